@@ -1,0 +1,1 @@
+"""The process of a node: starts, watches and ends workers."""

@@ -1,0 +1,1 @@
+"""The command line: options and one module per sub-command."""

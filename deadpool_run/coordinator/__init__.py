@@ -1,0 +1,1 @@
+"""The shell around the core: sole owner of its state, journal, control socket."""

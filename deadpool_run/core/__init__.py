@@ -1,0 +1,1 @@
+"""The coordinator's decisions: pure, no clock, no I/O."""

@@ -1,0 +1,172 @@
+"""Orders that the coordinator gives, in the imperative. Closed union: `Effect`.
+
+An order names the worker (one process life), so that performing it late can never reach another process.
+"""
+
+from dataclasses import dataclass
+
+from deadpool_run.core.events import KillHow
+from deadpool_run.ids import Epoch, Rank, Version, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class BeginGeneration:
+    """The world starts from the top: forget every snapshot and transcript, open a fresh store.
+
+    `generation` counts these from 0; it is the TORCHELASTIC_RESTART_COUNT of the workers assigned after it.
+    """
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Make a process that parks until it is given a rank."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class AssignRank:
+    """Give the worker this rank. A newcomer rehearses and is restored; any other sets up for real with its peers."""
+
+    worker: WorkerId
+    rank: Rank
+    epoch: Epoch
+    newcomer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AbortStep:
+    """Free the member from the collectives it hangs in and have it drain towards this epoch."""
+
+    worker: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFrom:
+    """Bring the member's objects to this version, then report `RankRestored`."""
+
+    worker: WorkerId
+    epoch: Epoch
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class AttachGroups:
+    """Build the member's communicators afresh for this epoch, then report `RankAttached` and go on."""
+
+    worker: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class SetCaptureInterval:
+    """Capture only versions that this number divides."""
+
+    worker: WorkerId
+    interval: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseWorker:
+    """Every rank's last snapshot is committed: the worker may leave its step loop."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class DismissWorker:
+    """The parked spare is not needed any more: it exits 0."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    """End the worker at once. `injected` marks a fault that a user asked for."""
+
+    worker: WorkerId
+    how: KillHow
+    reason: str
+    injected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TerminateWorker:
+    """End the worker's process group: the signal (SIGTERM unless a user's own is passed on), then SIGKILL."""
+
+    worker: WorkerId
+    signal: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One rank's loss and its replacement, as part of an incident."""
+
+    rank: Rank
+    worker: WorkerId
+    cause: str
+    injected: bool
+    replacement: WorkerId
+    from_spare: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A finished repair. Times are seconds after the loss was known; `detected_s` is known for injected faults only."""
+
+    epoch: Epoch
+    losses: tuple[Loss, ...]
+    resumed: Version
+    steps_lost: int
+    detected_s: float | None
+    drained_s: float
+    promoted_s: float
+    rehearsed_s: float
+    restored_s: float
+    attached_s: float
+    first_step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReportIncident:
+    """Tell the user, on one line, of a repair that is over."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell the user something that happened or was decided; `reason` says why."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """Every worker is gone: the job ends with this exit code."""
+
+    exit_code: int
+    reason: str
+
+
+Effect = (
+    BeginGeneration
+    | StartWorker
+    | AssignRank
+    | AbortStep
+    | ResumeFrom
+    | AttachGroups
+    | SetCaptureInterval
+    | ReleaseWorker
+    | DismissWorker
+    | KillWorker
+    | TerminateWorker
+    | ReportIncident
+    | Announce
+    | StopJob
+)

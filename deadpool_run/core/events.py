@@ -1,0 +1,233 @@
+"""Facts that the coordinator is told, in the past tense. Closed union: `Event`."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from deadpool_run.ids import Epoch, Rank, Version, WorkerId
+
+
+class KillHow(StrEnum):
+    """How a worker is made to die."""
+
+    SIGKILL = "sigkill"
+    SIGTERM = "sigterm"
+    SIGSEGV = "sigsegv"
+    EXIT = "exit"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """The agent is up and asks for the first workers. Always the first event."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """A process exists for this worker."""
+
+    worker: WorkerId
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """The worker has imported what it needs and is parked: it can be given a rank at once."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStartFailed:
+    """No process could be made for this worker."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptInitialized:
+    """The worker's script called `init()`: its step can be interrupted and repaired (a *managed* worker)."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class SetupCompleted:
+    """The worker entered its step loop and captured snapshot 0."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptSealed:
+    """Set-up and the first two steps of this worker's rank can be rehearsed by a newcomer from now on."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRaised:
+    """The worker's script ended with an exception; its exit follows. `step` is None outside the step loop."""
+
+    worker: WorkerId
+    step: int | None
+    kind: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """The worker's process ended and was reaped. Exactly one of `code` and `signal` is set.
+
+    `captured` are the versions that its vault slots hold complete, read after its death.
+    """
+
+    worker: WorkerId
+    code: int | None
+    signal: int | None
+    captured: tuple[Version, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivorDrained:
+    """The worker has let its interrupted step run to its end and waits.
+
+    `live` is the version that its objects hold now; None if they hold no version (interrupted among optimizers), so
+    that it can only go on from one of `captured`. `completed` is the number of steps it had completed.
+    """
+
+    worker: WorkerId
+    epoch: Epoch
+    completed: Version
+    live: Version | None
+    captured: tuple[Version, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrainFailed:
+    """The worker's script raised while its step was drained, so that its objects may be half-way: it cannot go on."""
+
+    worker: WorkerId
+    epoch: Epoch
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewcomerRehearsed:
+    """The newcomer has run set-up and its two rehearsal steps."""
+
+    worker: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class RankRestored:
+    """The member's objects hold the resume version; it can attach."""
+
+    worker: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class RankAttached:
+    """Every communicator of the member is attached to the epoch."""
+
+    worker: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class AttachFailed:
+    """The member could not build its communicators for the epoch (a peer may have died meanwhile)."""
+
+    worker: WorkerId
+    epoch: Epoch
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStepCompleted:
+    """The member has completed its first step since it attached to the epoch."""
+
+    worker: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveFailed:
+    """A collective of the member failed by itself: a peer's connection broke or timed out. Suspicion, not proof."""
+
+    worker: WorkerId
+    epoch: Epoch
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSkipped:
+    """The worker had no free slot for this version."""
+
+    worker: WorkerId
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFinished:
+    """The worker has completed its last step and captured it; it waits to be released."""
+
+    worker: WorkerId
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHung:
+    """The worker makes no progress although nothing that it waits for is missing."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillRequested:
+    """A user injects a fault."""
+
+    rank: Rank
+    how: KillHow
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """A user or the system asks the whole job to end (signal number, or 0 if asked otherwise)."""
+
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAdvanced:
+    """A deadline that the state offered has been reached."""
+
+
+Event = (
+    JobSubmitted
+    | WorkerStarted
+    | WorkerReady
+    | WorkerStartFailed
+    | ScriptInitialized
+    | SetupCompleted
+    | TranscriptSealed
+    | WorkerRaised
+    | WorkerExited
+    | SurvivorDrained
+    | DrainFailed
+    | NewcomerRehearsed
+    | RankRestored
+    | RankAttached
+    | AttachFailed
+    | FirstStepCompleted
+    | CollectiveFailed
+    | CaptureSkipped
+    | LoopFinished
+    | WorkerHung
+    | KillRequested
+    | StopRequested
+    | TimeAdvanced
+)

@@ -1,0 +1,48 @@
+"""Every exception of deadpool-run, split by who is to blame, each with its exit code.
+
+The first line of a message says what is wrong and where; the last says what to do.
+"""
+
+
+class DeadpoolError(Exception):
+    """Base of every exception that deadpool-run raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(DeadpoolError):
+    """The command line, an environment variable or a configuration file asks for something impossible."""
+
+    exit_code = 2
+
+
+class NoSuchRunError(DeadpoolError):
+    """No live run was found where the user pointed."""
+
+    exit_code = 4
+
+
+class ScriptError(DeadpoolError):
+    """The training script used the library in a way that cannot work."""
+
+
+class StepAborted(DeadpoolError):  # noqa: N818 - an interruption, not an error: `with step:` swallows it
+    """A peer was lost during this step; raised out of `optimizer.step()` and swallowed by `with step:`."""
+
+
+class ProtocolError(DeadpoolError):
+    """A peer sent something that is not of the protocol, or of another version of it."""
+
+    exit_code = 90
+
+
+class SnapshotError(DeadpoolError):
+    """A snapshot is missing, incomplete, or does not match the objects it is to be restored into."""
+
+    exit_code = 91
+
+
+class AttachError(DeadpoolError):
+    """A communicator could not be built with the members of this epoch."""
+
+    exit_code = 92

@@ -1,0 +1,18 @@
+"""Typed identifiers: what a number stands for is part of its type."""
+
+from typing import NewType
+
+Rank = NewType("Rank", int)
+"""A logical place in the world, 0..W-1. Changes hands only by promotion."""
+
+WorkerId = NewType("WorkerId", int)
+"""One life of one process. Never used again within a job, so a late message of a dead worker is recognisably stale."""
+
+Epoch = NewType("Epoch", int)
+"""Number of a membership. Grows by at least one with each rebuild and each restart; never falls."""
+
+Version = NewType("Version", int)
+"""Number of completed steps that a snapshot stands for: version k is the state after k steps, 0 the state after set-up."""
+
+NodeId = NewType("NodeId", str)
+"""A failure domain: the machine on which an agent runs."""

@@ -1,0 +1,1 @@
+"""Memory that outlives a worker: board, slots, transcripts. No torch."""

@@ -1,0 +1,157 @@
+"""The board: one shared page range per node, a cell per rank, written with plain stores and read by all.
+
+A worker says here, without a system call, where it is and which snapshots it holds; its peers on the node read from it
+which snapshot is committed; the agent reads it for status and health. A cell has one writer at a time: the worker that
+holds the rank (the agent only while no worker does). Every word is an aligned 8-byte integer, so that a reader sees
+either the old or the new value, never a mixture.
+"""
+
+import mmap
+import os
+from enum import IntEnum
+
+from deadpool_run.ids import Version
+
+WORDS = 16
+CELL_BYTES = WORDS * 8
+_HEADER_WORDS = 8
+_MAGIC = 0x6465_6164_706F_6F6C
+
+EMPTY = -1
+"""A slot that holds nothing."""
+BUSY = -2
+"""A slot that is being written."""
+
+
+class Phase(IntEnum):
+    """Where a rank's worker is."""
+
+    NONE = 0
+    SETUP = 1
+    REHEARSAL = 2
+    STEP = 3
+    OPTIMIZER = 4
+    BETWEEN = 5
+    DRAINED = 6
+    RESTORING = 7
+    ATTACHING = 8
+    FINISHED = 9
+
+
+class _Word(IntEnum):
+    WORKER = 0
+    EPOCH = 1
+    PHASE = 2
+    COMPLETED = 3
+    ISSUED = 4
+    WAITED = 5
+    SLOT0 = 6
+    SLOT1 = 7
+    SKIPPED = 8
+    STEP_ENDED_NS = 9
+    STEP_NS = 10
+    CAPTURE_NS = 11
+
+
+class _Field:
+    """One word of a cell as an attribute."""
+
+    def __init__(self, word: _Word) -> None:
+        self._word = word
+
+    def __get__(self, cell: "Cell", owner: type["Cell"]) -> int:
+        return cell._words[cell._base + self._word]  # noqa: SLF001 - part of the class
+
+    def __set__(self, cell: "Cell", value: int) -> None:
+        cell._words[cell._base + self._word] = value  # noqa: SLF001 - part of the class
+
+
+class Cell:
+    """One rank's words. Reads and writes are single stores; nothing here blocks."""
+
+    __slots__ = ("_base", "_words")
+
+    worker = _Field(_Word.WORKER)  # the worker that holds the rank
+    epoch = _Field(_Word.EPOCH)  # the epoch that its communicators are attached to
+    phase = _Field(_Word.PHASE)  # where it is; a Phase
+    completed = _Field(_Word.COMPLETED)  # steps completed
+    issued = _Field(_Word.ISSUED)  # collectives issued
+    waited = _Field(_Word.WAITED)  # collectives waited for to the end
+    skipped = _Field(_Word.SKIPPED)  # the newest version whose capture was skipped, or EMPTY
+    step_ended_ns = _Field(_Word.STEP_ENDED_NS)  # CLOCK_MONOTONIC at the end of the last step
+    step_ns = _Field(_Word.STEP_NS)  # duration of the last step
+    capture_ns = _Field(_Word.CAPTURE_NS)  # duration of the last capture
+
+    def __init__(self, words: memoryview, rank: int) -> None:
+        self._words = words
+        self._base = _HEADER_WORDS + rank * WORDS
+
+    def clear(self, *, keep_slots: bool) -> None:
+        """Forget the last owner of the rank; its snapshots too unless `keep_slots`."""
+        slots = self.slots
+        for word in range(WORDS):
+            self._words[self._base + word] = 0
+        self._words[self._base + _Word.SKIPPED] = EMPTY
+        for slot in (0, 1):
+            self.set_slot(slot, slots[slot] if keep_slots else EMPTY)
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """The version that each slot holds complete, or `EMPTY` or `BUSY`."""
+        return self._words[self._base + _Word.SLOT0], self._words[self._base + _Word.SLOT1]
+
+    def set_slot(self, slot: int, version: int) -> None:
+        """Say what a slot holds. `BUSY` must be said before the first byte changes, the version after the last."""
+        self._words[self._base + _Word.SLOT0 + slot] = version
+
+    @property
+    def held(self) -> tuple[Version, ...]:
+        """The complete versions, oldest first."""
+        return tuple(sorted(Version(version) for version in self.slots if version >= 0))
+
+
+class Board:
+    """A view of a node's board. `close` releases the mapping; the descriptor stays the caller's."""
+
+    def __init__(self, fd: int, world_size: int) -> None:
+        """Map the board behind `fd`; its size must be that of `world_size` cells (raises ValueError)."""
+        size = board_bytes(world_size)
+        if os.fstat(fd).st_size != size:
+            raise ValueError(f"a board of {world_size} ranks has {size} bytes, not {os.fstat(fd).st_size}")
+        self._mmap = mmap.mmap(fd, size)
+        self._words = memoryview(self._mmap).cast("q")
+        self.cells = tuple(Cell(self._words, rank) for rank in range(world_size))
+
+    def committed(self) -> Version | None:
+        """Return the newest version that every rank holds complete, or None."""
+        common = set(self.cells[0].slots)
+        for cell in self.cells[1:]:
+            common.intersection_update(cell.slots)
+        newest = max(common, default=EMPTY)
+        return Version(newest) if newest >= 0 else None
+
+    def skipped(self) -> set[int]:
+        """Return versions that some rank announced it will never hold."""
+        return {cell.skipped for cell in self.cells} - {EMPTY}
+
+    def close(self) -> None:
+        """Unmap."""
+        self._words.release()
+        self._mmap.close()
+
+
+def board_bytes(world_size: int) -> int:
+    """Return the size of a board in bytes."""
+    return _HEADER_WORDS * 8 + world_size * CELL_BYTES
+
+
+def create_board(world_size: int) -> int:
+    """Return the descriptor of a new memfd that holds an empty board."""
+    fd = os.memfd_create("deadpool-board", os.MFD_CLOEXEC)
+    os.ftruncate(fd, board_bytes(world_size))
+    board = Board(fd, world_size)
+    board._words[0] = _MAGIC  # noqa: SLF001 - same module
+    for cell in board.cells:
+        cell.clear(keep_slots=False)
+    board.close()
+    return fd

@@ -1,0 +1,1 @@
+"""What users are shown of a run."""

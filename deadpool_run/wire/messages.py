@@ -1,0 +1,272 @@
+"""What an agent and its workers say to each other, and how it becomes bytes.
+
+A frame is a 4-byte big-endian length and that many bytes of a JSON object, whose `type` names the message class. No
+sockets here. Only `Assign` travels with file descriptors (in the order of its `fds`), attached to its first byte.
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from deadpool_run.errors import ProtocolError
+
+MAX_FRAME_BYTES = 4 << 20
+_LENGTH = struct.Struct(">I")
+
+
+# --- agent to worker ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Take this rank. `env` is the worker's whole environment; `fds` names the descriptors that come along.
+
+    Names: `board`, `slot0`, `slot1`, `transcript`, and, where output is redirected, `stdout` and `stderr`.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    epoch: int
+    newcomer: bool
+    store_host: str
+    store_port: int
+    capture_interval: int
+    env: dict[str, str]
+    fds: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """A member was lost: drain towards this epoch, then report `Drained`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Bring the objects to this version, then report `Restored`."""
+
+    epoch: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Build the communicators of this epoch, then report `Attached`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetInterval:
+    """Capture only versions that this number divides."""
+
+    interval: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The step loop may end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """A parked spare exits 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitNow:
+    """An injected fault: end the process at once with this exit code."""
+
+    code: int
+
+
+# --- worker to agent ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Parked; a rank can be given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """The script called `init()`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetupDone:
+    """In the step loop, snapshot 0 captured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The transcript of set-up and the first two steps is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The script ended with this exception."""
+
+    step: int | None
+    kind: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """See `core.events.SurvivorDrained`."""
+
+    epoch: int
+    completed: int
+    live: int | None
+    captured: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DrainBroke:
+    """See `core.events.DrainFailed`."""
+
+    epoch: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """Set-up and two rehearsal steps are done."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The objects hold the resume version."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Every communicator is attached."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttachBroke:
+    """The communicators could not be built."""
+
+    epoch: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """The first step of this epoch is complete."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSuspected:
+    """A collective failed by itself."""
+
+    epoch: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """No slot was free for this version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last step is done and captured."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreListening:
+    """The store process serves on this port."""
+
+    port: int
+
+
+ToWorker = Assign | Abort | Resume | Attach | SetInterval | Release | Dismiss | ExitNow
+FromWorker = (
+    Ready
+    | Initialized
+    | SetupDone
+    | Sealed
+    | Raised
+    | Drained
+    | DrainBroke
+    | Rehearsed
+    | Restored
+    | Attached
+    | AttachBroke
+    | FirstStep
+    | PeerSuspected
+    | Skipped
+    | Finished
+    | StoreListening
+)
+Message = ToWorker | FromWorker
+
+_TYPES: Mapping[str, type[Message]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Assign, Abort, Resume, Attach, SetInterval, Release, Dismiss, ExitNow),
+        *(Ready, Initialized, SetupDone, Sealed, Raised, Drained, DrainBroke, Rehearsed, Restored, Attached),
+        *(AttachBroke, FirstStep, PeerSuspected, Skipped, Finished, StoreListening),
+    )
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return the message as one frame."""
+    body = json.dumps({"type": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Message:
+    """Return the message of one frame's body. Raises `ProtocolError` for anything that is not one."""
+    try:
+        parts: dict[str, Any] = json.loads(body)
+        kind = _TYPES[parts.pop("type")]
+        if set(parts) != {f.name for f in fields(kind)}:
+            raise ProtocolError(f"a {kind.__name__} with fields {sorted(parts)}")
+        return kind(**parts)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProtocolError(f"not a message of this protocol: {body[:80]!r}") from error
+
+
+class FrameBuffer:
+    """Cuts a byte stream into messages. Holds at most one frame and one read beyond it."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Yield every message that is complete with `data`. Raises `ProtocolError`."""
+        self._bytes += data
+        while len(self._bytes) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._bytes)
+            if length > MAX_FRAME_BYTES:
+                raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+            end = _LENGTH.size + length
+            if len(self._bytes) < end:
+                return
+            body = bytes(self._bytes[_LENGTH.size : end])
+            del self._bytes[:end]
+            yield decode(body)

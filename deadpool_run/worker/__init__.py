@@ -1,0 +1,1 @@
+"""What runs in a training process: the only package that imports torch."""
