@@ -257,6 +257,14 @@ class FrameBuffer:
     def __init__(self) -> None:
         self._bytes = bytearray()
 
+    @property
+    def missing(self) -> int:
+        """Bytes to read until the frame in hand is complete (or its length is known); never 0."""
+        if len(self._bytes) < _LENGTH.size:
+            return _LENGTH.size - len(self._bytes)
+        (length,) = _LENGTH.unpack_from(self._bytes)
+        return int(_LENGTH.size + length - len(self._bytes))
+
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yield every message that is complete with `data`. Raises `ProtocolError`."""
         self._bytes += data

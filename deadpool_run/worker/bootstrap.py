@@ -1,0 +1,100 @@
+"""From a parked process to the user's script as `__main__`."""
+
+import json
+import os
+import runpy
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+from deadpool_run.wire.messages import Assign, Raised, Ready, encode
+from deadpool_run.worker import marking, session
+from deadpool_run.worker.link import park
+
+
+def main(control_fd: int) -> None:
+    """Park until a rank is given, then become it. Returns when the script has; raises SystemExit with its code."""
+    control = socket.socket(fileno=control_fd)
+    control.sendall(encode(Ready()))
+    given = park(control)
+    if given is None:
+        raise SystemExit(0)
+    assign, fds = given
+    _take(assign, dict(zip(assign.fds, fds, strict=True)), control_fd)
+    target = json.loads(assign.env["DEADPOOL_TARGET"])
+    argv = [word.replace("${local_rank}", str(assign.local_rank)) for word in target["argv"]]
+    control.detach()
+    if target["mode"] == "exec":
+        _execute(argv, assign, [control_fd, *fds])
+    worker = session.current()
+    if worker.newcomer:
+        marking.install()
+    _run(target["mode"], argv, worker)
+
+
+def _take(assign: Assign, fds: dict[str, int], control_fd: int) -> None:
+    """Make the process the rank's: environment, output, descriptors."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if name in fds:
+            os.dup2(fds[name], number)
+            os.close(fds.pop(name))
+    assign.env["DEADPOOL_CONTROL_FD"] = str(control_fd)
+    for name, variable in session.FD_VARIABLES.items():
+        assign.env[variable] = str(fds[name])
+    os.environ.clear()
+    os.environ.update(assign.env)
+
+
+def _execute(argv: list[str], assign: Assign, fds: list[int]) -> NoReturn:
+    for fd in fds:
+        if fd > 2:  # noqa: PLR2004 - standard streams are handed on anyway
+            try:
+                os.set_inheritable(fd, True)
+            except OSError:  # stdout's or stderr's own number, closed after its dup2
+                continue
+    try:
+        os.execvpe(argv[0], argv, assign.env)  # noqa: S606 - running the user's program is the purpose
+    except OSError as error:
+        sys.stderr.write(f"deadpool-run: cannot execute {argv[0]!r}: {error.strerror}\n")
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _run(mode: str, argv: list[str], worker: session.Session) -> None:
+    sys.argv[:] = argv
+    try:
+        if mode == "module":
+            sys.path[0] = ""
+            runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(argv[0]).resolve().parent)
+            runpy.run_path(argv[0], run_name="__main__")
+    except Exception as error:  # noqa: BLE001 - whatever the script raises is reported, then ends the process
+        _report(error, worker)
+        raise SystemExit(1) from None
+
+
+def _report(error: Exception, worker: session.Session) -> None:
+    """Say once what the script raised: to the user, to the agent, and in torchrun's error file."""
+    error.__traceback__ = _script_frames(error.__traceback__)
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    worker.link.send(Raised(worker.step, type(error).__name__, str(error), text))
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file and not Path(error_file).exists():  # torch's @record may have written it already
+        extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
+        body = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
+        Path(error_file).write_text(json.dumps(body), encoding="utf-8")
+
+
+def _script_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Leave out our own frames and runpy's, which come first."""
+    ours = {__file__, runpy.__file__, "<frozen runpy>"}
+    found = frames
+    while found is not None and found.tb_frame.f_code.co_filename in ours:
+        found = found.tb_next
+    return found or frames

@@ -1,0 +1,159 @@
+"""A worker's line to its agent: one thread reads orders, any thread sends facts.
+
+Orders are kept as the newest of their kind, never as a queue: an order of an older epoch is void once a newer epoch is
+known, so that a worker which was busy obeys only what still holds.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.messages import (
+    Abort,
+    Assign,
+    Attach,
+    Dismiss,
+    ExitNow,
+    FrameBuffer,
+    Message,
+    Release,
+    Resume,
+    SetInterval,
+    encode,
+)
+
+_READ_BYTES = 64 << 10
+_MAX_FDS = 8
+_AGENT_GONE = 1
+
+
+def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
+    """Wait until the agent gives a rank; return it with its descriptors, or None if the spare is dismissed.
+
+    Runs before the reading thread exists, and reads not one byte beyond the order: the rest is the thread's. Ends the
+    process if the agent is gone. Raises `ProtocolError` for any other order.
+    """
+    frames = FrameBuffer()
+    data, fds, _, _ = socket.recv_fds(control, 4, _MAX_FDS)
+    while data:
+        for message in frames.feed(data):
+            match message:
+                case Assign():
+                    return message, fds
+                case Dismiss():
+                    return None
+                case ExitNow(code=code):
+                    os._exit(code)
+                case _:
+                    raise ProtocolError(f"a parked worker was sent {type(message).__name__}")
+        data = control.recv(frames.missing)
+    os._exit(_AGENT_GONE)
+
+
+class Orders:
+    """The newest orders, for the main thread to wait on."""
+
+    def __init__(self, epoch: int) -> None:
+        self._changed = threading.Condition()
+        self.epoch = epoch  # the newest epoch heard of; never falls
+        self._resume: Resume | None = None
+        self._attach: Attach | None = None
+        self._released = False
+
+    def put(self, order: Abort | Resume | Attach | Release) -> bool:
+        """Note the order; return False if it is of an older epoch and therefore void."""
+        with self._changed:
+            match order:
+                case Release():
+                    self._released = True
+                case Abort(epoch=epoch) | Resume(epoch=epoch) | Attach(epoch=epoch) if epoch < self.epoch:
+                    return False
+                case Abort(epoch=epoch):
+                    self.epoch = epoch
+                    self._resume = self._attach = None
+                case Resume():
+                    self._resume = order
+                case Attach():
+                    self._attach = order
+            self._changed.notify_all()
+            return True
+
+    def wait_newer(self, epoch: int) -> int:
+        """Block until an epoch newer than this is known; return it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.epoch > epoch)
+            return self.epoch
+
+    def wait_resume(self, epoch: int) -> int | None:
+        """Block until the resume version of this epoch is known; None if a newer epoch came first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.epoch > epoch or self._resume is not None)
+            return None if self.epoch > epoch or self._resume is None else self._resume.version
+
+    def wait_attach(self, epoch: int) -> bool:
+        """Block until this epoch may be attached to; False if a newer epoch came first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.epoch > epoch or self._attach is not None)
+            return self.epoch == epoch
+
+    def wait_release(self, epoch: int) -> bool:
+        """Block until the loop may end; False if a newer epoch came first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.epoch > epoch or self._released)
+            return self._released
+
+
+class Link:
+    """The socket and its reading thread."""
+
+    def __init__(self, control: socket.socket, epoch: int) -> None:
+        self.orders = Orders(epoch)
+        self._control = control
+        self._sending = threading.Lock()
+        self._on_abort: Callable[[int], None] | None = None
+        self._on_interval: Callable[[int], None] | None = None
+        self._owner_pid = os.getpid()
+        self._thread = threading.Thread(target=self._read, name="deadpool-link", daemon=True)
+        self._thread.start()
+
+    def subscribe(self, *, on_abort: Callable[[int], None], on_interval: Callable[[int], None]) -> None:
+        """Have these called from the reading thread. `on_abort` comes after the epoch is in `orders`."""
+        self._on_abort = on_abort
+        self._on_interval = on_interval
+
+    def send(self, message: Message) -> None:
+        """Tell the agent. If it is gone, so is this worker (its parent-death signal is on the way)."""
+        with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._control.sendall(encode(message))
+
+    def _read(self) -> None:
+        frames = FrameBuffer()
+        while data := self._receive():
+            for message in frames.feed(data):
+                self._obey(message)
+        if os.getpid() == self._owner_pid:
+            os._exit(_AGENT_GONE)
+
+    def _receive(self) -> bytes:
+        try:
+            return self._control.recv(_READ_BYTES)
+        except ConnectionResetError:
+            return b""
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case Abort(epoch=epoch):
+                if self.orders.put(message) and self._on_abort is not None:
+                    self._on_abort(epoch)
+            case Resume() | Attach() | Release():
+                self.orders.put(message)
+            case SetInterval(interval=interval):
+                if self._on_interval is not None:
+                    self._on_interval(interval)
+            case ExitNow(code=code):
+                os._exit(code)
+            case _:
+                raise ProtocolError(f"a worker was sent {type(message).__name__}")

@@ -1,0 +1,78 @@
+"""What a worker process was given: its rank, its descriptors, its line to the agent.
+
+The environment is the carrier, so that it is the same for a worker forked from the nursery and for one that was
+executed afresh; `current()` reads it once a process.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from deadpool_run.errors import ProtocolError
+from deadpool_run.worker.link import Link
+
+FD_VARIABLES = {
+    "board": "DEADPOOL_BOARD_FD",
+    "slot0": "DEADPOOL_SLOT0_FD",
+    "slot1": "DEADPOOL_SLOT1_FD",
+    "transcript": "DEADPOOL_TRANSCRIPT_FD",
+}
+
+
+@dataclass(slots=True)
+class Session:
+    """A worker under deadpool-run."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    worker: int
+    epoch: int
+    generation: int
+    newcomer: bool
+    store_host: str
+    store_port: int
+    capture_interval: int
+    board_fd: int
+    slot_fds: tuple[int, int]
+    transcript_fd: int
+    link: Link
+    step: int | None = None  # the step that is running; None outside the loop
+
+
+def under_deadpool(environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether this process is a worker of deadpool-run."""
+    return "DEADPOOL_CONTROL_FD" in environment
+
+
+@cache
+def current() -> Session:
+    """Return this worker's session; its link starts to read with the first call. Raises `ProtocolError`."""
+    env = os.environ
+    try:
+        host, _, port = env["DEADPOOL_STORE"].rpartition(":")
+        epoch = int(env["DEADPOOL_EPOCH"])
+        fds = {name: int(env[variable]) for name, variable in FD_VARIABLES.items()}
+        return Session(
+            rank=int(env["RANK"]),
+            local_rank=int(env["LOCAL_RANK"]),
+            world_size=int(env["WORLD_SIZE"]),
+            worker=int(env["DEADPOOL_WORKER"]),
+            epoch=epoch,
+            generation=int(env["TORCHELASTIC_RESTART_COUNT"]),
+            newcomer=env["DEADPOOL_NEWCOMER"] == "1",
+            store_host=host,
+            store_port=int(port),
+            capture_interval=int(env["DEADPOOL_CAPTURE_INTERVAL"]),
+            board_fd=fds["board"],
+            slot_fds=(fds["slot0"], fds["slot1"]),
+            transcript_fd=fds["transcript"],
+            link=Link(socket.socket(fileno=int(env["DEADPOOL_CONTROL_FD"])), epoch),
+        )
+    except (KeyError, ValueError) as error:
+        raise ProtocolError(
+            f"this worker's environment is not one that deadpool-run made ({error!r}); "
+            "do not change DEADPOOL_* variables in the script"
+        ) from error
