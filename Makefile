@@ -1,0 +1,58 @@
+# Every target makes its own environment in .venv; nothing else is installed or changed.
+#
+#   make demo                     train on four ranks, kill one, watch a spare take its place
+#   make test                     lint, types, layering and the tests, as CI does
+#   make PYTHON=python3.12 test   with another interpreter (3.11 or later)
+#   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
+#                                 with torch's small CPU build; elsewhere pip fetches the CUDA one on Linux
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := deadpool_run tests recipes
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format test-long bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+# torch comes first and pinned: asked for by the package alone, pip would take the newest, whatever it weighs.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "deadpool-run needs Python 3.11 or later, and '$(PYTHON)' is older or missing: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "'$(PYTHON) -m venv' failed: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## train on four ranks, kill one, watch a spare take its place
+	$(BIN)/python recipes/gpt/demo.py
+
+test: lint  ## lint, types, layering and the tests, as CI does
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)  ## ruff, mypy and the layering contracts
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## rewrite the sources in the house style
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+bench: $(STAMP)  ## measure recovery and overhead on this machine
+	$(BIN)/python -m pytest -s tests/bench
+
+clean:  ## remove the environment and every build output
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
