@@ -1,0 +1,128 @@
+"""What one launch is to do, resolved: every default applied, every option checked. The command line builds it."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag, StrEnum
+from pathlib import Path
+
+from deadpool_run.core.settings import Settings
+from deadpool_run.errors import UsageError
+
+LOGS_OFF = Path(os.devnull)
+"""As `log_dir`: neither log files nor error files (torchrun's meaning of /dev/null)."""
+
+DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+DEFAULT_PRELOAD = ("torch", "torch.distributed")
+
+
+class Mode(StrEnum):
+    """How the target is run."""
+
+    PATH = "path"
+    """`argv[0]` is a Python file."""
+    MODULE = "module"
+    """`argv[0]` is a module's name, as after `python -m`."""
+    EXEC = "exec"
+    """`argv[0]` is a program; nothing of Python is assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What every rank runs. `${local_rank}` in an argument becomes the rank's local rank, as under torchrun."""
+
+    mode: Mode
+    argv: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse an empty command."""
+        if not self.argv:
+            raise UsageError("nothing to run: name a script, a module (-m) or a program (--no-python)")
+
+    def to_json(self) -> str:
+        """Return the value of DEADPOOL_TARGET."""
+        return json.dumps({"mode": self.mode.value, "argv": list(self.argv)})
+
+
+class Streams(IntFlag):
+    """A choice of a worker's output streams, numbered as torchrun's `--redirects` and `--tee` number them."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    BOTH = 3
+
+
+class StartMethod(StrEnum):
+    """How a worker's interpreter comes to be."""
+
+    NURSERY = "nursery"
+    """Forked from a process that has imported torch."""
+    SPAWN = "spawn"
+    """A fresh interpreter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """One launch on one node. Fields without a default are always resolved by the command line."""
+
+    settings: Settings
+    target: Target
+    nproc_per_node: int
+    run_id: str
+    run_dir: Path
+    """Made by the agent, mode 0700. Its last component is the run's name."""
+    log_dir: Path | None = None
+    """Base of torchrun's log tree. None: `run_dir / "logs"`. `LOGS_OFF`: no logs, no error files."""
+    redirects: Mapping[int, Streams] = field(default_factory=dict)
+    """Streams that go to files instead of the console, per local rank; a rank that is not named has none."""
+    tee: Mapping[int, Streams] = field(default_factory=dict)
+    """Streams that go to files and to the console with a prefix, per local rank."""
+    local_ranks_filter: frozenset[int] | None = None
+    """Only these local ranks are seen on the console. None: all."""
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    """Tee'd lines that hold one of these also go to `filtered_stdout.log`."""
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    role: str = "default"
+    start_method: StartMethod = StartMethod.NURSERY
+    preload: tuple[str, ...] = DEFAULT_PRELOAD
+    """Modules that the nursery imports before it forks."""
+    python: str = sys.executable
+    """Interpreter of spawned workers. The nursery's is always this process's own."""
+    omp_num_threads: int | None = None
+    """OMP_NUM_THREADS of workers where the environment has none. None: torchrun's rule (1 if nproc_per_node > 1)."""
+    virtual_local_rank: bool = False
+    """LOCAL_RANK is 0 everywhere and CUDA_VISIBLE_DEVICES names one device."""
+    signals_to_handle: tuple[int, ...] = DEFAULT_SIGNALS
+    """Signals that end the job in order."""
+
+    def __post_init__(self) -> None:
+        """Refuse what one node cannot do."""
+        if self.nproc_per_node != self.settings.world_size:
+            raise UsageError(
+                f"{self.settings.world_size} ranks on one node of {self.nproc_per_node}: give --nproc-per-node the world size"
+            )
+        if self.start_method is StartMethod.NURSERY and self.python != sys.executable:
+            raise UsageError(f"the nursery cannot fork workers of {self.python}: add --start-method spawn")
+
+    @property
+    def shutdown_timeout_s(self) -> float:
+        """From SIGTERM to SIGKILL."""
+        return self.settings.shutdown_timeout_s
+
+    @property
+    def command(self) -> Target:
+        """What the forked child is told to run: in a fresh interpreter, a program."""
+        if self.target.mode is Mode.EXEC or self.start_method is StartMethod.NURSERY:
+            return self.target
+        module = ("-m",) if self.target.mode is Mode.MODULE else ()
+        return Target(Mode.EXEC, (self.python, "-u", *module, *self.target.argv))
+
+    @property
+    def warm(self) -> bool:
+        """Whether workers are forked with torch imported."""
+        return self.start_method is StartMethod.NURSERY and self.target.mode is not Mode.EXEC
