@@ -1,0 +1,182 @@
+"""What a training script uses: `init()`, `Job`, `Step`.
+
+The same script runs under plain `python` (a world of one), under `torchrun` (its world, unprotected) and under
+`deadpool-run`; only there a `Member` stands behind the job.
+"""
+
+import atexit
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+
+from deadpool_run.errors import ScriptError
+from deadpool_run.wire.messages import Initialized
+from deadpool_run.worker import session
+from deadpool_run.worker.member import REHEARSAL_STEPS, Member, Outcome
+
+_job: "Job | None" = None
+
+
+def init(*, timeout: timedelta | None = None) -> "Job":
+    """Join the job; use it in place of `torch.distributed.init_process_group()`.
+
+    timeout: bound of each collective, as `init_process_group` takes it; torch's default if None.
+
+    Returns the process's one `Job`, the same at each call. Raises ScriptError if torch.distributed was initialized
+    before by other means.
+    """
+    global _job  # noqa: PLW0603 - one job a process, as torch.distributed has one default group
+    if _job is None:
+        if dist.is_initialized():
+            raise ScriptError(
+                "deadpool_run.init() was called after torch.distributed.init_process_group().\n"
+                "Call init() in its place: remove the call of init_process_group()."
+            )
+        _job = Job(timeout)
+    return _job
+
+
+class Job:
+    """A training job, seen from one rank. Made by `init()`."""
+
+    def __init__(self, timeout: timedelta | None) -> None:
+        self._on_rebuild: list[Callable[[], object]] = []
+        self._names: set[str] = set()
+        self._member: Member | None = None
+        self._looping = False
+        self._rebuilds = 0
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", local_rank % torch.cuda.device_count())
+            torch.cuda.set_device(self.device)
+        else:
+            self.device = torch.device("cpu")
+        if session.under_deadpool():
+            worker = session.current()
+            worker.link.send(Initialized())
+            self._member = Member(worker, timeout)
+            self._member.set_up_groups(timeout)
+            atexit.register(self._member.close)
+        else:
+            _init_unprotected(timeout)
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.local_rank = local_rank
+
+    @property
+    def rehearsing(self) -> bool:
+        """Whether this process is a newcomer that runs set-up and first steps for practice: write no files now."""
+        return self._member is not None and self._member.rehearsing
+
+    @property
+    def protected(self) -> bool:
+        """Whether a lost rank is replaced: True under deadpool-run only."""
+        return self._member is not None
+
+    @property
+    def rebuilds(self) -> int:
+        """How often this process's communicators have been rebuilt (a newcomer's first attach counts)."""
+        return self._rebuilds
+
+    def protect(self, **objects: object) -> None:
+        """Name the objects whose state makes up a rank: modules, optimizers, anything with a state_dict.
+
+        Random number generators (python, numpy, torch) are protected without asking. A protected parameter may change
+        only in or after `optimizer.step()`. Raises ScriptError for an object without state, a name used twice, or a
+        call from within the step loop.
+        """
+        if self._looping:
+            raise ScriptError(
+                f"protect({', '.join(objects)}) was called inside the step loop.\nCall it before job.steps()."
+            )
+        for name, obj in objects.items():
+            if name in self._names:
+                raise ScriptError(f"protect(): the name {name!r} is taken.\nGive each object a name of its own.")
+            if not callable(getattr(obj, "state_dict", None)) or not callable(getattr(obj, "load_state_dict", None)):
+                raise ScriptError(
+                    f"protect(): {name}={type(obj).__name__} has no state_dict() and load_state_dict().\n"
+                    "Give it both, or keep its state in an object that has them."
+                )
+            self._names.add(name)
+            if self._member is not None:
+                self._member.snapshots.protect(name, obj)
+
+    def on_rebuild(self, callback: Callable[[], object]) -> None:
+        """Call this on every rank after its communicators were rebuilt, before its next step."""
+        self._on_rebuild.append(callback)
+
+    def steps(self, total: int) -> "Iterator[Step]":
+        """Yield a `Step` for each step index from the first one not yet done to `total` - 1.
+
+        After a recovery the index goes on where training does: at the interrupted step, or the one before. A newcomer
+        first plays steps 0 and 1 as rehearsal. Raises ScriptError if a second loop is begun.
+        """
+        if self._looping:
+            raise ScriptError("job.steps() was called twice.\nUse one step loop; nest others inside its steps.")
+        self._looping = True
+        if self._member is None:
+            yield from (Step(self, index) for index in range(total))
+        else:
+            yield from self._protected_steps(self._member, total)
+
+    def _protected_steps(self, member: Member, total: int) -> "Iterator[Step]":
+        member.enter_loop()
+        if member.rehearsing:
+            yield from (Step(self, index) for index in range(min(REHEARSAL_STEPS, total)))
+            member.join()
+            self._rebuilt()
+        while True:
+            if member.interrupted:
+                member.repair()
+                self._rebuilt()
+            elif member.completed < total:
+                yield Step(self, member.completed)
+            elif member.finish():
+                return
+
+    def _rebuilt(self) -> None:
+        self._rebuilds += 1
+        for callback in self._on_rebuild:
+            callback()
+
+
+class Step:
+    """One step, as a context manager: a peer lost within is handled at its end."""
+
+    def __init__(self, job: Job, index: int) -> None:
+        self.index = index
+        self._job = job
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        if self._job._member is not None:  # noqa: SLF001 - same module
+            self._job._member.begin_step(self.index)  # noqa: SLF001 - same module
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """End; swallow what only says that the step was interrupted."""
+        member = self._job._member  # noqa: SLF001 - same module
+        return member is not None and member.end_step(error) is Outcome.DRAINED
+
+    def __repr__(self) -> str:
+        return f"Step({self.index})"
+
+
+def _init_unprotected(timeout: timedelta | None) -> None:
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        if os.environ["RANK"] == "0":
+            warnings.warn(
+                "this job does not run under deadpool-run: a lost rank will not be replaced", RuntimeWarning, stacklevel=4
+            )
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)

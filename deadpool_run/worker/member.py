@@ -1,0 +1,276 @@
+"""A rank's worker as a member of the job: its steps, its repairs, its end.
+
+Everything here runs on the script's main thread, except `_heard_abort`, `_heard_interval` and `_suspect`, which only
+set flags, free blocked waits, or send.
+"""
+
+import time
+from datetime import timedelta
+from enum import Enum, auto
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from deadpool_run.errors import AttachError, StepAborted
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.board import Board, Phase
+from deadpool_run.vault.segments import read_blob, write_blob
+from deadpool_run.wire import messages
+from deadpool_run.worker import groups, marking
+from deadpool_run.worker.session import Session
+from deadpool_run.worker.snapshot import Snapshots
+from deadpool_run.worker.transcript import Transcript
+
+REHEARSAL_STEPS = 2
+"""DDP rebuilds its buckets at the second forward; FSDP2's lazy parts, optimizer state and compilation come earlier."""
+
+ATTACH_TIMEOUT = timedelta(seconds=30)
+"""Bound of one attach. Every member is known to be ready when it starts, so that it takes milliseconds."""
+
+
+class Outcome(Enum):
+    """What became of a step."""
+
+    COMPLETED = auto()
+    DRAINED = auto()
+    RAISED = auto()
+
+
+class Member:
+    """One rank's part in the job. Not thread-safe but for what the module's docstring names."""
+
+    def __init__(self, session: Session, timeout: timedelta | None) -> None:
+        self.session = session
+        self.completed = Version(0)
+        self.rehearsing = session.newcomer
+        self._link = session.link
+        self._epoch = session.epoch  # the epoch that this member is attached to (a newcomer: is to join)
+        self._live: Version | None = None  # the version that the objects hold; None: none
+        self._updated = False  # an optimizer has begun to change weights in this step
+        self._in_step = False
+        self._first_of_epoch = False
+        self._step_began_ns = 0
+        self._optimizers = False  # some optimizer has stepped: weights change there and nowhere else
+        self._board = Board(session.board_fd, session.world_size)
+        self._cell = self._board.cells[session.rank]
+        self._cell.worker = session.worker
+        self._cell.epoch = session.epoch
+        self._cell.phase = Phase.REHEARSAL if session.newcomer else Phase.SETUP
+        self._store = dist.TCPStore(session.store_host, session.store_port, is_master=False, wait_for_workers=False)
+        self.snapshots = Snapshots(
+            slot_fds=session.slot_fds,
+            board=self._board,
+            rank=Rank(session.rank),
+            on_skip=lambda version: self._link.send(messages.Skipped(version)),
+            interval=session.capture_interval,
+        )
+        self.registry = groups.Registry(cell=self._cell, on_failure=self._suspect, timeout=timeout)
+        if session.newcomer:
+            self.registry.playback = Transcript.from_bytes(read_blob(session.transcript_fd))
+        else:
+            self.registry.recording = Transcript()
+        self._link.subscribe(on_abort=self._heard_abort, on_interval=self._heard_interval)
+        self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
+
+    def set_up_groups(self, timeout: timedelta | None) -> None:
+        """Create the default group: real with its peers, or rehearsing."""
+        session = self.session
+        groups.install(self.registry, store=self._store, prefix=f"e{self._epoch}", attached=not session.newcomer)
+        dist.init_process_group(
+            "deadpool",
+            store=dist.PrefixStore(f"g{session.generation}", self._store),
+            rank=session.rank,
+            world_size=session.world_size,
+            timeout=timeout,
+        )
+
+    # --- told by other threads -----------------------------------------------------------------------------------
+
+    def _heard_abort(self, _epoch: int) -> None:
+        if not self.rehearsing:
+            self.registry.abort()
+        self.registry.interrupt_attach()
+
+    def _heard_interval(self, interval: int) -> None:
+        self.snapshots.interval = interval
+
+    def _suspect(self, message: str) -> None:
+        self._link.send(messages.PeerSuspected(self._epoch, message))
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def enter_loop(self) -> None:
+        """Set-up is over: protect its result. A newcomer has nothing to protect yet."""
+        if not self.rehearsing:
+            self._live = self.completed
+            self.snapshots.capture_now(self.completed)
+            self._link.send(messages.SetupDone())
+        self._cell.phase = Phase.BETWEEN
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a loss was noticed that this member has not been repaired from."""
+        return not self.rehearsing and (
+            self._link.orders.epoch > self._epoch or self.registry.state is groups.GroupState.DRAINING
+        )
+
+    def begin_step(self, index: int) -> None:
+        """Note that a step begins."""
+        self.session.step = index
+        self._in_step = True
+        self._updated = False
+        self.registry.begin_step()
+        self._step_began_ns = time.monotonic_ns()
+        self._cell.phase = Phase.REHEARSAL if self.rehearsing else Phase.STEP
+
+    def _before_optimizer(self, _optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        """Weights are about to change: last moment to stop, and not before the running capture has read them."""
+        if self.rehearsing:
+            return
+        if self._in_step and self.registry.tainted:
+            raise StepAborted("a peer was lost during this step")
+        self.snapshots.wait()
+        self._optimizers = True
+        if self._in_step:
+            self._updated = True
+            self._cell.phase = Phase.OPTIMIZER
+
+    def end_step(self, error: BaseException | None) -> Outcome:
+        """Close a step that ended, by `error` if not None."""
+        self._in_step = False
+        self.session.step = None
+        self._cell.phase = Phase.REHEARSAL if self.rehearsing else Phase.BETWEEN
+        if self.rehearsing:
+            return Outcome.DRAINED if isinstance(error, Exception) else Outcome.COMPLETED
+        if error is None and not self._cut():
+            self._complete()
+            return Outcome.COMPLETED
+        if isinstance(error, StepAborted) and not self._updated:
+            self._live = self.completed
+            return Outcome.DRAINED
+        if error is None or isinstance(error, StepAborted):
+            self._live = None
+            return Outcome.DRAINED
+        if isinstance(error, Exception) and self.registry.tainted:
+            self._give_up(error)
+        return Outcome.RAISED
+
+    def _cut(self) -> bool:
+        """Tell whether a lost peer spoilt the step. On CUDA a cut collective looks like a success until it has run."""
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+            return self.registry.tainted or self.registry.state is groups.GroupState.DRAINING
+        return self.registry.tainted
+
+    def _complete(self) -> None:
+        now = time.monotonic_ns()
+        self.completed = Version(self.completed + 1)
+        self._live = self.completed
+        self._cell.completed = self.completed
+        self._cell.step_ns = now - self._step_began_ns
+        self._cell.step_ended_ns = now
+        if self._optimizers:
+            self.snapshots.begin(self.completed)
+        else:  # weights that a script changes by hand may change at any moment: copy before it goes on
+            self.snapshots.capture_now(self.completed)
+        if self._first_of_epoch:
+            self._first_of_epoch = False
+            self._link.send(messages.FirstStep(self._epoch))
+        if self.registry.recording is not None and self.completed >= REHEARSAL_STEPS:
+            self._seal()
+
+    def _seal(self) -> None:
+        transcript = self.registry.recording
+        self.registry.recording = None
+        if transcript is not None:
+            write_blob(self.session.transcript_fd, transcript.to_bytes())
+            self._link.send(messages.Sealed())
+
+    def _give_up(self, error: Exception) -> None:
+        """The script raised on what a lost peer left: its objects may be half-way. Wait for the end."""
+        self._link.send(messages.DrainBroke(self._epoch, f"{type(error).__name__}: {error}"))
+        self._link.orders.wait_ended()
+
+    # --- repairs -------------------------------------------------------------------------------------------------
+
+    def repair(self) -> None:
+        """Drained: take part in the repair until this member is attached again."""
+        self._cell.phase = Phase.DRAINED
+        self._negotiate(self._link.orders.wait_newer(self._epoch), rehearsed=True)
+
+    def join(self) -> None:
+        """Rehearsed: take the rank's state and part in the job."""
+        self.registry.playback = None
+        self._negotiate(self._link.orders.epoch, rehearsed=False)
+
+    def _negotiate(self, epoch: int, *, rehearsed: bool) -> None:
+        """Report, restore, attach; begin again whenever a newer epoch comes between."""
+        orders = self._link.orders
+        has_state = rehearsed
+        while True:
+            if has_state:
+                self.snapshots.wait()
+                self._link.send(messages.Drained(epoch, self.completed, self._live, list(self.snapshots.held())))
+            else:
+                self._link.send(messages.Rehearsed(epoch))
+            version = orders.wait_resume(epoch)
+            if version is not None:
+                self._bring_to(Version(version))
+                has_state = True
+                self._link.send(messages.Restored(epoch))
+                if orders.wait_attach(epoch) and self._attach(epoch):
+                    return
+            epoch = orders.wait_newer(epoch)
+
+    def _bring_to(self, version: Version) -> None:
+        self._cell.phase = Phase.RESTORING
+        if self._live == version:
+            self.snapshots.rewind(version)
+        else:
+            self._live = None
+            self.snapshots.restore(version)
+        self.snapshots.discard_newer(version)
+        self.completed = self._live = version
+        self._cell.completed = version
+        if version not in self.snapshots.held():
+            self.snapshots.begin(version)
+
+    def _attach(self, epoch: int) -> bool:
+        """Attach to the epoch; False if it failed or a newer one came meanwhile."""
+        self._cell.phase = Phase.ATTACHING
+        try:
+            self.registry.attach(self._store, f"e{epoch}", ATTACH_TIMEOUT)
+        except AttachError as error:
+            self._link.send(messages.AttachBroke(epoch, str(error)))
+            return False
+        self._epoch = epoch
+        if self.rehearsing:
+            self.rehearsing = False
+            marking.lift()
+        if self._link.orders.epoch > epoch:  # heard while the groups were being attached: they are void
+            self.registry.abort()
+            return False
+        self._cell.epoch = epoch
+        self._cell.phase = Phase.BETWEEN
+        self._first_of_epoch = True
+        self._link.send(messages.Attached(epoch))
+        return True
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def finish(self) -> bool:
+        """Stay until every rank's last snapshot is committed; False if a repair is needed first."""
+        if self.registry.recording is not None:
+            self._seal()
+        self.snapshots.capture_now(self.completed)
+        self._cell.phase = Phase.FINISHED
+        self._link.send(messages.Finished(self.completed))
+        return self._link.orders.wait_release(self._epoch)
+
+    def close(self) -> None:
+        """Free groups and mappings; the process is about to end."""
+        self._hook.remove()
+        self.registry.shut_down()
+        self.snapshots.close()
+
