@@ -18,7 +18,7 @@ import torch.distributed as dist
 from deadpool_run.errors import ScriptError
 from deadpool_run.wire.messages import Initialized
 from deadpool_run.worker import session
-from deadpool_run.worker.member import REHEARSAL_STEPS, Member, Outcome
+from deadpool_run.worker.member import REHEARSAL_STEPS, Member
 
 _job: "Job | None" = None
 
@@ -128,7 +128,8 @@ class Job:
     def _protected_steps(self, member: Member, total: int) -> "Iterator[Step]":
         member.enter_loop()
         if member.rehearsing:
-            yield from (Step(self, index) for index in range(min(REHEARSAL_STEPS, total)))
+            for index in range(min(REHEARSAL_STEPS, total)):
+                yield from self._one_step(member, index)
             member.join()
             self._rebuilt()
         while True:
@@ -136,9 +137,14 @@ class Job:
                 member.repair()
                 self._rebuilt()
             elif member.completed < total:
-                yield Step(self, member.completed)
+                yield from self._one_step(member, member.completed)
             elif member.finish():
                 return
+
+    def _one_step(self, member: Member, index: int) -> "Iterator[Step]":
+        member.begin_step(index)
+        yield Step(self, index)
+        member.close_step()
 
     def _rebuilt(self) -> None:
         self._rebuilds += 1
@@ -156,7 +162,7 @@ class Step:
     def __enter__(self) -> Self:
         """Begin."""
         if self._job._member is not None:  # noqa: SLF001 - same module
-            self._job._member.begin_step(self.index)  # noqa: SLF001 - same module
+            self._job._member.enter_step()  # noqa: SLF001 - same module
         return self
 
     def __exit__(
@@ -164,7 +170,7 @@ class Step:
     ) -> bool:
         """End; swallow what only says that the step was interrupted."""
         member = self._job._member  # noqa: SLF001 - same module
-        return member is not None and member.end_step(error) is Outcome.DRAINED
+        return member is not None and member.exit_step(error)
 
     def __repr__(self) -> str:
         return f"Step({self.index})"

@@ -6,7 +6,6 @@ set flags, free blocked waits, or send.
 
 import time
 from datetime import timedelta
-from enum import Enum, auto
 
 import torch
 import torch.distributed as dist
@@ -29,14 +28,6 @@ ATTACH_TIMEOUT = timedelta(seconds=30)
 """Bound of one attach. Every member is known to be ready when it starts, so that it takes milliseconds."""
 
 
-class Outcome(Enum):
-    """What became of a step."""
-
-    COMPLETED = auto()
-    DRAINED = auto()
-    RAISED = auto()
-
-
 class Member:
     """One rank's part in the job. Not thread-safe but for what the module's docstring names."""
 
@@ -49,6 +40,7 @@ class Member:
         self._live: Version | None = None  # the version that the objects hold; None: none
         self._updated = False  # an optimizer has begun to change weights in this step
         self._in_step = False
+        self._stopped = False  # the optimizer was stopped in this step
         self._first_of_epoch = False
         self._step_began_ns = 0
         self._optimizers = False  # some optimizer has stepped: weights change there and nowhere else
@@ -99,6 +91,10 @@ class Member:
         self._link.send(messages.PeerSuspected(self._epoch, message))
 
     # --- steps ---------------------------------------------------------------------------------------------------
+    #
+    # A step lasts from the moment the loop is given its index to the moment the loop asks for the next: what the body
+    # does after `with step:` (a scheduler's step, an evaluation) belongs to it, and version k is the state in which
+    # the loop was given index k. So a step that is run again is run again whole.
 
     def enter_loop(self) -> None:
         """Set-up is over: protect its result. A newcomer has nothing to protect yet."""
@@ -116,12 +112,15 @@ class Member:
         )
 
     def begin_step(self, index: int) -> None:
-        """Note that a step begins."""
+        """The loop is about to be given this index."""
         self.session.step = index
-        self._in_step = True
-        self._updated = False
+        self._updated = self._stopped = False
         self.registry.begin_step()
         self._step_began_ns = time.monotonic_ns()
+
+    def enter_step(self) -> None:
+        """`with step:` begins."""
+        self._in_step = True
         self._cell.phase = Phase.REHEARSAL if self.rehearsing else Phase.STEP
 
     def _before_optimizer(self, _optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
@@ -129,44 +128,47 @@ class Member:
         if self.rehearsing:
             return
         if self._in_step and self.registry.tainted:
+            self._stopped = True
             raise StepAborted("a peer was lost during this step")
         self.snapshots.wait()
-        self._optimizers = True
+        self._optimizers = self._updated = True
         if self._in_step:
-            self._updated = True
             self._cell.phase = Phase.OPTIMIZER
 
-    def end_step(self, error: BaseException | None) -> Outcome:
-        """Close a step that ended, by `error` if not None."""
+    def exit_step(self, error: BaseException | None) -> bool:
+        """`with step:` ends; return whether its exception only says that the step was interrupted."""
         self._in_step = False
-        self.session.step = None
         self._cell.phase = Phase.REHEARSAL if self.rehearsing else Phase.BETWEEN
-        if self.rehearsing:
-            return Outcome.DRAINED if isinstance(error, Exception) else Outcome.COMPLETED
-        if error is None and not self._cut():
-            self._complete()
-            return Outcome.COMPLETED
-        if isinstance(error, StepAborted) and not self._updated:
-            self._live = self.completed
-            return Outcome.DRAINED
         if error is None or isinstance(error, StepAborted):
-            self._live = None
-            return Outcome.DRAINED
-        if isinstance(error, Exception) and self.registry.tainted:
+            return True
+        if not isinstance(error, Exception):
+            return False
+        if self.rehearsing:
+            return True
+        if self.registry.tainted:
             self._give_up(error)
-        return Outcome.RAISED
+        return False
 
-    def _cut(self) -> bool:
+    def close_step(self) -> None:
+        """The loop asks for its next step: this one is complete, unless a lost peer spoilt it."""
+        self.session.step = None
+        if self.rehearsing:
+            return
+        if self._spoilt():
+            self._live = self.completed if self._stopped and not self._updated else None
+        else:
+            self._complete()
+
+    def _spoilt(self) -> bool:
         """Tell whether a lost peer spoilt the step. On CUDA a cut collective looks like a success until it has run."""
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
             return self.registry.tainted or self.registry.state is groups.GroupState.DRAINING
-        return self.registry.tainted
+        return self.registry.tainted or self._stopped
 
     def _complete(self) -> None:
         now = time.monotonic_ns()
-        self.completed = Version(self.completed + 1)
-        self._live = self.completed
+        self.completed = self._live = Version(self.completed + 1)
         self._cell.completed = self.completed
         self._cell.step_ns = now - self._step_began_ns
         self._cell.step_ended_ns = now
@@ -263,7 +265,9 @@ class Member:
         """Stay until every rank's last snapshot is committed; False if a repair is needed first."""
         if self.registry.recording is not None:
             self._seal()
-        self.snapshots.capture_now(self.completed)
+        self.snapshots.wait()
+        if self.completed not in self.snapshots.held():
+            self.snapshots.capture_now(self.completed)
         self._cell.phase = Phase.FINISHED
         self._link.send(messages.Finished(self.completed))
         return self._link.orders.wait_release(self._epoch)
