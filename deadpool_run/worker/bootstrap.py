@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from deadpool_run.wire.messages import Assign, Raised, Ready, encode
+from deadpool_run.wire.messages import Assign, DrainBroke, Raised, Ready, encode
 from deadpool_run.worker import marking, session
 from deadpool_run.worker.link import park
 
@@ -83,7 +83,11 @@ def _report(error: Exception, worker: session.Session) -> None:
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     sys.stderr.flush()
-    worker.link.send(Raised(worker.step, type(error).__name__, str(error), text))
+    kind = type(error).__name__
+    if worker.excused():
+        worker.link.send(DrainBroke(worker.link.orders.epoch, f"{kind}: {error}"))
+    else:
+        worker.link.send(Raised(worker.step, kind, str(error), text))
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file and not Path(error_file).exists():  # torch's @record may have written it already
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}

@@ -181,7 +181,9 @@ def _init_unprotected(timeout: timedelta | None) -> None:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if os.environ["RANK"] == "0":
             warnings.warn(
-                "this job does not run under deadpool-run: a lost rank will not be replaced", RuntimeWarning, stacklevel=4
+                "this job does not run under deadpool-run: a lost rank will not be replaced",
+                RuntimeWarning,
+                stacklevel=4,
             )
         dist.init_process_group(backend, timeout=timeout)
     else:

@@ -18,12 +18,9 @@ class MarkedStream:
         """Write, marked. Returns the number of characters of `text`."""
         if not self.on or not text:
             return self._stream.write(text)
-        marked = "".join(
-            PREFIX + line if at_start else line
-            for line, at_start in zip(
-                text.splitlines(keepends=True), [self._at_line_start, *[True] * text.count("\n")], strict=False
-            )
-        )
+        body = text.removesuffix("\n")  # only a line feed begins a line: a progress bar's carriage returns do not
+        ending = text[len(body) :]
+        marked = (PREFIX if self._at_line_start else "") + body.replace("\n", "\n" + PREFIX) + ending
         self._at_line_start = text.endswith("\n")
         self._stream.write(marked)
         return len(text)

@@ -62,6 +62,7 @@ class Member:
             self.registry.playback = Transcript.from_bytes(read_blob(session.transcript_fd))
         else:
             self.registry.recording = Transcript()
+        session.excused = lambda: self.interrupted or self.registry.tainted
         self._link.subscribe(on_abort=self._heard_abort, on_interval=self._heard_interval)
         self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
 
@@ -277,4 +278,3 @@ class Member:
         self._hook.remove()
         self.registry.shut_down()
         self.snapshots.close()
-

@@ -6,7 +6,7 @@ executed afresh; `current()` reads it once a process.
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -40,6 +40,7 @@ class Session:
     transcript_fd: int
     link: Link
     step: int | None = None  # the step that is running; None outside the loop
+    excused: Callable[[], bool] = lambda: False  # whether an exception now may be due to a lost peer's garbage
 
 
 def under_deadpool(environment: Mapping[str, str] = os.environ) -> bool:

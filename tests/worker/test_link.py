@@ -1,0 +1,110 @@
+"""A worker's line to its agent, over a real socketpair."""
+
+import os
+import socket
+import threading
+
+import pytest
+
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.messages import Abort, Assign, Attach, Dismiss, Finished, FrameBuffer, Release, Resume, encode
+from deadpool_run.worker.link import Link, Orders, park
+
+ASSIGN = Assign(
+    rank=1, local_rank=1, world_size=2, epoch=3, newcomer=True, store_host="h", store_port=1, capture_interval=1, env={}
+)
+
+
+@pytest.fixture
+def pair():
+    agent, worker = socket.socketpair()
+    with agent, worker:
+        yield agent, worker
+
+
+def test_park_takes_the_rank_its_descriptors_and_not_one_byte_more(pair):
+    agent, worker = pair
+    read_end, write_end = os.pipe()
+    order = Assign(**{**{f: getattr(ASSIGN, f) for f in ASSIGN.__slots__}, "fds": ["board"]})
+    socket.send_fds(agent, [encode(order)], [read_end])
+    agent.sendall(encode(Abort(4)))
+    taken, fds = park(worker)
+    assert taken == order
+    os.write(write_end, b"x")
+    assert os.read(fds[0], 1) == b"x"
+    assert list(FrameBuffer().feed(worker.recv(1000))) == [Abort(4)]
+    for fd in (read_end, write_end, *fds):
+        os.close(fd)
+
+
+def test_park_is_dismissed(pair):
+    agent, worker = pair
+    agent.sendall(encode(Dismiss()))
+    assert park(worker) is None
+
+
+def test_park_refuses_what_is_not_for_a_parked_worker(pair):
+    agent, worker = pair
+    agent.sendall(encode(Release()))
+    with pytest.raises(ProtocolError, match="Release"):
+        park(worker)
+
+
+def test_orders_of_an_older_epoch_are_void():
+    orders = Orders(5)
+    assert not orders.put(Resume(4, 17))
+    assert orders.put(Abort(6))
+    assert not orders.put(Resume(5, 17))
+    assert not orders.put(Attach(5))
+    assert not orders.put(Abort(5))
+    orders.put(Resume(6, 18))
+    assert orders.wait_resume(6) == 18
+
+
+def test_a_newer_epoch_voids_what_was_ordered_before():
+    orders = Orders(5)
+    orders.put(Resume(5, 17))
+    orders.put(Attach(5))
+    orders.put(Abort(6))
+    assert orders.wait_resume(5) is None
+    assert not orders.wait_attach(5)
+    assert orders.wait_newer(5) == 6
+    orders.put(Resume(6, 16))
+    assert orders.wait_resume(6) == 16
+
+
+def test_release_ends_the_wait_and_an_abort_ends_it_otherwise():
+    orders = Orders(1)
+    orders.put(Abort(2))
+    assert not orders.wait_release(1)
+    orders.put(Release())
+    assert orders.wait_release(2)
+
+
+def test_link_calls_back_after_the_order_is_kept_and_sends(pair):
+    agent, worker = pair
+    link = Link(worker, 1)
+    heard = threading.Event()
+    seen = []
+
+    def on_abort(epoch):
+        seen.append((epoch, link.orders.epoch))
+        heard.set()
+
+    link.subscribe(on_abort=on_abort, on_interval=lambda _interval: None)
+    agent.sendall(encode(Abort(2)))
+    assert heard.wait(10)
+    assert seen == [(2, 2)]
+    link.send(Finished(9))
+    assert list(FrameBuffer().feed(agent.recv(1000))) == [Finished(9)]
+    # The thread ends the process when the agent is gone: give it a quiet end instead.
+    link._owner_pid = 0
+    agent.close()
+    link._thread.join(10)
+    assert not link._thread.is_alive()
+
+
+@pytest.mark.parametrize("junk", [b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x10" + b"x" * 16, b"\xff\xff\xff\xff"])
+def test_junk_is_a_protocol_error(junk):
+    with pytest.raises(ProtocolError):
+        list(FrameBuffer().feed(junk))
