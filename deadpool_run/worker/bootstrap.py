@@ -51,7 +51,7 @@ def _take(assign: Assign, fds: dict[str, int], control_fd: int) -> None:
 
 def _execute(argv: list[str], assign: Assign, fds: list[int]) -> NoReturn:
     for fd in fds:
-        if fd > 2:  # noqa: PLR2004 - standard streams are handed on anyway
+        if fd > 2:  # the standard streams are handed on anyway
             try:
                 os.set_inheritable(fd, True)
             except OSError:  # stdout's or stderr's own number, closed after its dup2

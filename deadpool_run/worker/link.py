@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import NoReturn
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.messages import (
@@ -105,12 +104,6 @@ class Orders:
         with self._changed:
             self._changed.wait_for(lambda: self.epoch > epoch or self._released)
             return self._released
-
-    def wait_ended(self) -> NoReturn:
-        """Block until the agent ends this process."""
-        with self._changed:
-            while True:
-                self._changed.wait()
 
 
 class Link:

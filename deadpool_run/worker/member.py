@@ -6,6 +6,7 @@ set flags, free blocked waits, or send.
 
 import time
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -98,7 +99,7 @@ class Member:
     # the loop was given index k. So a step that is run again is run again whole.
 
     def enter_loop(self) -> None:
-        """Set-up is over: protect its result. A newcomer has nothing to protect yet."""
+        """Protect what set-up made. A newcomer has nothing to protect yet."""
         if not self.rehearsing:
             self._live = self.completed
             self.snapshots.capture_now(self.completed)
@@ -113,7 +114,7 @@ class Member:
         )
 
     def begin_step(self, index: int) -> None:
-        """The loop is about to be given this index."""
+        """Note that the loop is about to be given this index."""
         self.session.step = index
         self._updated = self._stopped = False
         self.registry.begin_step()
@@ -151,7 +152,7 @@ class Member:
         return False
 
     def close_step(self) -> None:
-        """The loop asks for its next step: this one is complete, unless a lost peer spoilt it."""
+        """Count the step, for which the loop asks for the next, unless a lost peer spoilt it."""
         self.session.step = None
         if self.rehearsing:
             return
@@ -190,10 +191,12 @@ class Member:
             write_blob(self.session.transcript_fd, transcript.to_bytes())
             self._link.send(messages.Sealed())
 
-    def _give_up(self, error: Exception) -> None:
-        """The script raised on what a lost peer left: its objects may be half-way. Wait for the end."""
-        self._link.send(messages.DrainBroke(self._epoch, f"{type(error).__name__}: {error}"))
-        self._link.orders.wait_ended()
+    def _give_up(self, error: Exception) -> NoReturn:
+        """Wait for the end: the script raised on what a lost peer left, so its objects may be half-way."""
+        epoch = self._epoch
+        while True:
+            epoch = self._link.orders.wait_newer(epoch)  # said of an epoch that is over, it would not be heard
+            self._link.send(messages.DrainBroke(epoch, f"{type(error).__name__}: {error}"))
 
     # --- repairs -------------------------------------------------------------------------------------------------
 
