@@ -1,0 +1,40 @@
+"""Fixtures of every test: a cluster of real processes, and the check that a test leaves this process as it was."""
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kit import processes
+from kit.cluster import Cluster
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaks_here() -> Iterator[None]:
+    """Descriptors (memfds and sockets among them), threads and children of the test process are as before the test."""
+    before = (processes.descriptors(), set(threading.enumerate()), processes.children())
+    yield
+    gc.collect()
+    descriptors = {fd: of for fd, of in processes.descriptors().items() if before[0].get(fd) != of}
+    threads = set(threading.enumerate()) - before[1]
+    children = processes.children() - before[2]
+    assert not descriptors, f"descriptors that the test left open: {descriptors}"
+    assert not threads, f"threads that the test left running: {threads}"
+    assert not children, f"children that the test did not wait for: {children}"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Start a job: arguments as of `Cluster`, without its folder. Whatever is left of it is found at the end."""
+    started: list[Cluster] = []
+
+    def start(*args: str, **options: object) -> Cluster:
+        home = tmp_path / f"job{len(started)}"
+        home.mkdir()
+        started.append(Cluster(home, *args, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()

@@ -1,0 +1,1 @@
+"""What tests that start real processes share."""

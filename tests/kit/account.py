@@ -1,0 +1,58 @@
+"""What a job did, by the account of its own training script: which process held which rank, and every state."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Event = Mapping[str, Any]
+States = Mapping[tuple[int, int], str]
+"""(rank, version) to digest."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Events of one job, in the order in which they were told."""
+
+    events: Sequence[Event]
+
+    def of(self, kind: str, **fields: object) -> list[Event]:
+        """Return the events of a kind whose fields have these values."""
+        return [
+            e for e in self.events if e["kind"] == kind and all(e.get(key) == value for key, value in fields.items())
+        ]
+
+    def states(self) -> dict[tuple[int, int], str]:
+        """Return the digest of every state that was reached; the last, where a step was run again."""
+        return {(e["rank"], e["version"]): e["digest"] for e in self.of("state")}
+
+    def pids(self, rank: int) -> list[int]:
+        """Return the processes that held the rank, in order."""
+        return list(dict.fromkeys(e["pid"] for e in self.of("start", rank=rank)))
+
+    def check_same_as(self, reference: States) -> None:
+        """Assert that every state that any process ever stood in is the reference's, and that no final one lacks."""
+        wrong = [
+            f"rank {e['rank']} (pid {e['pid']}) at version {e['version']}"
+            for e in self.of("state")
+            if reference.get((e["rank"], e["version"])) != e["digest"]
+        ]
+        assert not wrong, f"states that differ from the unfailed run's, first ones first: {wrong[:8]}"
+        missing = sorted(reference.keys() - self.states().keys())
+        assert not missing, f"(rank, version) never reached: {missing[:8]}"
+
+    def steps_lost(self) -> int:
+        """Return the most versions that any process ever went back by."""
+        newest: dict[int, int] = {}
+        lost = 0
+        for e in self.of("state"):
+            lost = max(lost, newest.get(e["pid"], 0) - e["version"])
+            newest[e["pid"]] = max(newest.get(e["pid"], 0), e["version"])
+        return lost
+
+    def check_ranks(self, lost: Sequence[int], world_size: int = 4) -> None:
+        """Assert that each lost rank had one more holder for each loss, that no other had, and no pid had two ranks."""
+        holders = {rank: self.pids(rank) for rank in range(world_size)}
+        lives = {rank: 1 + list(lost).count(rank) for rank in range(world_size)}
+        assert {rank: len(pids) for rank, pids in holders.items()} == lives, f"processes of each rank: {holders}"
+        everyone = [pid for pids in holders.values() for pid in pids]
+        assert len(everyone) == len(set(everyone)), f"a process held two ranks: {holders}"

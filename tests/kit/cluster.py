@@ -1,0 +1,287 @@
+"""A real `deadpool-run` and what a test does to it. No threads: whoever waits, reads.
+
+Every wait is for a descriptor to become readable (output, the events of the training script, the agent's pidfd) and has
+a bound; on failure it says what the job last said.
+"""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from deadpool_run.vault.board import Board, Cell
+from kit.account import Account, Event
+from kit.processes import MARK, kill_marked, marked, wait_gone
+
+SCRIPTS = Path(__file__).parent.parent / "process" / "scripts"
+LINES_SHOWN = 60
+START_TIMEOUT_S = 60.0
+"""From the launch to any event of the first steps: two imports of torch on a busy machine."""
+
+
+class Cluster:
+    """One job on this machine. `home` is an empty folder of the test's own."""
+
+    def __init__(
+        self,
+        home: Path,
+        *args: str,
+        script: str | Path = "train.py",
+        nproc: int = 4,
+        spares: int = 1,
+        options: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+        launcher: Sequence[str] = (),
+    ) -> None:
+        self.home = home
+        self.run_dir = home / "run"
+        self.flags = home / "flags"
+        self.temporary = home / "tmp"
+        self.mark = uuid.uuid4().hex
+        self.world_size = nproc
+        self.events: list[Event] = []
+        self.exit_code: int | None = None
+        self._text = {"stdout": bytearray(), "stderr": bytearray()}
+        self._partial = b""
+        self._board: Board | None = None
+        for folder in (self.flags, self.temporary):
+            folder.mkdir()
+        os.mkfifo(home / "events")
+        os.mkfifo(self.flags / "release")
+        command = launcher or (
+            *(sys.executable, "-m", "deadpool_run", "--no-config"),
+            *("--nproc-per-node", str(nproc), "--spares", str(spares), "--run-dir", str(self.run_dir)),
+        )
+        if script == "train.py":
+            args = ("--flags", str(self.flags), *args)
+        self.command = [*command, *options, str(SCRIPTS / script), *args]
+        # Read and write: a FIFO whose last writer is gone would be at its end for good.
+        self._fifo = os.open(home / "events", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._agent = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self._environment(env),
+        )
+        self._pidfd = os.pidfd_open(self._agent.pid)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._pidfd, selectors.EVENT_READ, "agent")
+        self._selector.register(self._fifo, selectors.EVENT_READ, "events")
+        for name in self._text:
+            pipe = getattr(self._agent, name)
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, selectors.EVENT_READ, name)
+
+    def _environment(self, extra: dict[str, str] | None) -> dict[str, str]:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("DEADPOOL_", "PET_"))}
+        return {
+            **inherited,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(self.temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.home / "inductor"),  # torch's own, meant to stay
+            "KIT_EVENTS": str(self.home / "events"),
+            MARK: self.mark,
+            **(extra or {}),
+        }
+
+    # --- reading and waiting -------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """The agent's."""
+        return self._agent.pid
+
+    @property
+    def stdout(self) -> str:
+        """What came so far."""
+        return self._text["stdout"].decode(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        """What came so far."""
+        return self._text["stderr"].decode(errors="replace")
+
+    @property
+    def account(self) -> Account:
+        """What the script told so far."""
+        return Account(self.events)
+
+    def _read(self, timeout_s: float) -> None:
+        """Wait until there is anything to read, at most so long, and read it."""
+        for key, _ in self._selector.select(max(0.0, timeout_s)):
+            if key.data == "agent":
+                self._selector.unregister(self._pidfd)
+                self.exit_code = self._agent.wait()
+                continue
+            data = os.read(key.fd, 1 << 16)
+            if key.data == "events":
+                *lines, self._partial = (self._partial + data).split(b"\n")
+                self.events += map(json.loads, lines)
+            elif data:
+                self._text[key.data] += data
+            else:
+                self._selector.unregister(key.fileobj)
+
+    def _read_rest(self) -> None:
+        """Read what is already there, after the agent's end."""
+        before = -1
+        while before != (before := sum(map(len, self._text.values())) + len(self.events)):
+            self._read(0)
+
+    def wait_until(self, met: Callable[[], Any], what: str, timeout_s: float = START_TIMEOUT_S) -> Any:
+        """Return the first true value of `met`, asked whenever the job has said anything."""
+        deadline = time.monotonic() + timeout_s
+        while not (value := met()):
+            if self.exit_code is not None:
+                self._read_rest()
+                if value := met():
+                    return value
+                raise AssertionError(f"the job ended ({self.exit_code}) before {what}\n{self.told()}")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise AssertionError(f"no {what} within {timeout_s} s\n{self.told()}")
+            self._read(left)
+        return value
+
+    def wait_event(self, kind: str, *, nth: int = 1, timeout_s: float = START_TIMEOUT_S, **fields: object) -> Event:
+        """Return the nth event of this kind with these fields, once it has been told."""
+        what = f"event {nth} of {kind} {fields}"
+        return self.wait_until(lambda: self.account.of(kind, **fields)[nth - 1 : nth], what, timeout_s)[0]
+
+    def wait_state(self, rank: int, version: int, *, pid_not: Sequence[int] = ()) -> Event:
+        """Return the first account of the rank at this version or later, by a process other than these."""
+
+        def met() -> list[Event]:
+            found = self.account.of("state", rank=rank)
+            return [e for e in found if e["version"] >= version and e["pid"] not in pid_not][:1]
+
+        return self.wait_until(met, f"rank {rank} at version {version}")[0]
+
+    def wait_stderr(self, text: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until the launcher has said this."""
+        self.wait_until(lambda: text in self.stderr, f"{text!r} on stderr", timeout_s)
+
+    def wait_exit(self, timeout_s: float = 90.0) -> int:
+        """Return the exit code of `deadpool-run`."""
+        self.wait_until(lambda: self.exit_code is not None, "exit of deadpool-run", timeout_s)
+        self._read_rest()
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def told(self) -> str:
+        """Return the end of everything that is known, for a failure's message."""
+        parts = {
+            "command": " ".join(self.command),
+            "stderr": "\n".join(self.stderr.splitlines()[-LINES_SHOWN:]),
+            "stdout": "\n".join(self.stdout.splitlines()[-LINES_SHOWN:]),
+            "events": "\n".join(map(json.dumps, self.events[-16:])),
+            "running": "\n".join(f"{pid} {command}" for pid, command in marked(self.mark).items()),
+        }
+        return "\n".join(f"--- {name}\n{text}" for name, text in parts.items())
+
+    # --- acting --------------------------------------------------------------------------------------------------
+
+    def pid_of(self, rank: int) -> int:
+        """Return the process that holds the rank, by its own account."""
+        return self.account.pids(rank)[-1]
+
+    def kill(self, rank: int, how: signal.Signals = signal.SIGKILL) -> int:
+        """Kill the rank's process from outside; return its pid."""
+        pid = self.pid_of(rank)
+        os.kill(pid, how)
+        return pid
+
+    def signal_agent(self, number: signal.Signals) -> None:
+        """Send a signal to `deadpool-run` itself."""
+        os.kill(self.pid, number)
+
+    def release(self) -> None:
+        """Let the rank that was told to `--hold` go on."""
+        with (self.flags / "release").open("wb", buffering=0) as fifo:
+            fifo.write(b".")
+
+    def command_line(self, *words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+        """Run another `deadpool-run` on this run's directory."""
+        command = [sys.executable, "-m", "deadpool_run", *words, "--run-dir", str(self.run_dir)]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, env=self._environment(None)
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return what `status --json` says."""
+        result = self.command_line("status", "--json")
+        assert result.stdout, f"status said nothing (rc {result.returncode}): {result.stderr}"
+        return json.loads(result.stdout)
+
+    def kill_rank(self, rank: int, *words: str) -> subprocess.CompletedProcess[str]:
+        """Inject a fault as a user would."""
+        return self.command_line("kill-rank", str(rank), "--yes", *words)
+
+    def journal(self) -> list[dict[str, Any]]:
+        """Return the coordinator's journal."""
+        return [json.loads(line) for line in (self.run_dir / "journal.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    @cached_property
+    def board(self) -> Board:
+        """The job's board, mapped from the agent."""
+        for entry in Path(f"/proc/{self.pid}/fd").iterdir():
+            if "deadpool-board" in str(entry.readlink()):
+                fd = os.open(entry, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    self._board = Board(fd, self.world_size)
+                finally:
+                    os.close(fd)
+                return self._board
+        raise AssertionError(f"the agent has no board\n{self.told()}")
+
+    def kill_when(self, rank: int, seen: Callable[[Cell], bool], what: str, timeout_s: float = 30.0) -> int:
+        """Kill the rank's process the moment its cell of the board is seen so; return its pid.
+
+        The cell is a page of memory, which nothing can wait for: this looks as fast as it can.
+        """
+        cell, pid = self.board.cells[rank], self.pid_of(rank)
+        deadline = time.monotonic() + timeout_s
+        while not seen(cell):
+            os.sched_yield()
+            assert time.monotonic() < deadline, f"rank {rank}: no {what} within {timeout_s} s\n{self.told()}"
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release what this holds; end the job if it runs."""
+        if self.exit_code is None:
+            self._agent.kill()
+            self._agent.wait()
+        left = wait_gone(self.mark, 10)
+        kill_marked(self.mark)
+        if self._board is not None:
+            self._board.close()
+        self._selector.close()
+        for fd in (self._pidfd, self._fifo):
+            os.close(fd)
+        for pipe in (self._agent.stdout, self._agent.stderr):
+            assert pipe is not None
+            pipe.close()
+        assert not left, f"processes that outlived the job by 10 s: {left}"
+
+    def check_nothing_left(self) -> None:
+        """Assert, right after the job's orderly end, that none of it is left but what the user is to read."""
+        assert self.exit_code is not None
+        left = marked(self.mark)
+        assert not left, f"processes that outlived the job: {left}"
+        sockets = [path for path in self.run_dir.rglob("*") if path.is_socket() or path.is_fifo()]
+        assert not sockets, f"sockets that outlived the job: {sockets}"
+        temporary = list(self.temporary.iterdir())
+        assert not temporary, f"temporary files that outlived the job: {temporary}"

@@ -1,0 +1,69 @@
+"""Who is running: found in /proc, waited for by pidfd."""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+MARK = "KIT_MARK"
+"""Variable in the environment of everything that a cluster starts, inherited by fork and exec alike."""
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Return the processes that were started under a mark: pid to command line. Zombies have none and are not seen."""
+    needle = f"{MARK}={mark}\0".encode()
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if needle in (entry / "environ").read_bytes() + b"\0":
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
+def wait_gone(mark: str, timeout_s: float) -> dict[int, str]:
+    """Wait until nothing runs under the mark, at most so long; return what still does."""
+    deadline = time.monotonic() + timeout_s
+    while left := marked(mark):
+        for pid in left:
+            try:
+                pidfd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            try:
+                if not select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    return marked(mark)
+            finally:
+                os.close(pidfd)
+        if time.monotonic() > deadline:
+            return left
+    return {}
+
+
+def kill_marked(mark: str) -> None:
+    """End whatever runs under the mark; for a cluster that a failed test leaves behind."""
+    for pid in marked(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_gone(mark, 10)
+
+
+def descriptors() -> dict[int, str]:
+    """Return this process's open descriptors and what they are of."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the listing's own
+            found[int(entry.name)] = str(entry.readlink())
+    return found
+
+
+def children() -> set[int]:
+    """Return this process's children, zombies included."""
+    return {
+        int(pid)
+        for task in Path("/proc/self/task").iterdir()
+        for pid in (task / "children").read_text(encoding="utf-8").split()
+    }

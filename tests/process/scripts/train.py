@@ -1,0 +1,113 @@
+"""The training that most tests run: any layout, any fault, and an account of every step to the test."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from faults import Faults
+from layouts import LAYOUTS
+from telling import tell
+
+import deadpool_run as deadpool
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--layout", choices=LAYOUTS, default="ddp")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--die", action="append", default=[], help="a fault; see faults.py")
+    parser.add_argument("--flags", type=Path, default=Path(), help="folder for what is to happen once in a job")
+    parser.add_argument("--ballast-mb", type=int, default=0, help="protected weight that takes no part (ddp)")
+    parser.add_argument(
+        "--corrupt", choices=["newcomer", "survivor"], help="spoil a recovery by one unit in one weight"
+    )
+    parser.add_argument("--hold", type=int, default=-1, help="step before which rank 0 waits for the test")
+    return parser.parse_args()
+
+
+def local(tensor):
+    tensor = tensor.detach()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def digest(training):
+    """Return a hash of all that this rank's next step depends on."""
+    sha = hashlib.sha256()
+    tensors = [*training.model.parameters(), *training.model.buffers()]
+    for parameter in training.model.parameters():
+        state = training.optimizer.state.get(parameter, {})
+        tensors += [state[key] for key in sorted(state) if torch.is_tensor(state[key])]
+    for tensor in tensors:
+        if tensor.numel() <= 1 << 16:  # not the ballast
+            sha.update(local(tensor).contiguous().numpy().tobytes())
+    sha.update(json.dumps([group["lr"] for group in training.optimizer.param_groups]).encode())
+    if training.scheduler is not None:
+        sha.update(json.dumps(training.scheduler.state_dict(), default=str, sort_keys=True).encode())
+    sha.update(torch.get_rng_state().numpy().tobytes())
+    sha.update(repr(random.getstate()).encode())
+    sha.update(np.random.get_state()[1].tobytes())  # noqa: NPY002
+    return sha.hexdigest()[:16]
+
+
+def spoil(training):
+    """Move one weight of this rank by one unit in its last place."""
+    weight = local(next(parameter for parameter in training.model.parameters() if local(parameter).numel()))
+    flat = weight.view(-1)
+    flat[0] = torch.nextafter(flat[0], flat[0] + 1)
+
+
+def main():
+    args = parse_arguments()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(mode=True)
+    newcomer = os.environ.get("DEADPOOL_NEWCOMER") == "1"
+    tell("start", newcomer=newcomer)
+    job = deadpool.init()
+    faults = Faults(args.die, args.flags, torch.distributed.get_rank())
+    faults.quiet = job.rehearsing
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    training = LAYOUTS[args.layout](args.ballast_mb)
+    faults.hook(training)
+    faults.reach("setup")
+    protected = {"model": training.model, "optimizer": training.optimizer}
+    if training.scheduler is not None:
+        protected["scheduler"] = training.scheduler
+    job.protect(**protected)
+    tell("ready", rehearsing=job.rehearsing)
+
+    begun = set()
+    for step in job.steps(args.steps):
+        rehearsing = job.rehearsing
+        if not rehearsing:
+            recovered = {"newcomer": newcomer and not begun, "survivor": step.index in begun, None: False}
+            if recovered[args.corrupt]:
+                spoil(training)
+            begun.add(step.index)
+            # A step lasts until the loop asks for the next one: here, always, is the state of this version.
+            tell("state", version=step.index, digest=digest(training))
+            if step.index == args.hold and not newcomer and faults.rank == 0:
+                tell("held", version=step.index)
+                os.read(os.open(args.flags / "release", os.O_RDONLY), 1)
+        faults.begin_step(step.index, rehearsing=rehearsing)
+        faults.reach("before")
+        with step:
+            training.step(step.index)
+        faults.reach("after")
+        training.between()
+        faults.reach("between")
+    tell("state", version=args.steps, digest=digest(training))
+    faults.reach("end")
+    tell("end")
+
+
+if __name__ == "__main__":
+    main()
