@@ -1,0 +1,27 @@
+"""The control socket's address, however long the run directory's path is.
+
+A UNIX socket's path is limited to 107 bytes (unix(7)), which a home directory on a cluster easily exceeds. Where it
+does, both sides name the socket through a handle on its directory: `/proc/self/fd/N/control.sock`.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SOCKET_NAME = "control.sock"
+_MAX_PATH_BYTES = 107
+
+
+@contextmanager
+def control_address(run_dir: Path) -> Iterator[str]:
+    """Yield the path to bind or to connect to; valid inside the block only. Raises OSError if there is no directory."""
+    path = str(run_dir / SOCKET_NAME)
+    if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
+        yield path
+        return
+    handle = os.open(run_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{handle}/{SOCKET_NAME}"
+    finally:
+        os.close(handle)
