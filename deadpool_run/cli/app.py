@@ -1,6 +1,72 @@
-"""The command line."""
+"""The `deadpool-run` command: a script is run unless the first word is a command."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
+
+from deadpool_run.cli import say
+from deadpool_run.cli.launch_command import EPILOG, launch, with_options
+from deadpool_run.cli.options import canonical
+from deadpool_run.errors import DeadpoolError
+
+USAGE = 2
+ABORTED = 1
+_OWN_OPTIONS = {"--version", "--install-completion", "--show-completion"}
 
 
-def main() -> None:
-    """Run `deadpool-run`."""
-    raise SystemExit("not yet")
+class _DefaultRun(TyperGroup):
+    """Takes what is no command for the line of a run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in _OWN_OPTIONS):
+            args = ["run", *args]
+        if args[0] == "run":
+            args = ["run", *canonical(args[1:])]
+        return super().parse_args(ctx, args)
+
+
+class _Run(TyperCommand):
+    """`run`, which nobody needs to write."""
+
+    def get_usage(self, ctx: Any) -> str:  # noqa: ARG002 - click's signature
+        return "Usage: deadpool-run [OPTIONS] SCRIPT [ARGS]...\n        deadpool-run COMMAND [OPTIONS]"
+
+
+app = typer.Typer(
+    cls=_DefaultRun,
+    pretty_exceptions_enable=False,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run", cls=_Run, hidden=True, epilog=EPILOG, context_settings={"allow_interspersed_args": False})(
+    with_options(launch)
+)
+
+
+@app.callback()
+def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    """Train with spares."""
+    if version:
+        from importlib.metadata import version as installed  # noqa: PLC0415 - only here
+
+        sys.stdout.write(f"deadpool-run {installed('deadpool-run')}\n")
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run `deadpool-run`; leaves by SystemExit."""
+    arguments = list(sys.argv[1:] if args is None else args)
+    try:
+        code = app(arguments, prog_name="deadpool-run", standalone_mode=False)
+    except DeadpoolError as error:
+        say.error(str(error))
+        code = error.exit_code
+    except TyperException as error:
+        say.error(f"{error.format_message()}\n`deadpool-run --help` lists the options")
+        code = USAGE
+    except typer.Abort:
+        code = ABORTED
+    sys.exit(code)

@@ -1,0 +1,48 @@
+"""The configuration file: where it is looked for, and what it holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deadpool_run.cli.machine import xdg_dir
+from deadpool_run.errors import UsageError
+
+LOCAL_FILE = "deadpool.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A file's content; without one, both are empty."""
+
+    name: str
+    content: Mapping[str, object]
+
+
+NO_FILE = ConfigFile("", {})
+
+
+def read_config(named: str, environment: Mapping[str, str]) -> ConfigFile:
+    """Return the named file, else the one of this directory, else the user's. Raises `UsageError`."""
+    if named:
+        return _read(Path(named))
+    places = (Path(LOCAL_FILE), xdg_dir(environment, "XDG_CONFIG_HOME", ".config") / "deadpool" / "config.yaml")
+    found = next((place for place in places if place.is_file()), None)
+    return _read(found) if found else NO_FILE
+
+
+def _read(path: Path) -> ConfigFile:
+    import yaml  # noqa: PLC0415 - help and most runs need none
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be read: {error.strerror}\nname another file with --config, or give --no-config"
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not YAML: {error}\nwrite one `option: value` a line, or give --no-config") from error
+    if content is None:
+        return ConfigFile(str(path), {})
+    if not isinstance(content, dict):
+        raise UsageError(f"{path}: holds no mapping of options\nwrite one `option: value` a line, or give --no-config")
+    return ConfigFile(str(path), content)

@@ -1,0 +1,96 @@
+"""What a launch would start, as text. Pure."""
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+
+from deadpool_run.agent.environment import Seat, worker_environment
+from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode
+from deadpool_run.cli.launch import Launch
+from deadpool_run.cli.options import Values
+from deadpool_run.cli.table import OPTIONS, Option
+from deadpool_run.ids import Epoch, Rank, WorkerId
+
+_CHOSEN_AT_START = {
+    "MASTER_PORT": "<a free port>",
+    "DEADPOOL_STORE": "127.0.0.1:<a free port>",
+    "TORCHELASTIC_ERROR_FILE": "<log tree>/attempt_0/0/error.json",
+}
+_OF_THE_RANK = ("RANK", "LOCAL_RANK", "ROLE_RANK", "DEADPOOL_WORKER", "TORCHELASTIC_ERROR_FILE")
+
+
+def describe(launch: Launch, values: Values, outer: Mapping[str, str]) -> str:
+    """Return the resolved options, the map of ranks and spares, the worker's command and its environment."""
+    spec = launch.spec
+    parts = (
+        ("options", settings_lines(values)),
+        ("notes", launch.notes),
+        ("run", _run_lines(spec)),
+        ("ranks and spares", _map_lines(spec)),
+        ("command of a worker", (_command_line(spec),)),
+        ("environment of rank 0 (beyond what is inherited)", _environment_lines(spec, outer)),
+    )
+    return "".join(
+        f"{title}\n" + "".join(f"  {line}\n" for line in lines) for title, each in parts if (lines := [*each])
+    )
+
+
+def settings_lines(values: Values) -> list[str]:
+    """Return each option with its value and where that comes from."""
+    shown = [(option.flag[2:], shown_value(values, option), values[option.name].source) for option in OPTIONS]
+    name_width = max(len(name) for name, _, _ in shown)
+    text_width = max(len(text) for _, text, _ in shown)
+    return [f"{name:<{name_width}}  {text:<{text_width}}  {source}" for name, text, source in shown]
+
+
+def shown_value(values: Values, option: Option) -> str:
+    """Return an option's value as a file would hold it; `-` if it is not set."""
+    if option.is_flag:
+        return "true" if values.flag(option.name) else "false"
+    return values.text(option.name) or "-"
+
+
+def _run_lines(spec: LaunchSpec) -> Iterator[str]:
+    logs = "none" if spec.log_dir == LOGS_OFF else spec.log_dir or spec.run_dir / "logs"
+    yield f"run id         {spec.run_id}"
+    yield f"run directory  {spec.run_dir}"
+    yield f"logs           {logs}"
+
+
+def _map_lines(spec: LaunchSpec) -> Iterator[str]:
+    world_size, spares = spec.settings.world_size, spec.settings.spares
+    for rank in range(world_size):
+        yield f"rank {rank:<4}  local rank {rank}"
+    for spare in range(spares):
+        yield f"spare {spare:<3}  waits for any rank"
+    if not spares:
+        yield "no spares: the place of a rank that dies is started again"
+
+
+def _command_line(spec: LaunchSpec) -> str:
+    if not spec.warm:
+        return shlex.join(spec.command.argv)
+    module = ("-m",) if spec.target.mode is Mode.MODULE else ()
+    return f"{shlex.join((spec.python, *module, *spec.target.argv))}  (forked from the nursery)"
+
+
+def _environment_lines(spec: LaunchSpec, outer: Mapping[str, str]) -> Iterator[str]:
+    seat = Seat(
+        worker=WorkerId(0),
+        rank=Rank(0),
+        local_rank=0,
+        epoch=Epoch(1),
+        generation=0,
+        newcomer=False,
+        capture_interval=spec.settings.capture_interval,
+        store_host="127.0.0.1",
+        store_port=0,
+        error_file="" if spec.log_dir == LOGS_OFF else os.devnull,
+    )
+    environment = worker_environment(spec, seat, outer)
+    for name, value in sorted(environment.items()):
+        if value and name in _CHOSEN_AT_START:
+            yield f"{name}={_CHOSEN_AT_START[name]}"
+        elif outer.get(name) != value:
+            yield f"{name}={shlex.quote(value)}"
+    yield f"(other ranks differ in {', '.join(_OF_THE_RANK)})"

@@ -1,0 +1,212 @@
+"""From resolved option values to a `LaunchSpec`, with everything refused that cannot be honoured. Pure."""
+
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deadpool_run.agent.spec import DEFAULT_PRELOAD, LaunchSpec, Mode, StartMethod, Streams, Target
+from deadpool_run.cli.machine import Surroundings
+from deadpool_run.cli.options import Values
+from deadpool_run.cli.table import BY_NAME, INERT
+from deadpool_run.core.settings import Settings
+from deadpool_run.errors import UsageError
+
+_START_METHODS = {"nursery": "nursery", "spawn": "spawn", "fork": "nursery", "forkserver": "nursery"}
+_UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_MAX_NAME = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What is to be started, and what the user should know beforehand, a sentence each."""
+
+    spec: LaunchSpec
+    notes: tuple[str, ...]
+
+
+def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
+    """Return what to launch: `argv` is the script and its arguments. Raises `UsageError`."""
+    _refuse_what_is_not_supported(values, here)
+    ranks = _ranks(values, here)
+    interval = values.count("capture_interval", 1)
+    settings = Settings(
+        world_size=ranks,
+        spares=values.count("spares", 0),
+        max_restarts=values.count("max_restarts", 0) if values["max_restarts"].text else None,
+        repair_timeout_s=values.seconds("repair_timeout"),
+        shutdown_timeout_s=_shutdown_timeout_s(values, here.environment),
+        capture_interval=interval,
+        max_capture_interval=max(interval, Settings(world_size=1).max_capture_interval),
+    )
+    run_id = _run_id(values, here.fresh_run_id)
+    start_method = _start_method(values, here.environment)
+    spec = LaunchSpec(
+        settings=settings,
+        target=_target(values, argv),
+        nproc_per_node=ranks,
+        run_id=run_id,
+        run_dir=Path(values.text("run_dir") or here.state_dir / directory_name(run_id)).absolute(),
+        log_dir=Path(values.text("log_dir")).absolute() if values.text("log_dir") else None,
+        redirects=_streams(values, "redirects", ranks),
+        tee=_streams(values, "tee", ranks),
+        local_ranks_filter=_local_ranks(values, ranks),
+        duplicate_stdout_filters=split_needles(values.text("duplicate_stdout_filters")),
+        duplicate_stderr_filters=split_needles(values.text("duplicate_stderr_filters")),
+        role=values.text("role"),
+        start_method=start_method,
+        preload=tuple(dict.fromkeys((*DEFAULT_PRELOAD, *values.words("preload")))),
+        python=here.environment.get("PYTHON_EXEC") or here.python,
+        virtual_local_rank=values.flag("virtual_local_rank"),
+        signals_to_handle=_signals(values),
+    )
+    return Launch(spec, tuple(_notes(values)))
+
+
+def directory_name(run_id: str) -> str:
+    """Return the run's name as one safe component of a path."""
+    return _UNSAFE_IN_NAME.sub("-", run_id)[:_MAX_NAME].strip(".-") or "run"
+
+
+def split_needles(text: str) -> tuple[str, ...]:
+    """Return the texts between commas; a doubled comma stands for one."""
+    parts = text.replace(",,", "\0").split(",")
+    return tuple(part.replace("\0", ",") for part in parts if part)
+
+
+def _refuse_what_is_not_supported(values: Values, here: Surroundings) -> None:
+    single = "start one deadpool-run on one machine; several machines are not supported yet"
+    if values.text("nnodes") not in {"1", "1:1"}:
+        raise values.refuse("nnodes", "more than one machine is asked for", single)
+    if not values.flag("standalone"):
+        host = _host_of(values.text("rdzv_endpoint"))
+        if host and not _is_here(host, here):
+            raise values.refuse("rdzv_endpoint", "is another machine", f"{single}. Leave the option out")
+        if values.count("node_rank", 0) != 0:
+            raise values.refuse("node_rank", "there is no other machine", single)
+    if values.text("event_log_handler") != "null":
+        raise values.refuse("event_log_handler", "not supported", "leave it out: `status --json` tells what happened")
+    if values.text("logs_specs"):
+        raise values.refuse(
+            "logs_specs", "not supported", "leave it out: --log-dir, --redirects and --tee are honoured"
+        )
+    if values.text("numa_binding"):
+        raise values.refuse("numa_binding", "not supported", "leave it out, or have the script bind itself")
+
+
+def _host_of(endpoint: str) -> str:
+    """Return the host of `host`, `host:port`, `[v6]:port` or a bare IPv6 address."""
+    if endpoint.startswith("["):
+        return endpoint[1:].partition("]")[0]
+    return endpoint if endpoint.count(":") > 1 else endpoint.partition(":")[0]
+
+
+def _is_here(host: str, here: Surroundings) -> bool:
+    return host.startswith("127.") or host in here.host_names or host.partition(".")[0] in here.host_names
+
+
+def _ranks(values: Values, here: Surroundings) -> int:
+    text = values.text("nproc_per_node")
+    named = {"cpu": here.cpus, "gpu": here.gpus, "auto": here.gpus or here.cpus}
+    if text not in named:
+        if text.lstrip("-").isdigit():
+            return values.count("nproc_per_node", 1)
+        raise values.refuse(
+            "nproc_per_node", "neither a number nor auto, cpu or gpu", "write the number of ranks, such as 4"
+        )
+    if not named[text]:
+        raise values.refuse(
+            "nproc_per_node",
+            "no GPU is to be seen (no /dev/nvidia*, hidden by CUDA_VISIBLE_DEVICES, or torch's CPU build)",
+            "write the number of ranks, or `cpu`",
+        )
+    return named[text]
+
+
+def _shutdown_timeout_s(values: Values, environment: Mapping[str, str]) -> float:
+    inherited = environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    if values["shutdown_timeout"].is_set or not inherited:
+        return values.seconds("shutdown_timeout")
+    try:
+        return float(inherited)
+    except ValueError as error:
+        raise UsageError(
+            f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT {inherited!r}: not a number of seconds\nunset it, or give --shutdown-timeout"
+        ) from error
+
+
+def _run_id(values: Values, fresh_id: str) -> str:
+    if values.text("run_id"):
+        return values.text("run_id")
+    rendezvous_id = values.text("rdzv_id")
+    return fresh_id if values.flag("standalone") or rendezvous_id in {"", "none"} else rendezvous_id
+
+
+def _start_method(values: Values, environment: Mapping[str, str]) -> StartMethod:
+    if environment.get("PYTHON_EXEC") and not values["start_method"].is_set:
+        return StartMethod.SPAWN  # the nursery can fork no other interpreter than its own
+    return StartMethod(values.choice("start_method", _START_METHODS))
+
+
+def _target(values: Values, argv: tuple[str, ...]) -> Target:
+    module, program = values.flag("module"), values.flag("no_python")
+    if module and program:
+        raise UsageError("-m and --no-python exclude each other\nleave one of them out")
+    if values.flag("run_path") and argv:
+        return Target(Mode.PATH, (str(Path(argv[0]).absolute()), *argv[1:]))
+    mode = Mode.MODULE if module else Mode.EXEC if program else Mode.PATH
+    return Target(mode, argv)
+
+
+def _streams(values: Values, name: str, ranks: int) -> dict[int, Streams]:
+    text = values.text(name)
+    advice = "write 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or one for each local rank: 0:3,1:2"
+    if re.fullmatch(r"[0-3]", text):
+        streams = Streams(int(text))
+        return dict.fromkeys(range(ranks), streams) if streams else {}
+    if not re.fullmatch(r"[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
+        raise values.refuse(name, "no choice of streams", advice)
+    chosen = {int(rank): Streams(int(stream)) for rank, stream in (part.split(":") for part in text.split(","))}
+    _check_local_ranks(values, name, chosen, ranks)
+    return {rank: streams for rank, streams in chosen.items() if streams}
+
+
+def _local_ranks(values: Values, ranks: int) -> frozenset[int] | None:
+    words = values.words("local_ranks_filter")
+    if not all(word.isdigit() for word in words):
+        raise values.refuse("local_ranks_filter", "not a list of local ranks", "write numbers and commas: 0,2")
+    chosen = frozenset(int(word) for word in words)
+    _check_local_ranks(values, "local_ranks_filter", chosen, ranks)
+    return chosen or None
+
+
+def _check_local_ranks(values: Values, name: str, chosen: Mapping[int, object] | frozenset[int], ranks: int) -> None:
+    beyond = [rank for rank in chosen if rank >= ranks]
+    if beyond:
+        raise values.refuse(name, f"there is no local rank {min(beyond)}", f"local ranks are 0 to {ranks - 1}")
+
+
+def _signals(values: Values) -> tuple[int, ...]:
+    chosen: list[int] = []
+    for word in values.words("signals_to_handle"):
+        name = word if word.startswith("SIG") else f"SIG{word}"
+        if name not in signal.Signals.__members__ or name in {"SIGKILL", "SIGSTOP", "SIGCHLD"}:
+            raise values.refuse("signals_to_handle", f"{word} cannot be handled", "write names such as SIGTERM,SIGUSR1")
+        chosen.append(signal.Signals[name].value)
+    return tuple(chosen)
+
+
+def _notes(values: Values) -> list[str]:
+    """Return what is accepted but has no effect, in one sentence each."""
+    notes = []
+    silent = {"rdzv_id"}  # it names the run
+    inert = [option for option in BY_NAME.values() if option.panel == INERT and option.name not in silent]
+    unused = [values[option.name].source for option in inert if values[option.name].is_set]
+    if unused and not values.flag("standalone"):
+        notes.append(f"no effect on one machine: {', '.join(unused)}")
+    if values.text("start_method") in {"fork", "forkserver"}:
+        notes.append(
+            f"{values['start_method'].source} {values.text('start_method')}: workers are forked from the nursery"
+        )
+    return notes

@@ -1,0 +1,97 @@
+"""What the command line must know of this machine, found without importing torch."""
+
+import os
+import re
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+_GPU_NODE = re.compile(r"nvidia[0-9]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What option values are resolved against."""
+
+    environment: Mapping[str, str]
+    cpus: int
+    gpus: int
+    host_names: frozenset[str]
+    """Names and addresses by which an endpoint can mean this machine."""
+    python: str
+    state_dir: Path
+    """Where run directories go by default."""
+    fresh_run_id: str
+    """Names the run if the user does not."""
+
+
+def look_around(environment: Mapping[str, str]) -> Surroundings:
+    """Look at the machine that we run on."""
+    return Surroundings(
+        environment=environment,
+        cpus=os.cpu_count() or 1,
+        gpus=0 if _torch_is_cpu_only() else count_gpus(environment, Path("/dev")),
+        host_names=_host_names(),
+        python=sys.executable,
+        state_dir=state_dir(environment),
+        fresh_run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
+    )
+
+
+def count_gpus(environment: Mapping[str, str], devices: Path) -> int:
+    """Return how many GPUs CUDA will show, by its device nodes and CUDA_VISIBLE_DEVICES.
+
+    NVIDIA_VISIBLE_DEVICES is not read: the container runtime has made the device nodes accordingly, and elsewhere CUDA
+    does not heed it.
+    """
+    nodes = sum(1 for node in devices.iterdir() if _GPU_NODE.fullmatch(node.name))
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return nodes
+    shown = 0
+    for part in visible.split(","):
+        word = part.strip()
+        if not word or word.startswith("-"):
+            break  # CUDA stops at the first entry that is not a device
+        shown += 1
+    return min(nodes, shown)
+
+
+def _torch_is_cpu_only() -> bool:
+    try:
+        return metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _host_names() -> frozenset[str]:
+    name = socket.gethostname()
+    return frozenset({"localhost", "0.0.0.0", "::", name, name.partition(".")[0]} | _addresses())  # noqa: S104 - compared, not bound
+
+
+def _addresses() -> set[str]:
+    import psutil  # noqa: PLC0415 - help and status do without it
+
+    return {
+        address.address.partition("%")[0]
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family in {socket.AF_INET, socket.AF_INET6}
+    }
+
+
+def state_dir(environment: Mapping[str, str]) -> Path:
+    """Return the directory that holds run directories: the XDG base directory specification's place for state."""
+    return xdg_dir(environment, "XDG_STATE_HOME", ".local/state") / "deadpool-run"
+
+
+def xdg_dir(environment: Mapping[str, str], variable: str, below_home: str) -> Path:
+    """Return a base directory of the XDG specification, which has relative values ignored."""
+    given = Path(environment.get(variable, ""))
+    home = Path(environment["HOME"]) if environment.get("HOME") else Path.home()
+    return given if given.is_absolute() else home / below_home

@@ -1,0 +1,187 @@
+"""From the command line, the environment and a file to one value for each option, and where it came from. Pure.
+
+A value stays text here (`1` and `0` for a flag), whichever way it came, so that a bad one is refused in the same words.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from deadpool_run.cli.table import BY_NAME, BY_SHORT, OPTIONS, Option
+from deadpool_run.errors import UsageError
+
+DEFAULT = "default"
+INSIDE_WORKER = "DEADPOOL_WORKER"
+"""Set in a worker's environment. A launch from within a worker must not take the outer run's settings for its own."""
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an option was given, and by whom: `--spares`, `DEADPOOL_SPARES`, a file's name or `default`."""
+
+    text: str
+    source: str
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anybody asked for it."""
+        return self.source != DEFAULT
+
+
+def canonical(args: Sequence[str]) -> list[str]:
+    """Return the arguments with options in their one spelling and a `--` before the script.
+
+    As torchrun does: underscores are dashes, a long option may be cut short where only one fits, and a `--` right
+    before or right after the script is dropped. An unknown option is left for the parser to refuse.
+    """
+    result: list[str] = []
+    position = 0
+    while position < len(args):
+        arg = args[position]
+        position += 1
+        if arg == "--" or not arg.startswith("-") or arg == "-":
+            target = list(args[position:] if arg == "--" else args[position - 1 :])
+            if target[1:2] == ["--"]:
+                del target[1]
+            return [*result, "--", *target] if target else result
+        option, spelled = _spelled(arg)
+        result.append(spelled)
+        if option and not option.is_flag and "=" not in spelled and spelled in {option.flag, option.short}:
+            result.extend(args[position : position + 1])
+            position += 1
+    return result
+
+
+def _spelled(arg: str) -> tuple[Option | None, str]:
+    """Return the option that an argument names, if it is one of the table, and the argument in its one spelling."""
+    if not arg.startswith("--"):
+        return BY_SHORT.get(arg[:2]), arg
+    name, equals, value = arg.partition("=")
+    wanted = name[2:].replace("-", "_")
+    fitting = [wanted] if wanted in BY_NAME else [each for each in BY_NAME if each.startswith(wanted)]
+    if len(fitting) != 1 or not wanted:
+        return None, arg
+    option = BY_NAME[fitting[0]]
+    return option, option.flag + equals + value
+
+
+def resolve(
+    given: Mapping[str, str | bool | None],
+    environment: Mapping[str, str],
+    file: Mapping[str, object],
+    file_name: str = "",
+) -> dict[str, Value]:
+    """Return each option's value: command line, then `DEADPOOL_*`, `PET_*`, file, default.
+
+    `given` maps names to what the command line held, None for nothing. An empty variable counts as unset. Raises
+    `UsageError` for a file that holds what is no option.
+    """
+    in_file = {_file_key(key, file_name): value for key, value in file.items()}
+    return {option.name: _value(option, given, environment, in_file, file_name) for option in OPTIONS}
+
+
+def _value(
+    option: Option,
+    given: Mapping[str, str | bool | None],
+    environment: Mapping[str, str],
+    file: Mapping[str, object],
+    file_name: str,
+) -> Value:
+    held = given.get(option.name)
+    if held is not None:
+        return Value(_text(held), option.flag)
+    if INSIDE_WORKER not in environment:
+        for variable in option.variables:
+            if environment.get(variable):
+                return Value(environment[variable], variable)
+    if file.get(option.name) is not None:
+        return Value(_file_text(option, file[option.name], file_name), file_name)
+    return Value(option.default or ("0" if option.is_flag else ""), DEFAULT)
+
+
+def _text(value: object) -> str:
+    return ("1" if value else "0") if isinstance(value, bool) else str(value)
+
+
+def _file_key(key: object, file_name: str) -> str:
+    name = str(key).replace("-", "_")
+    if name not in BY_NAME or not BY_NAME[name].in_file:
+        known = [option.name for option in OPTIONS if option.in_file]
+        close = get_close_matches(name, known, n=1)
+        advice = f"did you mean `{close[0]}`?" if close else "`deadpool-run run --help` lists the options"
+        raise UsageError(f"{file_name}: `{key}` is not an option that a file can set\n{advice}")
+    return name
+
+
+def _file_text(option: Option, value: object, file_name: str) -> str:
+    if isinstance(value, list) and all(isinstance(part, (str, int, float)) for part in value):
+        return ",".join(str(part) for part in value)
+    if isinstance(value, (str, bool, int, float)):
+        return _text(value)
+    raise UsageError(
+        f"{file_name}: `{option.name}` is a {type(value).__name__}, which is not a value for {option.flag}\n"
+        "give a text, a number, true or false, or a list of texts"
+    )
+
+
+class Values:
+    """The resolved options, read as what they stand for. Every reader raises `UsageError` naming source and value."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def refuse(self, name: str, why: str, advice: str) -> UsageError:
+        """Return the error for an option's value."""
+        value = self._values[name]
+        where = value.source if value.source in {BY_NAME[name].flag, DEFAULT} else f"{value.source}: {name}"
+        return UsageError(f"{where} {value.text!r}: {why}\n{advice}")
+
+    def text(self, name: str) -> str:
+        """Return it as it was given."""
+        return self._values[name].text
+
+    def flag(self, name: str) -> bool:
+        """Return whether it is switched on."""
+        text = self.text(name).strip().lower()
+        if text in _TRUE:
+            return True
+        if text in _FALSE:
+            return False
+        raise self.refuse(name, "neither true nor false", "write 1 or 0, true or false")
+
+    def count(self, name: str, at_least: int) -> int:
+        """Return it as a whole number."""
+        try:
+            number = int(self.text(name))
+        except ValueError as error:
+            raise self.refuse(name, "not a whole number", f"write a whole number from {at_least}") from error
+        if number < at_least:
+            raise self.refuse(name, "too small", f"write a whole number from {at_least}")
+        return number
+
+    def seconds(self, name: str) -> float:
+        """Return it as a positive, finite duration."""
+        try:
+            seconds = float(self.text(name))
+        except ValueError as error:
+            raise self.refuse(name, "not a number of seconds", "write a number such as 30 or 0.5") from error
+        if not 0 < seconds < float("inf"):
+            raise self.refuse(name, "not a positive number of seconds", "write a number such as 30 or 0.5")
+        return seconds
+
+    def choice(self, name: str, choices: Mapping[str, str]) -> str:
+        """Return what the given word stands for."""
+        text = self.text(name)
+        if text not in choices:
+            raise self.refuse(name, "not one of its values", f"write one of {', '.join(choices)}")
+        return choices[text]
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """Return the parts of a list separated by commas, without empty ones."""
+        return tuple(word for part in self.text(name).split(",") if (word := part.strip()))
