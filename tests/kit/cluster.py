@@ -6,6 +6,7 @@ a bound; on failure it says what the job last said.
 
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -22,6 +23,8 @@ from kit.account import Account, Event
 from kit.processes import MARK, kill_marked, marked, wait_gone
 
 SCRIPTS = Path(__file__).parent.parent / "process" / "scripts"
+LAYOUTS = ("ddp", "ddp-full", "fsdp", "hsdp", "tp", "pp", "plain")
+"""What `train.py --layout` takes."""
 LINES_SHOWN = 60
 START_TIMEOUT_S = 60.0
 """From the launch to any event of the first steps: two imports of torch on a busy machine."""
@@ -222,6 +225,24 @@ class Cluster:
         result = self.command_line("status", "--json")
         assert result.stdout, f"status said nothing (rc {result.returncode}): {result.stderr}"
         return json.loads(result.stdout)
+
+    def wait_status(self, met: Callable[[dict[str, Any]], Any], what: str, timeout_s: float = 30.0) -> Any:
+        """Return the first true value of `met` of a status, asked of every line that `status --watch --json` prints."""
+        words = ("status", "--watch", "--json", "--run-dir", str(self.run_dir))
+        deadline, text = time.monotonic() + timeout_s, b""
+        with subprocess.Popen(
+            [sys.executable, "-m", "deadpool_run", *words], stdout=subprocess.PIPE, env=self._environment(None)
+        ) as viewer:
+            assert viewer.stdout is not None
+            try:
+                while select.select([viewer.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    *lines, text = (text + (data := os.read(viewer.stdout.fileno(), 1 << 16))).split(b"\n")
+                    if found := next(filter(None, (met(json.loads(line)) for line in lines)), None):
+                        return found
+                    assert data, f"status ended before {what}\n{self.told()}"
+            finally:
+                viewer.kill()
+        raise AssertionError(f"no {what} within {timeout_s} s\n{self.told()}")
 
     def kill_rank(self, rank: int, *words: str) -> subprocess.CompletedProcess[str]:
         """Inject a fault as a user would."""
