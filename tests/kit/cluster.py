@@ -68,6 +68,7 @@ class Cluster:
         self.command = [*command, *options, str(SCRIPTS / script), *args]
         # Read and write: a FIFO whose last writer is gone would be at its end for good.
         self._fifo = os.open(home / "events", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._gate = os.open(self.flags / "release", os.O_RDWR | os.O_CLOEXEC)
         self._agent = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
@@ -210,8 +211,7 @@ class Cluster:
 
     def release(self) -> None:
         """Let the rank that was told to `--hold` go on."""
-        with (self.flags / "release").open("wb", buffering=0) as fifo:
-            fifo.write(b".")
+        os.write(self._gate, b".")
 
     def command_line(self, *words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
         """Run another `deadpool-run` on this run's directory."""
@@ -290,7 +290,7 @@ class Cluster:
         if self._board is not None:
             self._board.close()
         self._selector.close()
-        for fd in (self._pidfd, self._fifo):
+        for fd in (self._pidfd, self._fifo, self._gate):
             os.close(fd)
         for pipe in (self._agent.stdout, self._agent.stderr):
             assert pipe is not None
