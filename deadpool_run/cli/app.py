@@ -9,8 +9,10 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from deadpool_run.cli import say
+from deadpool_run.cli.kill_command import kill_rank
 from deadpool_run.cli.launch_command import EPILOG, launch, with_options
 from deadpool_run.cli.options import canonical
+from deadpool_run.cli.show_commands import config_show, env
 from deadpool_run.errors import DeadpoolError
 
 USAGE = 2
@@ -46,6 +48,12 @@ app.command("run", cls=_Run, hidden=True, epilog=EPILOG, context_settings={"allo
     with_options(launch)
 )
 
+app.command("kill-rank")(kill_rank)
+app.command("env")(env)
+config = typer.Typer(help="Look at what options are set to.")
+config.command("show")(config_show)
+app.add_typer(config, name="config")
+
 
 @app.callback()
 def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
@@ -65,7 +73,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         say.error(str(error))
         code = error.exit_code
     except TyperException as error:
-        say.error(f"{error.format_message()}\n`deadpool-run --help` lists the options")
+        say.error(f"{error.format_message()}\nadd --help to see what can be written")
         code = USAGE
     except typer.Abort:
         code = ABORTED

@@ -36,7 +36,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         spares=values.count("spares", 0),
         max_restarts=values.count("max_restarts", 0) if values["max_restarts"].text else None,
         repair_timeout_s=values.seconds("repair_timeout"),
-        shutdown_timeout_s=_shutdown_timeout_s(values, here.environment),
+        shutdown_timeout_s=values.seconds("shutdown_timeout"),
         capture_interval=interval,
         max_capture_interval=max(interval, Settings(world_size=1).max_capture_interval),
     )
@@ -122,18 +122,6 @@ def _ranks(values: Values, here: Surroundings) -> int:
             "write the number of ranks, or `cpu`",
         )
     return named[text]
-
-
-def _shutdown_timeout_s(values: Values, environment: Mapping[str, str]) -> float:
-    inherited = environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
-    if values["shutdown_timeout"].is_set or not inherited:
-        return values.seconds("shutdown_timeout")
-    try:
-        return float(inherited)
-    except ValueError as error:
-        raise UsageError(
-            f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT {inherited!r}: not a number of seconds\nunset it, or give --shutdown-timeout"
-        ) from error
 
 
 def _run_id(values: Values, fresh_id: str) -> str:

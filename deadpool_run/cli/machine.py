@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+DEVICES = Path("/dev")
 _GPU_NODE = re.compile(r"nvidia[0-9]+")
 
 
@@ -35,7 +36,7 @@ def look_around(environment: Mapping[str, str]) -> Surroundings:
     return Surroundings(
         environment=environment,
         cpus=os.cpu_count() or 1,
-        gpus=0 if _torch_is_cpu_only() else count_gpus(environment, Path("/dev")),
+        gpus=0 if _torch_is_cpu_only() else count_gpus(environment, DEVICES),
         host_names=_host_names(),
         python=sys.executable,
         state_dir=state_dir(environment),

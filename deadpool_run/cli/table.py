@@ -30,6 +30,8 @@ class Option:
     """torchrun has it too, so that its `PET_*` variable counts."""
     env: bool = True
     """False: neither variable is read."""
+    also_read: tuple[str, ...] = ()
+    """Variables of torch's own beside `PET_*`, weaker than it."""
     in_file: bool = True
     """False: it makes no sense in a configuration file."""
 
@@ -44,7 +46,7 @@ class Option:
         if not self.env:
             return ()
         upper = self.name.upper()
-        return (f"DEADPOOL_{upper}", f"PET_{upper}") if self.torchrun else (f"DEADPOOL_{upper}",)
+        return (f"DEADPOOL_{upper}", *((f"PET_{upper}",) if self.torchrun else ()), *self.also_read)
 
     @property
     def is_flag(self) -> bool:
@@ -113,6 +115,7 @@ _TORCHRUN = (
         panel=TORCHRUN,
         metavar="SECONDS",
         default="30",
+        also_read=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
         help="From SIGTERM to SIGKILL. TORCH_ELASTIC_SHUTDOWN_TIMEOUT is read too.",
     ),
     Option(

@@ -1,0 +1,13 @@
+"""Which run a command is about."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from deadpool_run.cli.machine import state_dir
+from deadpool_run.view.client import ControlClient, connect
+
+
+def find_run(run_dir: Path | None, environment: Mapping[str, str]) -> ControlClient:
+    """Connect to the named run, else to that of $DEADPOOL_RUN_DIR, else to the newest. Raises `NoSuchRunError`."""
+    inherited = environment.get("DEADPOOL_RUN_DIR")
+    return connect(run_dir or (Path(inherited) if inherited else None), state_dir(environment))

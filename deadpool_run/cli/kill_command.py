@@ -1,0 +1,43 @@
+"""`deadpool-run kill-rank`: injects a fault, to see a rank replaced."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deadpool_run.cli import say
+from deadpool_run.cli.find import find_run
+from deadpool_run.core.events import KillHow
+
+RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir", metavar="DIR", help="The run's directory. Not given: $DEADPOOL_RUN_DIR, else the newest live run."
+    ),
+]
+
+
+def kill_rank(
+    rank: Annotated[int, typer.Argument(metavar="RANK", min=0, help="Whose process to end.", show_default=False)],
+    *,
+    how: Annotated[
+        KillHow, typer.Option("--how", help="exit: the process leaves by itself, with code 1.")
+    ] = KillHow.SIGKILL,
+    run_dir: RunDir = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, even on a terminal.")] = False,
+) -> None:
+    """End a rank's process in a live run, to see it replaced. The incident is recorded as injected."""
+    with find_run(run_dir, os.environ) as run:
+        status = run.ask({"do": "status"})
+        if not _ready_spares(status):
+            say.note("no spare is ready: the rank's place will be started again")
+        if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
+            typer.confirm(f"End rank {rank} of {run.run_dir.name} by {how}?", abort=True, err=True)
+        done = run.ask({"do": "kill-rank", "rank": rank, "how": how.value})
+    sys.stdout.write(f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) was ended by {done['how']}\n")
+
+
+def _ready_spares(status: dict[str, Any]) -> int:
+    return sum(1 for spare in status.get("spares", ()) if spare.get("phase") == "ready")

@@ -1,0 +1,46 @@
+"""`deadpool-run config show` and `deadpool-run env`: what is set, and what is installed."""
+
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from deadpool_run.cli.dry_run import settings_lines
+from deadpool_run.cli.launch_command import resolved
+from deadpool_run.cli.machine import DEVICES, count_gpus
+
+_PACKAGES = ("deadpool-run", "torch", "numpy", "psutil", "rich", "typer", "PyYAML")
+_PREFIXES = ("DEADPOOL_", "PET_", "TORCH", "NCCL_", "GLOO_", "CUDA_", "OMP_", "MASTER_", "SLURM_J", "SLURM_N")
+
+
+def config_show(
+    *,
+    config: Annotated[str | None, typer.Option(metavar="FILE", help="As for a run.")] = None,
+    no_config: Annotated[bool | None, typer.Option("--no-config", help="As for a run.")] = None,
+) -> None:
+    """Print every option's value as a run would take it, and where it comes from."""
+    values = resolved({"config": config, "no_config": no_config}, os.environ)
+    sys.stdout.write("".join(f"{line}\n" for line in settings_lines(values)))
+
+
+def env() -> None:
+    """Print versions and variables: paste it into a bug report."""
+    lines = [f"{name:<14}{_version(name)}" for name in _PACKAGES]
+    lines += [
+        f"{'python':<14}{platform.python_version()} ({sys.executable})",
+        f"{'system':<14}{platform.platform()}",
+        f"{'CPUs':<14}{os.cpu_count()}, {len(os.sched_getaffinity(0))} of them ours",
+        f"{'GPUs':<14}{count_gpus(os.environ, DEVICES)}",
+    ]
+    lines += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

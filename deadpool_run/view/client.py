@@ -1,0 +1,130 @@
+"""The viewer's side of the control socket: finding a live run and asking it. Changes nothing by itself."""
+
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from deadpool_run.coordinator.address import SOCKET_NAME, control_address
+from deadpool_run.errors import DeadpoolError, NoSuchRunError, ProtocolError
+
+ANSWER_S = 5.0
+"""A live agent answers in milliseconds; one that takes longer is in trouble, and a viewer should say so."""
+_MAX_CANDIDATES = 200
+
+
+class RefusedError(DeadpoolError):
+    """The run understood, and cannot do it."""
+
+
+class ControlClient:
+    """A connection to one run. A context manager. Every method raises `NoSuchRunError` if the run is gone."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Connect."""
+        self.run_dir = run_dir
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(ANSWER_S)
+        try:
+            with control_address(run_dir) as address:
+                self._socket.connect(address)
+        except OSError as error:
+            self._socket.close()
+            raise NoSuchRunError(_why_not(run_dir, error)) from error
+        self._answers = self._socket.makefile("rb")
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up."""
+        self._answers.close()
+        self._socket.close()
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to one request. Raises `RefusedError`, `ProtocolError`."""
+        self._send(request)
+        return self._receive()
+
+    def watch(self, every_s: float) -> Iterator[dict[str, Any]]:
+        """Yield a status at once, after each change and at least each `every_s`, until the run ends."""
+        self._send({"do": "watch", "every_s": every_s})
+        self._socket.settimeout(ANSWER_S + every_s)
+        while True:
+            try:
+                yield self._receive()
+            except NoSuchRunError:
+                return
+
+    def _send(self, request: Mapping[str, Any]) -> None:
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise NoSuchRunError(_why_not(self.run_dir, error)) from error
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            line = self._answers.readline()
+        except OSError as error:
+            raise NoSuchRunError(_why_not(self.run_dir, error)) from error
+        if not line.endswith(b"\n"):
+            raise NoSuchRunError(f"{self.run_dir}: the run ended\n`deadpool-run status` shows another, if there is one")
+        try:
+            answer = json.loads(line)
+        except ValueError as error:
+            raise ProtocolError(f"{self.run_dir}: answered with {line[:80]!r}") from error
+        if not isinstance(answer, dict):
+            raise ProtocolError(f"{self.run_dir}: answered with {line[:80]!r}")
+        if "error" in answer:
+            raise RefusedError(str(answer["error"]))
+        return answer
+
+
+def connect(run_dir: Path | None, state_dir: Path) -> ControlClient:
+    """Connect to the run of this directory, or to the newest live one below `state_dir`. Raises `NoSuchRunError`."""
+    if run_dir is not None:
+        return ControlClient(run_dir)
+    for candidate in _newest_first(state_dir):
+        try:
+            return ControlClient(candidate)
+        except NoSuchRunError:
+            continue  # an agent that was killed leaves its directory behind
+    raise NoSuchRunError(f"no live run below {state_dir}\nif it was started with --run-dir, give the same here")
+
+
+def _newest_first(state_dir: Path) -> list[Path]:
+    """Return run directories with a control socket, the latest started first."""
+    born: list[tuple[float, Path]] = []
+    for control in state_dir.glob(f"*/{SOCKET_NAME}"):
+        try:
+            born.append((control.lstat().st_mtime, control.parent))
+        except FileNotFoundError:
+            continue  # it ended while we looked
+    return [path for _, path in sorted(born, reverse=True)[:_MAX_CANDIDATES]]
+
+
+def _why_not(run_dir: Path, error: OSError) -> str:
+    match error:
+        case FileNotFoundError():
+            why = "no run has its control socket here" if run_dir.is_dir() else "no such directory"
+        case ConnectionRefusedError():
+            why = f"the run is over: its agent ({_agent_pid(run_dir)}) does not answer any more"
+        case TimeoutError():
+            why = f"the agent ({_agent_pid(run_dir)}) does not answer within {ANSWER_S:g} s"
+        case ConnectionError():
+            why = "the run ended"
+        case _:
+            why = error.strerror or str(error)
+    return f"{run_dir}: {why}\n`deadpool-run status` without --run-dir shows the newest live run"
+
+
+def _agent_pid(run_dir: Path) -> str:
+    try:
+        return f"pid {json.loads((run_dir / 'run.json').read_text())['pid']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "pid unknown"

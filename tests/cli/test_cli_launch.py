@@ -1,0 +1,213 @@
+"""From values to what is started, and what is refused."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from deadpool_run.agent.spec import DEFAULT_PRELOAD, LOGS_OFF, Mode, StartMethod, Streams
+from deadpool_run.cli.launch import directory_name, plan, split_needles
+from deadpool_run.cli.machine import Surroundings, count_gpus, state_dir
+from deadpool_run.cli.options import Values, resolve
+from deadpool_run.errors import UsageError
+
+PYTHON = "/usr/bin/python3"
+
+
+def planned(argv=("train.py",), environment=None, gpus=0, **given):
+    environment = environment or {}
+    here = Surroundings(
+        environment=environment,
+        cpus=6,
+        gpus=gpus,
+        host_names=frozenset({"localhost", "node7", "node7.cluster", "10.0.0.7", "::1"}),
+        python=PYTHON,
+        state_dir=Path("/state"),
+        fresh_run_id="fresh",
+    )
+    return plan(Values(resolve(given, environment, {})), tuple(argv), here)
+
+
+@pytest.fixture(autouse=True)
+def _this_interpreter(monkeypatch):
+    monkeypatch.setattr("sys.executable", PYTHON)
+
+
+def test_the_defaults_are_torchruns():
+    spec = planned().spec
+    assert (spec.nproc_per_node, spec.settings.world_size, spec.settings.spares) == (1, 1, 0)
+    assert (spec.role, spec.redirects, spec.tee, spec.local_ranks_filter) == ("default", {}, {}, None)
+    assert spec.settings.shutdown_timeout_s == 30
+    assert spec.settings.max_restarts is None
+    assert spec.run_dir == Path("/state/fresh")
+    assert spec.target.mode is Mode.PATH
+    assert spec.signals_to_handle == (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    assert planned().notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "ranks"), [("4", 0, 4), ("cpu", 2, 6), ("auto", 2, 2), ("auto", 0, 6), ("gpu", 3, 3)]
+)
+def test_ranks_are_counted_as_torchrun_counts_them(text, gpus, ranks):
+    assert planned(nproc_per_node=text, gpus=gpus).spec.nproc_per_node == ranks
+
+
+@pytest.mark.parametrize(
+    ("given", "mode", "argv"),
+    [
+        ({}, Mode.PATH, ("train.py", "-x")),
+        ({"module": True}, Mode.MODULE, ("train.py", "-x")),
+        ({"no_python": True}, Mode.EXEC, ("train.py", "-x")),
+        ({"run_path": True, "no_python": True}, Mode.PATH, (str(Path.cwd() / "train.py"), "-x")),
+    ],
+)
+def test_the_target(given, mode, argv):
+    target = planned(("train.py", "-x"), **given).spec.target
+    assert (target.mode, target.argv) == (mode, argv)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("redirects", "0", {}),
+        ("redirects", "3", {0: Streams.BOTH, 1: Streams.BOTH}),
+        ("tee", "0:1,1:2", {0: Streams.OUT, 1: Streams.ERR}),
+        ("tee", "1:2,0:0", {1: Streams.ERR}),
+    ],
+)
+def test_streams(name, text, expected):
+    assert getattr(planned(nproc_per_node="2", **{name: text}).spec, name) == expected
+
+
+def test_streams_of_ranks_with_two_digits():
+    assert planned(nproc_per_node="12", redirects="11:3").spec.redirects == {11: Streams.BOTH}
+
+
+def test_what_else_is_passed_on():
+    spec = planned(
+        nproc_per_node="3",
+        spares="2",
+        max_restarts="5",
+        local_ranks_filter="0, 2",
+        signals_to_handle="SIGTERM,USR1",
+        log_dir="/dev/null",
+        preload="numpy,torch",
+        duplicate_stdout_filters="loss,,acc,step",
+        capture_interval="50",
+        virtual_local_rank=True,
+    ).spec
+    assert (spec.settings.spares, spec.settings.max_restarts) == (2, 5)
+    assert spec.local_ranks_filter == {0, 2}
+    assert spec.signals_to_handle == (signal.SIGTERM, signal.SIGUSR1)
+    assert spec.log_dir == LOGS_OFF
+    assert spec.preload == (*DEFAULT_PRELOAD, "numpy")
+    assert spec.duplicate_stdout_filters == ("loss,acc", "step")
+    assert (spec.settings.capture_interval, spec.settings.max_capture_interval) == (50, 50)
+    assert spec.virtual_local_rank
+
+
+def test_the_runs_name_and_place():
+    assert planned(rdzv_id="job/7").spec.run_id == "job/7"
+    assert planned(rdzv_id="job/7").spec.run_dir == Path("/state/job-7")
+    assert planned(rdzv_id="job/7", standalone=True).spec.run_id == "fresh"
+    assert planned(run_id="mine", rdzv_id="job").spec.run_id == "mine"
+    assert planned(run_dir="there").spec.run_dir == Path.cwd() / "there"
+
+
+@pytest.mark.parametrize("name", ["..", "/", "...a..", "a/../../b", "x" * 300, "-", "ö"])
+def test_a_runs_directory_stays_below_its_parent(name):
+    directory = directory_name(name)
+    assert Path(directory).name == directory
+    assert directory not in {"", ".", ".."}
+    assert len(directory) <= 100
+
+
+def test_another_interpreter_bypasses_the_nursery():
+    spec = planned(environment={"PYTHON_EXEC": "/opt/python"}).spec
+    assert (spec.start_method, spec.python) == (StartMethod.SPAWN, "/opt/python")
+    with pytest.raises(UsageError, match="spawn"):
+        planned(environment={"PYTHON_EXEC": "/opt/python"}, start_method="nursery")
+
+
+def test_the_shutdown_timeout_of_torch_counts_where_none_is_given():
+    environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}
+    assert planned(environment=environment).spec.shutdown_timeout_s == 7
+    assert planned(environment=environment, shutdown_timeout="9").spec.shutdown_timeout_s == 9
+    for bad in ("soon", "-1", "0", "nan"):
+        with pytest.raises(UsageError, match="TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+            planned(environment={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": bad})
+
+
+def test_what_means_nothing_here_is_said_once():
+    launch = planned(rdzv_backend="c10d", rdzv_endpoint="node7.other:29400", master_port="29500", start_method="fork")
+    assert launch.spec.start_method is StartMethod.NURSERY
+    assert launch.notes == (
+        "no effect on one machine: --rdzv-backend, --rdzv-endpoint, --master-port",
+        "--start-method fork: workers are forked from the nursery",
+    )
+    assert planned(standalone=True, rdzv_backend="c10d", rdzv_endpoint="elsewhere:1").notes == ()
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["localhost:0", "127.0.0.1", "node7", "node7:29400", "node7.cluster:1", "10.0.0.7:29400", "[::1]:29400", "::1"],
+)
+def test_an_endpoint_on_this_machine_is_accepted(endpoint):
+    planned(rdzv_endpoint=endpoint)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"nnodes": "2"}, "--nnodes '2'"),
+        ({"nnodes": "1:4"}, "--nnodes '1:4'"),
+        ({"rdzv_endpoint": "node8:29400"}, "--rdzv-endpoint 'node8:29400'"),
+        ({"node_rank": "1"}, "--node-rank '1'"),
+        ({"event_log_handler": "console"}, "--event-log-handler 'console'"),
+        ({"logs_specs": "mine"}, "--logs-specs 'mine'"),
+        ({"numa_binding": "node"}, "--numa-binding 'node'"),
+        ({"nproc_per_node": "0"}, "--nproc-per-node '0'"),
+        ({"nproc_per_node": "-2"}, "--nproc-per-node '-2'"),
+        ({"nproc_per_node": "xpu"}, "--nproc-per-node 'xpu'"),
+        ({"nproc_per_node": "gpu"}, "no GPU is to be seen"),
+        ({"module": True, "no_python": True}, "exclude each other"),
+        ({"redirects": "4"}, "--redirects '4'"),
+        ({"tee": "0:3,"}, "--tee '0:3,'"),
+        ({"tee": "1:3"}, "there is no local rank 1"),
+        ({"local_ranks_filter": "1"}, "there is no local rank 1"),
+        ({"local_ranks_filter": "a"}, "not a list of local ranks"),
+        ({"signals_to_handle": "SIGTERM,SIGKILL"}, "SIGKILL cannot be handled"),
+        ({"signals_to_handle": "NOPE"}, "NOPE cannot be handled"),
+        ({"start_method": "thread"}, "--start-method 'thread'"),
+        ({"capture_interval": "0"}, "--capture-interval '0'"),
+        ({"max_restarts": "-1"}, "--max-restarts '-1'"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_advice(given, words):
+    with pytest.raises(UsageError) as caught:
+        planned(**given)
+    assert words in str(caught.value).splitlines()[0]
+    assert len(str(caught.value).splitlines()) == 2
+    assert caught.value.exit_code == 2
+
+
+def test_needles():
+    assert split_needles("") == ()
+    assert split_needles("a,b") == ("a", "b")
+    assert split_needles(",,") == (",",)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, 3), ("", 0), ("0,1", 2), ("2", 1), ("-1", 0), ("0,-1,1", 1), ("0,1,2,3,4", 3), ("GPU-1, GPU-2", 2)],
+)
+def test_gpus_are_counted_by_their_device_nodes(tmp_path, visible, expected):
+    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert count_gpus(environment, tmp_path) == expected
+
+
+def test_where_state_goes():
+    assert state_dir({"XDG_STATE_HOME": "/var/s"}) == Path("/var/s/deadpool-run")
+    assert state_dir({"XDG_STATE_HOME": "relative", "HOME": "/home/u"}) == Path("/home/u/.local/state/deadpool-run")
