@@ -17,3 +17,164 @@ longer than `MAX_LINE_BYTES` closes it. Nothing that a viewer does, or fails to 
 The status object has what `core.status` publishes, and beside it what only the agent knows: `run` (what `run.json`
 holds) and per rank `pid` and the board's `phase` (lower-case name), `step`, `step_ms`, `capture_ms` and `snapshots`.
 """
+
+import asyncio
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from deadpool_run.coordinator.address import SOCKET_NAME, control_address
+from deadpool_run.core.events import Event, KillHow, KillRequested, StopRequested
+from deadpool_run.ids import Rank, WorkerId
+
+MAX_LINE_BYTES = 64 << 10
+MAX_CONNECTIONS = 64
+_MIN_EVERY_S = 0.1
+_MAX_EVERY_S = 60.0
+_PEER = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
+
+
+class StatusSource(Protocol):
+    """What the control socket needs of the agent."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Return what there is to see now, fit for JSON."""
+
+    def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
+        """Return the worker and the pid that hold the rank; None if nobody does now."""
+
+    def submit(self, event: Event) -> None:
+        """Take a user's wish in as a fact."""
+
+
+class _RefusedError(Exception):
+    """The request cannot be done; the text says why."""
+
+
+class ControlServer:
+    """Serves the control socket in the running loop."""
+
+    def __init__(self, run_dir: Path, world_size: int, source: StatusSource) -> None:
+        self._run_dir = run_dir
+        self._world_size = world_size
+        self._source = source
+        self._connections: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Bind and listen. Raises OSError."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)  # so that the socket never exists with another mode than 0600
+        try:
+            with control_address(self._run_dir) as address:
+                listener.bind(address)
+        finally:
+            os.umask(before)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_LINE_BYTES)
+
+    def notify(self) -> None:
+        """Wake those who watch."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def close(self) -> None:
+        """Hang up on everyone and unlink the socket."""
+        if self._server is not None:
+            self._server.close()
+            (self._run_dir / SOCKET_NAME).unlink(missing_ok=True)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            if _peer_uid(writer) in (os.getuid(), 0) and len(self._connections) <= MAX_CONNECTIONS:
+                await self._converse(reader, writer)
+        except (ConnectionError, ValueError):
+            pass  # the viewer went away, or sent a line over the limit: both end the connection
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            try:
+                request = _parse(line)
+                if request.get("do") == "watch":
+                    await self._watch(_every_s(request), reader, writer)
+                    return
+                answer = self._answer(request)
+            except _RefusedError as refusal:
+                answer = {"error": str(refusal)}
+            await _say(writer, answer)
+
+    def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        match request:
+            case {"do": "status"}:
+                return self._source.status()
+            case {"do": "kill-rank", "rank": int(rank)}:
+                return self._kill(rank, request.get("how", KillHow.SIGKILL))
+            case {"do": "stop"}:
+                self._source.submit(StopRequested(0))
+                return {"ok": True}
+        raise _RefusedError(f"unknown request: {json.dumps(request)[:200]}")
+
+    def _kill(self, number: int, how: Any) -> Mapping[str, Any]:
+        if how not in list(KillHow):
+            raise _RefusedError(f"how must be one of {', '.join(KillHow)}, not {how!r}")
+        if not 0 <= number < self._world_size:
+            raise _RefusedError(f"there is no rank {number}: ranks are 0 to {self._world_size - 1}")
+        holder = self._source.holder(Rank(number))
+        if holder is None:
+            raise _RefusedError(f"nobody holds rank {number} now")
+        self._source.submit(KillRequested(Rank(number), KillHow(how)))
+        return {"ok": True, "rank": number, "worker": holder[0], "pid": holder[1], "how": str(how)}
+
+    async def _watch(self, every_s: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send the status until the viewer hangs up."""
+        hung_up = asyncio.ensure_future(reader.read())
+        try:
+            while not hung_up.done():
+                await _say(writer, self._source.status())
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait({hung_up}, timeout=_MIN_EVERY_S)  # the most often that it may be told
+                await asyncio.wait({hung_up, changed}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+        finally:
+            hung_up.cancel()
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+    except ValueError as error:
+        raise _RefusedError(f"not JSON: {error}") from error
+    if not isinstance(request, dict):
+        raise _RefusedError("a request is a JSON object on one line")
+    return request
+
+
+def _every_s(request: Mapping[str, Any]) -> float:
+    every_s = request.get("every_s", 1.0)
+    if not isinstance(every_s, int | float):
+        raise _RefusedError(f"every_s must be a number of seconds, not {every_s!r}")
+    return min(max(float(every_s), _MIN_EVERY_S), _MAX_EVERY_S)
+
+
+async def _say(writer: asyncio.StreamWriter, answer: Mapping[str, Any]) -> None:
+    writer.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
+    await writer.drain()
+
+
+def _peer_uid(writer: asyncio.StreamWriter) -> int:
+    sock = writer.get_extra_info("socket")
+    _, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(uid)

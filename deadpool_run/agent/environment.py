@@ -1,0 +1,104 @@
+"""The environment of a worker: torchrun's, and ours beside it. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from signal import Signals
+
+from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.ids import Epoch, Rank, WorkerId
+
+_OUTER_LAUNCHERS = ("PET_", "TORCHELASTIC_", "DEADPOOL_")
+"""Options and worker variables of a launcher around this one; inherited, they would misconfigure one inside."""
+
+_OMP_BANNER = (
+    "OMP_NUM_THREADS is not set: each of the {workers} workers gets {threads}, so that together they do not overload "
+    "this machine; set it to tune them"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A worker in a rank's place."""
+
+    worker: WorkerId
+    rank: Rank
+    local_rank: int
+    epoch: Epoch
+    generation: int
+    newcomer: bool
+    capture_interval: int
+    store_host: str
+    store_port: int
+    error_file: str
+    """Where the script's exception is to be written; empty if nowhere."""
+
+
+def base_environment(spec: LaunchSpec, outer: Mapping[str, str]) -> dict[str, str]:
+    """Return what all processes of the job share."""
+    env = {name: value for name, value in outer.items() if not name.startswith(_OUTER_LAUNCHERS)}
+    threads = omp_num_threads(spec, outer)
+    if threads is not None:
+        env["OMP_NUM_THREADS"] = str(threads)
+    return env
+
+
+def omp_num_threads(spec: LaunchSpec, outer: Mapping[str, str]) -> int | None:
+    """Return what we set OMP_NUM_THREADS to; None if we leave it as it is."""
+    if "OMP_NUM_THREADS" in outer:
+        return None
+    if spec.omp_num_threads is not None:
+        return spec.omp_num_threads
+    return 1 if spec.nproc_per_node > 1 else None
+
+
+def omp_banner(spec: LaunchSpec, outer: Mapping[str, str]) -> str | None:
+    """Return torchrun's warning, if we choose a number that nobody asked for."""
+    threads = omp_num_threads(spec, outer)
+    if threads is None or spec.omp_num_threads is not None:
+        return None
+    return _OMP_BANNER.format(threads=threads, workers=spec.nproc_per_node)
+
+
+def worker_environment(spec: LaunchSpec, seat: Seat, outer: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of the worker in this seat. One node: the world is the local world."""
+    env = base_environment(spec, outer)
+    world_size = str(spec.settings.world_size)
+    env |= {
+        "RANK": str(seat.rank),
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": "0" if spec.virtual_local_rank else str(seat.local_rank),
+        "LOCAL_WORLD_SIZE": str(spec.nproc_per_node),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": spec.role,
+        "ROLE_RANK": str(seat.rank),
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_ADDR": seat.store_host,
+        "MASTER_PORT": str(seat.store_port),
+        "TORCHELASTIC_RUN_ID": spec.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(seat.generation),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.settings.max_restarts or 0),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": seat.error_file,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(Signals(number).name for number in spec.signals_to_handle),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": outer.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "DEADPOOL_RUN_ID": spec.run_id,
+        "DEADPOOL_RUN_DIR": str(spec.run_dir),
+        "DEADPOOL_EPOCH": str(seat.epoch),
+        "DEADPOOL_WORKER": str(seat.worker),
+        "DEADPOOL_NEWCOMER": str(int(seat.newcomer)),
+        "DEADPOOL_STORE": f"{seat.store_host}:{seat.store_port}",
+        "DEADPOOL_CAPTURE_INTERVAL": str(seat.capture_interval),
+        "DEADPOOL_TARGET": spec.command.to_json(),
+    }
+    if spec.virtual_local_rank:
+        env["CUDA_VISIBLE_DEVICES"] = _own_device(outer.get("CUDA_VISIBLE_DEVICES"), seat.local_rank)
+    return env
+
+
+def _own_device(visible: str | None, local_rank: int) -> str:
+    """Return the device of this local rank among those that the launcher may see."""
+    if visible is None:
+        return str(local_rank)
+    devices = visible.split(",")
+    return devices[local_rank] if local_rank < len(devices) else visible

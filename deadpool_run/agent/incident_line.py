@@ -1,0 +1,39 @@
+"""The one line that tells a user of a repair. Pure."""
+
+from deadpool_run.core.effects import Incident, Loss
+
+
+def incident_line(incident: Incident) -> str:
+    """Return who was replaced by whom, the milliseconds that each part took, and what it cost.
+
+    Parts overlap (a newcomer rehearses while survivors drain): each is shown with what it added, so that they sum up.
+    """
+    detected_s = incident.detected_s or 0.0
+    milestones = (
+        ("promoted", incident.promoted_s),
+        ("drained", incident.drained_s),
+        ("rehearsed", incident.rehearsed_s),
+        ("restored", incident.restored_s),
+        ("attached", incident.attached_s),
+        ("first step", incident.first_step_s),
+    )
+    parts = [] if incident.detected_s is None else [f"detected {_ms(detected_s)}"]
+    reached_s = 0.0
+    for name, after_s in milestones:
+        parts.append(f"{name} {_ms(max(0.0, after_s - reached_s))}")
+        reached_s = max(reached_s, after_s)
+    lost = f"{incident.steps_lost} step{'' if incident.steps_lost == 1 else 's'} lost"
+    return (
+        f"{'; '.join(_loss(loss) for loss in incident.losses)}: {parts[0]} ms, {', '.join(parts[1:])}, "
+        f"total {_ms(detected_s + reached_s)} ms; resumed at step {incident.resumed}, {lost}"
+    )
+
+
+def _loss(loss: Loss) -> str:
+    injected = ", injected" if loss.injected else ""
+    origin = "spare" if loss.from_spare else "fresh"
+    return f"rank {loss.rank} ({loss.cause}{injected}) goes from worker {loss.worker} to {origin} worker {loss.replacement}"
+
+
+def _ms(seconds: float) -> str:
+    return str(round(seconds * 1000))

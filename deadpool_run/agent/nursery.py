@@ -1,0 +1,174 @@
+"""The agent's side of the nursery: asks it for processes, and starts it again if it dies."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deadpool_run.agent.nursery_main import MAX_PACKET_BYTES
+from deadpool_run.agent.processes import Exit, Process
+
+_MAX_DEATHS_UNPREPARED = 3
+"""Nurseries in a row that may die before they can fork; then the job cannot be run."""
+
+Forked = Callable[[int], None]
+Failed = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    kind: str
+    make_fds: Callable[[], Sequence[int]]
+    forked: Forked
+    failed: Failed
+
+
+class Nursery:
+    """Forks processes on request; requests wait while it imports.
+
+    `on_lost` is called with the reason when no nursery can be had. If one dies, the next is told of the processes
+    that live, so that it can end their groups when the agent is gone.
+    """
+
+    def __init__(
+        self,
+        preload: Sequence[str],
+        environment: Mapping[str, str],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._preload = preload
+        self._environment = dict(environment)
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._orders: dict[int, _Order] = {}
+        self._next_order = 0
+        self._pids: set[int] = set()  # forked and not yet reaped
+        self._prepared = False
+        self._deaths = 0
+        self._closed = False
+        self._process: Process
+        self._sock: socket.socket
+        self._start()
+
+    @property
+    def process(self) -> Process:
+        """The nursery's own process."""
+        return self._process
+
+    @property
+    def busy(self) -> bool:
+        """Whether a process may exist of which we do not know yet."""
+        return bool(self._orders)
+
+    def fork(self, kind: str, make_fds: Callable[[], Sequence[int]], forked: Forked, failed: Failed) -> None:
+        """Ask for a process. `make_fds` opens its descriptors; they are closed here once they are sent.
+
+        It is called again if the nursery dies before it answers: the child of a first attempt, if there is one, is
+        then left with the other end of a socket that nobody holds, and ends.
+        """
+        number = self._next_order
+        self._next_order += 1
+        self._orders[number] = _Order(kind, make_fds, forked, failed)
+        if self._prepared:
+            self._send_order(number)
+
+    def forget(self, pid: int) -> None:
+        """Say that a process was reaped."""
+        self._pids.discard(pid)
+        self._send({"do": "reaped", "pid": pid})
+
+    def close(self) -> None:
+        """Let the nursery end. Its process is reaped by the loop."""
+        self._closed = True
+        self._hang_up()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-P", "-u", "-m", "deadpool_run.agent.nursery_main"]
+            child = subprocess.Popen(  # noqa: S603 - our own module
+                [*command, str(theirs.fileno()), str(os.getpid())],
+                env=self._environment,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # a terminal's Ctrl-C is for the agent to handle
+            )
+        child.returncode = 0  # reaped by `Process`, not by subprocess
+        ours.setblocking(False)
+        self._sock = ours
+        self._prepared = False
+        self._process = Process(child.pid, self._on_exit)
+        self._loop.add_reader(ours, self._read)
+        self._send({"do": "prepare", "modules": list(self._preload)})
+        for pid in self._pids:
+            self._send({"do": "adopt", "pid": pid})
+
+    def _send(self, packet: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        if self._sock.fileno() < 0:
+            return
+        try:
+            socket.send_fds(self._sock, [json.dumps(packet).encode()], fds)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # its end is told by its pidfd
+        except BlockingIOError:
+            self._process.signal_group(
+                signal.SIGKILL
+            )  # hundreds of packets unread: it hangs; the next one does its work
+
+    def _send_order(self, number: int) -> None:
+        order = self._orders[number]
+        fds = order.make_fds()
+        self._send({"do": "fork", "id": number, "kind": order.kind}, fds)
+        for fd in fds:
+            os.close(fd)
+
+    def _read(self) -> None:
+        while self._sock.fileno() >= 0:
+            try:
+                packet = self._sock.recv(MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                packet = b""
+            if not packet:
+                self._hang_up()
+                return
+            self._take(json.loads(packet))
+
+    def _take(self, answer: Mapping[str, Any]) -> None:
+        match answer:
+            case {"prepared": True}:
+                self._prepared = True
+                self._deaths = 0
+                for number in list(self._orders):
+                    self._send_order(number)
+            case {"id": number, "pid": pid}:
+                self._pids.add(pid)
+                self._orders.pop(number).forked(pid)
+            case {"id": number, "failed": why}:
+                self._orders.pop(number).failed(why)
+            case {"failed": why}:
+                self._closed = True
+                self._on_lost(why)
+
+    def _hang_up(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock)
+            self._sock.close()
+
+    def _on_exit(self, exit_: Exit) -> None:
+        self._read()  # what it answered before it died
+        self._hang_up()
+        if self._closed:
+            return
+        self._deaths += not self._prepared
+        if self._deaths >= _MAX_DEATHS_UNPREPARED:
+            self._closed = True
+            self._on_lost(f"the process that starts workers ended {self._deaths} times before it could ({exit_})")
+        else:
+            self._start()

@@ -1,0 +1,178 @@
+"""Where workers' output goes: the console as it is, files in torchrun's log tree, or both with a prefix.
+
+<log dir>/<run id>_<random>/attempt_<generation>/<local rank>/{stdout.log,stderr.log,error.json}
+<log dir>/<run id>_<random>/attempt_<generation>/filtered_{stdout,stderr}.log
+"""
+
+import os
+import select
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Streams
+
+_READ_BYTES = 64 << 10
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is shown in pieces."""
+_DRAIN_TIMEOUT_S = 30.0
+"""At the end: how long the console may take to accept what workers have written."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    name: str
+    flag: Streams
+    console_fd: int
+
+
+_STREAMS = (_Stream("stdout", Streams.OUT, 1), _Stream("stderr", Streams.ERR, 2))
+
+
+class Output:
+    """The log tree of one run, and the threads that copy tee'd streams."""
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        """Make the tree's root, unless logs are off. Raises OSError."""
+        self._spec = spec
+        self._root: Path | None = None
+        if spec.log_dir != LOGS_OFF:
+            base = spec.log_dir or spec.run_dir / "logs"
+            base.mkdir(parents=True, exist_ok=True)
+            self._root = Path(tempfile.mkdtemp(prefix=f"{spec.run_id}_", dir=base))
+        self._attempt: Path | None = None
+        self._tees: list[_Tee] = []
+        self._console = threading.Lock()
+
+    @property
+    def root(self) -> Path | None:
+        """The log tree's root; None if logs are off."""
+        return self._root
+
+    def begin(self, generation: int) -> None:
+        """Make the folders of this generation."""
+        if self._root is None:
+            return
+        self._attempt = self._root / f"attempt_{generation}"
+        for local_rank in range(self._spec.nproc_per_node):
+            (self._attempt / str(local_rank)).mkdir(parents=True, exist_ok=True)
+
+    def error_file(self, local_rank: int) -> str:
+        """Return the path of the rank's error file, or nothing if logs are off."""
+        return "" if self._attempt is None else str(self._attempt / str(local_rank) / "error.json")
+
+    def open(self, local_rank: int) -> dict[str, int]:
+        """Return descriptors, the caller's to close, for the streams that do not go to the console as it is."""
+        return {stream.name: fd for stream in _STREAMS if (fd := self._open(stream, local_rank)) is not None}
+
+    def close(self) -> None:
+        """Wait until everything that workers have written is copied, within a bound."""
+        for tee in self._tees:
+            tee.join(_DRAIN_TIMEOUT_S)
+        self._tees.clear()
+
+    def _open(self, stream: _Stream, local_rank: int) -> int | None:
+        shown = self._spec.local_ranks_filter is None or local_rank in self._spec.local_ranks_filter
+        tee = stream.flag in self._spec.tee.get(local_rank, Streams.NONE)
+        if self._attempt is None:  # as torchrun: without files, what was to go to files is not seen
+            redirected = tee or stream.flag in self._spec.redirects.get(local_rank, Streams.NONE)
+            return os.open(os.devnull, os.O_WRONLY) if redirected or not shown else None
+        path = self._attempt / str(local_rank) / f"{stream.name}.log"
+        if tee and shown:
+            return self._start_tee(stream, local_rank, path)
+        if tee or stream.flag in self._spec.redirects.get(local_rank, Streams.NONE):
+            return _append(path)
+        return None if shown else os.open(os.devnull, os.O_WRONLY)
+
+    def _start_tee(self, stream: _Stream, local_rank: int, path: Path) -> int:
+        assert self._attempt is not None
+        filters = (
+            self._spec.duplicate_stdout_filters if stream.flag is Streams.OUT else self._spec.duplicate_stderr_filters
+        )
+        reader, writer = os.pipe()
+        tee = _Tee(
+            reader,
+            _Copies(file=path, console_fd=stream.console_fd, filtered=self._attempt / f"filtered_{stream.name}.log"),
+            prefix=line_prefix(os.environ, self._spec.role, local_rank),
+            needles=tuple(needle.encode() for needle in filters),
+            console=self._console,
+        )
+        tee.start()
+        self._tees = [other for other in self._tees if other.is_alive()] + [tee]
+        return writer
+
+
+def line_prefix(env: Mapping[str, str], role: str, local_rank: int) -> bytes:
+    """Return what stands before a tee'd line. `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE` is torchrun's way to change it."""
+    template = env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${role_name}${local_rank}]:")
+    for name, value in (("role_name", role), ("rank", str(local_rank)), ("local_rank", str(local_rank))):
+        template = template.replace(f"${{{name}}}", value)
+    return template.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    file: Path
+    console_fd: int
+    filtered: Path
+
+
+class _Tee(threading.Thread):
+    """Copies one stream of one worker until its last holder has closed it.
+
+    A thread, so that a console that does not take more (a pager, a full pipe) holds up its writers, as it would without
+    us, and never the agent.
+    """
+
+    def __init__(
+        self, reader: int, copies: _Copies, *, prefix: bytes, needles: tuple[bytes, ...], console: threading.Lock
+    ) -> None:
+        super().__init__(name=f"deadpool-tee-{copies.file.parent.name}", daemon=True)
+        self._reader = reader
+        self._prefix = prefix
+        self._needles = needles
+        self._console = console
+        self._file: int | None = _append(copies.file)
+        self._filtered: int | None = _append(copies.filtered) if needles else None
+        self._console_fd: int | None = copies.console_fd
+
+    def run(self) -> None:
+        rest = b""
+        while data := os.read(self._reader, _READ_BYTES):
+            self._file = _write(self._file, data)
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            self._show(lines)
+        if rest:
+            self._show([rest])
+        for fd in (self._reader, self._file, self._filtered):
+            if fd is not None:
+                os.close(fd)
+
+    def _show(self, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        with self._console:
+            self._console_fd = _write(self._console_fd, b"".join(b"%b%b\n" % (self._prefix, line) for line in lines))
+            chosen = [line for line in lines if any(needle in line for needle in self._needles)]
+            self._filtered = _write(self._filtered, b"".join(b"%b%b\n" % (self._prefix, line) for line in chosen))
+
+
+def _append(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _write(fd: int | None, data: bytes) -> int | None:
+    """Write all of it; return the descriptor, or None if nothing more can be written to it (the rest is then lost)."""
+    view = memoryview(data)
+    while fd is not None and view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:  # another holder of the console has made it non-blocking
+            select.select([], [fd], [])
+        except OSError:  # the reader went away, the disk is full: the worker's other copy goes on
+            return None
+    return fd

@@ -1,0 +1,154 @@
+"""Children of this process: told of their end by pidfd, ended by process group, always reaped."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended; exactly one is set."""
+
+    code: int | None
+    signal: int | None
+
+
+class Process:
+    """A child that leads its own process group.
+
+    When it ends, what is left of its group is killed while it is still a zombie (until then its number can be nobody
+    else's), then it is reaped and `on_exit` is called, once.
+    """
+
+    def __init__(self, pid: int, on_exit: Callable[[Exit], None]) -> None:
+        """Watch the child `pid`, in the running loop. Raises ProcessLookupError if there is none."""
+        self.pid = pid
+        self.gone = asyncio.Event()
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._pidfd = os.pidfd_open(pid)
+        self._loop.add_reader(self._pidfd, self.reap)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not been reaped."""
+        return self._pidfd >= 0
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process alone."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the process and all that it started."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def terminate(self, number: int, grace_s: float) -> None:
+        """Send a signal to the group, and SIGKILL once the grace is over."""
+        self.signal_group(number)
+        self.kill_after(grace_s)
+
+    def kill_after(self, grace_s: float) -> None:
+        """SIGKILL the group once the grace is over. A later call may only shorten the grace."""
+        if not self.alive:
+            return
+        due = self._loop.time() + grace_s
+        if self._kill_timer is not None:
+            due = min(due, self._kill_timer.when())
+            self._kill_timer.cancel()
+        self._kill_timer = self._loop.call_at(due, self.signal_group, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Take note of the end, if it has come."""
+        if not self.alive or os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
+        self.signal_group(signal.SIGKILL)
+        result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        assert result is not None
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        self.gone.set()
+        exited = result.si_code == os.CLD_EXITED
+        self._on_exit(Exit(result.si_status, None) if exited else Exit(None, result.si_status))
+
+
+def become_subreaper() -> None:
+    """Have orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER, prctl(2))."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def reap_strangers(known: Callable[[int], Process | None]) -> None:
+    """Reap every ended child, also adopted ones that no `Process` watches. For SIGCHLD's handler."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None:
+            return
+        process = known(ended.si_pid)
+        if process is not None:
+            process.reap()
+        else:
+            os.waitpid(ended.si_pid, 0)
+
+
+def kill_strangers(timeout_s: float) -> None:
+    """SIGKILL every child that is left, and what they leave behind in turn, and reap them; for at most `timeout_s`.
+
+    For the end of the job, when every child of ours has been reaped: what is left was adopted from workers.
+    """
+    due = time.monotonic() + timeout_s
+    while (children := _children()) and time.monotonic() < due:
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            _wait(pid, due)
+
+
+def _wait(pid: int, due: float) -> None:
+    """Reap the child when it ends, unless that takes longer than until `due` (an uninterruptible sleep)."""
+    pidfd = os.pidfd_open(pid)  # a child that nobody else reaps: it exists
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    if poll.poll(max(0.0, due - time.monotonic()) * 1000):
+        os.waitpid(pid, 0)
+    os.close(pidfd)
+
+
+def _children() -> list[int]:
+    """Return the children of this process; its own threads never fork."""
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended, or the kernel lacks CONFIG_PROC_CHILDREN
+            found += [int(pid) for pid in (task / "children").read_text().split()]
+    return found
+
+
+async def wait_gone(processes: Sequence[Process], timeout_s: float) -> bool:
+    """Wait until all are reaped; return False if that takes longer."""
+    waits = [process.gone.wait() for process in processes]
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.gather(*waits)
+    except TimeoutError:
+        return False
+    return True

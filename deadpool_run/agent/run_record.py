@@ -1,0 +1,56 @@
+"""`run.json`: what a run is, for those who look for it; written at its start and at its end. Mode 0600."""
+
+import json
+import os
+import socket
+from datetime import UTC, datetime
+from typing import Any
+
+from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.coordinator.address import SOCKET_NAME
+
+RECORD_NAME = "run.json"
+SCHEMA_VERSION = 1
+
+
+class RunRecord:
+    """The record of a live run; times are ISO-8601, UTC."""
+
+    def __init__(self, spec: LaunchSpec, log_dir: str | None) -> None:
+        self._path = spec.run_dir / RECORD_NAME
+        self.parts: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": spec.run_id,
+            "run_dir": str(spec.run_dir),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "command": list(spec.target.argv),
+            "mode": spec.target.mode.value,
+            "world_size": spec.settings.world_size,
+            "spares": spec.settings.spares,
+            "log_dir": log_dir,
+            "socket": str(spec.run_dir / SOCKET_NAME),
+            "started": _now(),
+            "ended": None,
+            "exit_code": None,
+            "reason": None,
+        }
+        self._write()
+
+    def end(self, exit_code: int, reason: str) -> None:
+        """Mark the run as over."""
+        self.parts |= {"ended": _now(), "exit_code": exit_code, "reason": reason}
+        self._write()
+
+    def _write(self) -> None:
+        """Replace the file as a whole, so that a reader never sees half of it."""
+        fresh = self._path.with_suffix(".new")
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor, opened with its mode
+            json.dump(self.parts, file, indent=1)
+            file.write("\n")
+        fresh.replace(self._path)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

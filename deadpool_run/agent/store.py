@@ -1,0 +1,110 @@
+"""The agent's side of the store process: the job's TCPStore, fresh for each generation, always at the same address."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from deadpool_run.agent.channel import Channel
+from deadpool_run.agent.nursery import Nursery
+from deadpool_run.agent.processes import Exit, Process
+from deadpool_run.wire.messages import Message, StoreListening
+
+HOST = "127.0.0.1"
+_BACKLOG = 1024
+_MAX_DEATHS = 3
+"""Store processes in a row that may die before they serve."""
+
+
+class Store:
+    """Owns the listening socket; the process that serves on it is replaced by `renew` and whenever it dies.
+
+    Clients may connect at any time: until a process serves, they wait in the socket's backlog.
+
+    `on_lost` is called with the reason when no store can be had.
+    """
+
+    def __init__(self, nursery: Nursery, on_lost: Callable[[str], None]) -> None:
+        self._nursery = nursery
+        self._on_lost = on_lost
+        self._listener = socket.create_server((HOST, 0), backlog=_BACKLOG)
+        self._stale = False
+        self._closed = False
+        self._deaths = 0
+        self._process: Process | None = None
+        self._channel: Channel | None = None
+        self._socket: socket.socket | None = None
+        self._waiting: list[Callable[[], None]] = []
+        self._fork()
+
+    @property
+    def port(self) -> int:
+        """Where it listens, on `HOST`; the same for the life of the job."""
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def process(self) -> Process | None:
+        """The process that serves, once there is one."""
+        return self._process
+
+    def when_fresh(self, call: Callable[[], None]) -> None:
+        """Call now, or as soon as nobody serves the keys of before `renew`."""
+        if self._stale:
+            self._waiting.append(call)
+        else:
+            call()
+
+    def renew(self) -> None:
+        """Forget every key: end the process; its end starts another."""
+        self._waiting.clear()
+        if self._process is not None and self._process.alive:
+            self._stale = True
+            self._process.signal_group(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let the process end."""
+        self._closed = True
+        self._waiting.clear()
+        self._listener.close()
+        if self._channel is not None:
+            self._channel.close()
+        if self._process is not None:
+            self._process.signal_group(signal.SIGKILL)
+
+    def _fork(self) -> None:
+        self._nursery.fork("store", self._open, self._forked, self._on_lost)
+
+    def _open(self) -> list[int]:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, theirs = socket.socketpair()
+        return [theirs.detach(), os.dup(self._listener.fileno())]
+
+    def _forked(self, pid: int) -> None:
+        assert self._socket is not None
+        self._process = Process(pid, self._on_exit)
+        self._channel = Channel(self._socket, self._on_message, self._on_lost)
+        self._socket = None
+        if self._closed:
+            self._process.signal_group(signal.SIGKILL)
+
+    def _on_message(self, message: Message) -> None:
+        if isinstance(message, StoreListening):
+            self._deaths = 0
+
+    def _on_exit(self, exit_: Exit) -> None:
+        assert self._process is not None
+        self._nursery.forget(self._process.pid)
+        if self._channel is not None:
+            self._channel.close()
+        if self._closed:
+            return
+        self._deaths += not self._stale
+        self._stale = False
+        if self._deaths >= _MAX_DEATHS:
+            self._on_lost(f"the store ended {self._deaths} times before it served ({exit_})")
+            return
+        self._fork()
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call()

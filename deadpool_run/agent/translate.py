@@ -1,0 +1,47 @@
+"""What a worker says, as a fact for the coordinator. Pure."""
+
+from deadpool_run.core import events
+from deadpool_run.core.events import Event
+from deadpool_run.errors import ProtocolError
+from deadpool_run.ids import Epoch, Version, WorkerId
+from deadpool_run.wire import messages
+from deadpool_run.wire.messages import Message
+
+
+def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR0911, PLR0912 - one line for each message
+    """Return the fact. Raises `ProtocolError` for a message that no worker may send."""
+    match message:
+        case messages.Ready():
+            return events.WorkerReady(worker)
+        case messages.Initialized():
+            return events.ScriptInitialized(worker)
+        case messages.SetupDone():
+            return events.SetupCompleted(worker)
+        case messages.Sealed():
+            return events.TranscriptSealed(worker)
+        case messages.Raised(step, kind, text, traceback):
+            return events.WorkerRaised(worker, step, kind, text, traceback)
+        case messages.Drained(epoch, completed, live, captured):
+            holds = None if live is None else Version(live)
+            versions = tuple(Version(version) for version in captured)
+            return events.SurvivorDrained(worker, Epoch(epoch), Version(completed), holds, versions)
+        case messages.DrainBroke(epoch, text):
+            return events.DrainFailed(worker, Epoch(epoch), text)
+        case messages.Rehearsed(epoch):
+            return events.NewcomerRehearsed(worker, Epoch(epoch))
+        case messages.Restored(epoch):
+            return events.RankRestored(worker, Epoch(epoch))
+        case messages.Attached(epoch):
+            return events.RankAttached(worker, Epoch(epoch))
+        case messages.AttachBroke(epoch, text):
+            return events.AttachFailed(worker, Epoch(epoch), text)
+        case messages.FirstStep(epoch):
+            return events.FirstStepCompleted(worker, Epoch(epoch))
+        case messages.PeerSuspected(epoch, text):
+            return events.CollectiveFailed(worker, Epoch(epoch), text)
+        case messages.Skipped(version):
+            return events.CaptureSkipped(worker, Version(version))
+        case messages.Finished(version):
+            return events.LoopFinished(worker, Version(version))
+        case _:
+            raise ProtocolError(f"worker {worker} sent {type(message).__name__}, which is not a worker's to send")

@@ -1,0 +1,139 @@
+"""The worker processes of this node: made, given ranks, spoken to, ended. Decides nothing."""
+
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from deadpool_run.agent.channel import Channel
+from deadpool_run.agent.nursery import Nursery
+from deadpool_run.agent.processes import Exit, Process
+from deadpool_run.agent.translate import to_event
+from deadpool_run.core.events import Event, WorkerExited, WorkerStarted, WorkerStartFailed
+from deadpool_run.ids import Rank, Version, WorkerId
+from deadpool_run.wire.messages import Assign, Dismiss, Message
+
+Submit = Callable[[Event], None]
+
+
+@dataclass(slots=True)
+class _Worker:
+    ours: socket.socket | None = None  # our end of the control socket until there is a process
+    process: Process | None = None
+    channel: Channel | None = None
+    rank: Rank | None = None
+    doomed: bool = False  # to be ended as soon as it exists
+
+
+class Workforce:
+    """Every living worker by its id. What happens to them is submitted as events."""
+
+    def __init__(self, nursery: Nursery, submit: Submit, captured: Callable[[Rank], tuple[Version, ...]]) -> None:
+        """Read what a dead worker's rank has captured by `captured`."""
+        self._nursery = nursery
+        self._submit = submit
+        self._captured = captured
+        self._workers: dict[WorkerId, _Worker] = {}
+
+    def processes(self) -> Iterator[Process]:
+        """Every process that has not been reaped."""
+        return (worker.process for worker in self._workers.values() if worker.process is not None)
+
+    def pid(self, worker: WorkerId) -> int | None:
+        """Return the process of a living worker."""
+        found = self._workers.get(worker)
+        return None if found is None or found.process is None else found.process.pid
+
+    def start(self, worker: WorkerId) -> None:
+        """Have a process made that parks."""
+        new = _Worker()
+        self._workers[worker] = new
+
+        def make_fds() -> list[int]:
+            if new.ours is not None:
+                new.ours.close()
+            new.ours, theirs = socket.socketpair()
+            return [theirs.detach()]
+
+        self._nursery.fork(
+            "worker",
+            make_fds,
+            lambda pid: self._started(worker, pid),
+            lambda why: self._start_failed(worker, why),
+        )
+
+    def assign(self, worker: WorkerId, order: Assign, fds: Mapping[str, int]) -> None:
+        """Give the worker the rank of this order, with the descriptors that it names."""
+        found = self._workers.get(worker)
+        if found is not None and found.channel is not None:
+            found.rank = Rank(order.rank)
+            found.channel.send(order, [fds[name] for name in order.fds])
+
+    def send(self, worker: WorkerId, message: Message) -> None:
+        """Say something to the worker; nothing happens if it has ended."""
+        found = self._workers.get(worker)
+        if found is not None and found.channel is not None:
+            found.channel.send(message)
+
+    def signal(self, worker: WorkerId, number: int) -> None:
+        """Send a signal to the worker's process."""
+        if found := self._workers.get(worker):
+            if found.process is None:
+                found.doomed = True
+            else:
+                found.process.signal(number)
+
+    def terminate(self, worker: WorkerId, number: int, grace_s: float) -> None:
+        """Send a signal to the worker's group, SIGKILL after the grace."""
+        if found := self._workers.get(worker):
+            if found.process is None:
+                found.doomed = True
+            else:
+                found.process.terminate(number, grace_s)
+
+    def dismiss(self, worker: WorkerId, grace_s: float) -> None:
+        """Ask a parked worker to end."""
+        if found := self._workers.get(worker):
+            if found.process is None or found.channel is None:
+                found.doomed = True
+            else:
+                found.channel.send(Dismiss())
+                found.process.kill_after(grace_s)
+
+    def close(self) -> None:
+        """End every process at once. Their exits are still reaped by the loop."""
+        for worker in self._workers.values():
+            worker.doomed = True
+            if worker.process is not None:
+                worker.process.signal_group(signal.SIGKILL)
+
+    def _started(self, worker: WorkerId, pid: int) -> None:
+        found = self._workers[worker]
+        assert found.ours is not None
+        process = found.process = Process(pid, lambda end: self._ended(worker, end))
+        found.channel = Channel(
+            found.ours,
+            lambda message: self._submit(to_event(worker, message)),
+            lambda _: process.signal_group(signal.SIGKILL),  # deaf or confused: its death is repaired as any other
+        )
+        found.ours = None
+        if found.doomed:
+            process.signal_group(signal.SIGKILL)
+        self._submit(WorkerStarted(worker, pid))
+
+    def _start_failed(self, worker: WorkerId, why: str) -> None:
+        found = self._workers.pop(worker)
+        if found.ours is not None:
+            found.ours.close()
+        self._submit(WorkerStartFailed(worker, why))
+
+    def _ended(self, worker: WorkerId, end: Exit) -> None:
+        found = self._workers[worker]
+        if found.channel is not None:
+            found.channel.read_rest()  # what it said last comes before its end
+            found.channel.close()
+        del self._workers[worker]
+        assert found.process is not None
+        self._nursery.forget(found.process.pid)
+        captured = () if found.rank is None else self._captured(found.rank)
+        self._submit(WorkerExited(worker, end.code, end.signal, captured))
