@@ -1,0 +1,91 @@
+"""The one door to the coordinator's state: every change of it goes through `step`.
+
+Pure: it is told facts and the time, and returns the next state and orders. It never waits, reads a clock or does I/O.
+"""
+
+from typing import assert_never
+
+from deadpool_run.core import ending, pool, processes, repair, timers, words, world
+from deadpool_run.core import events as ev
+from deadpool_run.core.effects import Effect
+from deadpool_run.core.events import Event
+from deadpool_run.core.invariants import check_invariants
+from deadpool_run.core.lifecycle import JobPhase, MemberPhase
+from deadpool_run.core.membership import State, all_done
+from deadpool_run.core.settings import Settings
+from deadpool_run.core.turn import Turn
+
+__all__ = ["check_invariants", "new_state", "next_deadline", "step"]
+
+
+def new_state(settings: Settings) -> State:
+    """Return the state of a job that nothing has happened to."""
+    return State(
+        phase=JobPhase.NEW,
+        capture_interval=settings.capture_interval,
+        seats=world.vacant_seats(settings.world_size),
+    )
+
+
+def step(settings: Settings, state: State, event: Event, now: float) -> tuple[State, tuple[Effect, ...]]:
+    """Return the next state, and the orders to perform, in this order.
+
+    `now` is in seconds of one monotonic clock and never falls. A fact that means nothing (any more) changes nothing.
+    """
+    turn = Turn(settings, state, now)
+    if state.phase is not JobPhase.STOPPED:
+        _hear(turn, event)
+        _advance(turn)
+    return turn.state, tuple(turn.effects)
+
+
+def next_deadline(settings: Settings, state: State) -> float | None:
+    """Return when `TimeAdvanced` is to be told, if nothing else happens before; None if time changes nothing."""
+    return min((deadline.at for deadline in timers.deadlines(settings, state)), default=None)
+
+
+def _hear(turn: Turn, event: Event) -> None:
+    if isinstance(event, processes.ProcessNews):
+        processes.hear(turn, event)
+        return
+    if isinstance(event, words.Word):
+        words.hear(turn, event)
+        return
+    match event:
+        case ev.JobSubmitted():
+            world.submitted(turn)
+        case ev.StopRequested():
+            ending.stop_requested(turn, event)
+        case ev.KillRequested():
+            processes.kill_requested(turn, event)
+        case ev.TimeAdvanced():
+            timers.advance(turn)
+        case _:
+            assert_never(event)
+
+
+def _advance(turn: Turn) -> None:
+    """Decide all that follows from the facts, whichever of them came last. Each phase is left at most once."""
+    if turn.state.phase is JobPhase.RESTARTING:
+        world.advance_restarting(turn)
+    if turn.state.phase is JobPhase.STARTING:
+        world.advance_starting(turn)
+    if turn.state.phase is JobPhase.UNPROTECTED:
+        world.advance_unprotected(turn)
+    if turn.state.phase is JobPhase.REPAIRING:
+        repair.advance(turn)
+    if turn.state.phase is JobPhase.RUNNING:
+        repair.report(turn)
+    if turn.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING) and _every_rank_is_through(turn.state):
+        ending.release(turn)
+    pool.heal(turn)
+    if turn.state.phase is JobPhase.FINISHING:
+        ending.advance_finishing(turn)
+    if turn.state.phase is JobPhase.STOPPING:
+        ending.advance_stopping(turn)
+
+
+def _every_rank_is_through(state: State) -> bool:
+    return all_done(state) or (
+        not state.vacant() and all(member.phase is MemberPhase.FINISHED for member in state.owners())
+    )

@@ -1,0 +1,46 @@
+"""What is told of a repair that is over."""
+
+from deadpool_run.core.effects import Incident, Loss
+from deadpool_run.core.membership import LossSoFar, Repair
+from deadpool_run.ids import Epoch, Version
+
+KEPT = 20
+"""Incidents that the state remembers."""
+
+
+def finished(repair: Repair, epoch: Epoch, now: float) -> Incident:
+    """Return the incident that ends now, its times in seconds after its first loss was known.
+
+    A phase that nobody went through (no newcomer had to rehearse) took no time after the one before it.
+    """
+    assert repair.resume is not None
+    drained = _after(repair, repair.drained_at, 0.0)
+    promoted = _after(repair, repair.promoted_at, 0.0)
+    restored = _after(repair, repair.restored_at, drained)
+    return Incident(
+        epoch=epoch,
+        losses=tuple(_loss(loss) for loss in repair.losses),
+        resumed=repair.resume,
+        steps_lost=_steps_lost(repair, repair.resume),
+        detected_s=repair.detected_s,
+        drained_s=drained,
+        promoted_s=promoted,
+        rehearsed_s=_after(repair, repair.rehearsed_at, promoted),
+        restored_s=restored,
+        attached_s=_after(repair, repair.attached_at, restored),
+        first_step_s=now - repair.began_at,
+    )
+
+
+def _after(repair: Repair, at: float | None, otherwise: float) -> float:
+    return otherwise if at is None else at - repair.began_at
+
+
+def _steps_lost(repair: Repair, resumed: Version) -> int:
+    reached = repair.dead_held if repair.completed is None else repair.completed
+    return 0 if reached is None else max(0, reached - resumed)
+
+
+def _loss(loss: LossSoFar) -> Loss:
+    assert loss.replacement is not None, "an incident is over only when every rank is held again"
+    return Loss(loss.rank, loss.worker, loss.cause, loss.injected, loss.replacement, loss.from_spare)

@@ -1,0 +1,92 @@
+"""What always holds of the state, whatever happened. Tests ask after every step; nothing in a job depends on it."""
+
+from collections.abc import Iterator
+
+from deadpool_run.core.lifecycle import ATTACHED, HOLDS_RANK, JobPhase, MemberPhase
+from deadpool_run.core.membership import State
+from deadpool_run.core.settings import Settings
+
+_OVER = frozenset({JobPhase.STOPPING, JobPhase.STOPPED})
+
+
+def check_invariants(settings: Settings, state: State) -> None:
+    """Raise AssertionError naming every invariant that the state breaks."""
+    broken = list(_broken(settings, state))
+    assert not broken, "; ".join(broken)
+
+
+def _broken(settings: Settings, state: State) -> Iterator[str]:
+    yield from _broken_seats(settings, state)
+    yield from _broken_members(state)
+    yield from _broken_phase(settings, state)
+    yield from _broken_repair(state)
+    alive = [member for member in state.members.values() if member.phase is not MemberPhase.ENDING]
+    if len(alive) > settings.world_size + settings.spares:
+        yield f"{len(alive)} workers are alive, more than world size and spares"
+
+
+def _broken_seats(settings: Settings, state: State) -> Iterator[str]:
+    if [seat.rank for seat in state.seats] != list(range(settings.world_size)):
+        yield "the seats are not those of ranks 0..W-1"
+    owners = [seat.owner for seat in state.seats if seat.owner is not None]
+    if len(set(owners)) != len(owners):
+        yield "a worker holds two ranks"
+    for seat in state.seats:
+        if seat.done and seat.owner is not None:
+            yield f"rank {seat.rank} is done and held"
+        if seat.owner is not None and (seat.owner not in state.members or state.members[seat.owner].rank != seat.rank):
+            yield f"rank {seat.rank} and its owner {seat.owner} disagree"
+
+
+def _broken_members(state: State) -> Iterator[str]:
+    for worker, member in state.members.items():
+        if worker != member.worker or worker >= state.next_worker:
+            yield f"worker {worker} is filed wrongly, or its number may be given again"
+        if member.rank is not None and state.seats[member.rank].owner != worker:
+            yield f"worker {worker} claims rank {member.rank} of another"
+        if member.rank is not None and member.phase not in HOLDS_RANK:
+            yield f"worker {worker} holds a rank while {member.phase}"
+        if member.rank is None and member.phase in HOLDS_RANK - {MemberPhase.ENDING}:
+            yield f"worker {worker} holds no rank while {member.phase}"
+        if member.phase is MemberPhase.ENDED:
+            yield f"worker {worker} has ended and is remembered"
+        if member.newcomer and member.phase in ATTACHED:
+            yield f"worker {worker} is attached and still a newcomer"
+
+
+def _broken_phase(settings: Settings, state: State) -> Iterator[str]:
+    held = len(list(state.owners()))
+    if state.phase in (JobPhase.NEW, JobPhase.STARTING) and held:
+        yield f"a rank is held while {state.phase}"
+    if state.phase is JobPhase.RUNNING:
+        at_work = ATTACHED | {MemberPhase.RAISED, MemberPhase.ENDING}
+        if state.vacant() or any(member.phase not in at_work for member in state.owners()):
+            yield "running, but not every rank is held by an attached member"
+        if not all(seat.sealed for seat in state.seats):
+            yield "running, but a rank cannot be rehearsed"
+    if state.phase is JobPhase.REPAIRING and state.repair is None:
+        yield "repairing, but nothing is repaired"
+    if state.phase is JobPhase.REPAIRING and held + len(state.vacant()) < settings.world_size:
+        yield "repairing a world that a rank has left"
+    if (state.phase in _OVER) != (state.stop is not None and bool(state.stop.reason)):
+        yield "stopping without a reason, or a reason to stop without stopping"
+    if state.phase is JobPhase.STOPPED and state.members:
+        yield "stopped, but a worker is left"
+    if state.epoch == 0 and state.phase not in (JobPhase.NEW, *_OVER):
+        yield f"epoch 0 while {state.phase}"
+
+
+def _broken_repair(state: State) -> Iterator[str]:
+    repair = state.repair
+    if repair is None:
+        return
+    if state.phase not in (JobPhase.RUNNING, JobPhase.REPAIRING):
+        yield f"a repair is under way while {state.phase}"
+    if repair.resume is not None:
+        for seat in state.seats:
+            if seat.held is not None and repair.resume not in seat.held:
+                yield f"rank {seat.rank} is to resume from {repair.resume}, which it does not hold"
+    if repair.resume is None and state.phase is JobPhase.REPAIRING:
+        early = state.in_phase(MemberPhase.RESTORING, MemberPhase.RESTORED, MemberPhase.ATTACHING, *ATTACHED)
+        if early:
+            yield f"worker {early[0].worker} is {early[0].phase}, but no version was chosen in this epoch"

@@ -1,0 +1,240 @@
+"""The job's phases and a member's phases, and every transition between them, as data.
+
+The coordinator moves phases only along these tables, and the diagram in the documentation is drawn from them:
+`python -m deadpool_run.core.lifecycle` prints it.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+
+
+class JobPhase(StrEnum):
+    """Where the job is."""
+
+    NEW = "new"
+    """Nothing has been asked for yet."""
+    STARTING = "starting"
+    """Workers are being made; nobody holds a rank."""
+    UNPROTECTED = "unprotected"
+    """Every rank is held, but set-up cannot be replayed (yet): a loss starts the world again."""
+    RUNNING = "running"
+    """Every member is attached to this epoch: a loss is repaired in place."""
+    REPAIRING = "repairing"
+    """A member was lost; the others wait for its replacement."""
+    RESTARTING = "restarting"
+    """The world is ended, to start again from the top."""
+    FINISHING = "finishing"
+    """Every step is done and safe; scripts run to their ends."""
+    STOPPING = "stopping"
+    """Every worker is being ended."""
+    STOPPED = "stopped"
+    """No worker is left; nothing is decided any more."""
+
+
+class MemberPhase(StrEnum):
+    """Where one worker is in its life."""
+
+    STARTING = "starting"
+    """Ordered; it has not said that it is ready."""
+    READY = "ready"
+    """Parked: a spare."""
+    SETTING_UP = "setting up"
+    """Its script sets up with its peers (and, if it never calls `init()`, does all its work here)."""
+    RUNNING = "running"
+    """It trains, attached to the epoch."""
+    DRAINING = "draining"
+    """Told to abort its step; it has not said that it has drained."""
+    DRAINED = "drained"
+    """It waits for the version to resume from."""
+    REHEARSING = "rehearsing"
+    """A newcomer: its script sets up against fake groups."""
+    REHEARSED = "rehearsed"
+    """A newcomer that waits for the version to resume from."""
+    RESTORING = "restoring"
+    """Its objects are brought to the resume version."""
+    RESTORED = "restored"
+    """It waits until every rank is restored."""
+    ATTACHING = "attaching"
+    """It builds its communicators."""
+    UNATTACHED = "unattached"
+    """It could not build them. A peer may have died: the news of that is waited for, briefly."""
+    FINISHED = "finished"
+    """It has done its last step and waits for its release."""
+    RELEASED = "released"
+    """Its script runs to its end."""
+    DISMISSED = "dismissed"
+    """A spare that was told to exit."""
+    RAISED = "raised"
+    """Its script raised; the exit follows."""
+    ENDING = "ending"
+    """Ordered to die; the exit is awaited."""
+    ENDED = "ended"
+    """Reaped."""
+
+
+class NewcomerAssigned:
+    """Trigger: `AssignRank(newcomer=True)`, which has another target than `AssignRank(newcomer=False)`."""
+
+
+Trigger = type[ev.Event | do.Effect | NewcomerAssigned]
+_M = MemberPhase
+_J = JobPhase
+
+_ENDS: dict[Trigger, MemberPhase] = {
+    ev.WorkerStarted: _M.ENDING,  # it was ordered to die before it existed: the order is given again
+    ev.WorkerStartFailed: _M.ENDED,
+    ev.WorkerExited: _M.ENDED,
+}
+_MORTAL: dict[Trigger, MemberPhase] = {
+    ev.WorkerExited: _M.ENDED,
+    ev.WorkerHung: _M.ENDING,
+    do.KillWorker: _M.ENDING,
+    do.TerminateWorker: _M.ENDING,
+}
+_RANKED: dict[Trigger, MemberPhase] = {**_MORTAL, ev.WorkerRaised: _M.RAISED}
+_SURVIVOR: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.DRAINING}
+_NEWCOMER: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.REHEARSING}
+
+MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingProxyType(
+    {
+        _M.STARTING: {
+            **_MORTAL,
+            ev.WorkerStarted: _M.STARTING,
+            ev.WorkerReady: _M.READY,
+            ev.WorkerStartFailed: _M.ENDED,
+        },
+        _M.READY: {
+            **_MORTAL,
+            do.AssignRank: _M.SETTING_UP,
+            NewcomerAssigned: _M.REHEARSING,
+            do.DismissWorker: _M.DISMISSED,
+        },
+        _M.SETTING_UP: {
+            **_RANKED,
+            ev.ScriptInitialized: _M.SETTING_UP,
+            ev.SetupCompleted: _M.SETTING_UP,
+            ev.CollectiveFailed: _M.SETTING_UP,
+            ev.CaptureSkipped: _M.SETTING_UP,
+            ev.TranscriptSealed: _M.RUNNING,
+            ev.LoopFinished: _M.FINISHED,  # a loop of fewer than two steps never seals
+        },
+        _M.RUNNING: {
+            **_SURVIVOR,
+            ev.FirstStepCompleted: _M.RUNNING,
+            ev.CollectiveFailed: _M.RUNNING,
+            ev.CaptureSkipped: _M.RUNNING,
+            ev.LoopFinished: _M.FINISHED,
+        },
+        _M.DRAINING: {
+            **_SURVIVOR,
+            ev.SurvivorDrained: _M.DRAINED,
+            ev.DrainFailed: _M.ENDING,
+            ev.NewcomerRehearsed: _M.REHEARSED,  # a newcomer that was recalled before it had restored
+        },
+        _M.DRAINED: {**_SURVIVOR, do.ResumeFrom: _M.RESTORING},
+        _M.REHEARSING: {
+            **_NEWCOMER,
+            ev.ScriptInitialized: _M.REHEARSING,
+            ev.SetupCompleted: _M.REHEARSING,
+            ev.NewcomerRehearsed: _M.REHEARSED,
+        },
+        _M.REHEARSED: {**_NEWCOMER, do.ResumeFrom: _M.RESTORING},
+        _M.RESTORING: {**_SURVIVOR, ev.RankRestored: _M.RESTORED},
+        _M.RESTORED: {**_SURVIVOR, do.AttachGroups: _M.ATTACHING},
+        _M.ATTACHING: {**_SURVIVOR, ev.RankAttached: _M.RUNNING, ev.AttachFailed: _M.UNATTACHED},
+        _M.UNATTACHED: {**_SURVIVOR},
+        _M.FINISHED: {**_SURVIVOR, do.ReleaseWorker: _M.RELEASED},
+        _M.RELEASED: {**_RANKED},
+        _M.DISMISSED: {**_MORTAL},
+        _M.RAISED: {**_MORTAL},
+        _M.ENDING: {**_ENDS, do.KillWorker: _M.ENDING, do.TerminateWorker: _M.ENDING},
+        _M.ENDED: {},
+    }
+)
+"""Per phase: what moves a member on (a fact or an order) and where to. A fact that is not here is not obeyed."""
+
+JOB_TRANSITIONS: Mapping[JobPhase, Mapping[JobPhase, str]] = MappingProxyType(
+    {
+        _J.NEW: {_J.STARTING: "submitted", _J.STOPPING: "stop"},
+        _J.STARTING: {_J.UNPROTECTED: "enough workers are ready", _J.STOPPING: "stop"},
+        _J.UNPROTECTED: {
+            _J.RUNNING: "every rank is sealed",
+            _J.RESTARTING: "a rank was lost",
+            _J.FINISHING: "every rank is done",
+            _J.STOPPING: "stop",
+        },
+        _J.RUNNING: {
+            _J.REPAIRING: "a rank was lost",
+            _J.FINISHING: "every rank is done",
+            _J.STOPPING: "stop",
+        },
+        _J.REPAIRING: {_J.RUNNING: "every rank is attached", _J.STOPPING: "stop"},
+        _J.RESTARTING: {_J.STARTING: "every rank has ended", _J.STOPPING: "stop"},
+        _J.FINISHING: {_J.STOPPED: "every worker has exited 0", _J.STOPPING: "stop"},
+        _J.STOPPING: {_J.STOPPED: "every worker has ended"},
+        _J.STOPPED: {},
+    }
+)
+"""Per phase: the phases that can follow, and why they do."""
+
+HOLDS_RANK = frozenset(_M) - {_M.STARTING, _M.READY, _M.DISMISSED, _M.ENDED}
+"""Phases of members that can hold a rank (`RAISED` and `ENDING` hold it until they are reaped)."""
+PARKED = frozenset({_M.STARTING, _M.READY})
+ATTACHED = frozenset({_M.RUNNING, _M.FINISHED})
+AT_WORK_IN_REPAIR = frozenset({_M.DRAINING, _M.REHEARSING, _M.RESTORING, _M.ATTACHING})
+"""Phases in which a repair waits for the member, so that it must show progress."""
+
+
+def trigger_of(moved_by: ev.Event | do.Effect) -> Trigger | None:
+    """Return the table's key for a fact or an order; None for an order that moves nobody (an injected fault)."""
+    match moved_by:
+        case do.AssignRank(newcomer=True):
+            return NewcomerAssigned
+        case do.KillWorker(injected=True):
+            return None
+        case _:
+            return type(moved_by)
+
+
+def diagram() -> str:
+    """Return both machines as mermaid state diagrams, for the documentation."""
+    return "\n".join((*_job_diagram(), "", *_member_diagram()))
+
+
+def _name(phase: StrEnum) -> str:
+    return phase.value.replace(" ", "_")
+
+
+def _job_diagram() -> Iterator[str]:
+    yield "```mermaid"
+    yield "stateDiagram-v2"
+    yield f"    [*] --> {_name(_J.NEW)}"
+    for phase, targets in JOB_TRANSITIONS.items():
+        for target, why in targets.items():
+            yield f"    {_name(phase)} --> {_name(target)}: {why}"
+    yield f"    {_name(_J.STOPPED)} --> [*]"
+    yield "```"
+
+
+def _member_diagram() -> Iterator[str]:
+    """Leave out what holds in every phase (being killed, exiting), which would hide the rest."""
+    everywhere = {ev.WorkerExited, ev.WorkerHung, ev.WorkerRaised, do.KillWorker, do.TerminateWorker}
+    yield "```mermaid"
+    yield "stateDiagram-v2"
+    yield f"    [*] --> {_name(_M.STARTING)}: StartWorker"
+    for phase, moves in MEMBER_TRANSITIONS.items():
+        for trigger, target in moves.items():
+            if trigger not in everywhere and target is not phase:
+                label = "AssignRank as newcomer" if trigger is NewcomerAssigned else trigger.__name__
+                yield f"    {_name(phase)} --> {_name(target)}: {label}"
+    yield f"    {_name(_M.ENDED)} --> [*]"
+    yield "    note right of ended: from every phase on WorkerExited. KillWorker and TerminateWorker lead to ending."
+    yield "```"
+
+
+if __name__ == "__main__":
+    print(diagram())  # noqa: T201 - this is its output

@@ -1,0 +1,189 @@
+"""Who is who: the coordinator's state, immutable, with the invariants beside the fields."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from deadpool_run.core.effects import Incident
+from deadpool_run.core.lifecycle import ATTACHED, JobPhase, MemberPhase
+from deadpool_run.ids import Epoch, Rank, Version, WorkerId
+
+NO_EPOCH = Epoch(0)
+NO_VERSION = Version(-1)
+_FIRST_WORKER = WorkerId(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One worker: one process life, from the order to start it until it is reaped."""
+
+    worker: WorkerId
+    phase: MemberPhase
+    since: float
+    """When it entered its phase or last showed progress in it."""
+    pid: int | None = None
+    """None until the process exists."""
+    rank: Rank | None = None
+    """Set exactly while the rank's seat names this worker as its owner."""
+    newcomer: bool = False
+    """It was assigned in a repair and has not held its rank's state yet."""
+    ready_at: float | None = None
+    stepped: bool = False
+    """It has completed a step (or its loop) since it attached to this epoch."""
+    finished: Version | None = None
+    injected_at: float | None = None
+    """When a user's fault was ordered for it."""
+    ending_why: str = ""
+    """Why it was ordered to die; empty unless ENDING."""
+    ending_grace_s: float = 0.0
+    kills: int = 0
+    """How often it was killed outright."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One rank: a place in the world, whoever holds it."""
+
+    rank: Rank
+    owner: WorkerId | None = None
+    sealed: bool = False
+    """The rank can be rehearsed by a newcomer. Holds for the whole generation."""
+    done: bool = False
+    """Its worker exited 0; such a rank is never replaced. Implies no owner."""
+    held: frozenset[Version] | None = None
+    """In a repair: the versions that this rank can be brought to; None while that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSoFar:
+    """One rank's loss within an incident that is not over."""
+
+    rank: Rank
+    worker: WorkerId
+    cause: str
+    injected: bool
+    at: float
+    replacement: WorkerId | None = None
+    from_spare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """An incident under way, from the first loss until every rank has completed a step. Times are those of `now`."""
+
+    began_at: float
+    losses: tuple[LossSoFar, ...] = ()
+    attempts: int = 0
+    """Attempts at this repair that went as far as a newcomer's life or the choice of a version."""
+    resume: Version | None = None
+    """The version of this epoch; None until it is chosen. Held by every rank."""
+    completed: Version | None = None
+    """The most steps that any survivor had completed."""
+    dead_held: Version | None = None
+    """The newest version that a dead rank left behind."""
+    detected_s: float | None = None
+    drained_at: float | None = None
+    promoted_at: float | None = None
+    rehearsed_at: float | None = None
+    restored_at: float | None = None
+    attached_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """A collective failed and nobody is known to be dead. Belongs to the present epoch."""
+
+    worker: WorkerId
+    at: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """An exception that a script ended with: evidence for or against a bug in it."""
+
+    worker: WorkerId
+    rank: Rank
+    epoch: Epoch
+    draining: bool
+    """It was raised while garbage was computed, so that it alone proves nothing."""
+    step: int | None
+    kind: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why and how the job ends."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that the coordinator knows. Changed by `coordinator.step` alone."""
+
+    phase: JobPhase
+    capture_interval: int
+    """Goes to members with `SetCaptureInterval`, and to a new one within its assignment."""
+    seats: tuple[Seat, ...]
+    """One per rank, in order."""
+    epoch: Epoch = NO_EPOCH
+    """Never falls. 0 before the first world."""
+    generation: int = 0
+    """Worlds begun from the top, counted from 0."""
+    restarts: int = 0
+    managed: bool = False
+    """Some worker called `init()`."""
+    members: Mapping[WorkerId, Member] = field(default_factory=dict)
+    """Never changed in place."""
+    next_worker: WorkerId = _FIRST_WORKER
+    """Above every id ever used."""
+    repair: Repair | None = None
+    """Set in REPAIRING, and in RUNNING until every rank has completed a step."""
+    suspicion: Suspicion | None = None
+    raises: tuple[Raise, ...] = ()
+    skipped_at: float | None = None
+    """When a capture was last skipped, or the interval last changed; None if captures are at their shortest interval."""
+    raised_to: Version = NO_VERSION
+    """Skips of versions up to this one are still answered by the last lengthening of the interval."""
+    crashes: tuple[float, ...] = ()
+    """When parked workers died, the recent ones."""
+    incidents: tuple[Incident, ...] = ()
+    """The last ones, oldest first."""
+    done_at: float | None = None
+    """When the last rank exited 0."""
+    stop: Stop | None = None
+    """Set in STOPPING and STOPPED."""
+    reason: str = ""
+    """Of the last decision."""
+
+    def owner(self, rank: Rank) -> Member | None:
+        """Return the member that holds the rank, also while it is dying."""
+        owner = self.seats[rank].owner
+        return None if owner is None else self.members[owner]
+
+    def owners(self) -> Iterator[Member]:
+        """Yield the members that hold a rank, by rank."""
+        for seat in self.seats:
+            if seat.owner is not None:
+                yield self.members[seat.owner]
+
+    def vacant(self) -> list[Seat]:
+        """Return the seats that need a worker."""
+        return [seat for seat in self.seats if seat.owner is None and not seat.done]
+
+    def in_phase(self, *phases: MemberPhase) -> list[Member]:
+        """Return the members in these phases, oldest first."""
+        return [member for _, member in sorted(self.members.items()) if member.phase in phases]
+
+
+def all_done(state: State) -> bool:
+    """Tell whether every rank's worker has exited 0."""
+    return all(seat.done for seat in state.seats)
+
+
+def all_attached(state: State) -> bool:
+    """Tell whether every rank is held by a member that is attached to this epoch."""
+    return not state.vacant() and all(member.phase in ATTACHED for member in state.owners())

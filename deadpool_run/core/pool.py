@@ -1,0 +1,68 @@
+"""The pool of parked workers: kept at its size, and given ranks."""
+
+from deadpool_run.core import ending
+from deadpool_run.core.lifecycle import JobPhase, MemberPhase
+from deadpool_run.core.membership import Member, State
+from deadpool_run.core.settings import Settings
+from deadpool_run.core.turn import Turn
+
+CRASHES = 5
+"""So many parked workers may die within `CRASH_WINDOW_S` and be started again at once."""
+CRASH_WINDOW_S = 60.0
+_HEALED_IN = frozenset({JobPhase.STARTING, JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.REPAIRING})
+_LEAVING = frozenset({MemberPhase.ENDING, MemberPhase.DISMISSED})
+
+
+def promotable(state: State) -> list[Member]:
+    """Return the workers that can be given a rank at once, nearest first."""
+    return state.in_phase(MemberPhase.READY)
+
+
+def heal(turn: Turn) -> None:
+    """Start what is missing to world size and spares. A pool that crashes in a loop waits, or ends a job that needs it."""
+    state = turn.state
+    if state.phase not in _HEALED_IN:
+        return
+    missing = _missing(turn.settings, state)
+    if missing <= 0:
+        return
+    if _crashed_lately(state, turn.now) >= CRASHES:
+        if _needs_worker(state):
+            ending.stop(
+                turn, 1, f"{CRASHES} workers died before they were given a rank; see their output for the cause"
+            )
+        return
+    for _ in range(missing):
+        turn.start_worker()
+
+
+def parked_died(turn: Turn, member: Member, how: str) -> None:
+    """Note the death of a worker that held no rank."""
+    if member.phase in _LEAVING or turn.state.phase not in _HEALED_IN:
+        return
+    turn.set(crashes=(*turn.state.crashes, turn.now)[-CRASHES:])
+    turn.announce(f"spare worker {member.worker} died", how)
+
+
+def heal_deadline(settings: Settings, state: State) -> float | None:
+    """Return when a pool that crashed in a loop is healed again."""
+    if state.phase not in _HEALED_IN or len(state.crashes) < CRASHES or _missing(settings, state) <= 0:
+        return None
+    return state.crashes[0] + CRASH_WINDOW_S
+
+
+def _missing(settings: Settings, state: State) -> int:
+    done = sum(seat.done for seat in state.seats)
+    alive = sum(member.phase not in _LEAVING for member in state.members.values())
+    return settings.world_size + settings.spares - done - alive
+
+
+def _crashed_lately(state: State, now: float) -> int:
+    return sum(now < at + CRASH_WINDOW_S for at in state.crashes)
+
+
+def _needs_worker(state: State) -> bool:
+    """Tell whether a rank waits for a worker that nobody is about to be."""
+    if state.phase is JobPhase.STARTING:
+        return True
+    return state.phase is JobPhase.REPAIRING and len(state.vacant()) > len(state.in_phase(MemberPhase.STARTING))

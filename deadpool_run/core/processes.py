@@ -1,0 +1,125 @@
+"""What becomes of the processes: their starts, their exceptions and their ends."""
+
+from typing import assert_never
+
+from deadpool_run.core import effects as do
+from deadpool_run.core import ending, faults, pool, repair, world
+from deadpool_run.core import events as ev
+from deadpool_run.core.lifecycle import JobPhase, MemberPhase
+from deadpool_run.core.membership import Member
+from deadpool_run.core.turn import Turn
+
+ProcessNews = ev.WorkerStarted | ev.WorkerStartFailed | ev.WorkerExited | ev.WorkerRaised | ev.WorkerHung
+
+
+def hear(turn: Turn, event: ProcessNews) -> None:
+    """Take in news of a process."""
+    match event:
+        case ev.WorkerStarted():
+            _started(turn, event)
+        case ev.WorkerStartFailed() | ev.WorkerExited():
+            _ended(turn, event)
+        case ev.WorkerRaised():
+            _raised(turn, event)
+        case ev.WorkerHung():
+            end_for(turn, event, event.reason)
+        case _:
+            assert_never(event)
+
+
+def _started(turn: Turn, event: ev.WorkerStarted) -> None:
+    member = turn.state.members.get(event.worker)
+    if member is None:
+        return
+    turn.set_member(event.worker, pid=event.pid)
+    if member.phase is MemberPhase.ENDING:
+        turn.kill(event.worker, member.ending_why)
+
+
+def _ended(turn: Turn, event: ev.WorkerExited | ev.WorkerStartFailed) -> None:
+    """Forget the worker, and do what its end means in the job's phase."""
+    if not turn.obeys(event.worker, event):
+        return
+    member = turn.state.members[event.worker]
+    turn.remove(member)
+    if isinstance(event, ev.WorkerStartFailed):
+        pool.parked_died(turn, member, f"it could not be started: {event.reason}")
+    elif member.rank is None:
+        pool.parked_died(turn, member, ending.describe_exit(event))
+    elif event.code == 0 and member.phase not in (MemberPhase.ENDING, MemberPhase.RAISED):
+        _left(turn, member)
+    else:
+        _lost(turn, member, event)
+
+
+def _left(turn: Turn, member: Member) -> None:
+    """Note a rank whose script ran to its end."""
+    assert member.rank is not None
+    turn.set_seat(member.rank, done=True)
+    if turn.state.phase is JobPhase.REPAIRING:
+        ending.stop(turn, 1, f"rank {member.rank} left the script while the world was repaired, so nobody can go on")
+
+
+def _lost(turn: Turn, member: Member, event: ev.WorkerExited) -> None:
+    cause = _cause(turn, member, event)
+    why = f"rank {member.rank} (worker {member.worker}) {cause}"
+    match turn.state.phase:
+        case JobPhase.UNPROTECTED:
+            world.restart(turn, why)
+        case JobPhase.RUNNING | JobPhase.REPAIRING:
+            repair.lost(turn, member, event, cause)
+        case JobPhase.FINISHING:
+            ending.stop(turn, 1, f"{why} after its last step")
+        case JobPhase.NEW | JobPhase.STARTING | JobPhase.RESTARTING | JobPhase.STOPPING | JobPhase.STOPPED:
+            pass  # nobody holds a rank, or every end is expected
+        case unknown:
+            assert_never(unknown)
+
+
+def _cause(turn: Turn, member: Member, event: ev.WorkerExited) -> str:
+    """Return what became of the worker: of several things known, the one that explains the others."""
+    if member.phase is MemberPhase.ENDING:
+        return f"was ended: {member.ending_why}"
+    for one in reversed(turn.state.raises):
+        if one.worker == member.worker:
+            where = "" if one.step is None else f" in step {one.step}"
+            return f"raised {one.kind}{where}: {one.message}"
+    return ending.describe_exit(event)
+
+
+def _raised(turn: Turn, event: ev.WorkerRaised) -> None:
+    """Take the exception as evidence; stop if it proves that the script is to blame."""
+    before = turn.state.members.get(event.worker)
+    if turn.accept(event.worker, event) is None or before is None or before.rank is None:
+        return
+    new = faults.evidence(turn.state, before, event)
+    old = faults.script_bug(turn.state.raises, new)
+    turn.set(raises=(*turn.state.raises, new)[-faults.MAX_EVIDENCE :])
+    if old is not None and turn.state.managed:
+        why = faults.describe_bug(old, new)
+        turn.announce(faults.both_tracebacks(old, new), why)
+        ending.stop(turn, 1, why)
+
+
+def end_for(turn: Turn, event: ev.WorkerHung | ev.DrainFailed, why: str) -> None:
+    """End a worker for what was said of it, if that still has a meaning."""
+    if turn.obeys(event.worker, event):
+        rank = turn.state.members[event.worker].rank
+        turn.announce(f"ending worker {event.worker}" if rank is None else f"ending rank {rank}", why)
+        turn.kill(event.worker, why)
+
+
+def kill_requested(turn: Turn, event: ev.KillRequested) -> None:
+    """Make a rank's worker die, as a user asked, or say why not."""
+    what = f"fault for rank {event.rank} not injected"
+    if not 0 <= event.rank < turn.settings.world_size:
+        turn.announce(what, f"there is no such rank: the world has {turn.settings.world_size}")
+        return
+    owner = turn.state.owner(event.rank)
+    if owner is None:
+        turn.announce(what, "no worker holds the rank now")
+    elif owner.phase is MemberPhase.ENDING:
+        turn.announce(what, "its worker is being ended already")
+    else:
+        turn.set_member(owner.worker, injected_at=turn.now)
+        turn.order(do.KillWorker(owner.worker, event.how, f"fault injected into rank {event.rank}", injected=True))

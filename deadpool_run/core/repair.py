@@ -1,0 +1,172 @@
+"""The repair of a loss: free and drain the survivors, seat the newcomers, choose the version, restore, attach."""
+
+from dataclasses import replace
+
+from deadpool_run.core import effects as do
+from deadpool_run.core import ending, faults, incidents, pool, replicas
+from deadpool_run.core import events as ev
+from deadpool_run.core.lifecycle import MEMBER_TRANSITIONS, JobPhase, MemberPhase
+from deadpool_run.core.membership import LossSoFar, Member, Repair, all_attached
+from deadpool_run.core.turn import Turn
+from deadpool_run.ids import Rank
+
+_M = MemberPhase
+
+
+def lost(turn: Turn, member: Member, exited: ev.WorkerExited, cause: str) -> None:
+    """Repair the loss of a rank's worker, which was removed already. `member` is as it was before its end."""
+    assert member.rank is not None
+    held = replicas.held_after_death(exited)
+    turn.set_seat(member.rank, held=held)
+    why = f"rank {member.rank} (worker {member.worker}) {cause}"
+    gone = [seat.rank for seat in turn.state.seats if seat.done]
+    if gone:
+        left = ", ".join(str(rank) for rank in gone)
+        ending.stop(turn, 1, f"{why}, and rank {left} had left the job already, so that nobody can go on with it")
+        return
+    repair = turn.state.repair or Repair(began_at=turn.now)
+    injected = member.injected_at is not None
+    counts = not repair.losses or member.newcomer or repair.resume is not None
+    detected_s = None if member.injected_at is None else turn.now - member.injected_at
+    turn.set(
+        repair=replace(
+            repair,
+            losses=(*repair.losses, LossSoFar(member.rank, member.worker, cause, injected, turn.now)),
+            attempts=repair.attempts + (1 if counts and not injected else 0),
+            dead_held=max((version for version in (*held, repair.dead_held) if version is not None), default=None),
+            detected_s=detected_s if repair.detected_s is None else repair.detected_s,
+        )
+    )
+    begin_epoch(turn, why)
+
+
+def retry(turn: Turn, reason: str) -> None:
+    """Begin an epoch that replaces nobody."""
+    repair = turn.state.repair or Repair(began_at=turn.now)
+    turn.set(repair=replace(repair, attempts=repair.attempts + 1))
+    begin_epoch(turn, reason)
+
+
+def begin_epoch(turn: Turn, reason: str) -> None:
+    """Recall every member to the next epoch and seat whoever is ready."""
+    assert turn.state.repair is not None
+    if turn.state.repair.attempts > faults.MAX_ATTEMPTS:
+        limit = f"{faults.MAX_ATTEMPTS} attempts to repair it failed without one completed step"
+        ending.stop(turn, 1, f"{reason}; {limit}")
+        return
+    if turn.state.phase is JobPhase.RUNNING:
+        turn.enter(JobPhase.REPAIRING, reason)
+    turn.next_epoch()
+    turn.set_repair(resume=None)
+    for member in list(turn.state.owners()):
+        recall(turn, member)
+    turn.announce(f"repairing towards epoch {turn.state.epoch}", reason)
+
+
+def recall(turn: Turn, member: Member) -> None:
+    """Have the member drain towards this epoch, and forget what it acknowledged in an older one."""
+    assert member.rank is not None
+    dying = member.phase in (_M.RAISED, _M.ENDING)
+    if dying or not member.newcomer:  # a newcomer's rank still holds what its dead owner left
+        turn.set_seat(member.rank, held=None)
+    if do.AbortStep in MEMBER_TRANSITIONS[member.phase]:
+        turn.set_member(member.worker, stepped=False, finished=None)
+        turn.order(do.AbortStep(member.worker, turn.state.epoch))
+
+
+def drained(turn: Turn, member: Member, event: ev.SurvivorDrained) -> None:
+    """Note what a survivor holds."""
+    assert member.rank is not None
+    turn.set_member(member.worker, newcomer=False)
+    turn.set_seat(member.rank, held=replicas.held_by_survivor(event))
+    repair = turn.state.repair
+    if repair is not None and (repair.completed is None or repair.completed < event.completed):
+        turn.set_repair(completed=event.completed)
+
+
+def advance(turn: Turn) -> None:
+    """Do all that the facts known by now allow."""
+    _fill_vacancies(turn)
+    _choose_version(turn)
+    if turn.state.phase is not JobPhase.REPAIRING:
+        return
+    _resume(turn)
+    _attach(turn)
+    if all_attached(turn.state):
+        turn.set_repair(attached_at=turn.now)
+        turn.enter(JobPhase.RUNNING, f"every rank is attached to epoch {turn.state.epoch}")
+
+
+def report(turn: Turn) -> None:
+    """End the incident once every rank has completed a step (or its loop, or its script)."""
+    repair = turn.state.repair
+    if repair is None or not all(
+        seat.done or (seat.owner is not None and turn.state.members[seat.owner].stepped) for seat in turn.state.seats
+    ):
+        return
+    incident = incidents.finished(repair, turn.state.epoch, turn.now)
+    turn.set(repair=None, raises=(), incidents=(*turn.state.incidents, incident)[-incidents.KEPT :])
+    turn.effects.append(do.ReportIncident(incident))
+
+
+def _fill_vacancies(turn: Turn) -> None:
+    vacant = turn.state.vacant()
+    for seat, member in zip(vacant, pool.promotable(turn.state), strict=False):
+        turn.assign(member, seat.rank, newcomer=True)
+        _replaced(turn, seat.rank, member)
+    if vacant and not turn.state.vacant():
+        turn.set_repair(promoted_at=turn.now)
+
+
+def _replaced(turn: Turn, rank: Rank, member: Member) -> None:
+    """Note who takes the place of the rank's last loss."""
+    repair = turn.state.repair
+    assert repair is not None
+    losses = list(repair.losses)
+    index = max(i for i, loss in enumerate(losses) if loss.rank == rank)
+    from_spare = member.ready_at is not None and member.ready_at <= losses[index].at
+    losses[index] = replace(losses[index], replacement=member.worker, from_spare=from_spare)
+    turn.set_repair(losses=tuple(losses))
+    reason = "a spare was ready" if from_spare else "no spare was ready, so that it was started for the rank"
+    turn.announce(f"worker {member.worker} takes rank {rank}", reason)
+
+
+def _choose_version(turn: Turn) -> None:
+    """Choose the resume version once it is known what every rank holds."""
+    state, repair = turn.state, turn.state.repair
+    assert repair is not None
+    held = [seat.held for seat in state.seats if seat.held is not None]
+    if repair.resume is not None or len(held) < len(state.seats) or state.in_phase(_M.DRAINING):
+        return
+    resume = replicas.newest_common(held)
+    turn.set_repair(drained_at=turn.now)
+    if resume is None:
+        ending.stop(turn, 1, f"no version is held by every rank, so nobody can go on: {replicas.describe(state.seats)}")
+        return
+    turn.set_repair(resume=resume)
+    turn.set(reason=f"version {resume} is the newest that every rank holds")
+
+
+def _resume(turn: Turn) -> None:
+    """Tell the version to each member that waits for it."""
+    repair = turn.state.repair
+    assert repair is not None
+    if repair.resume is None:
+        return
+    for member in turn.state.in_phase(_M.DRAINED, _M.REHEARSED):
+        assert member.rank is not None
+        turn.order(do.ResumeFrom(member.worker, turn.state.epoch, repair.resume))
+        held = turn.state.seats[member.rank].held
+        assert held is not None
+        turn.set_seat(member.rank, held=replicas.held_after_resume(held, repair.resume))
+
+
+def _attach(turn: Turn) -> None:
+    """Have all attach once all are restored."""
+    restored = turn.state.in_phase(_M.RESTORED)
+    if len(restored) < turn.settings.world_size:
+        return
+    turn.set_repair(restored_at=turn.now)
+    for member in restored:
+        turn.set_member(member.worker, stepped=False)
+        turn.order(do.AttachGroups(member.worker, turn.state.epoch))

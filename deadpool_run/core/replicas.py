@@ -1,0 +1,35 @@
+"""Which version every rank can be brought to: the one rule by which a repair chooses where to resume."""
+
+from collections.abc import Iterable, Sequence
+
+from deadpool_run.core.events import SurvivorDrained, WorkerExited
+from deadpool_run.core.membership import Seat
+from deadpool_run.ids import Version
+
+
+def held_by_survivor(drained: SurvivorDrained) -> frozenset[Version]:
+    """Return what a survivor's rank holds: its slots, and the version that its objects stand at."""
+    return frozenset(drained.captured) if drained.live is None else frozenset({*drained.captured, drained.live})
+
+
+def held_after_death(exited: WorkerExited) -> frozenset[Version]:
+    """Return what a dead worker's rank holds: its slots outlive it."""
+    return frozenset(exited.captured)
+
+
+def held_after_resume(held: Iterable[Version], resumed: Version) -> frozenset[Version]:
+    """Return what is left of a rank's versions once it was told to resume: it may have emptied the newer slots."""
+    return frozenset(version for version in held if version <= resumed)
+
+
+def newest_common(held: Sequence[frozenset[Version]]) -> Version | None:
+    """Return the newest version that every rank holds, or None."""
+    return max(frozenset.intersection(*held), default=None)
+
+
+def describe(seats: Iterable[Seat]) -> str:
+    """Return which rank holds which versions, for the user."""
+    return "; ".join(
+        f"rank {seat.rank}: {', '.join(str(version) for version in sorted(seat.held)) if seat.held else 'nothing'}"
+        for seat in seats
+    )

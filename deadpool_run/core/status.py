@@ -1,0 +1,84 @@
+"""What viewers are shown: a summary of the state, JSON-able, which can hurt nothing."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deadpool_run.core.effects import Incident
+from deadpool_run.core.lifecycle import JobPhase, MemberPhase
+from deadpool_run.core.membership import State
+
+INCIDENTS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """One rank, and who holds it. `phase` is "vacant" or "done" where nobody does."""
+
+    rank: int
+    worker: int | None
+    pid: int | None
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpareStatus:
+    """One worker that holds no rank."""
+
+    worker: int
+    pid: int | None
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The job at one moment."""
+
+    phase: str
+    epoch: int
+    generation: int
+    restarts: int
+    managed: bool
+    """Some worker called `init()`: losses can be repaired in place."""
+    ranks: tuple[RankStatus, ...]
+    spares: tuple[SpareStatus, ...]
+    capture_interval: int
+    resume: int | None
+    """The version that a repair under way goes back to, once it is chosen."""
+    incidents: tuple[Incident, ...]
+    """The last ones, oldest first."""
+    reason: str
+    """Of the last decision."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as values that JSON knows."""
+        return asdict(self)
+
+
+def summary(state: State) -> Status:
+    """Return what viewers are shown of the state."""
+    return Status(
+        phase=state.phase.value,
+        epoch=state.epoch,
+        generation=state.generation,
+        restarts=state.restarts,
+        managed=state.managed,
+        ranks=tuple(_rank(state, rank) for rank in range(len(state.seats))),
+        spares=tuple(
+            SpareStatus(worker, member.pid, member.phase.value)
+            for worker, member in sorted(state.members.items())
+            if member.rank is None
+        ),
+        capture_interval=state.capture_interval,
+        resume=None if state.repair is None or state.phase is not JobPhase.REPAIRING else state.repair.resume,
+        incidents=state.incidents[-INCIDENTS_SHOWN:],
+        reason=state.reason,
+    )
+
+
+def _rank(state: State, rank: int) -> RankStatus:
+    seat = state.seats[rank]
+    if seat.owner is None:
+        return RankStatus(rank, None, None, "done" if seat.done else "vacant")
+    member = state.members[seat.owner]
+    unmanaged = member.phase is MemberPhase.SETTING_UP and not state.managed
+    return RankStatus(rank, member.worker, member.pid, "running" if unmanaged else member.phase.value)

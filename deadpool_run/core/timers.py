@@ -1,0 +1,137 @@
+"""What the passing of time leads to: every deadline of the state, and what is done when it is reached."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from deadpool_run.core import capture, ending, pool, repair, world
+from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, JobPhase, MemberPhase
+from deadpool_run.core.membership import Member, State
+from deadpool_run.core.settings import Settings
+from deadpool_run.core.turn import Turn
+
+SUSPICION_S = 5.0
+"""After a collective failed by itself, the news of a loss is waited for so long."""
+UNATTACHED_S = 2.0
+"""After a member could not attach, the news of a loss is waited for so long."""
+RAISED_S = 5.0
+"""After a script raised, its process's exit is waited for so long (a thread of the script's may keep it)."""
+
+
+class Due(StrEnum):
+    """Why a deadline exists."""
+
+    STUCK = "stuck"
+    RAISED = "raised"
+    UNATTACHED = "unattached"
+    UNREAPED = "unreaped"
+    NOT_STARTED = "not started"
+    LINGERING = "lingering"
+    SUSPICION = "suspicion"
+    CALM = "calm"
+    HEAL = "heal"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Something is due at this time; `member` is whom it is about."""
+
+    at: float
+    due: Due
+    member: Member | None = None
+
+
+def deadlines(settings: Settings, state: State) -> Iterator[Deadline]:
+    """Yield every deadline of the state. Each ends by being met, so that time never stands still at one."""
+    if state.phase is JobPhase.STOPPED:
+        return
+    for member in state.members.values():
+        yield from _of_member(settings, state, member)
+    if state.suspicion is not None:
+        yield Deadline(state.suspicion.at + SUSPICION_S, Due.SUSPICION)
+    calm_at = capture.calm_deadline(settings, state)
+    if calm_at is not None and state.phase is JobPhase.RUNNING:
+        yield Deadline(calm_at, Due.CALM)
+    heal_at = pool.heal_deadline(settings, state)
+    if heal_at is not None:
+        yield Deadline(heal_at, Due.HEAL)
+
+
+def _of_member(settings: Settings, state: State, member: Member) -> Iterator[Deadline]:
+    repairing = state.phase is JobPhase.REPAIRING
+    match member.phase:
+        case MemberPhase.ENDING:
+            yield Deadline(member.since + member.ending_grace_s + ending.UNREAPED_S, Due.UNREAPED, member)
+        case MemberPhase.RAISED:
+            yield Deadline(member.since + RAISED_S, Due.RAISED, member)
+        case MemberPhase.UNATTACHED if not state.in_phase(MemberPhase.RAISED, MemberPhase.ENDING):
+            # The first that could not attach is ended; its loss begins an epoch in which the others try again.
+            yield Deadline(member.since + UNATTACHED_S, Due.UNATTACHED, member)
+        case MemberPhase.STARTING if repairing and state.vacant() and state.repair is not None:
+            began_at = max(member.since, state.repair.began_at)
+            yield Deadline(began_at + settings.repair_timeout_s, Due.NOT_STARTED, member)
+        case phase if repairing and phase in AT_WORK_IN_REPAIR:
+            yield Deadline(member.since + settings.repair_timeout_s, Due.STUCK, member)
+        case _ if state.done_at is not None and state.phase is JobPhase.FINISHING:
+            yield Deadline(state.done_at + settings.shutdown_timeout_s, Due.LINGERING, member)
+        case _:
+            pass
+
+
+def advance(turn: Turn) -> None:
+    """Do everything that is due by now, the oldest first."""
+    while True:
+        due = [deadline for deadline in deadlines(turn.settings, turn.state) if deadline.at <= turn.now]
+        if not due:
+            return
+        _do(turn, min(due, key=lambda deadline: deadline.at))
+
+
+def _do(turn: Turn, deadline: Deadline) -> None:
+    member = deadline.member
+    settings = turn.settings
+    match deadline.due:
+        case Due.STUCK:
+            assert member is not None
+            _end(turn, member, f"no progress while {member.phase} for {settings.repair_timeout_s:g} s")
+        case Due.RAISED:
+            assert member is not None
+            _end(turn, member, f"its script raised, but its process did not end within {RAISED_S:g} s")
+        case Due.UNATTACHED:
+            assert member is not None
+            _end(turn, member, "it could not build its communicators, and nobody else was lost")
+        case Due.UNREAPED:
+            assert member is not None
+            ending.unreaped(turn, member)
+        case Due.NOT_STARTED:
+            assert member is not None
+            _end(turn, member, f"it was not ready within {settings.repair_timeout_s:g} s")
+        case Due.LINGERING:
+            assert member is not None
+            _end(turn, member, "every rank has finished, and it has not exited")
+        case Due.SUSPICION:
+            _suspicion(turn)
+        case Due.CALM:
+            capture.calm(turn)
+        case Due.HEAL:
+            pool.heal(turn)
+
+
+def _end(turn: Turn, member: Member, why: str) -> None:
+    who = f"rank {member.rank}, worker {member.worker}" if member.rank is not None else f"worker {member.worker}"
+    turn.announce(f"ending {who}", why)
+    turn.kill(member.worker, why)
+
+
+def _suspicion(turn: Turn) -> None:
+    suspicion = turn.state.suspicion
+    assert suspicion is not None
+    turn.set(suspicion=None)
+    why = f"a collective of worker {suspicion.worker} failed, and nobody was lost: {suspicion.message}"
+    match turn.state.phase:
+        case JobPhase.RUNNING | JobPhase.REPAIRING:
+            repair.retry(turn, why)
+        case JobPhase.UNPROTECTED:
+            world.restart(turn, why)
+        case _:
+            pass

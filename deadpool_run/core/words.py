@@ -1,0 +1,107 @@
+"""What members say of themselves, obeyed only where the tables give it a meaning, and only in its own epoch."""
+
+from typing import assert_never
+
+from deadpool_run.core import capture, processes, repair
+from deadpool_run.core import events as ev
+from deadpool_run.core.membership import State, Suspicion
+from deadpool_run.core.turn import Turn
+from deadpool_run.ids import Epoch
+
+PlainWord = (
+    ev.WorkerReady
+    | ev.ScriptInitialized
+    | ev.SetupCompleted
+    | ev.TranscriptSealed
+    | ev.CaptureSkipped
+    | ev.LoopFinished
+)
+RepairWord = (
+    ev.SurvivorDrained
+    | ev.DrainFailed
+    | ev.NewcomerRehearsed
+    | ev.RankRestored
+    | ev.RankAttached
+    | ev.AttachFailed
+    | ev.FirstStepCompleted
+    | ev.CollectiveFailed
+)
+"""Said in an epoch, and void in every other."""
+Word = PlainWord | RepairWord
+
+
+def is_current(state: State, epoch: Epoch) -> bool:
+    """Tell whether something said in this epoch still counts."""
+    return epoch == state.epoch
+
+
+def hear(turn: Turn, event: Word) -> None:
+    """Take in what a member said."""
+    if not isinstance(event, RepairWord):
+        _plain(turn, event)
+    elif not is_current(turn.state, event.epoch):
+        return
+    elif isinstance(event, ev.DrainFailed):
+        processes.end_for(turn, event, f"its script raised while its step was drained: {event.message}")
+    elif isinstance(event, ev.NewcomerRehearsed) and not _is_newcomer(turn, event):
+        return
+    else:
+        _in_epoch(turn, event)
+
+
+def _is_newcomer(turn: Turn, event: ev.NewcomerRehearsed) -> bool:
+    member = turn.state.members.get(event.worker)
+    return member is not None and member.newcomer
+
+
+def _plain(turn: Turn, event: PlainWord) -> None:
+    member = turn.accept(event.worker, event)
+    if member is None:
+        return
+    match event:
+        case ev.WorkerReady():
+            turn.set_member(event.worker, ready_at=turn.now)
+        case ev.ScriptInitialized():
+            turn.set(managed=True)
+        case ev.SetupCompleted():
+            pass  # progress, which `accept` has noted
+        case ev.TranscriptSealed():
+            assert member.rank is not None
+            turn.set_seat(member.rank, sealed=True)
+        case ev.CaptureSkipped():
+            capture.skipped(turn, event)
+        case ev.LoopFinished():
+            turn.set_member(event.worker, finished=event.version, stepped=True)
+        case _:
+            assert_never(event)
+
+
+def _in_epoch(
+    turn: Turn,
+    event: ev.SurvivorDrained
+    | ev.NewcomerRehearsed
+    | ev.RankRestored
+    | ev.RankAttached
+    | ev.AttachFailed
+    | ev.FirstStepCompleted
+    | ev.CollectiveFailed,
+) -> None:
+    member = turn.accept(event.worker, event)
+    if member is None:
+        return
+    match event:
+        case ev.SurvivorDrained():
+            repair.drained(turn, member, event)
+        case ev.NewcomerRehearsed():
+            turn.set_repair(rehearsed_at=turn.now)
+        case ev.RankRestored():
+            turn.set_member(event.worker, newcomer=False)
+        case ev.RankAttached() | ev.AttachFailed():
+            pass  # the phase says it all
+        case ev.FirstStepCompleted():
+            turn.set_member(event.worker, stepped=True)
+        case ev.CollectiveFailed():
+            if turn.state.suspicion is None:
+                turn.set(suspicion=Suspicion(event.worker, turn.now, event.message))
+        case _:
+            assert_never(event)

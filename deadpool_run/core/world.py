@@ -1,0 +1,87 @@
+"""The world: begun from the top, and begun again while (or where) a loss cannot be repaired in place."""
+
+from signal import SIGTERM
+
+from deadpool_run.core import effects as do
+from deadpool_run.core import ending, pool
+from deadpool_run.core.lifecycle import JobPhase, MemberPhase
+from deadpool_run.core.membership import NO_VERSION, Seat, State
+from deadpool_run.core.settings import Settings
+from deadpool_run.core.turn import Turn
+from deadpool_run.ids import Rank
+
+MANAGED_RESTARTS = 3
+"""Restarts of a world whose scripts called `init()`, unless the user says another number."""
+
+
+def vacant_seats(world_size: int) -> tuple[Seat, ...]:
+    """Return the seats of a world that begins."""
+    return tuple(Seat(Rank(rank)) for rank in range(world_size))
+
+
+def submitted(turn: Turn) -> None:
+    """Begin the first world."""
+    if turn.state.phase is JobPhase.NEW:
+        _begin(turn, "the job was submitted")
+
+
+def restarts_allowed(settings: Settings, state: State) -> int:
+    """Return how often the world may start again."""
+    if settings.max_restarts is not None:
+        return settings.max_restarts
+    return MANAGED_RESTARTS if state.managed else 0
+
+
+def restart(turn: Turn, reason: str) -> None:
+    """End the world, to begin it again; or stop the job if that was done often enough."""
+    allowed = restarts_allowed(turn.settings, turn.state)
+    if turn.state.restarts >= allowed:
+        spent = f" (the world was started again {turn.state.restarts} times, the limit)" if allowed else ""
+        ending.stop(turn, 1, f"{reason}{spent}")
+        return
+    turn.enter(JobPhase.RESTARTING, reason)
+    turn.set(restarts=turn.state.restarts + 1, suspicion=None)
+    turn.announce(f"starting the world again ({turn.state.restarts} of at most {allowed})", reason)
+    for member in turn.state.owners():
+        if member.phase is MemberPhase.ENDING:
+            continue
+        if turn.state.managed:
+            turn.kill(member.worker, reason)  # set-up holds nothing worth saving, and may hang in a collective
+        else:
+            turn.terminate(member.worker, SIGTERM, reason)
+
+
+def advance_restarting(turn: Turn) -> None:
+    """Begin again when nobody of the old world is left."""
+    if not any(True for _ in turn.state.owners()):
+        turn.set(generation=turn.state.generation + 1)
+        _begin(turn, turn.state.reason)
+
+
+def advance_starting(turn: Turn) -> None:
+    """Give every rank a worker, once there are enough."""
+    ready = pool.promotable(turn.state)
+    if len(ready) < turn.settings.world_size:
+        return
+    for seat, member in zip(turn.state.seats, ready, strict=False):
+        turn.assign(member, seat.rank, newcomer=False)
+    turn.enter(JobPhase.UNPROTECTED, "every rank has a worker")
+
+
+def advance_unprotected(turn: Turn) -> None:
+    """Be protected, once every rank can be rehearsed."""
+    if all(seat.sealed and not seat.done for seat in turn.state.seats):
+        turn.enter(JobPhase.RUNNING, "every rank can be replaced from now on")
+        turn.set(raises=())
+
+
+def _begin(turn: Turn, reason: str) -> None:
+    turn.enter(JobPhase.STARTING, reason)
+    turn.set(
+        seats=vacant_seats(turn.settings.world_size),
+        capture_interval=turn.settings.capture_interval,
+        skipped_at=None,
+        raised_to=NO_VERSION,
+    )
+    turn.next_epoch()
+    turn.effects.append(do.BeginGeneration(turn.state.generation))
