@@ -1,0 +1,171 @@
+"""The journal: every event with its time and the orders that followed, as JSON lines that replay to the same state.
+
+The first line names the format and holds the settings. A failure in the field becomes a test by its journal alone.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+
+from deadpool_run.core import coordinator
+from deadpool_run.core.effects import Effect
+from deadpool_run.core.events import Event
+from deadpool_run.core.membership import State
+from deadpool_run.core.settings import Settings
+from deadpool_run.errors import ProtocolError
+
+FORMAT = 1
+_EVENTS: Mapping[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+_EFFECTS: Mapping[str, type[Effect]] = {kind.__name__: kind for kind in get_args(Effect)}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One call of `coordinator.step`: what it was told, and what it ordered."""
+
+    now: float
+    event: Event
+    effects: tuple[Effect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A line at which this version of the coordinator decides otherwise than the one that wrote the journal."""
+
+    line: int
+    entry: Entry
+    decided: tuple[Effect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a journal led to."""
+
+    settings: Settings
+    state: State
+    entries: int
+    divergences: tuple[Divergence, ...]
+    torn: bool
+    """The last line is incomplete: whoever wrote it died."""
+
+
+class Journal:
+    """An append-only file that only its owner can read. Created here; a file that is there already is refused.
+
+    A job never ends for its journal: once a line cannot be written (the disk is full), none is any more, and `failure`
+    says why.
+    """
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        """Create the file. Raises OSError (FileExistsError if there is one already)."""
+        self.failure: OSError | None = None
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._append({"format": FORMAT, "settings": asdict(settings)})
+
+    def append(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
+        """Append one line."""
+        self._append({"now": now, "event": encode(event), "effects": [encode(effect) for effect in effects]})
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        rest = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        try:
+            while rest and self.failure is None:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:
+            self.failure = error
+
+
+def replay(path: Path) -> Replay:
+    """Tell a fresh coordinator all that the journal's was told. Raises OSError, and ProtocolError if it is no journal."""
+    lines = path.read_bytes().split(b"\n")
+    torn = bool(lines.pop())
+    if not lines:
+        raise ProtocolError(f"{path} is not a journal: it has no complete line")
+    settings = _settings(lines[0])
+    state = coordinator.new_state(settings)
+    divergences = []
+    for number, entry in _entries(lines):
+        state, effects = coordinator.step(settings, state, entry.event, entry.now)
+        if effects != entry.effects:
+            divergences.append(Divergence(number, entry, effects))
+    return Replay(settings, state, len(lines) - 1, tuple(divergences), torn)
+
+
+def encode(thing: Event | Effect) -> dict[str, Any]:
+    """Return an event or effect as values that JSON knows; `type` names its class."""
+    return {"type": type(thing).__name__, **asdict(thing)}
+
+
+def decode_event(parts: Mapping[str, Any]) -> Event:
+    """Return the event that `encode` was given. Raises ProtocolError."""
+    event: Event = _decode(_EVENTS, parts)
+    return event
+
+
+def decode_effect(parts: Mapping[str, Any]) -> Effect:
+    """Return the effect that `encode` was given. Raises ProtocolError."""
+    effect: Effect = _decode(_EFFECTS, parts)
+    return effect
+
+
+def _settings(line: bytes) -> Settings:
+    try:
+        header = json.loads(line)
+        if header["format"] != FORMAT:
+            raise ProtocolError(f"a journal of format {header['format']}; this version reads format {FORMAT}")
+        return Settings(**header["settings"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"the first line is not that of a journal: {line[:80]!r}") from error
+
+
+def _entries(lines: Sequence[bytes]) -> Iterator[tuple[int, Entry]]:
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            parts = json.loads(line)
+            effects = tuple(decode_effect(effect) for effect in parts["effects"])
+            yield number, Entry(float(parts["now"]), decode_event(parts["event"]), effects)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(f"line {number} is not that of a journal: {line[:80]!r}") from error
+
+
+def _decode(kinds: Mapping[str, type[Any]], parts: Mapping[str, Any]) -> Any:
+    rest = dict(parts)
+    try:
+        return _build(kinds[rest.pop("type")], rest)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"not an entry of a journal: {parts!r}") from error
+
+
+def _build(kind: type[Any], parts: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(kind)
+    if set(parts) != {field.name for field in fields(kind)}:
+        raise ValueError(f"a {kind.__name__} with fields {sorted(parts)}")
+    return kind(**{name: _value(hints[name], value) for name, value in parts.items()})
+
+
+def _value(hint: Any, value: Any) -> Any:
+    """Return a JSON value as what the hint says: numbers, text, enumerations, tuples, nested dataclasses."""
+    if isinstance(hint, NewType):
+        return _value(hint.__supertype__, value)
+    if get_origin(hint) in (UnionType, Union):
+        return None if value is None else _value(next(arm for arm in get_args(hint) if arm is not NoneType), value)
+    if get_origin(hint) is tuple:
+        return tuple(_value(get_args(hint)[0], item) for item in value)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _build(hint, value)
+    if issubclass(hint, Enum):
+        return hint(value)
+    if not isinstance(value, (hint, int) if hint is float else hint):
+        raise TypeError(f"{value!r} is no {hint.__name__}")
+    return value

@@ -1,0 +1,131 @@
+"""A journal tells its reader exactly what happened, and the same decisions follow from it."""
+
+import errno
+import json
+import os
+import stat
+from typing import get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deadpool_run.coordinator import journal
+from deadpool_run.core import coordinator
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+from deadpool_run.core.settings import Settings
+from deadpool_run.errors import ProtocolError
+
+SETTINGS = Settings(world_size=2, spares=1)
+LIFE = [
+    ev.JobSubmitted(),
+    *(ev.WorkerStarted(w, 100 + w) for w in range(3)),
+    *(ev.WorkerReady(w) for w in range(3)),
+    *(ev.ScriptInitialized(w) for w in range(2)),
+    *(ev.TranscriptSealed(w) for w in range(2)),
+    ev.KillRequested(1, ev.KillHow.SIGKILL),
+    ev.WorkerExited(1, None, 9, (4, 5)),
+    ev.SurvivorDrained(0, 2, 5, 5, (4, 5)),
+    ev.NewcomerRehearsed(2, 2),
+    *(ev.RankRestored(w, 2) for w in (0, 2)),
+    *(ev.RankAttached(w, 2) for w in (0, 2)),
+    *(ev.FirstStepCompleted(w, 2) for w in (0, 2)),
+    ev.StopRequested(15),
+]
+
+
+def write(path):
+    state, book = coordinator.new_state(SETTINGS), journal.Journal(path, SETTINGS)
+    for number, event in enumerate(LIFE):
+        state, effects = coordinator.step(SETTINGS, state, event, number / 7)
+        book.append(number / 7, event, effects)
+    book.close()
+    return state
+
+
+def test_a_journal_replays_to_the_same_state(tmp_path):
+    state = write(tmp_path / "journal")
+    replayed = journal.replay(tmp_path / "journal")
+    assert replayed.state == state
+    assert replayed.settings == SETTINGS
+    assert replayed.entries == len(LIFE)
+    assert not replayed.divergences
+    assert not replayed.torn
+
+
+def test_only_its_owner_can_read_it_and_no_other_is_overwritten(tmp_path):
+    write(tmp_path / "journal")
+    assert stat.S_IMODE((tmp_path / "journal").stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        journal.Journal(tmp_path / "journal", SETTINGS)
+
+
+def test_another_decision_is_reported_with_its_line(tmp_path):
+    path = tmp_path / "journal"
+    write(path)
+    lines = path.read_text().splitlines()
+    number = next(i for i, line in enumerate(lines) if '"ResumeFrom"' in line)
+    lines[number] = lines[number].replace('"version":5', '"version":4')
+    path.write_text("\n".join(lines) + "\n")
+    (divergence,) = journal.replay(path).divergences
+    assert divergence.line == number + 1
+    assert do.ResumeFrom(0, 2, 4) in divergence.entry.effects
+    assert do.ResumeFrom(0, 2, 5) in divergence.decided
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    path = tmp_path / "journal"
+    write(path)
+    path.write_bytes(path.read_bytes()[:-5])
+    replayed = journal.replay(path)
+    assert replayed.torn
+    assert replayed.entries == len(LIFE) - 1
+
+
+def test_a_full_disk_ends_the_journal_and_not_the_job(tmp_path):
+    book = journal.Journal(tmp_path / "whole", SETTINGS)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, book._fd)
+    os.close(full)
+    book.append(0.0, ev.JobSubmitted(), ())
+    assert book.failure is not None
+    assert book.failure.errno == errno.ENOSPC
+    book.append(0.1, ev.TimeAdvanced(), ())
+    book.close()
+    book.close()
+    assert journal.replay(tmp_path / "whole").entries == 0
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", '{"format":99,"settings":{}}\n', "\x00\n"])
+def test_what_is_no_journal_is_refused(tmp_path, text):
+    (tmp_path / "journal").write_text(text)
+    with pytest.raises(ProtocolError):
+        journal.replay(tmp_path / "journal")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"type": "Nonsense"},
+        {"type": "WorkerReady"},
+        {"type": "WorkerReady", "worker": "1"},
+        {"type": "WorkerReady", "worker": 1, "more": 2},
+        {"type": "KillRequested", "rank": 1, "how": "gently"},
+    ],
+)
+def test_what_is_no_event_is_refused(parts):
+    with pytest.raises(ProtocolError):
+        journal.decode_event(parts)
+
+
+@pytest.mark.parametrize("kind", [*get_args(ev.Event), *get_args(do.Effect)], ids=lambda kind: kind.__name__)
+def test_everything_comes_back_as_it_was(kind):
+    decode = journal.decode_event if kind in get_args(ev.Event) else journal.decode_effect
+
+    @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    @given(st.from_type(kind))
+    def check(thing):
+        assert repr(decode(json.loads(json.dumps(journal.encode(thing))))) == repr(thing)  # nan is not equal to itself
+
+    check()
