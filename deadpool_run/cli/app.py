@@ -1,5 +1,6 @@
 """The `deadpool-run` command: a script is run unless the first word is a command."""
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
@@ -13,6 +14,7 @@ from deadpool_run.cli.kill_command import kill_rank
 from deadpool_run.cli.launch_command import EPILOG, launch, with_options
 from deadpool_run.cli.options import canonical
 from deadpool_run.cli.show_commands import config_show, env
+from deadpool_run.cli.status_command import status
 from deadpool_run.errors import DeadpoolError
 
 USAGE = 2
@@ -48,6 +50,7 @@ app.command("run", cls=_Run, hidden=True, epilog=EPILOG, context_settings={"allo
     with_options(launch)
 )
 
+app.command("status")(status)
 app.command("kill-rank")(kill_rank)
 app.command("env")(env)
 config = typer.Typer(help="Look at what options are set to.")
@@ -76,5 +79,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         say.error(f"{error.format_message()}\nadd --help to see what can be written")
         code = USAGE
     except typer.Abort:
+        code = ABORTED
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ABORTED
     sys.exit(code)

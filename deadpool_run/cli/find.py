@@ -2,9 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from deadpool_run.cli.machine import state_dir
 from deadpool_run.view.client import ControlClient, connect
+
+RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir", metavar="DIR", help="The run's directory. Not given: $DEADPOOL_RUN_DIR, else the newest live run."
+    ),
+]
 
 
 def find_run(run_dir: Path | None, environment: Mapping[str, str]) -> ControlClient:

@@ -2,21 +2,13 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from deadpool_run.cli import say
-from deadpool_run.cli.find import find_run
+from deadpool_run.cli.find import RunDir, find_run
 from deadpool_run.core.events import KillHow
-
-RunDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--run-dir", metavar="DIR", help="The run's directory. Not given: $DEADPOOL_RUN_DIR, else the newest live run."
-    ),
-]
 
 
 def kill_rank(

@@ -40,14 +40,14 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         capture_interval=interval,
         max_capture_interval=max(interval, Settings(world_size=1).max_capture_interval),
     )
-    run_id = _run_id(values, here.fresh_run_id)
+    run_id, directory = _names(values, here.fresh_run_id)
     start_method = _start_method(values, here.environment)
     spec = LaunchSpec(
         settings=settings,
         target=_target(values, argv),
         nproc_per_node=ranks,
         run_id=run_id,
-        run_dir=Path(values.text("run_dir") or here.state_dir / directory_name(run_id)).absolute(),
+        run_dir=Path(values.text("run_dir") or here.state_dir / directory).absolute(),
         log_dir=Path(values.text("log_dir")).absolute() if values.text("log_dir") else None,
         redirects=_streams(values, "redirects", ranks),
         tee=_streams(values, "tee", ranks),
@@ -124,11 +124,14 @@ def _ranks(values: Values, here: Surroundings) -> int:
     return named[text]
 
 
-def _run_id(values: Values, fresh_id: str) -> str:
+def _names(values: Values, fresh_id: str) -> tuple[str, str]:
+    """Return the run's name, and that of its directory. A rendezvous id is often used again, a directory never is."""
     if values.text("run_id"):
-        return values.text("run_id")
+        return values.text("run_id"), directory_name(values.text("run_id"))
     rendezvous_id = values.text("rdzv_id")
-    return fresh_id if values.flag("standalone") or rendezvous_id in {"", "none"} else rendezvous_id
+    if values.flag("standalone") or rendezvous_id in {"", "none"}:
+        return fresh_id, directory_name(fresh_id)
+    return rendezvous_id, directory_name(f"{rendezvous_id[: _MAX_NAME - len(fresh_id) - 1]}-{fresh_id}")
 
 
 def _start_method(values: Values, environment: Mapping[str, str]) -> StartMethod:

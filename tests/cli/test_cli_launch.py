@@ -108,9 +108,11 @@ def test_what_else_is_passed_on():
 
 def test_the_runs_name_and_place():
     assert planned(rdzv_id="job/7").spec.run_id == "job/7"
-    assert planned(rdzv_id="job/7").spec.run_dir == Path("/state/job-7")
+    assert planned(rdzv_id="job/7").spec.run_dir == Path("/state/job-7-fresh")
     assert planned(rdzv_id="job/7", standalone=True).spec.run_id == "fresh"
+    assert planned(rdzv_id="j" * 200).spec.run_dir.name == "j" * 94 + "-fresh"
     assert planned(run_id="mine", rdzv_id="job").spec.run_id == "mine"
+    assert planned(run_id="mine", rdzv_id="job").spec.run_dir == Path("/state/mine")
     assert planned(run_dir="there").spec.run_dir == Path.cwd() / "there"
 
 

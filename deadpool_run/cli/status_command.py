@@ -1,0 +1,32 @@
+"""`deadpool-run status`: shows a live run."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from deadpool_run.cli.find import RunDir, find_run
+
+
+def status(
+    *,
+    run_dir: RunDir = None,
+    once: Annotated[bool, typer.Option("--once", help="Show one snapshot, on a terminal too.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the run to its end, into a pipe or file too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON: one object, or with --watch one a line.")] = False,
+) -> None:
+    """Show a live run: its ranks, spares and last repairs. On a terminal a live table, elsewhere one snapshot.
+
+    Exit codes: 0 healthy; 3 under repair, ending, or short of spares; 4 no such run.
+    """
+    terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    with find_run(run_dir, os.environ) as run:
+        from deadpool_run.view import watch as view  # noqa: PLC0415 - help and a missing run do without rich
+
+        if terminal and not once and not as_json:
+            from rich.console import Console  # noqa: PLC0415 - as above
+
+            raise typer.Exit(view.follow_live(run, Console()))
+        show = view.follow if watch and not once else view.show_once
+        raise typer.Exit(show(run, as_json=as_json))

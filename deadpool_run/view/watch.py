@@ -1,0 +1,53 @@
+"""Shows a run: once, or again and again until it ends. Only reads; a viewer can never hurt the job."""
+
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from deadpool_run.view.client import ControlClient
+from deadpool_run.view.render import EXIT_CODES, health, to_json, to_plain, to_rich
+
+EVERY_S = 1.0
+
+
+def show_once(run: ControlClient, *, as_json: bool) -> int:
+    """Write one status to stdout; return the exit code that tells of the run's health."""
+    status = run.ask({"do": "status"})
+    sys.stdout.write(_text(status, as_json=as_json))
+    return EXIT_CODES[health(status)]
+
+
+def follow(run: ControlClient, *, as_json: bool) -> int:
+    """Write each status to stdout, one JSON object a line or as text, until the run ends."""
+    code = 0
+    for status in run.watch(EVERY_S):
+        sys.stdout.write(_text(status, as_json=as_json) + ("" if as_json else "\n"))
+        sys.stdout.flush()
+        code = EXIT_CODES[health(status)]
+    return code
+
+
+def follow_live(run: ControlClient, console: Console) -> int:
+    """Keep one table on the terminal up to date, until the run ends or the user leaves with Ctrl-C."""
+    code = 0
+    with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+        try:
+            for status in run.watch(EVERY_S):
+                live.update(to_rich(status, _now()), refresh=True)
+                code = EXIT_CODES[health(status)]
+        except KeyboardInterrupt:
+            return code
+    console.print(Text("the run has ended"))
+    return code
+
+
+def _text(status: dict[str, Any], *, as_json: bool) -> str:
+    return to_json(status, _now()) + "\n" if as_json else to_plain(status, _now())
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,165 @@
+"""The command as users meet it: a process, its streams and its exit code."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deadpool_run.cli.launch_command import EXAMPLES
+from deadpool_run.cli.table import OPTIONS
+
+WAIT_S = 60
+COMMANDS = ("", "status", "kill-rank", "config show", "env")
+
+
+def deadpool(*args, cwd=None, env=None, python=()):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DEADPOOL_", "PET_"))}
+    environment |= {"COLUMNS": "100", "NO_COLOR": "1"} | (env or {})
+    return subprocess.run(
+        [sys.executable, *python, "-m", "deadpool_run", *args],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        cwd=cwd,
+        env=environment,
+        check=False,
+    )
+
+
+@pytest.fixture
+def home(tmp_path):
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    return tmp_path
+
+
+def ours(home, **env):
+    return {"HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config"), **env}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_there_and_imports_no_torch(command):
+    done = deadpool(*command.split(), "--help", python=("-X", "importtime"))
+    assert done.returncode == 0
+    assert f"Usage: deadpool-run {command}".strip() in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "typer" in imported, "the trace of imports was not read"
+    assert not {name for name in imported if name.partition(".")[0] in {"torch", "numpy"}}
+
+
+def test_commands_that_do_something_import_no_torch(home):
+    for line in ("status", "kill-rank 0", "config show", "env", "--dry-run train.py", "--version"):
+        done = deadpool(*line.split(), cwd=home, env=ours(home), python=("-X", "importtime"))
+        imported = {each.rpartition("|")[2].strip() for each in done.stderr.splitlines()}
+        assert done.returncode in {0, 4}, done.stderr
+        assert "typer" in imported
+        assert "torch" not in imported, line
+
+
+def test_help_names_every_option_and_the_examples():
+    said = deadpool("--help", env={"COLUMNS": "240"}).stdout
+    for option in OPTIONS:
+        assert option.flag in said
+        assert option.help.split("`")[0][:60] in said
+    for example in EXAMPLES:
+        assert example in said
+
+
+@pytest.mark.parametrize(
+    ("line", "first", "last"),
+    [
+        ("", "no script to run", "--help lists the options"),
+        ("--bogus train.py", "No such option: --bogus", "add --help"),
+        ("--nproc-per-node", "requires an argument", "add --help"),
+        ("--nproc-per-node four train.py", "--nproc-per-node 'four'", "write the number of ranks"),
+        ("--nnodes 2 train.py", "--nnodes '2'", "several machines are not supported yet"),
+        ("statsu", "script 'statsu': no such file", "`deadpool-run status`"),
+        ("--no-python nowhere-to-be-found", "program 'nowhere-to-be-found'", "--no-python"),
+        ("--config nowhere.yaml train.py", "nowhere.yaml: cannot be read", "--no-config"),
+        ("--color blue train.py", "--color 'blue'", "write one of auto, always, never"),
+        ("kill-rank", "Missing argument", "add --help"),
+        ("kill-rank 1 --how politely", "politely", "add --help"),
+    ],
+)
+def test_a_wrong_line_is_refused_on_stderr_alone_with_code_2(home, line, first, last):
+    done = deadpool(*line.split(), cwd=home, env=ours(home))
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert first in lines[0]
+    assert lines[0].startswith("deadpool-run: ")
+    assert last in lines[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("line", ["status", "kill-rank 0", "status --json"])
+def test_without_a_live_run_there_is_code_4(home, line):
+    done = deadpool(*line.split(), cwd=home, env=ours(home))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "no live run below" in done.stderr
+
+
+def test_a_dry_run_shows_values_sources_map_and_environment_and_starts_nothing(home):
+    (home / "deadpool.yaml").write_text("spares: 2\nshutdown-timeout: 5\n")
+    line = "--nproc_per_node=2 --rdzv-backend c10d --dry-run train.py -- --lr 3 --dry-run"
+    done = deadpool(*line.split(), cwd=home, env=ours(home, PET_ROLE="trainer", DEADPOOL_SHUTDOWN_TIMEOUT="6"))
+    assert (done.returncode, done.stderr) == (0, "")
+    words = [each.split() for each in done.stdout.splitlines()]
+    assert ["nproc-per-node", "2", "--nproc-per-node"] in words
+    assert ["spares", "2", "deadpool.yaml"] in words
+    assert ["shutdown-timeout", "6", "DEADPOOL_SHUTDOWN_TIMEOUT"] in words
+    assert ["role", "trainer", "PET_ROLE"] in words
+    assert ["standalone", "false", "default"] in words
+    assert "rank 1     local rank 1" in done.stdout
+    assert "spare 1    waits for any rank" in done.stdout
+    assert "train.py --lr 3 --dry-run  (forked from the nursery)" in done.stdout
+    assert "no effect on one machine: --rdzv-backend" in done.stdout
+    for variable in ("WORLD_SIZE=2", "LOCAL_RANK=0", "ROLE_NAME=trainer", "MASTER_PORT=<a free port>"):
+        assert ["".join(variable.split())] in [["".join(each.split())] for each in done.stdout.splitlines()]
+    assert not (home / "state").exists()
+
+
+def test_config_show_names_the_source_of_each_value(home):
+    (home / "config" / "deadpool").mkdir(parents=True)
+    (home / "config" / "deadpool" / "config.yaml").write_text("preload: [numpy, my.models]\n")
+    done = deadpool("config", "show", cwd=home, env=ours(home))
+    words = [each.split() for each in done.stdout.splitlines()]
+    assert ["preload", "numpy,my.models", str(home / "config" / "deadpool" / "config.yaml")] in words
+    without = deadpool("config", "show", "--no-config", cwd=home, env=ours(home)).stdout
+    assert ["preload", "-", "default"] in [each.split() for each in without.splitlines()]
+
+
+def test_a_local_file_hides_the_users(home):
+    (home / "config" / "deadpool").mkdir(parents=True)
+    (home / "config" / "deadpool" / "config.yaml").write_text("spares: 7\n")
+    (home / "deadpool.yaml").write_text("role: local\n")
+    words = [each.split() for each in deadpool("config", "show", cwd=home, env=ours(home)).stdout.splitlines()]
+    assert ["role", "local", "deadpool.yaml"] in words
+    assert ["spares", "0", "default"] in words
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "spares: [\n", "spares: 1\nspaers: 2\n", "\xff\xfe"])
+def test_a_file_that_is_none_of_ours_is_refused_by_name(home, content):
+    Path(home / "deadpool.yaml").write_bytes(content.encode("latin-1"))
+    done = deadpool("--dry-run", "train.py", cwd=home, env=ours(home))
+    assert done.returncode == 2
+    assert "deadpool.yaml" in done.stderr.splitlines()[0]
+
+
+def test_version():
+    assert deadpool("--version").stdout.startswith("deadpool-run 0.")
+
+
+def test_env_tells_what_a_bug_report_needs(home):
+    said = deadpool("env", env=ours(home, NCCL_DEBUG="INFO", SECRET_TOKEN="hunter2")).stdout
+    for word in ("torch", "python", "CPUs", "GPUs", "NCCL_DEBUG=INFO"):
+        assert word in said
+    assert "hunter2" not in said
+
+
+def test_a_script_with_a_commands_name_is_reached_by_a_path_or_dashes(home):
+    (home / "status").write_text("")
+    for line in ("--dry-run ./status", "--dry-run -- status"):
+        assert deadpool(*line.split(), cwd=home, env=ours(home)).returncode == 0
