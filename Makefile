@@ -9,6 +9,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
+BENCH ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -50,8 +51,8 @@ format: $(STAMP)  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-bench: $(STAMP)  ## measure recovery and overhead on this machine
-	$(BIN)/python -m pytest -s tests/bench
+bench: $(STAMP)  ## measure start-up, overhead, recovery and leaks on this machine (BENCH=--quick: minutes)
+	set -e; for each in startup overhead recovery soak; do $(BIN)/python tests/bench/$$each.py $(BENCH); done
 
 clean:  ## remove the environment and every build output
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
