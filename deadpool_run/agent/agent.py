@@ -30,6 +30,8 @@ from deadpool_run.ids import Rank, Version, WorkerId
 from deadpool_run.vault.vault import Vault
 
 JOURNAL_NAME = "journal.jsonl"
+_OURS = ("deadpool_run.worker.bootstrap", "deadpool_run.worker.store_main", "deadpool_run.worker.job")
+"""What every worker needs of this package; named, not imported: it imports torch."""
 _END_TIMEOUT_S = 10.0
 """At the end: how long killed processes may take to be gone, before they are left to the kernel."""
 _EXIT_LAUNCH_FAILED = 1
@@ -74,7 +76,7 @@ class _Agent:
             on_stop=self._on_stop,
         )
         self._control = ControlServer(spec.run_dir, spec.settings.world_size, self)
-        self._journal = Journal(spec.run_dir / JOURNAL_NAME)
+        self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings)
         self._server = CoordinatorServer(spec.settings, self._performer, self._journal, self._control.notify)
         self._record = RunRecord(spec, None if self._output.root is None else str(self._output.root))
         for number in spec.signals_to_handle:
@@ -101,9 +103,7 @@ class _Agent:
 
     def status(self) -> Mapping[str, Any]:
         """Return what viewers see."""
-        return status_object(
-            self._spec.settings, self._server.state, self._vault.board, self._workforce, self._record.parts
-        )
+        return status_object(self._server.state, self._vault.board, self._record.parts)
 
     def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
         """Return who holds the rank, with its pid."""
@@ -132,7 +132,7 @@ class _Agent:
     # --- beginning and end --------------------------------------------------------------------------------------
 
     def _preload(self) -> tuple[str, ...]:
-        return self._spec.preload if self._spec.warm else ()
+        return (*self._spec.preload, *_OURS) if self._spec.warm else ()
 
     def _ours(self) -> Iterator[Process]:
         yield from self._workforce.processes()

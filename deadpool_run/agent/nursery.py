@@ -104,9 +104,9 @@ class Nursery:
         self._prepared = False
         self._process = Process(child.pid, self._on_exit)
         self._loop.add_reader(ours, self._read)
-        self._send({"do": "prepare", "modules": list(self._preload)})
         for pid in self._pids:
             self._send({"do": "adopt", "pid": pid})
+        self._send({"do": "prepare", "modules": list(self._preload)})
 
     def _send(self, packet: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         if self._sock.fileno() < 0:

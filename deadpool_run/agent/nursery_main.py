@@ -70,6 +70,13 @@ class _Nursery:
             return  # the next read says that the agent is gone
 
     def _prepare(self, modules: list[str]) -> Mapping[str, Any]:
+        if not self._groups:  # nobody's group to end: an import need not outlive the agent
+            die_with_parent(self._agent_pid)
+        answer = self._import(modules)
+        _set_death_signal(0)
+        return answer
+
+    def _import(self, modules: list[str]) -> Mapping[str, Any]:
         for name in modules:
             try:
                 importlib.import_module(name)
@@ -139,9 +146,13 @@ class _Nursery:
 
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent ends (PR_SET_PDEATHSIG, prctl(2)); end now if it has."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _set_death_signal(signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def _set_death_signal(number: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _enter(kind: str, fds: list[int]) -> None:

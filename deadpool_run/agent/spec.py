@@ -17,7 +17,21 @@ LOGS_OFF = Path(os.devnull)
 
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
-DEFAULT_PRELOAD = ("torch", "torch.distributed")
+DEFAULT_PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.utils.data",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+    "torch._dynamo",
+)
+"""What the first step of DDP, FSDP2 or tensor parallelism imports: with these, nothing is left to import in a worker.
+
+None of them starts a thread or touches a device (the nursery checks the first).
+"""
 
 
 class Mode(StrEnum):

@@ -14,8 +14,10 @@ several times. Requests:
 Anything that cannot be done is answered with {"error": "<what is wrong>"}; the connection stays open. A line that is
 longer than `MAX_LINE_BYTES` closes it. Nothing that a viewer does, or fails to do, can block or fail the job.
 
-The status object has what `core.status` publishes, and beside it what only the agent knows: `run` (what `run.json`
-holds) and per rank `pid` and the board's `phase` (lower-case name), `step`, `step_ms`, `capture_ms` and `snapshots`.
+The status object has what `core.status` publishes (`phase`, `epoch`, `ranks`, `spares`, `incidents` ...), and beside it
+`schema_version`, `run` (what `run.json` holds), `committed` (the newest snapshot that every rank has, or null) and in each
+of `ranks` what its worker says on the board: `activity` (a `vault.board.Phase`, in lower case), `step` (steps completed),
+`step_ms`, `capture_ms` and `snapshots` (the versions held).
 """
 
 import asyncio

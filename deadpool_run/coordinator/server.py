@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from deadpool_run.coordinator.journal import Journal
 from deadpool_run.core import coordinator
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, TimeAdvanced
@@ -17,13 +18,6 @@ class Performer(Protocol):
 
     def perform(self, effect: Effect) -> None:
         """Carry out one order; must not block."""
-
-
-class Journal(Protocol):
-    """Keeps what was decided."""
-
-    def append(self, now: float, event: Event, effects: tuple[Effect, ...]) -> None:
-        """Keep one decision, before it is carried out."""
 
 
 class CoordinatorServer:

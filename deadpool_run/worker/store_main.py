@@ -2,7 +2,7 @@
 
 import socket
 
-from torch.distributed.distributed_c10d import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from deadpool_run.wire.messages import StoreListening, encode
 
