@@ -1,0 +1,327 @@
+"""Segments: memory files that outlive the worker that writes them. No torch.
+
+A *slot* holds one snapshot: a header page, the bytes of its tensors, then small values, then a JSON manifest that says
+where everything is. A *blob* holds one byte string (a transcript). Both are memfds, made by the agent and kept open by
+it, so that nothing is left on a disk and nothing is bound by the size of /dev/shm.
+
+A writer says *busy* in the header before the first byte changes and *complete* after the last one; the digests tell a
+header or a manifest that is not whole. The bytes of a slot are `[0, header.used_bytes)`, which is what is to be sent to
+copy a snapshot elsewhere.
+"""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import IntEnum, StrEnum
+from typing import Any
+
+from deadpool_run.errors import SnapshotError
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.board import BUSY, EMPTY, Cell
+
+FORMAT = 1
+HEADER_BYTES = 4096
+"""The first byte behind the header: a page of its own, so that the tensors begin on a page."""
+ALIGNMENT = 64
+"""Of every tensor's offset: a cache line, and a multiple of every element size."""
+MAX_MANIFEST_BYTES = 1 << 30
+
+_SLOT_MAGIC = b"deadslot"
+_BLOB_MAGIC = b"deadblob"
+_DIGEST_BYTES = 16
+_SLOT = struct.Struct(f"<8sIIqQQ{_DIGEST_BYTES}s")
+_BLOB = struct.Struct(f"<8sIIQ{_DIGEST_BYTES}s")
+_WRITE_BYTES = 1 << 30
+
+
+class SegmentState(IntEnum):
+    """What a header says of its segment."""
+
+    EMPTY = 0
+    BUSY = 1
+    COMPLETE = 2
+
+
+class Role(StrEnum):
+    """What a tensor of a snapshot is."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    OPTIMIZER = "optimizer"
+    VALUE = "value"  # part of a value: its name is its place among the values' tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a shard belongs: the words of DTensor. `at` is the shard's coordinate in a mesh of shape `mesh`."""
+
+    mesh: tuple[int, ...]
+    names: tuple[str, ...] | None
+    at: tuple[int, ...]
+    placements: tuple[str, ...]
+    shape: tuple[int, ...]
+    """Of the whole tensor, as is `stride`."""
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor (of a DTensor its local shard) and where its bytes are.
+
+    `shape` and `stride` count elements; the element with all indices 0 is at `offset`, and `nbytes` bytes hold all.
+    `device` is a device's type ("cpu", "cuda"): a newcomer may sit on another device of that type.
+    """
+
+    name: str
+    role: Role
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    device: str
+    offset: int
+    nbytes: int
+    placement: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a slot holds: tensors, byte strings (as offset and length), and a JSON tree that refers to both by index."""
+
+    version: Version
+    rank: Rank
+    tensors: tuple[TensorEntry, ...]
+    value_tensors: tuple[TensorEntry, ...]
+    blobs: tuple[tuple[int, int], ...]
+    values: dict[str, Any]
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield the offset and length of every piece that the manifest names."""
+        for entry in (*self.tensors, *self.value_tensors):
+            yield entry.offset, entry.nbytes
+        yield from self.blobs
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHeader:
+    """The first bytes of a slot."""
+
+    state: SegmentState
+    version: int
+    manifest_offset: int = 0
+    manifest_bytes: int = 0
+    digest: bytes = b""
+    """Of the manifest: BLAKE2b of 16 bytes."""
+
+    @property
+    def used_bytes(self) -> int:
+        """The manifest comes last, so that the slot is all the bytes up to its end."""
+        return self.manifest_offset + self.manifest_bytes
+
+
+def digest_of(data: bytes) -> bytes:
+    """Return the digest that headers use (BLAKE2b, RFC 7693, 16 bytes)."""
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+def aligned(offset: int) -> int:
+    """Return the next offset at which a tensor may begin."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def create_segment(name: str) -> int:
+    """Return the descriptor (not inherited over exec) of a new, empty memory file. `name` is for /proc only."""
+    fd = os.memfd_create(f"deadpool-{name}", os.MFD_CLOEXEC)
+    os.ftruncate(fd, HEADER_BYTES)
+    return fd
+
+
+def write_all(fd: int, data: bytes, offset: int) -> None:
+    """Write `data` at `offset`, growing the file as needed."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view[:_WRITE_BYTES], offset)
+        view, offset = view[count:], offset + count
+
+
+def read_exactly(fd: int, nbytes: int, offset: int) -> bytes:
+    """Return `nbytes` bytes at `offset`. Raises `SnapshotError` if the file ends before."""
+    parts = []
+    while nbytes:
+        part = os.pread(fd, min(nbytes, _WRITE_BYTES), offset)
+        if not part:
+            raise SnapshotError(f"a segment ends at byte {offset}, {nbytes} bytes early")
+        parts.append(part)
+        nbytes, offset = nbytes - len(part), offset + len(part)
+    return b"".join(parts)
+
+
+# --- slots -------------------------------------------------------------------------------------------------------
+
+
+def write_header(fd: int, header: SlotHeader) -> None:
+    """Replace the slot's header."""
+    body = _SLOT.pack(
+        _SLOT_MAGIC,
+        FORMAT,
+        header.state,
+        header.version,
+        header.manifest_offset,
+        header.manifest_bytes,
+        header.digest,
+    )
+    write_all(fd, body + digest_of(body), 0)
+
+
+def mark_busy(fd: int) -> None:
+    """Say that the slot's bytes are about to change."""
+    write_header(fd, SlotHeader(SegmentState.BUSY, BUSY))
+
+
+def mark_empty(fd: int) -> None:
+    """Say that the slot holds nothing."""
+    write_header(fd, SlotHeader(SegmentState.EMPTY, EMPTY))
+
+
+def read_header(fd: int) -> SlotHeader | None:
+    """Return the slot's header; None if there is none that is whole and of this format."""
+    head = os.pread(fd, _SLOT.size + _DIGEST_BYTES, 0)
+    body = head[: _SLOT.size]
+    if len(head) < _SLOT.size + _DIGEST_BYTES or digest_of(body) != head[_SLOT.size :]:
+        return None
+    magic, form, state, version, offset, nbytes, digest = _SLOT.unpack(body)
+    if magic != _SLOT_MAGIC or form != FORMAT or state not in iter(SegmentState):
+        return None
+    if nbytes > MAX_MANIFEST_BYTES or offset + nbytes > os.fstat(fd).st_size:
+        return None
+    return SlotHeader(SegmentState(state), version, offset, nbytes, digest)
+
+
+def complete_version(fd: int) -> Version | None:
+    """Return the version that the slot's header says it holds complete, if any. The board must agree with it."""
+    header = read_header(fd)
+    if header is None or header.state is not SegmentState.COMPLETE:
+        return None
+    return Version(header.version)
+
+
+def complete_versions(fds: Sequence[int], cell: Cell) -> tuple[Version, ...]:
+    """Return, oldest first, the versions that both the board and the slots' headers call complete."""
+    both = zip(fds, cell.slots, strict=True)
+    return tuple(sorted(Version(said) for fd, said in both if said >= 0 and complete_version(fd) == said))
+
+
+def free_slot(slots: Sequence[int], committed: Version | None, skipped: Collection[int]) -> int | None:
+    """Return the slot that may be overwritten, the one with the oldest version first; None if neither may.
+
+    A slot whose version is at or above the newest committed one is needed: a peer may yet die and leave that version
+    as the only one that all have. One that some rank will never hold is not, provided that it is above the committed
+    one: everybody holds that, so a skip of it was announced before the version was made again.
+    """
+    newest = EMPTY if committed is None else committed
+    free = [
+        (version, slot)
+        for slot, version in enumerate(slots)
+        if version < 0 or version < newest or (version > newest and version in skipped)
+    ]
+    return min(free)[1] if free else None
+
+
+def encode_entries(entries: Sequence[TensorEntry]) -> bytes:
+    """Return the JSON of tensor entries; the same entries stay the same bytes, so a writer may keep them."""
+    return json.dumps([asdict(entry) for entry in entries], separators=(",", ":")).encode()
+
+
+def encode_manifest(  # noqa: PLR0913 - the parts of a manifest
+    *,
+    version: Version,
+    rank: Rank,
+    tensors: bytes,
+    value_tensors: bytes,
+    blobs: Sequence[tuple[int, int]],
+    values: dict[str, Any],
+) -> bytes:
+    """Return a manifest as JSON; `tensors` and `value_tensors` come from `encode_entries`."""
+    rest = {"version": version, "rank": rank, "blobs": blobs, "values": values}
+    body = json.dumps(rest, separators=(",", ":"), allow_nan=False).encode()
+    return b'{"tensors":' + tensors + b',"value_tensors":' + value_tensors + b"," + body[1:]
+
+
+def read_manifest(fd: int, version: Version) -> Manifest:
+    """Return the manifest of the slot, which must hold `version` complete. Raises `SnapshotError`."""
+    header = read_header(fd)
+    if header is None or header.state is not SegmentState.COMPLETE or header.version != version:
+        raise SnapshotError(f"the slot does not hold snapshot {version} complete: its header says {header}")
+    body = read_exactly(fd, header.manifest_bytes, header.manifest_offset)
+    if digest_of(body) != header.digest:
+        raise SnapshotError(f"the manifest of snapshot {version} does not have the digest that its header says")
+    try:
+        parts = json.loads(body)
+        manifest = Manifest(
+            version=Version(parts["version"]),
+            rank=Rank(parts["rank"]),
+            tensors=tuple(map(_entry, parts["tensors"])),
+            value_tensors=tuple(map(_entry, parts["value_tensors"])),
+            blobs=tuple((offset, nbytes) for offset, nbytes in parts["blobs"]),
+            values=dict(parts["values"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise SnapshotError(f"the manifest of snapshot {version} is not of format {FORMAT}") from error
+    for offset, nbytes in manifest.ranges():
+        if offset < HEADER_BYTES or nbytes < 0 or offset + nbytes > header.manifest_offset:
+            raise SnapshotError(f"the manifest of snapshot {version} names bytes outside of its slot")
+    return manifest
+
+
+def _entry(parts: dict[str, Any]) -> TensorEntry:
+    """Return an entry from its JSON."""
+    placement = parts["placement"]
+    if placement is not None:
+        names = placement["names"]
+        placement = Placement(
+            mesh=tuple(placement["mesh"]),
+            names=None if names is None else tuple(names),
+            at=tuple(placement["at"]),
+            placements=tuple(placement["placements"]),
+            shape=tuple(placement["shape"]),
+            stride=tuple(placement["stride"]),
+        )
+    shape, stride = tuple(parts["shape"]), tuple(parts["stride"])
+    changed = {"role": Role(parts["role"]), "shape": shape, "stride": stride, "placement": placement}
+    return TensorEntry(**(parts | changed))
+
+
+# --- blobs -------------------------------------------------------------------------------------------------------
+
+
+def write_blob(fd: int, data: bytes) -> None:
+    """Replace what the blob segment holds; a writer that dies on the way leaves it empty."""
+    _write_blob_header(fd, SegmentState.BUSY, b"")
+    write_all(fd, data, HEADER_BYTES)
+    _write_blob_header(fd, SegmentState.COMPLETE, data)
+
+
+def clear_blob(fd: int) -> None:
+    """Empty the blob segment."""
+    _write_blob_header(fd, SegmentState.EMPTY, b"")
+    os.ftruncate(fd, HEADER_BYTES)
+
+
+def read_blob(fd: int) -> bytes | None:
+    """Return what the blob segment holds, or None if it holds nothing whole."""
+    head = os.pread(fd, _BLOB.size, 0)
+    if len(head) < _BLOB.size:
+        return None
+    magic, form, state, nbytes, digest = _BLOB.unpack(head)
+    if magic != _BLOB_MAGIC or form != FORMAT or state != SegmentState.COMPLETE:
+        return None
+    if HEADER_BYTES + nbytes > os.fstat(fd).st_size:
+        return None
+    data = read_exactly(fd, nbytes, HEADER_BYTES)
+    return data if digest_of(data) == digest else None
+
+
+def _write_blob_header(fd: int, state: SegmentState, data: bytes) -> None:
+    write_all(fd, _BLOB.pack(_BLOB_MAGIC, FORMAT, state, len(data), digest_of(data)), 0)

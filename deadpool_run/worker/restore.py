@@ -1,0 +1,210 @@
+"""Bringing live objects to a snapshot: compare everything first, then change everything."""
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from deadpool_run.errors import SnapshotError
+from deadpool_run.vault.segments import Manifest, Role, TensorEntry, read_exactly
+from deadpool_run.worker.capture import SlotMemory, copy_each, dtype_of, placement_of
+from deadpool_run.worker.rng import RngStates, rng_states
+from deadpool_run.worker.state import OptimizerState, Protected, Tracked, local
+from deadpool_run.worker.trees import TreeReader
+
+_SHOWN = 10
+_SHARD = re.compile(r"S\((\d+)\)")
+
+
+class Restoration:
+    """One restore of `protected` from the slot `memory`, whose manifest has been read."""
+
+    def __init__(self, protected: Protected, memory: SlotMemory, manifest: Manifest) -> None:
+        self._protected = protected
+        self._memory = memory
+        self._manifest = manifest
+        self._parameters = protected.parameters()
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._saved = {entry.name: entry for entry in manifest.tensors}
+        self._live = {tracked.name: tracked for tracked in protected.heavy(self._names)}
+        for (name, _, _), buffer in zip(protected.buffers(), protected.buffer_values(), strict=True):
+            self._live[name] = Tracked(name, Role.BUFFER, buffer)
+        self._homes = {
+            f"{optimizer.name}/{name}": (optimizer, name)
+            for optimizer in protected.optimizers.values()
+            for name in (self._names[id(parameter)] for _, parameter in optimizer.parameters())
+        }
+
+    def check(self) -> None:
+        """Raise `SnapshotError` if the snapshot is not one of objects like the live ones; nothing is changed."""
+        found = [*self._differences_of_tensors(), *self._differences_of_values()]
+        if found:
+            shown = "\n".join(f"  {difference}" for difference in found[:_SHOWN])
+            more = f"\n  ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            raise SnapshotError(
+                f"snapshot {self._manifest.version} of rank {self._manifest.rank} is not one of these objects:\n"
+                f"{shown}{more}\nEvery process of a rank must build the same model and optimizer."
+            )
+
+    def apply(self) -> RngStates:
+        """Set everything but the random generators, and return what those are to be set to (last of all)."""
+        for module in self._protected.modules.values():
+            module.reshard()
+        self._trim_optimizers()
+        targets, sources = [], []
+        for name, entry in self._saved.items():
+            tracked = self._live.get(name)
+            targets.append(local(self._created(entry) if tracked is None else tracked.tensor).detach())
+            sources.append(self._memory.view(entry))
+        copy_each(targets, sources)
+        values = self._values()
+        for name, optimizer in self._protected.optimizers.items():
+            optimizer.put_plain(values["plain"][name], self._names)
+        self._protected.put(values)
+        return rng_states(values["rng"])
+
+    def _differences_of_tensors(self) -> list[str]:
+        found = []
+        for name, entry in self._saved.items():
+            tracked = self._live.get(name)
+            if tracked is not None:
+                found += _differences(entry, tracked)
+            elif entry.role is not Role.OPTIMIZER:
+                found.append(f"{name}: in the snapshot only")
+            else:
+                found += self._obstacles(entry)
+        for name, tracked in self._live.items():
+            if name not in self._saved and tracked.role is not Role.OPTIMIZER:
+                found.append(f"{name}: not in the snapshot")
+        return found
+
+    def _obstacles(self, entry: TensorEntry) -> list[str]:
+        """Return why the live optimizer could not be given this piece of state."""
+        home, _, _ = entry.name.rpartition("/")
+        if home not in self._homes:
+            return [f"{entry.name}: in the snapshot only"]
+        if entry.placement is None:
+            return []
+        _, name = self._homes[home]
+        own = placement_of(self._parameters[name])
+        if own is None or (own.mesh, own.names, own.at) != (
+            entry.placement.mesh,
+            entry.placement.names,
+            entry.placement.at,
+        ):
+            return [f"{entry.name}: its place {entry.placement} is not on the mesh of its parameter ({own})"]
+        if own.placements != entry.placement.placements and None in map(_placement, entry.placement.placements):
+            return [f"{entry.name}: cannot be made with the placements {entry.placement.placements}"]
+        return []
+
+    def _differences_of_values(self) -> list[str]:
+        saved, own = self._manifest.values, self._protected
+        found = []
+        kinds = (("modules", own.modules), ("optimizers", own.optimizers), ("objects", own.objects))
+        for kind, live in kinds:
+            found += [f"{name}: not in the snapshot ({kind})" for name in live if name not in saved[kind]]
+            found += [f"{name}: in the snapshot only ({kind})" for name in saved[kind] if name not in live]
+        for name, module in own.modules.items():
+            if name in saved["modules"] and set(module.take()) != set(saved["modules"][name]):
+                found.append(f"{name}: other children have extra state than in the snapshot")
+        for name, optimizer in own.optimizers.items():
+            groups = len(optimizer.optimizer.param_groups)
+            if name in saved["optimizers"] and len(saved["optimizers"][name]) != groups:
+                found.append(f"{name}: {groups} groups here, {len(saved['optimizers'][name])} in the snapshot")
+        return found
+
+    def _trim_optimizers(self) -> None:
+        """Remove optimizer state that the snapshot does not have."""
+        for optimizer in self._protected.optimizers.values():
+            for tracked in list(optimizer.tensors(self._names)):
+                if tracked.name not in self._saved:
+                    home, _, key = tracked.name.rpartition("/")
+                    _, name = self._homes[home]
+                    del optimizer.optimizer.state[self._parameters[name]][key]
+
+    def _created(self, entry: TensorEntry) -> Tensor:
+        """Return a new tensor for a piece of optimizer state, placed into the optimizer's state."""
+        home, _, key = entry.name.rpartition("/")
+        optimizer, name = self._homes[home]
+        parameter = self._parameters[name]
+        own = local(parameter)
+        device = own.device if entry.device == own.device.type else torch.device(entry.device)
+        made = torch.empty_strided(entry.shape, entry.stride, dtype=dtype_of(entry.dtype), device=device)
+        if entry.placement is not None:
+            made = _distributed(made, entry, parameter)
+        _state(optimizer, parameter)[key] = made
+        return made
+
+    def _values(self) -> dict[str, Any]:
+        """Return every small value."""
+        reader = TreeReader(blob=self._blob, tensor=self._tensor)
+        saved = self._manifest.values
+        like: dict[str, Any] = {}
+        if self._manifest.value_tensors:
+            like = self._protected.take()
+        return {
+            part: {name: reader.decode(node, like.get(part, {}).get(name)) for name, node in saved[part].items()}
+            for part in ("modules", "optimizers", "objects", "plain")
+        } | {"rng": reader.decode(saved["rng"])}
+
+    def _blob(self, index: int) -> bytes:
+        offset, nbytes = self._manifest.blobs[index]
+        return read_exactly(self._memory.fd, nbytes, offset)
+
+    def _tensor(self, index: int, like: Any) -> Tensor:
+        entry = self._manifest.value_tensors[index]
+        device = local(like).device if isinstance(like, Tensor) else torch.device(entry.device)
+        made = torch.empty_strided(entry.shape, entry.stride, dtype=dtype_of(entry.dtype), device=device)
+        made.copy_(self._memory.view(entry))
+        if entry.placement is None:
+            return made
+        if not isinstance(like, DTensor):
+            raise SnapshotError(f"a value of the snapshot has the place {entry.placement}, the live one has none")
+        return _distributed(made, entry, like)
+
+
+def _state(optimizer: OptimizerState, parameter: Tensor) -> dict[str, Any]:
+    """Return the state of a parameter, which may be new."""
+    state: dict[str, Any] = optimizer.optimizer.state[parameter]
+    return state
+
+
+def _differences(entry: TensorEntry, tracked: Tracked) -> list[str]:
+    """Return in what the live tensor differs from the saved one."""
+    own = local(tracked.tensor)
+    pairs = (
+        ("is a", entry.role, tracked.role),
+        ("has dtype", entry.dtype, str(own.dtype).removeprefix("torch.")),
+        ("has shape", entry.shape, tuple(own.shape)),
+        ("has the place", entry.placement, placement_of(tracked.tensor)),
+    )
+    return [
+        f"{entry.name}: {what} {live} here, {saved} in the snapshot" for what, saved, live in pairs if saved != live
+    ]
+
+
+def _distributed(shard: Tensor, entry: TensorEntry, like: Tensor) -> DTensor:
+    """Return the shard as a DTensor on the mesh of `like`."""
+    assert entry.placement is not None
+    assert isinstance(like, DTensor)
+    placements: list[Placement] = list(like.placements)
+    if tuple(map(str, placements)) != entry.placement.placements:
+        placements = [placed for text in entry.placement.placements if (placed := _placement(text)) is not None]
+    return DTensor.from_local(
+        shard,
+        like.device_mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(entry.placement.shape),
+        stride=entry.placement.stride,
+    )
+
+
+def _placement(text: str) -> Replicate | Shard | None:
+    """Return the placement that torch writes as `text`; None for one that only its parameter could give."""
+    if text == "R":
+        return Replicate()
+    match = _SHARD.fullmatch(text)
+    return Shard(int(match[1])) if match else None

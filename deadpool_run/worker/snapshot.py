@@ -1,0 +1,213 @@
+"""In-memory snapshots of a rank: taken off the critical path into memory that outlives the worker, and put back.
+
+A capture of snapshot k begins when step k ends. What may change at any time is copied there and then; parameters and
+optimizer state change only inside `optimizer.step()`, so they are copied by another thread beside the next forward and
+backward. `wait()` before the optimizer's step keeps the two apart.
+"""
+
+import atexit
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from deadpool_run.errors import SnapshotError
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import segments
+from deadpool_run.vault.board import EMPTY, Board
+from deadpool_run.worker.capture import Capture, Plan, SlotMemory, Staging, Writer
+from deadpool_run.worker.copier import Copier
+from deadpool_run.worker.restore import Restoration
+from deadpool_run.worker.rng import RngStates, put_rng, take_rng
+from deadpool_run.worker.state import Protected
+
+
+class Snapshots:
+    """The snapshots of one rank. All methods are the main thread's.
+
+    The slots' descriptors are duplicated: the caller's stay open and its own. The rank's cell of the board is written
+    from here on; a slot that a dead predecessor left half-written is emptied.
+    """
+
+    def __init__(  # noqa: PLR0913 - what it reads, writes and tells
+        self,
+        *,
+        slot_fds: tuple[int, int],
+        board: Board,
+        rank: Rank,
+        on_skip: Callable[[Version], None],
+        interval: int = 1,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Take over the rank's slots.
+
+        `on_skip` is called on the copy thread, after the board says so. So is `interrupted`: once it is true, no capture
+        waits for a slot any longer, and a step on CUDA whose kernels had not ended by then is not captured, for its
+        collectives may have been aborted. It must be true before the first collective is.
+        """
+        self.interval = interval
+        """Steps between captures; may be changed at any time, from any thread."""
+        self._cell = board.cells[rank]
+        self._protected = Protected()
+        self._staging = Staging()
+        self._plan: Plan | None = None
+        self._copy_of: Version | None = None
+        self._values: dict[str, Any] = {}
+        self._rng: RngStates | None = None
+        self._keeps_grads: bool | None = None
+        self._memories = tuple(SlotMemory(fd) for fd in slot_fds)
+        complete = segments.complete_versions(slot_fds, self._cell)
+        for slot, version in enumerate(self._cell.slots):
+            if version not in complete:
+                self._cell.set_slot(slot, EMPTY)
+        writer = Writer(self._protected, rank, interrupted)
+        self._copier = Copier(
+            memories=self._memories,
+            writer=writer,
+            board=board,
+            rank=rank,
+            on_skip=on_skip,
+            interrupted=interrupted,
+        )
+        self._closed = False
+        # A thread that copies while the interpreter is taken down would end the process by a signal.
+        atexit.register(self.close)
+
+    def protect(self, name: str, obj: object) -> None:
+        """Make `obj` part of every snapshot from now on. Raises `ScriptError`."""
+        self._protected.add(name, obj)
+        self._plan = None
+
+    def begin(self, version: Version) -> None:
+        """Step `version` has ended: copy what is small, and start the copy of the rest if the interval says so.
+
+        Raises what made an earlier capture fail.
+        """
+        self.wait()
+        self._take(version)
+        if version % self.interval == 0 and version not in self.held():
+            self._copier.submit(self._capture(version))
+
+    def wait(self) -> None:
+        """Return when no copy is under way; a capture that still waits for a free slot is given up."""
+        self._copier.settle(hurry=True)
+
+    def capture_now(self, version: Version) -> bool:
+        """Capture whatever the interval is, and return when it is over: True if the version is held.
+
+        Waits for a free slot until `interrupted`, at most for a minute.
+        """
+        self.wait()
+        self._take(version)
+        if version not in self.held():
+            self._copier.submit(self._capture(version))
+            self._copier.settle(hurry=False)
+        return version in self.held()
+
+    def held(self) -> tuple[Version, ...]:
+        """Return the versions that the slots hold complete, oldest first."""
+        return self._cell.held
+
+    def rewind(self, version: Version) -> None:
+        """Undo what an interrupted forward changed; parameters and optimizer state must still be those of `version`.
+
+        Raises `SnapshotError` if our own copy of the small values is of another version.
+        """
+        self.wait()
+        if self._copy_of != version or self._rng is None:
+            raise SnapshotError(f"cannot go back to {version}: the worker's own copy is of {self._copy_of}")
+        with torch.no_grad():
+            self._staging.put()
+            self._protected.put(self._values)
+            self._drop_grads()
+        put_rng(self._rng)
+
+    def restore(self, version: Version) -> None:
+        """Set every protected object and the random generators to snapshot `version`.
+
+        Raises `SnapshotError`, before anything is changed, if the slot does not hold it or if it is not one of objects
+        like the live ones; the message says exactly what differs.
+        """
+        self.wait()
+        memory = self._memory_of(version)
+        manifest = segments.read_manifest(memory.fd, version)
+        memory.ensure(max((offset + nbytes for offset, nbytes in manifest.ranges()), default=0))
+        with torch.no_grad():
+            restoration = Restoration(self._protected, memory, manifest)
+            restoration.check()
+            rng = restoration.apply()
+            self._drop_grads()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        put_rng(rng)
+        self._take(version)
+
+    def discard_newer(self, version: Version) -> None:
+        """Empty every slot that holds a version above this one, and forget skips above it."""
+        self.wait()
+        for slot, held in enumerate(self._cell.slots):
+            if held > version:
+                self._cell.set_slot(slot, EMPTY)
+                segments.mark_empty(self._memories[slot].fd)
+        if self._cell.skipped > version:
+            self._cell.skipped = EMPTY
+
+    def close(self) -> None:
+        """End the copy thread after the copy under way and give back memory and descriptors; slots keep content."""
+        if not self._closed:
+            self._closed = True
+            atexit.unregister(self.close)
+            self._copier.close()
+            self._plan = None
+            for memory in self._memories:
+                memory.close()
+
+    def _take(self, version: Version) -> None:
+        """Make our own copy of everything small."""
+        with torch.no_grad():
+            self._copy_of = None
+            self._staging.take(self._protected)
+            self._values = self._protected.take()
+            self._rng = take_rng()
+            self._keeps_grads = any(p.grad is not None for p in self._gradients())
+            self._copy_of = version
+
+    def _capture(self, version: Version) -> Capture:
+        """Return the order to capture what is live and what `_take` has copied."""
+        assert self._rng is not None
+        plan = self._plan
+        fingerprint = self._protected.fingerprint()
+        if plan is None or plan.staging_generation != self._staging.generation or plan.fingerprint != fingerprint:
+            plan = self._plan = Plan(self._protected, self._staging, fingerprint)
+        return Capture(
+            version=version,
+            plan=plan,
+            values=self._values,
+            rng=self._rng,
+            write_counts=plan.write_counts(),
+            ready=tuple(torch.cuda.current_stream(device).record_event() for device in plan.cuda_devices),
+        )
+
+    def _memory_of(self, version: Version) -> SlotMemory:
+        for slot, held in enumerate(self._cell.slots):
+            if held == version:
+                return self._memories[slot]
+        raise SnapshotError(f"no slot holds snapshot {version}: they hold {list(self.held())}")
+
+    def _gradients(self) -> Iterator[torch.Tensor]:
+        """Yield every parameter."""
+        for module in self._protected.modules.values():
+            for _, parameter in module.parameters:
+                yield parameter
+        for optimizer in self._protected.optimizers.values():
+            for group in optimizer.optimizer.param_groups:
+                yield from group["params"]
+
+    def _drop_grads(self) -> None:
+        """Forget gradients; where the script keeps them allocated between steps, set them to zero instead."""
+        for parameter in self._gradients():
+            if parameter.grad is not None:
+                if self._keeps_grads is False:
+                    parameter.grad = None
+                else:
+                    parameter.grad.zero_()

@@ -1,0 +1,173 @@
+"""Trees of plain values: what `state_dict()` returns, copied in memory and written as JSON without pickle.
+
+JSON holds what it can. Tensors, arrays and byte strings are kept as raw bytes beside it and referred to by index.
+Whatever else torch's `weights_only` loader accepts (sets, dtypes, sizes) goes through `torch.save`. A JSON object with
+the key `!` stands for something that JSON has no word for.
+"""
+
+import copy
+import io
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deadpool_run.errors import ScriptError, SnapshotError
+
+_TAG = "!"
+_ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device})
+
+
+def copied(tree: Any) -> Any:  # noqa: PLR0911 - one line for each kind
+    """Return a copy of `tree` that shares nothing that can change with it. Tensors are cloned on their device."""
+    kind = type(tree)
+    if kind in _ATOMS:
+        return tree
+    if kind is dict:
+        return {key: copied(value) for key, value in tree.items()}
+    if kind is list:
+        return [copied(value) for value in tree]
+    if kind is tuple:
+        return tuple([copied(value) for value in tree])
+    if kind is OrderedDict:
+        return OrderedDict((key, copied(value)) for key, value in tree.items())
+    if isinstance(tree, Tensor):
+        return tree.detach().clone()
+    return copy.deepcopy(tree)
+
+
+class TreeWriter:
+    """Turns trees into JSON, collecting the `blobs` and `tensors` that the JSON refers to by index."""
+
+    def __init__(self) -> None:
+        self.blobs: list[bytes] = []
+        self.tensors: list[Tensor] = []
+
+    def encode(self, tree: Any, path: str) -> Any:
+        """Return the JSON of `tree`; `path` names it in the `ScriptError` raised for what cannot be kept."""
+        kind = type(tree)
+        if kind in (type(None), bool, int, str) or (kind is float and math.isfinite(tree)):
+            return tree
+        if kind is dict and all(type(key) is str for key in tree) and _TAG not in tree:
+            return {key: self.encode(value, f"{path}.{key}") for key, value in tree.items()}
+        if kind is list:
+            return [self.encode(value, f"{path}[{index}]") for index, value in enumerate(tree)]
+        return self._tagged(kind, tree, path)
+
+    def _tagged(self, kind: type, tree: Any, path: str) -> dict[str, Any]:  # noqa: PLR0911 - one line for each kind
+        if kind is float:
+            return {_TAG: "float", "is": repr(tree)}
+        if kind is complex:
+            return {_TAG: "complex", "is": [self.encode(tree.real, path), self.encode(tree.imag, path)]}
+        if kind is tuple:
+            return {_TAG: "tuple", "is": self.encode(list(tree), path)}
+        if kind in (dict, OrderedDict):
+            items = [[self.encode(key, path), self.encode(value, f"{path}.{key}")] for key, value in tree.items()]
+            return {_TAG: kind.__name__, "is": items}
+        if kind is bytes:
+            return {_TAG: "bytes", "at": self._blob(tree)}
+        if isinstance(tree, Tensor):
+            self.tensors.append(tree.detach())
+            return {_TAG: "tensor", "at": len(self.tensors) - 1}
+        array = _array_parts(tree)
+        if array is not None:
+            dtype, shape, data = array
+            return {_TAG: "array", "dtype": dtype, "shape": shape, "at": self._blob(data)}
+        return {_TAG: "torch", "at": self._blob(_saved(tree, path))}
+
+    def _blob(self, data: bytes) -> int:
+        self.blobs.append(data)
+        return len(self.blobs) - 1
+
+
+class TreeReader:
+    """Turns JSON back into trees; `blob` and `tensor` fetch by index what the JSON refers to.
+
+    `tensor` is also given the live value at that place, if there is one: it says on which device, and if it is a
+    DTensor on which mesh, the tensor belongs.
+    """
+
+    def __init__(self, *, blob: Callable[[int], bytes], tensor: Callable[[int, Any], Tensor]) -> None:
+        self._blob = blob
+        self._tensor = tensor
+
+    def decode(self, node: Any, like: Any = None) -> Any:
+        """Return the tree of a JSON node. Raises `SnapshotError` for a node that no `TreeWriter` makes."""
+        if isinstance(node, list):
+            return [self.decode(value, _child(like, index)) for index, value in enumerate(node)]
+        if not isinstance(node, dict):
+            return node
+        if _TAG not in node:
+            return {key: self.decode(value, _child(like, key)) for key, value in node.items()}
+        return self._untagged(node, like)
+
+    def _untagged(self, node: dict[str, Any], like: Any) -> Any:  # noqa: PLR0911 - one line for each kind
+        match node[_TAG]:
+            case "float":
+                return float(node["is"])
+            case "complex":
+                real, imaginary = self.decode(node["is"])
+                return complex(real, imaginary)
+            case "tuple":
+                return tuple(self.decode(node["is"], like))
+            case "dict" | "OrderedDict" as name:
+                pairs = ((self.decode(key), value) for key, value in node["is"])
+                items = ((key, self.decode(value, _child(like, key))) for key, value in pairs)
+                return dict(items) if name == "dict" else OrderedDict(items)
+            case "bytes":
+                return self._blob(node["at"])
+            case "tensor":
+                return self._tensor(node["at"], like)
+            case "array":
+                return _array(node["dtype"], node["shape"], self._blob(node["at"]))
+            case "torch":
+                return torch.load(io.BytesIO(self._blob(node["at"])), weights_only=True)
+            case other:
+                raise SnapshotError(f"a snapshot holds a value of the unknown kind {other!r}")
+
+
+def _child(tree: Any, key: Any) -> Any:
+    """Return `tree[key]`, or None if there is no such thing."""
+    if isinstance(tree, dict):
+        return tree.get(key)
+    if isinstance(tree, list | tuple) and isinstance(key, int) and key < len(tree):
+        return tree[key]
+    return None
+
+
+def _array_parts(value: Any) -> tuple[str, list[int], bytes] | None:
+    """Return dtype, shape and bytes of a numpy array or scalar of plain numbers; None for anything else."""
+    numpy = sys.modules.get("numpy")  # what is not imported cannot have made the value
+    if numpy is None or not isinstance(value, numpy.ndarray | numpy.generic) or value.dtype.kind not in "biufc":
+        return None
+    # A scalar is told from a 0-dimensional array by its missing shape.
+    shape = list(value.shape) if isinstance(value, numpy.ndarray) else [-1]
+    return value.dtype.str, shape, value.tobytes()
+
+
+def _array(dtype: str, shape: list[int], data: bytes) -> Any:
+    import numpy as np  # noqa: PLC0415 - only a state that holds an array needs numpy
+
+    flat = np.frombuffer(data, dtype=np.dtype(dtype))
+    return flat[0] if shape == [-1] else flat.reshape(shape).copy()
+
+
+def _saved(value: Any, path: str) -> bytes:
+    """Return `value` as torch saves it, having made sure that it can be loaded without unpickling code."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except (UnpicklingError, TypeError, AttributeError, RuntimeError) as error:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise ScriptError(
+            f"{path} is a {kind}, which a snapshot cannot hold: a snapshot is never pickled.\n"
+            "Let state_dict() return tensors, numbers, strings, lists and dicts instead."
+        ) from error
+    return buffer.getvalue()
