@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deadpool_run.agent.nursery_main import MAX_PACKET_BYTES
+from deadpool_run.agent.nursery_main import COMMAND, MAX_PACKET_BYTES
 from deadpool_run.agent.processes import Exit, Process
 
 _MAX_DEATHS_UNPREPARED = 3
@@ -91,7 +91,7 @@ class Nursery:
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-P", "-u", "-m", "deadpool_run.agent.nursery_main"]
+            command = [sys.executable, "-u", "-c", COMMAND]
             child = subprocess.Popen(  # noqa: S603 - our own module
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 env=self._environment,

@@ -1,4 +1,4 @@
-"""The nursery: imports torch once, then forks every process of the job. Runs as `python -P -u -m ... FD AGENT_PID`.
+"""The nursery: imports torch once, then forks every process of the job. Runs as `python -u -c COMMAND FD AGENT_PID`.
 
 Single-threaded, no CUDA, no sockets but the agent's. Requests and answers are JSON packets on a SOCK_SEQPACKET pair:
 
@@ -21,9 +21,17 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+COMMAND = (
+    "import sys; sys.flags.safe_path or sys.path.pop(0); "
+    "from deadpool_run.agent.nursery_main import main; entry = main(); entry and entry()"
+)
+"""Keeps modules of the working directory from being taken for the library's (what `-P` is for, but children inherit that
+as `sys.flags.safe_path`), and calls what a child is to become from the bottom of the stack, as if started by itself."""
 
 _PR_SET_PDEATHSIG = 1
 _PID = struct.Struct("i")
@@ -164,18 +172,13 @@ def _enter(kind: str, fds: list[int]) -> None:
     importlib.import_module(_ENTRIES[kind]).main(*fds)
 
 
-def main() -> tuple[str, list[int]] | None:
-    """Serve until the agent goes away. Returns None in the nursery; in a child, what it is and its descriptors."""
+def main() -> Callable[[], None] | None:
+    """Serve until the agent goes away. Returns None in the nursery; in a child, what it is to do."""
     agent_fd, agent_pid = (int(word) for word in sys.argv[1:3])
     agent = socket.socket(fileno=agent_fd)
     agent.set_inheritable(False)
     os.environ["OPENBLAS_NUM_THREADS"] = (
         "1"  # else its threads start with the import; a worker's environment is replaced
     )
-    return _Nursery(agent, agent_pid).serve()
-
-
-if __name__ == "__main__":
-    entry = main()
-    if entry is not None:
-        _enter(*entry)  # at the bottom of the stack, so that the script ends as if it had been started by itself
+    child = _Nursery(agent, agent_pid).serve()
+    return None if child is None else partial(_enter, *child)
