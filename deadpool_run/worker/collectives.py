@@ -1,0 +1,174 @@
+"""What is known of each collective: where its outputs are, and what to answer when no peer is there.
+
+A fake answer is deterministic and finite as far as the arguments allow: outputs become copies of this rank's input, or
+zeros; never memory that nobody wrote. In-place collectives leave floating-point tensors as they are (what the caller put
+there, non-finite values replaced by zero), because a rehearsing model should keep sane weights under a broadcast.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Parts = tuple[Any, ...]
+"""The arguments of a collective in the order of its signature; keywords follow the positional ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective. `names` are the methods that issue it, the one that every supported torch has first."""
+
+    names: tuple[str, ...]
+    outputs: Callable[[Parts], list[torch.Tensor]]
+    fake: Callable[[Parts, int, int], None]
+
+    @property
+    def name(self) -> str:
+        """The name by which a transcript knows it."""
+        return self.names[0]
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of an arbitrarily nested sequence, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in tensors_in(part)]
+    return []
+
+
+def _first(parts: Parts) -> list[torch.Tensor]:
+    return tensors_in(parts[:1])
+
+
+def _none(_parts: Parts) -> list[torch.Tensor]:
+    return []
+
+
+def _root(parts: Parts) -> int:
+    for part in parts[1:]:
+        if isinstance(part, int):
+            return part
+        root = getattr(part, "rootRank", None)
+        if root is not None:
+            return int(root)
+    return 0
+
+
+# Values are written through `.data`: a real collective does not touch the version counters that autograd checks either.
+
+
+def _zero(tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.data.zero_()
+
+
+def _fill(outputs: Sequence[torch.Tensor], source: torch.Tensor) -> None:
+    """Write copies of `source` into `outputs`; zeros into those of another size."""
+    for output in outputs:
+        if output.numel() == source.numel():
+            output.data.copy_(source.data.view_as(output))
+        else:
+            output.data.zero_()
+
+
+def _keep(_parts: Parts, _rank: int, _size: int) -> None:
+    return
+
+
+def _broadcast(parts: Parts, rank: int, _size: int) -> None:
+    if rank == _root(parts):
+        return
+    for tensor in _first(parts):
+        if tensor.is_floating_point() and tensor.element_size() > 1:
+            torch.nan_to_num_(tensor.data, nan=0.0, posinf=0.0, neginf=0.0)
+        else:
+            tensor.data.zero_()
+
+
+def _receive(parts: Parts, _rank: int, _size: int) -> None:
+    _zero(_first(parts))
+
+
+def _gather_lists(parts: Parts, _rank: int, _size: int) -> None:
+    inputs = tensors_in(parts[1])
+    lists = [tensors_in(part) for part in parts[0]] if isinstance(parts[0], (list, tuple)) else []
+    if len(inputs) == 1:
+        _fill(_first(parts), inputs[0])
+        return
+    for outputs, source in zip(lists, inputs, strict=False):
+        _fill(outputs, source)
+
+
+def _gather_coalesced(parts: Parts, _rank: int, _size: int) -> None:
+    """Answer `allgather_coalesced`: one list of outputs per rank, each as long as the list of inputs."""
+    inputs = tensors_in(parts[1])
+    for outputs in parts[0]:
+        for output, source in zip(outputs, inputs, strict=False):
+            _fill([output], source)
+
+
+def _gather_flat(parts: Parts, _rank: int, size: int) -> None:
+    for output, source in zip(_first(parts), tensors_in(parts[1]), strict=False):
+        if output.numel() == size * source.numel():
+            output.data.copy_(source.data.reshape(-1).repeat(size).view_as(output))
+        else:
+            output.data.zero_()
+
+
+def _scatter_lists(parts: Parts, rank: int, _size: int) -> None:
+    lists = [tensors_in(part) for part in parts[1]] if isinstance(parts[1], (list, tuple)) else []
+    if lists and isinstance(parts[1][0], torch.Tensor):
+        lists = [tensors_in(parts[1])]
+    for index, output in enumerate(_first(parts)):
+        chunks = lists[index] if index < len(lists) else []
+        if rank < len(chunks):
+            _fill([output], chunks[rank])
+        else:
+            output.data.zero_()
+
+
+def _scatter_flat(parts: Parts, rank: int, size: int) -> None:
+    for output, source in zip(_first(parts), tensors_in(parts[1]), strict=False):
+        if source.numel() == size * output.numel():
+            output.data.copy_(source.data.reshape(size, -1)[rank].view_as(output))
+        else:
+            output.data.zero_()
+
+
+def _exchange(parts: Parts, _rank: int, _size: int) -> None:
+    for output, source in zip(_first(parts), tensors_in(parts[1:2]), strict=False):
+        _fill([output], source)
+
+
+COLLECTIVES = (
+    Collective(("allreduce",), _first, _keep),
+    Collective(("allreduce_coalesced",), _first, _keep),
+    Collective(("reduce",), _first, _keep),
+    Collective(("broadcast",), _first, _broadcast),
+    Collective(("allgather",), _first, _gather_lists),
+    Collective(("allgather_coalesced",), _first, _gather_coalesced),
+    Collective(("_allgather_base", "all_gather_single"), _first, _gather_flat),
+    Collective(("allgather_into_tensor_coalesced", "all_gather_single_coalesced"), _first, _gather_flat),
+    Collective(("gather",), _first, _gather_lists),
+    Collective(("scatter",), _first, _scatter_lists),
+    Collective(("reduce_scatter",), _first, _scatter_lists),
+    Collective(("_reduce_scatter_base", "reduce_scatter_single"), _first, _scatter_flat),
+    Collective(("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"), _first, _scatter_flat),
+    Collective(("alltoall",), _first, _exchange),
+    Collective(("alltoall_base", "all_to_all_single"), _first, _exchange),
+    Collective(("send",), _none, _keep),
+    Collective(("recv",), _first, _receive),
+    Collective(("recv_anysource",), _first, _receive),
+    Collective(("barrier",), _none, _keep),
+)
+
+
+def answer(collective: Collective, parts: Parts, rank: int, size: int) -> None:
+    """Write the fake answer into the outputs. Never raises for arguments that a real collective might refuse."""
+    try:
+        collective.fake(parts, rank, size)
+    except (RuntimeError, IndexError, TypeError):
+        # Arguments that fit no collective, as a drained step may well make them: whatever is there becomes zeros.
+        _zero(collective.outputs(parts))

@@ -1,0 +1,132 @@
+"""The Gloo side of a group: one device per process, and a way to end what Gloo cannot abort.
+
+Gloo has no abort: a collective ends early only when its connections break. So `sever` shuts down (never closes) the
+sockets between this process's device and its peers'. They are known by address: an accepted one has the device's own
+port, a connecting one has a peer's device at its other end. Listeners, and sockets of anyone else, match neither;
+shutting a listener down would make Gloo terminate the process.
+"""
+
+import os
+import re
+import socket
+import stat
+from collections.abc import Collection, Iterator
+from datetime import timedelta
+from ipaddress import ip_address
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
+
+from deadpool_run.errors import AttachError
+from deadpool_run.worker import compat
+
+ADDRESS_VARIABLE = "DEADPOOL_GLOO_ADDR"
+_DEVICE_ATTEMPTS = 5
+_THREADS = 2
+_PEER_FAILURE = re.compile(
+    r"gloo[/\\]transport|time[d]?[ -]?out|connection|broken pipe|socket|closed by peer", re.IGNORECASE
+)
+_BROKEN = re.compile(r"closed by peer|connection reset|broken pipe|pair closure", re.IGNORECASE)
+_OWN_FAULT = (NotImplementedError,)
+
+Endpoint = tuple[str, int]
+"""Address and port on which a device accepts its peers."""
+
+
+class Device:
+    """The process's Gloo device: one listener and one I/O thread, shared by all groups and epochs."""
+
+    def __init__(self) -> None:
+        for _ in range(_DEVICE_ATTEMPTS):
+            before = {inode for inode, _ in _listeners()}
+            self.handle = _create_device()
+            new = [endpoint for inode, endpoint in _listeners() if inode not in before]
+            if len(new) == 1:  # else another thread opened a listener meanwhile, and ours is not known
+                self.endpoint: Endpoint = new[0]
+                return
+        raise AttachError(
+            "the listener of the Gloo device cannot be told from those that other threads open all the time.\n"
+            "Open listening sockets before deadpool_run.init(), or after it."
+        )
+
+    def connect(self, store: Store, rank: int, size: int, *, connect_timeout: timedelta, timeout: timedelta) -> Any:
+        """Return a Gloo backend connected to all its peers; blocks until they are there or `connect_timeout` is over.
+
+        `timeout` is that of its collectives. Raises what Gloo raises.
+        """
+        creation_timeout = compat.creation_timeout(connect_timeout, timeout)
+        options = compat.gloo_options(self.handle, threads=_THREADS, timeout=creation_timeout)
+        backend = ProcessGroupGloo(store, rank, size, options)
+        compat.set_timeout(backend, timeout)
+        return backend
+
+    def sever(self, peers: Collection[Endpoint]) -> int:
+        """Shut down every connection between this device and `peers`; return how many there were."""
+        severed = 0
+        for sock in _sockets():
+            try:
+                if _endpoint(sock.getsockname()) == self.endpoint or _endpoint(sock.getpeername()) in peers:
+                    sock.getpeername()  # raises for a listener, which must not be touched
+                    sock.shutdown(socket.SHUT_RDWR)
+                    severed += 1
+            except OSError:
+                continue  # not connected: a listener, or an end that is gone already
+        return severed
+
+
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether a collective failed because of a peer (a broken connection, a time-out) and not because of its arguments."""
+    if not isinstance(error, RuntimeError) or isinstance(error, _OWN_FAULT):
+        return False
+    if isinstance(error, dist.DistError):
+        return True
+    message = str(error).partition("\nException raised from")[0]
+    return _PEER_FAILURE.search(message) is not None
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether a connection broke, as opposed to a time-out."""
+    return _BROKEN.search(str(error)) is not None
+
+
+def _create_device() -> Any:
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        return ProcessGroupGloo.create_device(interface=interface)
+    return ProcessGroupGloo.create_device(hostname=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1")
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Yield a duplicate of each of the process's internet sockets; a duplicate stays the same socket while in use."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            duplicate = os.dup(int(name))
+        except OSError:
+            continue  # closed since it was listed
+        try:
+            sock = socket.socket(fileno=duplicate)
+        except OSError:
+            os.close(duplicate)  # the number was used again for something that is no socket
+            continue
+        with sock:
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+                yield sock
+
+
+def _listeners() -> list[tuple[int, Endpoint]]:
+    """Return inode and address of each listening socket."""
+    return [
+        (os.fstat(sock.fileno()).st_ino, _endpoint(sock.getsockname()))
+        for sock in _sockets()
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    ]
+
+
+def _endpoint(address: tuple[Any, ...]) -> Endpoint:
+    """Return the address in one spelling: IPv4 in IPv6 notation as IPv4, without scope."""
+    ip = ip_address(str(address[0]).partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return str(mapped or ip), int(address[1])

@@ -1,0 +1,281 @@
+"""Every deadpool group of this process: attached, cut and attached again together, under the user's live objects.
+
+States: REHEARSING (a newcomer: answers are fake or from the transcript) -> ATTACHED -> DRAINING (a member was lost:
+answers are fake, nothing blocks, nothing raises) -> ATTACHED to the next epoch.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from enum import Enum
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from deadpool_run.errors import AttachError
+from deadpool_run.vault.board import Cell
+from deadpool_run.worker import compat, gloo, nccl
+from deadpool_run.worker.attach import Build, Inner, Meeting, Plan
+from deadpool_run.worker.group import BACKEND, Group
+from deadpool_run.worker.transcript import Transcript
+
+
+class GroupState(Enum):
+    """What answers the collectives of this process."""
+
+    REHEARSING = "rehearsing"
+    ATTACHED = "attached"
+    DRAINING = "draining"
+
+
+class Registry:
+    """Every deadpool group of this process, in the order of their creation.
+
+    `tainted`: since `begin_step` a collective failed, was answered by the fake, or was cut by `abort`.
+    `recording` and `playback`: at most one is set.
+    """
+
+    def __init__(
+        self, *, cell: Cell | None, on_failure: Callable[[str], None], timeout: timedelta | None = None
+    ) -> None:
+        """`on_failure` is told once per epoch, from any thread, that a collective failed by itself.
+
+        `timeout` is that of the user's collectives; None takes what the script gives to `init_process_group`.
+        """
+        self.state = GroupState.REHEARSING
+        self.tainted = False
+        self.recording: Transcript | None = None
+        self.playback: Transcript | None = None
+        self.groups: list[Group] = []
+        self._cell = cell
+        self._on_failure = on_failure
+        self._timeout = timeout
+        self._lock = threading.RLock()
+        self._device: gloo.Device | None = None
+        self._meeting: Meeting | None = None
+        self._where: tuple[Store, str] | None = None
+        self._peers: frozenset[gloo.Endpoint] | None = None
+        self._build: Build | None = None
+        self._retired: list[Inner] = []
+        self._issued = itertools.count(1)
+        self._waited = itertools.count(1)
+        self._issued_cuda = False
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Forget what happened to earlier collectives."""
+        self.tainted = False
+
+    def count_issued(self) -> None:
+        """Count a collective that is issued."""
+        if self._cell is not None:
+            self._cell.issued = next(self._issued)
+
+    def count_waited(self) -> None:
+        """Count a collective that has completed."""
+        if self._cell is not None:
+            self._cell.waited = next(self._waited)
+
+    def note_fake(self) -> None:
+        """Note that a collective is answered by the fake."""
+        self.tainted = True
+
+    # --- draining --------------------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Free every collective of this process, now, and answer later ones by the fake. Any thread; idempotent.
+
+        A registry that rehearses stays so: it has nothing to free.
+        """
+        with self._lock:
+            if self._build is not None:
+                self._build.cancel("a member was lost while communicators were built")
+            self._drain()
+
+    def failed(self, error: RuntimeError, what: str, *, may_time_out: bool = False) -> None:
+        """Start a drain if a peer is to blame for `error`, else raise it. `may_time_out`: a time-out is the user's."""
+        with self._lock:
+            if self.state is GroupState.ATTACHED:
+                if not gloo.is_peer_failure(error) or (may_time_out and not gloo.is_broken(error)):
+                    raise error
+                self._drain()
+                first = True
+            else:
+                first = False
+            self.tainted = True
+        if first:
+            self._on_failure(f"{what}: {error}")
+
+    def _drain(self) -> None:
+        if self.state is not GroupState.ATTACHED:
+            return
+        self.state = GroupState.DRAINING
+        nccl_backends = self._retire()
+        if nccl_backends:
+            self.tainted = True  # on CUDA nobody can say which of the step's collectives the abort has cut
+            nccl.abort_all(nccl_backends)
+        if self._device is not None and self._peers is not None:
+            self._device.sever(self._peers)
+
+    def _retire(self) -> list[Any]:
+        """Detach every group; return the NCCL backends. What is retired is freed by `attach`, never by a callback."""
+        backends = []
+        for group in self.groups:
+            inner, backend = group.detach()
+            if inner is not None:
+                self._retired.append(inner)
+            if backend is not None:
+                backends.append(backend)
+        return backends
+
+    # --- attaching -------------------------------------------------------------------------------------------------
+
+    def attach(
+        self,
+        store: Store,
+        prefix: str,
+        timeout: timedelta,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Build every group anew with its peers, under keys that begin with `prefix`, and leave the drain.
+
+        `cancelled` is asked once, after which `interrupt_attach` works: a caller that learns of a further loss between
+        the two is not missed. Raises `AttachError`; the groups then stay fake.
+        """
+        with self._lock:
+            self._drain()
+            retired, self._retired = self._retired, []
+        retired.clear()  # joins Gloo's threads: not under the lock, which their callbacks may want
+        meeting = self._open(store, prefix)
+        groups = list(self.groups)
+        build = Build(self._the_device(), meeting, [group.plan for group in groups], timeout)
+        with self._lock:
+            self._build = build
+        try:
+            if cancelled():
+                raise AttachError("a further member was lost before communicators were built")
+            inners = build.run(None)
+        finally:
+            with self._lock:
+                self._build = None
+        with self._lock:
+            if cancelled():
+                raise AttachError("a further member was lost while communicators were built")
+            for group, inner in zip(groups, inners, strict=True):
+                group.attach(inner)
+            self._peers = build.peers
+            self.state = GroupState.ATTACHED
+            self.tainted = False
+
+    def interrupt_attach(self) -> None:
+        """Make an `attach` that is under way raise, within milliseconds. Any thread."""
+        with self._lock:
+            if self._build is not None:
+                self._build.cancel("a further member was lost while communicators were built")
+
+    def shut_down(self) -> None:
+        """Free every communicator; the groups answer by the fake from now on. For the end of the process or the job."""
+        with self._lock:
+            self._drain()
+            retired, self._retired = self._retired, []
+            self.groups.clear()
+        retired.clear()
+        self._device = None
+
+    # --- groups ----------------------------------------------------------------------------------------------------
+
+    def create(self, options: Any) -> Group:
+        """Return a new group (`options` are torch's `_DistributedBackendOptions`)."""
+        ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+        plan = Plan(options.group_id, options.group_rank, ranks, self._timeout or options.timeout)
+        group = Group(self, plan)
+        first = self._meeting is None
+        if first and self._where is not None:
+            self._meeting = Meeting(*self._where, options.group_rank, options.group_size)
+        if self.state is GroupState.ATTACHED:
+            self._attach_one(group, first=first)
+        with self._lock:
+            self.groups.append(group)
+            if self.state is GroupState.DRAINING:
+                group.detach()
+        return group
+
+    def _attach_one(self, group: Group, *, first: bool) -> None:
+        """Attach a new group in the current epoch. A lost peer starts a drain, except for the world's own group."""
+        assert self._meeting is not None
+        build = Build(self._the_device(), self._meeting, [group.plan], group.plan.timeout)
+        with self._lock:
+            self._build = build
+        try:
+            (inner,) = build.run(None if first else self._peers)
+        except AttachError as error:
+            if first:
+                raise
+            self._creation_failed(error)
+            return
+        finally:
+            with self._lock:
+                self._build = None
+        if first:
+            self._peers = build.peers
+        group.attach(inner)
+
+    def _creation_failed(self, error: AttachError) -> None:
+        with self._lock:
+            already = self.state is not GroupState.ATTACHED
+            self._drain()
+            self.tainted = True
+        if not already:
+            self._on_failure(f"new_group: {error}")
+
+    def forget(self, group: Group) -> None:
+        """Free a group that its user destroyed."""
+        with self._lock:
+            if group in self.groups:
+                self.groups.remove(group)
+            _, backend = group.detach()
+        if backend is not None:
+            backend.shutdown()
+
+    def place(self, store: Store, prefix: str, *, attached: bool) -> None:
+        """Say where groups that are created from now on meet, and whether they are real."""
+        self._where = (store, prefix)
+        self.state = GroupState.ATTACHED if attached else GroupState.REHEARSING
+
+    def _open(self, store: Store, prefix: str) -> Meeting:
+        if self._meeting is None:
+            raise AttachError("there is no group to attach: call torch.distributed.init_process_group first.")
+        self._meeting = Meeting(store, prefix, self._meeting.rank, self._meeting.size)
+        return self._meeting
+
+    def _the_device(self) -> gloo.Device:
+        if self._device is None:
+            self._device = gloo.Device()
+        return self._device
+
+
+_current: Registry | None = None
+
+
+def install(registry: Registry, *, store: Store, prefix: str, attached: bool) -> None:
+    """Make `registry` the owner of every group of the backend "deadpool" that is created from now on.
+
+    With `attached` they are built at once with their peers, under keys that begin with `prefix`; else they rehearse.
+    """
+    global _current  # noqa: PLW0603 - torch keeps one creator per backend and process
+    first_time = _current is None
+    _current = registry
+    registry.place(store, prefix, attached=attached)
+    if nccl.available():
+        nccl.configure()
+    if first_time and not hasattr(dist.Backend, BACKEND.upper()):
+        compat.patch(lambda group: isinstance(group, Group))
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create(options: Any, _backend_options: Any) -> Group:
+    assert _current is not None
+    return _current.create(options)

@@ -1,0 +1,209 @@
+"""What a collective returns: a work that never raises because of a lost peer."""
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from deadpool_run.worker.collectives import Collective, Parts
+from deadpool_run.worker.transcript import Slot, Transcript
+
+if TYPE_CHECKING:
+    from deadpool_run.worker.group import Group
+
+
+class DoneWork(dist.Work):
+    """A collective that was answered at once. Its future holds tensors, because DDP's reducer takes them from there."""
+
+    def __init__(self, outputs: list[torch.Tensor], source: int = 0) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._source = source
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - torch's signature
+        """Return at once."""
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_success(self) -> bool:
+        """Return True: a fake answer is not the user's failure."""
+        return True
+
+    def exception(self) -> None:
+        """Return None."""
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the outputs."""
+        return self._outputs
+
+    def source_rank(self) -> int:
+        """Return the rank that a receive from any rank pretends to have received from."""
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """Return a completed future of the outputs."""
+        return done_future(self._outputs)
+
+
+class GuardedWork(dist.Work):
+    """A Gloo work whose failure through a peer starts a drain instead of raising; its outputs are then the fake answer.
+
+    A failure that is the user's own is raised. Nobody but the caller keeps the work alive, except while a future that
+    was asked for is not complete.
+    """
+
+    def __init__(self, group: "Group", work: Any, collective: Collective, parts: Parts) -> None:
+        super().__init__()
+        self._group = group
+        self._work = work
+        self._collective = collective
+        self._parts = parts
+        self._settled = False
+        self._failed = False
+        self._recorder: tuple[Transcript, Slot] | None = None
+
+    def record_into(self, transcript: Transcript, slot: Slot) -> None:
+        """Fill the slot when the collective completes."""
+        self._recorder = (transcript, slot)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the outputs. Raises only what is the user's own fault."""
+        if self._settled:
+            return True
+        try:
+            if timeout is None:
+                self._work.wait()
+            else:
+                self._work.wait(timeout)
+        except RuntimeError as error:
+            self._fail(error)
+        else:
+            self._settle()
+        return True
+
+    def synchronize(self) -> None:
+        """Wait."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the collective has ended in any way."""
+        return self._settled or bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        """Whether it ended without a fault of the user; a drained collective counts as success."""
+        return self._failed or bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        """Return the user's own fault, if there is one."""
+        return None if self._failed else self._work.exception()
+
+    def result(self) -> Any:
+        """Return the outputs."""
+        return self._collective.outputs(self._parts) if self._failed else self._work.result()
+
+    def source_rank(self) -> int:
+        """Return the rank that a receive from any rank received from."""
+        return self._group.other_rank if self._failed else int(self._work._source_rank())  # noqa: SLF001
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """Return a future of the outputs that a lost peer completes with the fake answer."""
+        if self._failed:
+            return done_future(self._collective.outputs(self._parts))
+        guarded: Future[Any] = Future()
+
+        def complete(inner: Future[Any]) -> None:
+            # Runs on Gloo's thread; nothing may leave it, and `guarded` must be completed in every case.
+            try:
+                value = inner.value()
+            except RuntimeError as error:
+                try:
+                    self._fail(error)
+                except RuntimeError as own:
+                    guarded.set_exception(own)
+                else:
+                    guarded.set_result(self._collective.outputs(self._parts))
+            else:
+                self._settle()
+                guarded.set_result(value)
+
+        self._work.get_future().add_done_callback(complete)
+        return guarded
+
+    def _settle(self) -> None:
+        if self._settled:
+            return
+        self._settled = True
+        self._group.registry.count_waited()
+        if self._recorder is not None:
+            transcript, slot = self._recorder
+            self._recorder = None
+            outputs = self._collective.outputs(self._parts)
+            transcript.fill(slot, outputs, self.source_rank() if self._collective.name == "recv_anysource" else None)
+
+    def _fail(self, error: RuntimeError) -> None:
+        """Drain, or raise what is the user's own."""
+        if self._settled:
+            return
+        self._group.registry.failed(error, self._collective.name)  # raises what is the user's own
+        self._failed = self._settled = True
+        self._recorder = None
+        self._group.answer(self._collective, self._parts)
+
+
+class RecordedWork(dist.Work):
+    """An NCCL work while a transcript is recorded: the same work, noting its outputs when it is waited for."""
+
+    def __init__(self, work: Any, transcript: Transcript, slot: Slot, outputs: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._work = work
+        self._notes: tuple[Transcript, Slot, list[torch.Tensor]] | None = (transcript, slot, outputs)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait as NCCL does: the current stream waits, the host does not."""
+        done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
+        self._note()
+        return done
+
+    def get_future(self) -> Future[Any]:
+        """Return NCCL's own future, with its stream semantics."""
+        future: Future[Any] = self._work.get_future()
+        return future
+
+    def _note(self) -> None:
+        if self._notes is not None:
+            transcript, slot, outputs = self._notes
+            self._notes = None
+            transcript.fill(slot, outputs)
+
+    def __getattribute__(self, name: str) -> Any:
+        """Everything else is NCCL's own."""
+        if name in _NCCL_OWN:
+            return getattr(object.__getattribute__(self, "_work"), name)
+        return object.__getattribute__(self, name)
+
+
+_NCCL_OWN = frozenset(
+    {
+        *("is_completed", "is_success", "exception", "result", "synchronize", "source_rank", "_source_rank"),
+        *("block_current_stream", "get_future_result", "_get_op_type", "_get_duration"),
+    }
+)
+
+
+def done_future(outputs: list[torch.Tensor]) -> Future[Any]:
+    """Return a completed future of tensors."""
+    future: Future[Any] = Future()
+    future.set_result(outputs)
+    return future

@@ -1,0 +1,140 @@
+"""Real processes with deadpool groups, for tests: started by a fork server, joined with a bound, ended by pid."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+
+import torch
+import torch.distributed as dist
+
+from deadpool_run.worker.groups import GroupState, Registry, install
+
+LIMIT_S = 60.0
+TIMEOUT = timedelta(seconds=30)
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp", "world"])
+
+
+class Member:
+    """What a test's function gets in its process."""
+
+    def __init__(self, port, rank, size, prefix):
+        self.rank, self.size = rank, size
+        self.store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+        self.prefix = prefix
+        self.failures = []
+        self.registry = Registry(cell=None, on_failure=self.failures.append)
+
+    def start(self, *, attached=True, backend="deadpool", timeout=TIMEOUT):
+        """Become a member of the world, on deadpool groups or on plain Gloo for comparison."""
+        if backend == "deadpool":
+            install(self.registry, store=self.store.clone(), prefix=self.prefix, attached=attached)
+            store = dist.PrefixStore(f"torch{os.getpid()}", self.store)
+        else:
+            store = dist.PrefixStore("torch", self.store)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
+        assert (
+            self.registry.state is (GroupState.ATTACHED if attached else GroupState.REHEARSING) or backend != "deadpool"
+        )
+
+    def meet(self, name, count=None):
+        """A barrier through the store."""
+        if self.store.add(f"meet/{name}", 1) == (count or self.size):
+            self.store.set(f"met/{name}", "1")
+        self.store.wait([f"met/{name}"], TIMEOUT)
+
+
+def _main(pipe, port, rank, size, prefix, target, args):
+    torch.set_num_threads(1)
+    try:
+        result = (True, target(Member(port, rank, size, prefix), *args))
+    except BaseException:  # noqa: BLE001 - told to the test
+        result = (False, traceback.format_exc())
+    pipe.send(result)
+    pipe.close()
+    os._exit(0)
+
+
+class Handle:
+    """One process of a world."""
+
+    def __init__(self, process, pipe):
+        self.process, self.pipe = process, pipe
+
+    def result(self, limit_s=LIMIT_S):
+        """What the target returned; fails with its traceback if it raised."""
+        assert self.pipe.poll(limit_s), f"pid {self.process.pid} did not finish within {limit_s} s"
+        ok, value = self.pipe.recv()
+        assert ok, value
+        self.process.join(LIMIT_S)
+        assert self.process.exitcode == 0
+        return value
+
+    def kill(self):
+        """SIGKILL, and wait until it is gone."""
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(LIMIT_S)
+        assert self.process.exitcode == -signal.SIGKILL
+
+
+def warm_up():
+    """Start the fork server, and what libuv keeps for ever once a store has been served: not leaks of a test."""
+    dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    process = _context.Process(target=os.getpid)
+    process.start()
+    process.join(LIMIT_S)
+    process.close()
+
+
+class World:
+    """The processes of one test and their store."""
+
+    def __init__(self, size):
+        self.size = size
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+        self.handles = []
+
+    def start(self, rank, target, *args, prefix="e1"):
+        """Start one process."""
+        mine, theirs = _context.Pipe()
+        arguments = (theirs, self.store.port, rank, self.size, prefix, target, args)
+        process = _context.Process(target=_main, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        handle = Handle(process, mine)
+        self.handles.append(handle)
+        return handle
+
+    def start_all(self, target, *args):
+        """Start one process per rank."""
+        return [self.start(rank, target, *args) for rank in range(self.size)]
+
+    def run(self, target, *args):
+        """Run the target on every rank; return the results in the order of ranks."""
+        handles = self.start_all(target, *args)
+        pending = {handle.pipe: handle for handle in handles}
+        results = {}
+        while pending:
+            ready = wait(list(pending), LIMIT_S)
+            assert ready, f"{len(pending)} processes did not finish within {LIMIT_S} s"
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                handle = pending.pop(pipe)
+                results[id(handle)] = handle.result()
+        return [results[id(handle)] for handle in handles]
+
+    def close(self):
+        """End what still runs."""
+        for handle in self.handles:
+            with contextlib.suppress(ProcessLookupError):
+                if handle.process.exitcode is None:
+                    os.kill(handle.process.pid, signal.SIGKILL)
+            handle.process.join(LIMIT_S)
+            handle.process.close()
+            handle.pipe.close()
+        self.handles.clear()
+        self.store = None
