@@ -69,7 +69,12 @@ def launch(*, target: list[str] | None = None, **given: str | bool | None) -> No
 def _start(planned: Launch) -> int:
     from deadpool_run.agent.agent import run  # noqa: PLC0415 - only a launch needs the agent
 
-    return run(planned.spec)
+    try:
+        return run(planned.spec)
+    except OSError as error:
+        if error.filename is None:
+            raise  # not of a path that the user could choose otherwise
+        raise UsageError(f"{error.filename}: {error.strerror}\ngive another place: --run-dir, --log-dir") from error
 
 
 def _check_target(spec: LaunchSpec) -> None:

@@ -1,0 +1,280 @@
+"""The viewer's side of the control socket, against the real server."""
+
+import asyncio
+import json
+import os
+import pty
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from deadpool_run.coordinator.address import SOCKET_NAME, control_address
+from deadpool_run.coordinator.control import ControlServer
+from deadpool_run.core.events import KillHow, KillRequested
+from deadpool_run.errors import NoSuchRunError
+from deadpool_run.ids import Rank
+from deadpool_run.view.client import ControlClient, RefusedError, connect
+
+WAIT_S = 30
+
+
+class Run:
+    """A run of two ranks, of which a viewer sees what a test sets."""
+
+    def __init__(self, run_dir):
+        self.run_dir = run_dir
+        self.events = []
+        self.ended = False
+        self.shown = {
+            "phase": "running",
+            "epoch": 1,
+            "run": {"run_id": "night", "world_size": 2, "spares": 0, "started": "2026-02-03T04:05:06+00:00"},
+            "ranks": [{"rank": rank, "pid": 10 + rank, "worker": rank, "phase": "running"} for rank in range(2)],
+            "spares": [],
+        }
+
+    def status(self):
+        return self.shown
+
+    def holder(self, rank):
+        return (int(rank), 10 + rank) if rank == 1 else None
+
+    def submit(self, event):
+        self.events.append(event)
+
+    def change(self, **parts):
+        self.shown = {**self.shown, **parts}
+        self.loop.call_soon_threadsafe(self.server.notify)
+
+    def end(self):
+        if not self.ended:
+            self.ended = True
+            self.loop.call_soon_threadsafe(self.over.set)
+
+    async def serve(self, listening):
+        self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
+        self.server = ControlServer(self.run_dir, 2, self)
+        await self.server.start()
+        listening.set()
+        await self.over.wait()
+        await self.server.close()
+
+
+@contextmanager
+def serving(run_dir):
+    run_dir.mkdir(parents=True)
+    run, listening = Run(run_dir), threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(run.serve(listening)))
+    thread.start()
+    try:
+        assert listening.wait(WAIT_S)
+        yield run
+    finally:
+        run.end()
+        thread.join(WAIT_S)
+
+
+@pytest.fixture
+def live(tmp_path):
+    with serving(tmp_path / "night") as run:
+        yield run
+
+
+def deadpool(*words, **more):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DEADPOOL_")}
+    return subprocess.run(
+        [sys.executable, "-m", "deadpool_run", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+        **{"env": environment, **more},
+    )
+
+
+def test_a_run_answers(live):
+    with ControlClient(live.run_dir) as run:
+        assert run.ask({"do": "status"}) == live.shown
+        done = run.ask({"do": "kill-rank", "rank": 1, "how": "sigterm"})
+        assert (done["worker"], done["pid"], done["how"]) == (1, 11, "sigterm")
+        with pytest.raises(RefusedError, match="nobody holds rank 0"):
+            run.ask({"do": "kill-rank", "rank": 0})
+        assert run.ask({"do": "status"}) == live.shown, "a refusal must not end the conversation"
+    assert live.events == [KillRequested(Rank(1), KillHow.SIGTERM)]
+
+
+def test_the_run_ends_while_it_is_watched(live):
+    with ControlClient(live.run_dir) as run:
+        statuses = run.watch(60.0)
+        assert next(statuses)["epoch"] == 1
+        live.change(epoch=2)
+        assert next(statuses)["epoch"] == 2
+        live.end()
+        assert list(statuses) == []
+
+
+def test_a_run_directory_with_a_long_path(tmp_path):
+    with serving(tmp_path / ("d" * 100) / ("e" * 100)) as live, ControlClient(live.run_dir) as run:
+        assert run.ask({"do": "status"}) == live.shown
+
+
+def test_a_directory_without_a_run(tmp_path):
+    with pytest.raises(NoSuchRunError, match="no such directory"):
+        ControlClient(tmp_path / "nowhere")
+    with pytest.raises(NoSuchRunError, match="no run has its control socket here"):
+        ControlClient(tmp_path)
+
+
+def stale(run_dir):
+    """Leave what an agent leaves that was killed."""
+    run_dir.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as dead, control_address(run_dir) as address:
+        dead.bind(address)
+    (run_dir / "run.json").write_text('{"pid": 4711}')
+
+
+def test_a_run_whose_agent_is_gone_is_told_from_a_live_one(tmp_path):
+    stale(tmp_path / "dead")
+    with pytest.raises(NoSuchRunError, match=r"the run is over: its agent \(pid 4711\)"):
+        ControlClient(tmp_path / "dead")
+
+
+def test_the_newest_live_run_is_found(tmp_path):
+    with serving(tmp_path / "older"), serving(tmp_path / "newer"):
+        stale(tmp_path / "newest")
+        for age, name in enumerate(("newest", "newer", "older")):
+            os.utime(tmp_path / name / SOCKET_NAME, (1e9 - age, 1e9 - age))
+        with connect(None, tmp_path) as run:
+            assert run.run_dir == tmp_path / "newer"
+        with connect(tmp_path / "older", tmp_path) as run:
+            assert run.run_dir == tmp_path / "older"
+    with pytest.raises(NoSuchRunError, match="no live run below"):
+        connect(None, tmp_path)
+
+
+def test_status_and_its_exit_codes(live):
+    where = ("--run-dir", str(live.run_dir))
+    done = deadpool("status", *where)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("run night  running")
+    live.change(phase="repairing")
+    done = deadpool("status", "--json", *where)
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["phase"] == "repairing"
+
+
+def test_a_workers_environment_names_its_run(live):
+    done = deadpool("status", "--json", env={**os.environ, "DEADPOOL_RUN_DIR": str(live.run_dir)})
+    assert json.loads(done.stdout)["run"]["run_id"] == "night"
+
+
+def test_watching_as_json_gives_a_line_a_status(live):
+    command = [sys.executable, "-m", "deadpool_run", "status", "--watch", "--json", "--run-dir", str(live.run_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
+        assert json.loads(viewer.stdout.readline())["epoch"] == 1
+        live.change(epoch=2, phase="repairing")
+        while (line := json.loads(viewer.stdout.readline()))["epoch"] == 1:
+            pass
+        assert line["health"] == "recovering"
+        live.end()
+        assert viewer.wait(WAIT_S) == 3
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(live):
+    command = [sys.executable, "-m", "deadpool_run", "status", "--watch", "--json", "--run-dir", str(live.run_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as viewer:
+        viewer.stdout.readline()
+        viewer.stdout.close()
+        live.change(epoch=2)
+        assert viewer.wait(WAIT_S) == 1
+        assert viewer.stderr.read() == ""
+
+
+def test_kill_rank_works_plainly_in_a_script(live):
+    done = deadpool("kill-rank", "1", "--how", "sigsegv", "--run-dir", str(live.run_dir))
+    assert (done.returncode, done.stdout) == (0, "rank 1: worker 1 (pid 11) was ended by sigsegv\n")
+    assert "no spare is ready" in done.stderr
+    assert live.events == [KillRequested(Rank(1), KillHow.SIGSEGV)]
+
+
+def test_kill_rank_says_why_not(live):
+    done = deadpool("kill-rank", "7", "--run-dir", str(live.run_dir))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no rank 7: ranks are 0 to 1" in done.stderr
+    assert live.events == []
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *words):
+        self._near, far = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "deadpool_run", *words],
+            stdin=far,
+            stdout=far,
+            stderr=far,
+            start_new_session=True,
+            env=environment,
+        )
+        os.close(far)
+        self.text = ""
+
+    def wait_for(self, words):
+        deadline = time.monotonic() + WAIT_S
+        while words not in self.text:
+            ready = select.select([self._near], [], [], max(0.0, deadline - time.monotonic()))[0]
+            assert ready, f"no {words!r} in {self.text!r}"
+            self.text += os.read(self._near, 1 << 16).decode()
+
+    def type(self, words):
+        os.write(self._near, words.encode())
+
+    def close(self):
+        code = self._process.wait(WAIT_S)
+        os.close(self._near)
+        return code
+
+
+def test_on_a_terminal_kill_rank_asks(live):
+    terminal = Terminal("kill-rank", "1", "--run-dir", str(live.run_dir))
+    terminal.wait_for("End rank 1 of night by sigkill? [y/N]")
+    terminal.type("n\n")
+    assert terminal.close() == 1
+    assert live.events == []
+    terminal = Terminal("kill-rank", "1", "--run-dir", str(live.run_dir))
+    terminal.wait_for("[y/N]")
+    terminal.type("y\n")
+    terminal.wait_for("was ended by sigkill")
+    assert terminal.close() == 0
+    assert live.events == [KillRequested(Rank(1), KillHow.SIGKILL)]
+    terminal = Terminal("kill-rank", "1", "--yes", "--run-dir", str(live.run_dir))
+    terminal.wait_for("was ended by sigkill")
+    assert terminal.close() == 0
+    assert "[y/N]" not in terminal.text
+
+
+def test_on_a_terminal_status_is_live_until_the_run_ends(live):
+    terminal = Terminal("status", "--run-dir", str(live.run_dir))
+    terminal.wait_for("epoch 1")
+    live.change(epoch=2)
+    terminal.wait_for("epoch 2")
+    live.end()
+    terminal.wait_for("the run has ended")
+    assert terminal.close() == 0
+    assert "\x1b[" in terminal.text
+
+
+def test_on_a_terminal_once_is_one_plain_snapshot(live):
+    terminal = Terminal("status", "--once", "--run-dir", str(live.run_dir))
+    terminal.wait_for("spares: none")
+    assert terminal.close() == 0
+    assert terminal.text.count("epoch 1") == 1

@@ -1,0 +1,160 @@
+"""What is shown of a status."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from deadpool_run.view.render import EXIT_CODES, Health, committed, health, to_json, to_plain
+
+NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
+
+
+def status(**changed):
+    ranks = [
+        {
+            "rank": rank,
+            "worker": rank,
+            "pid": 4710 + rank,
+            "phase": "running",
+            "doing": "step",
+            "step": 120,
+            "step_ms": 12.345,
+            "capture_ms": 1.5,
+            "snapshots": [119, 120 - rank],
+        }
+        for rank in range(2)
+    ]
+    return {
+        "phase": "running",
+        "epoch": 3,
+        "generation": 0,
+        "restarts": 0,
+        "managed": True,
+        "ranks": ranks,
+        "spares": [{"worker": 2, "pid": 4712, "phase": "ready"}],
+        "capture_interval": 1,
+        "resume": None,
+        "incidents": [],
+        "reason": "every rank is attached",
+        "run": {"run_id": "night", "world_size": 2, "spares": 1, "started": (NOW - timedelta(seconds=192)).isoformat()},
+        **changed,
+    }
+
+
+INCIDENT = {
+    "epoch": 2,
+    "resumed": 57,
+    "steps_lost": 1,
+    "detected_s": 0.003,
+    "drained_s": 0.0154,
+    "promoted_s": 0.001,
+    "rehearsed_s": 0.2,
+    "restored_s": 0.21,
+    "attached_s": 0.22,
+    "first_step_s": 0.2451,
+    "losses": [
+        {
+            "rank": 1,
+            "worker": 1,
+            "cause": "SIGKILL",
+            "injected": True,
+            "replacement": 2,
+            "from_spare": True,
+        }
+    ],
+}
+
+
+def words_of(text):
+    return [line.split() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected", "code"),
+    [
+        ({}, Health.HEALTHY, 0),
+        ({"phase": "starting", "spares": []}, Health.HEALTHY, 0),
+        ({"phase": "unprotected", "spares": []}, Health.HEALTHY, 0),
+        ({"phase": "finishing", "spares": []}, Health.HEALTHY, 0),
+        ({"phase": "repairing"}, Health.RECOVERING, 3),
+        ({"phase": "restarting"}, Health.RECOVERING, 3),
+        ({"phase": "stopping"}, Health.ENDING, 3),
+        ({"spares": []}, Health.DEGRADED, 3),
+        ({"spares": [{"worker": 2, "pid": 1, "phase": "starting"}]}, Health.DEGRADED, 3),
+    ],
+)
+def test_health_and_its_exit_code(changed, expected, code):
+    found = health(status(**changed))
+    assert (found, EXIT_CODES[found]) == (expected, code)
+
+
+def test_plain_text_tells_job_ranks_and_spares():
+    text = to_plain(status(), NOW)
+    first, *rest = words_of(text)
+    assert " ".join(first) == "run night running epoch 3 world 2 spares 1 of 1 ready committed 119 up 3m12s"
+    assert ["RANK", "PID", "WORKER", "PHASE", "STEP", "SNAPSHOT", "MS/STEP"] in rest
+    assert ["0", "4710", "0", "running", "(step)", "120", "120", "12.3"] in rest
+    assert ["1", "4711", "1", "running", "(step)", "120", "119", "12.3"] in rest
+    assert "spares: worker 2 (pid 4712) ready" in text
+    assert "last repairs" not in text
+    assert "\x1b" not in text
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_an_incident_is_one_line_with_its_times_in_milliseconds():
+    text = to_plain(status(incidents=[INCIDENT]), NOW)
+    line = next(line for line in text.splitlines() if "SIGKILL" in line)
+    assert "rank 1, worker 1: SIGKILL, injected  spare worker 2" in line
+    assert line.split()[-9:] == ["57", "1", "3", "15", "1", "200", "210", "220", "245"]
+    unknown = to_plain(status(incidents=[{**INCIDENT, "detected_s": None}]), NOW)
+    assert next(line for line in unknown.splitlines() if "SIGKILL" in line).split()[-7] == "-"
+
+
+def test_trouble_is_named_with_its_reason():
+    text = to_plain(status(phase="repairing", reason="rank 1 died"), NOW)
+    assert "repairing (recovering)" in text.splitlines()[0]
+    assert text.splitlines()[1].strip() == "rank 1 died"
+
+
+def test_a_vacant_rank_and_a_young_run_are_shown():
+    ranks = [{"rank": 0, "worker": None, "pid": None, "phase": "vacant", "snapshots": []}]
+    text = to_plain(status(ranks=ranks, spares=[], capture_interval=4, restarts=2), NOW)
+    assert ["0", "-", "-", "vacant", "-", "-", "-"] in words_of(text)
+    assert "restarts 2  a snapshot each 4 steps" in text
+    assert "spares: none" in text
+
+
+def test_a_status_of_which_nothing_is_known_is_shown():
+    assert to_plain({}, NOW).startswith("run -  -")
+    assert json.loads(to_json({}, NOW))["health"] == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "expected"), [([[3, 4], [4, 5]], 4), ([[3, 4], [5, 6]], None), ([[3], []], None), ([[0], [0]], 0)]
+)
+def test_committed_is_what_every_rank_holds(snapshots, expected):
+    assert committed({"ranks": [{"snapshots": held} for held in snapshots]}) == expected
+
+
+def test_json_is_one_line_with_schema_and_utc_times():
+    line = to_json(status(incidents=[INCIDENT]), NOW)
+    assert "\n" not in line
+    said = json.loads(line)
+    assert (said["schema_version"], said["health"], said["committed"]) == (1, "healthy", 119)
+    assert said["time"] == "2026-02-03T04:05:06.000+00:00"
+    assert said["incidents"] == [INCIDENT]
+
+
+def test_what_a_script_said_cannot_steer_the_terminal_or_the_markup():
+    text = to_plain(status(phase="stopping", reason="\x1b[2J[bold]boom[/bold]\nmore"), NOW)
+    assert "\x1b" not in text
+    assert "[bold]boom[/bold] more" in text.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0, "0s"), (59, "59s"), (61, "1m01s"), (3600, "1h00m"), (90061, "25h01m"), (-5, "0s")]
+)
+def test_uptime(seconds, shown):
+    run = {"run_id": "r", "spares": 0, "started": (NOW - timedelta(seconds=seconds)).isoformat()}
+    assert to_plain(status(run=run), NOW).splitlines()[0].endswith(f"up {shown}")
