@@ -1,0 +1,43 @@
+import difflib
+import re
+
+import pytest
+from launches import PYTHON, RECIPES, TORCHRUN, kill_rank, launched
+
+OURS = RECIPES / "minimal" / "train.py"
+THEIRS = RECIPES / "minimal" / "train_torchrun.py"
+
+
+def weights(text):
+    """Return what each rank said of its final weights, by rank."""
+    return dict(re.findall(r"rank (\d+): the weights sum to (\S+)", text))
+
+
+def test_protection_takes_one_import_and_at_most_six_changed_lines():
+    one, other = ([line.strip() for line in path.read_text().splitlines() if line.strip()] for path in (THEIRS, OURS))
+    diff = list(difflib.unified_diff(one, other, n=0, lineterm=""))[2:]
+    added = [line[1:] for line in diff if line.startswith("+")]
+    removed = [line[1:] for line in diff if line.startswith("-")]
+    assert added.count("import deadpool_run as deadpool") == 1
+    assert len(added) - 1 <= 6
+    assert len(removed) <= len(added)
+
+
+@pytest.mark.parametrize("script", [OURS, THEIRS], ids=["ours", "theirs"])
+def test_runs_under_torchrun(start, script):
+    text = start(*TORCHRUN, "--nproc-per-node", 2, script, 20).end()
+    assert set(weights(text)) == {"0", "1"}
+
+
+def test_runs_under_plain_python(start):
+    assert set(weights(start(*PYTHON, OURS, 20).end())) == {"0"}
+
+
+def test_a_killed_rank_does_not_change_the_weights(start, tmp_path):
+    steps = 900
+    expected = weights(start(*TORCHRUN, "--nproc-per-node", 2, THEIRS, steps).end())
+    run = start(*launched(tmp_path, 2), OURS, steps)
+    run.wait_for("step 300", lambda: run.text().count("loss ") == 2)
+    kill_rank(tmp_path, 1)
+    assert weights(run.end()) == expected
+    assert set(expected) == {"0", "1"}
