@@ -1,0 +1,95 @@
+"""What a snapshot costs: the bandwidth of a capture, and the microseconds that it takes from the main thread.
+
+    python tests/bench/capture.py [MEBIBYTES]
+
+Prints one line for each measurement. `begin` and `wait` are those of a step whose capture ended before its next
+optimizer step, which is what training sees. Numbers of a shared machine are only hints: run it alone.
+"""
+
+import statistics
+import sys
+import time
+
+import torch
+from torch import nn
+
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.board import Board, create_board
+from deadpool_run.vault.segments import create_segment
+from deadpool_run.worker.snapshot import Snapshots
+
+ROUNDS = 200
+LAYERS = 100  # a weight and a bias each: 200 parameters, 800 tensors with AdamW's state
+
+
+def snapshots_of(model, optimizer, *extra):
+    board = Board(create_board(1), 1)
+    made = Snapshots(
+        slot_fds=(create_segment("bench0"), create_segment("bench1")),
+        board=board,
+        rank=Rank(0),
+        on_skip=lambda version: print(f"skipped {version}"),
+    )
+    made.protect("model", model)
+    made.protect("optimizer", optimizer)
+    for number, obj in enumerate(extra):
+        made.protect(f"extra{number}", obj)
+    return made, board
+
+
+def trained(model):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+def bandwidth(mebibytes):
+    """Captures of one large model, one after the other: bytes of a snapshot over the copy thread's time."""
+    width = int((mebibytes * 2**20 / 4 / 3 / 4) ** 0.5)  # 4 layers, of which AdamW keeps 3 tensors each
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(4)))
+    made, board = snapshots_of(model, trained(model))
+    rates = []
+    for version in range(12):
+        made.capture_now(Version(version))
+        rates.append(3 * 4 * width * width * 4 / board.cells[0].capture_ns)
+    made.close()
+    # The first two make the slots' memory.
+    print(f"capture     {statistics.median(rates[2:]):6.2f} GB/s of {mebibytes} MiB (first: {rates[0]:.2f} GB/s)")
+
+
+def main_thread(label, model, *, schedule=False):
+    """What begin() and wait() take from the main thread."""
+    optimizer = trained(model)
+    extra = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)] if schedule else []
+    made, board = snapshots_of(model, optimizer, *extra)
+    begins, waits, captures = [], [], []
+    for version in range(ROUNDS):
+        start = time.perf_counter_ns()
+        made.begin(Version(version))
+        begins.append(time.perf_counter_ns() - start)
+        while board.cells[0].slots[version % 2] != version:  # the forward and backward of this benchmark
+            time.sleep(0)
+        captures.append(board.cells[0].capture_ns)
+        start = time.perf_counter_ns()
+        made.wait()
+        waits.append(time.perf_counter_ns() - start)
+    made.close()
+    begin, wait, capture = (statistics.median(times[10:]) / 1000 for times in (begins, waits, captures))
+    print(f"{label:40} begin {begin:7.0f} us   wait {wait:5.1f} us   capture (beside) {capture:7.0f} us")
+
+
+def layers(width, *, norm):
+    for _ in range(LAYERS):
+        yield nn.Linear(width, width)
+        if norm:
+            yield nn.BatchNorm1d(width, affine=False)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main_thread("200 parameters, AdamW", nn.Sequential(*layers(64, norm=False)))
+    main_thread("200 parameters, 300 buffers, scheduler", nn.Sequential(*layers(64, norm=True)), schedule=True)
+    bandwidth(int(sys.argv[1]) if len(sys.argv) > 1 else 512)
