@@ -2,13 +2,14 @@
 
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from deadpool_run.cli import say
 from deadpool_run.cli.find import RunDir, find_run
 from deadpool_run.core.events import KillHow
+from deadpool_run.view.health import ready_spares
 
 
 def kill_rank(
@@ -23,13 +24,10 @@ def kill_rank(
     """End a rank's process in a live run, to see it replaced. The incident is recorded as injected."""
     with find_run(run_dir, os.environ) as run:
         status = run.ask({"do": "status"})
-        if not _ready_spares(status):
+        if not ready_spares(status):
             say.note("no spare is ready: the rank's place will be started again")
         if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
             typer.confirm(f"End rank {rank} of {run.run_dir.name} by {how}?", abort=True, err=True)
         done = run.ask({"do": "kill-rank", "rank": rank, "how": how.value})
-    sys.stdout.write(f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) was ended by {done['how']}\n")
-
-
-def _ready_spares(status: dict[str, Any]) -> int:
-    return sum(1 for spare in status.get("spares", ()) if spare.get("phase") == "ready")
+    fate = "was told to exit" if how is KillHow.EXIT else f"was sent {how.name}"
+    sys.stdout.write(f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) {fate}\n")

@@ -6,32 +6,16 @@ What is missing from a status is shown as `-`, so that a viewer of one version c
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from io import StringIO
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-SCHEMA_VERSION = 1
+from deadpool_run.view.health import Health, Status, health, ready_spares
+
 PLAIN_WIDTH = 200
 """Of what is not a terminal: wide enough that no line of ours is broken in a log."""
-
-Status = Mapping[str, Any]
-
-
-class Health(StrEnum):
-    """What a script that asks wants to know."""
-
-    HEALTHY = "healthy"
-    DEGRADED = "degraded"
-    """It trains, with fewer spares ready than were asked for."""
-    RECOVERING = "recovering"
-    ENDING = "ending"
-
-
-EXIT_CODES: Mapping[Health, int] = {Health.HEALTHY: 0, Health.DEGRADED: 3, Health.RECOVERING: 3, Health.ENDING: 3}
 
 _STYLES: Mapping[Health, str] = {
     Health.HEALTHY: "bold green",
@@ -43,39 +27,13 @@ _CALM_PHASES = frozenset({"running", "finished", "released", "ready", "done", "s
 _TIMES = ("detected", "drained", "promoted", "rehearsed", "restored", "attached", "first_step")
 
 
-def health(status: Status) -> Health:
-    """Return how the run is."""
-    match status.get("phase"):
-        case "repairing" | "restarting":
-            return Health.RECOVERING
-        case "stopping" | "stopped":
-            return Health.ENDING
-        case "running" if len(ready_spares(status)) < status.get("run", {}).get("spares", 0):
-            return Health.DEGRADED
-        case _:
-            return Health.HEALTHY
-
-
-def ready_spares(status: Status) -> list[Status]:
-    """Return the spares that could take a rank's place at once."""
-    return [spare for spare in status.get("spares", ()) if spare.get("phase") == "ready"]
-
-
-def committed(status: Status) -> int | None:
-    """Return the newest snapshot that every rank holds."""
-    held = [set(rank.get("snapshots") or ()) for rank in status.get("ranks", ())]
-    return max(set.intersection(*held), default=None) if held else None
-
-
 def to_json(status: Status, now: datetime) -> str:
     """Return the status as one line of JSON: times of day in ISO-8601 UTC, durations as their names say."""
-    head = {
-        "schema_version": SCHEMA_VERSION,
+    when = {
         "time": now.astimezone(UTC).isoformat(timespec="milliseconds"),
         "health": health(status).value,
-        "committed": committed(status),
     }
-    return json.dumps(head | dict(status), separators=(",", ":"))
+    return json.dumps(dict(status) | when, separators=(",", ":"))
 
 
 def to_plain(status: Status, now: datetime) -> str:
@@ -103,7 +61,7 @@ def _job_line(status: Status, now: datetime) -> Text:
         f"epoch {_shown(status.get('epoch'))}",
         f"world {_shown(run.get('world_size'))}",
         f"spares {len(ready_spares(status))} of {asked} ready",
-        f"committed {_shown(committed(status))}",
+        f"committed {_shown(status.get('committed'))}",
         f"up {_duration(run.get('started'), now)}",
     ]
     if status.get("restarts"):
@@ -121,6 +79,7 @@ def _job_line(status: Status, now: datetime) -> Text:
 
 def _ranks(status: Status) -> Table:
     table = _table(("rank", "pid", "worker", "phase", "step", "snapshot", "ms/step"), left={"phase"})
+    managed = status.get("managed")  # a script that never calls init() tells of no steps
     for rank in status.get("ranks", ()):
         phase = _phase(rank)
         snapshots = rank.get("snapshots") or ()
@@ -129,7 +88,7 @@ def _ranks(status: Status) -> Table:
             _shown(rank.get("pid")),
             _shown(rank.get("worker")),
             Text(phase, style="" if rank.get("phase") in _CALM_PHASES else "yellow"),
-            _shown(rank.get("step")),
+            _shown(rank.get("step") if managed else None),
             _shown(max(snapshots, default=None)),
             f"{rank['step_ms']:.1f}" if rank.get("step_ms") else "-",
         )
@@ -138,7 +97,7 @@ def _ranks(status: Status) -> Table:
 
 def _phase(rank: Status) -> str:
     """Return the coordinator's word, and in brackets the worker's own where it says more."""
-    phase, doing = _printable(rank.get("phase", "-")), _printable(rank.get("doing") or "")
+    phase, doing = _printable(rank.get("phase", "-")), _printable(rank.get("activity") or "")
     return f"{phase} ({doing})" if doing and doing not in {phase, "none"} else phase
 
 

@@ -9,7 +9,8 @@ from rich.live import Live
 from rich.text import Text
 
 from deadpool_run.view.client import ControlClient
-from deadpool_run.view.render import EXIT_CODES, health, to_json, to_plain, to_rich
+from deadpool_run.view.health import EXIT_CODES, health
+from deadpool_run.view.render import to_json, to_plain, to_rich
 
 EVERY_S = 1.0
 

@@ -199,7 +199,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(live):
 
 def test_kill_rank_works_plainly_in_a_script(live):
     done = deadpool("kill-rank", "1", "--how", "sigsegv", "--run-dir", str(live.run_dir))
-    assert (done.returncode, done.stdout) == (0, "rank 1: worker 1 (pid 11) was ended by sigsegv\n")
+    assert (done.returncode, done.stdout) == (0, "rank 1: worker 1 (pid 11) was sent SIGSEGV\n")
     assert "no spare is ready" in done.stderr
     assert live.events == [KillRequested(Rank(1), KillHow.SIGSEGV)]
 
@@ -253,11 +253,11 @@ def test_on_a_terminal_kill_rank_asks(live):
     terminal = Terminal("kill-rank", "1", "--run-dir", str(live.run_dir))
     terminal.wait_for("[y/N]")
     terminal.type("y\n")
-    terminal.wait_for("was ended by sigkill")
+    terminal.wait_for("was sent SIGKILL")
     assert terminal.close() == 0
     assert live.events == [KillRequested(Rank(1), KillHow.SIGKILL)]
     terminal = Terminal("kill-rank", "1", "--yes", "--run-dir", str(live.run_dir))
-    terminal.wait_for("was ended by sigkill")
+    terminal.wait_for("was sent SIGKILL")
     assert terminal.close() == 0
     assert "[y/N]" not in terminal.text
 

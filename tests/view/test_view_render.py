@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from deadpool_run.view.render import EXIT_CODES, Health, committed, health, to_json, to_plain
+from deadpool_run.view.health import EXIT_CODES, Health, health
+from deadpool_run.view.render import to_json, to_plain
 
 NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
 
@@ -17,7 +18,7 @@ def status(**changed):
             "worker": rank,
             "pid": 4710 + rank,
             "phase": "running",
-            "doing": "step",
+            "activity": "step",
             "step": 120,
             "step_ms": 12.345,
             "capture_ms": 1.5,
@@ -34,6 +35,8 @@ def status(**changed):
         "ranks": ranks,
         "spares": [{"worker": 2, "pid": 4712, "phase": "ready"}],
         "capture_interval": 1,
+        "committed": 119,
+        "schema_version": 1,
         "resume": None,
         "incidents": [],
         "reason": "every rank is attached",
@@ -130,11 +133,8 @@ def test_a_status_of_which_nothing_is_known_is_shown():
     assert json.loads(to_json({}, NOW))["health"] == "healthy"
 
 
-@pytest.mark.parametrize(
-    ("snapshots", "expected"), [([[3, 4], [4, 5]], 4), ([[3, 4], [5, 6]], None), ([[3], []], None), ([[0], [0]], 0)]
-)
-def test_committed_is_what_every_rank_holds(snapshots, expected):
-    assert committed({"ranks": [{"snapshots": held} for held in snapshots]}) == expected
+def test_a_script_that_never_calls_init_has_no_steps():
+    assert ["0", "4710", "0", "running", "(step)", "-", "120", "12.3"] in words_of(to_plain(status(managed=False), NOW))
 
 
 def test_json_is_one_line_with_schema_and_utc_times():
