@@ -19,7 +19,7 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import HEADER_BYTES, Placement, Role, SegmentState, SlotHeader, TensorEntry, aligned
 from deadpool_run.worker.rng import RngStates, rng_tree
-from deadpool_run.worker.state import Protected, Tracked, local
+from deadpool_run.worker.state import NO_PLAIN, Protected, Tracked, local
 from deadpool_run.worker.trees import TreeWriter
 
 _LOG = logging.getLogger("deadpool_run")
@@ -172,15 +172,17 @@ class Staging:
         self.staged: list[Tensor] = []
         self._owners: list[tuple[torch.nn.Module, str]] = []
         self._groups: list[list[int]] = []
+        self._ids: list[int] = []
+        self._sharded = False
 
     def take(self, protected: Protected) -> None:
         """Copy every buffer."""
         values = protected.buffer_values()
-        if len(values) != len(self.tracked) or any(
-            t.tensor is not v for t, v in zip(self.tracked, values, strict=True)
-        ):
+        if list(map(id, values)) != self._ids:  # no id is used again while `tracked` keeps its owner
             self._look_again(protected, values)
-        own = [local(value) for value in values]
+            self._ids = list(map(id, values))
+            self._sharded = any(isinstance(value, DTensor) for value in values)
+        own = [local(value) for value in values] if self._sharded else values
         for group in self._groups:
             copy_each([self.staged[i] for i in group], [own[i] for i in group])
 
@@ -218,12 +220,16 @@ def _likeness(tracked: Tracked) -> tuple[Any, ...]:
 
 
 class Plan:
-    """Which live tensors go where in a slot. Holds as long as `fingerprint` and the staging's generation do."""
+    """Which live tensors go where in a slot. Made once, and again when it no longer `holds`."""
 
-    def __init__(self, protected: Protected, staging: Staging, fingerprint: list[int]) -> None:
-        self.fingerprint = fingerprint
-        self.staging_generation = staging.generation
-        self.names = {id(parameter): name for name, parameter in protected.parameters().items()}
+    def __init__(self, protected: Protected, staging: Staging) -> None:
+        self.has_plain = protected.has_plain()
+        """Whether optimizers keep state that is not a tensor."""
+        parameters = protected.parameters()
+        self.parameters = list(parameters.values())
+        self.names = {id(parameter): name for name, parameter in parameters.items()}
+        self._fingerprint = protected.fingerprint(plain=self.has_plain)
+        self._staging_generation = staging.generation
         heavy = list(protected.heavy(self.names))
         entries, self.end = lay_out([*heavy, *staging.tracked], HEADER_BYTES)
         self.entries = entries
@@ -233,12 +239,19 @@ class Plan:
         self._alive = [tracked.tensor for tracked in heavy]
         own = [local(tracked.tensor).detach() for tracked in heavy]
         self.sources = [*own, *staging.staged]
-        self._watched = [tensor for tensor in own if not tensor.is_inference()]
+        self._watched = [tensor for tensor in own[: len(parameters)] if not tensor.is_inference()]
         self.cuda_devices = {source.device for source in self.sources if source.is_cuda}
         self._views: dict[int, tuple[int, list[Tensor]]] = {}
 
+    def holds(self, protected: Protected, staging: Staging) -> bool:
+        """Say whether nothing was added, replaced or moved since the plan was made."""
+        return (
+            self._staging_generation == staging.generation
+            and protected.fingerprint(plain=self.has_plain) == self._fingerprint
+        )
+
     def write_counts(self) -> list[int]:
-        """Return how often each parameter and state tensor has been written in place."""
+        """Return how often each parameter has been written in place."""
         return [tensor._version for tensor in self._watched]  # noqa: SLF001 - torch's documented counter
 
     def targets(self, memory: SlotMemory) -> list[Tensor]:
@@ -311,7 +324,10 @@ class Writer:
 
     def _values(self, capture: Capture, tree: TreeWriter) -> dict[str, Any]:
         """Return the JSON of everything small."""
-        plain = {name: state.plain(capture.plan.names) for name, state in self._protected.optimizers.items()}
+        names = capture.plan.names
+        plain: dict[str, Any] = {}
+        for name, optimizer in self._protected.optimizers.items():
+            plain[name] = optimizer.plain(names) if capture.plan.has_plain else NO_PLAIN
         values = {part: _encode_part(part, capture.values[part], tree) for part in capture.values}
         values["plain"] = {name: tree.encode(state, f"the state of {name!r}") for name, state in plain.items()}
         values["rng"] = tree.encode(rng_tree(capture.rng), "the generators")

@@ -6,7 +6,7 @@ backward. `wait()` before the optimizer's step keeps the two apart.
 """
 
 import atexit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -166,19 +166,19 @@ class Snapshots:
         """Make our own copy of everything small."""
         with torch.no_grad():
             self._copy_of = None
+            parameters = self._protected.parameters().values() if self._plan is None else self._plan.parameters
             self._staging.take(self._protected)
             self._values = self._protected.take()
             self._rng = take_rng()
-            self._keeps_grads = any(p.grad is not None for p in self._gradients())
+            self._keeps_grads = any(parameter.grad is not None for parameter in parameters)
             self._copy_of = version
 
     def _capture(self, version: Version) -> Capture:
         """Return the order to capture what is live and what `_take` has copied."""
         assert self._rng is not None
         plan = self._plan
-        fingerprint = self._protected.fingerprint()
-        if plan is None or plan.staging_generation != self._staging.generation or plan.fingerprint != fingerprint:
-            plan = self._plan = Plan(self._protected, self._staging, fingerprint)
+        if plan is None or not plan.holds(self._protected, self._staging):
+            plan = self._plan = Plan(self._protected, self._staging)
         return Capture(
             version=version,
             plan=plan,
@@ -194,18 +194,9 @@ class Snapshots:
                 return self._memories[slot]
         raise SnapshotError(f"no slot holds snapshot {version}: they hold {list(self.held())}")
 
-    def _gradients(self) -> Iterator[torch.Tensor]:
-        """Yield every parameter."""
-        for module in self._protected.modules.values():
-            for _, parameter in module.parameters:
-                yield parameter
-        for optimizer in self._protected.optimizers.values():
-            for group in optimizer.optimizer.param_groups:
-                yield from group["params"]
-
     def _drop_grads(self) -> None:
         """Forget gradients; where the script keeps them allocated between steps, set them to zero instead."""
-        for parameter in self._gradients():
+        for parameter in self._protected.parameters().values():
             if parameter.grad is not None:
                 if self._keeps_grads is False:
                     parameter.grad = None

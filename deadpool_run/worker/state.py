@@ -21,6 +21,8 @@ from deadpool_run.worker.trees import copied
 
 _EXTRA = nn.Module.get_extra_state
 _UNNAMED = "param_names"
+NO_PLAIN: dict[str, Any] = {"state": {}, "shared": {}}
+"""What `OptimizerState.plain` returns of an optimizer that keeps tensors only."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -46,7 +48,14 @@ class ModuleState:
         self.name = name
         self._modules = list(root.named_modules())
         self.parameters = [(f"{name}/{path}", parameter) for path, parameter in root.named_parameters()]
+        self._plain = [parameter for _, parameter in self.parameters if not isinstance(parameter, DTensor)]
+        self._sharded = [parameter for _, parameter in self.parameters if isinstance(parameter, DTensor)]
         self._extra = [(path, child) for path, child in self._modules if type(child).get_extra_state is not _EXTRA]
+
+    def fingerprint(self) -> list[int]:
+        """Return the places of the parameters in memory; of shards the identities, since FSDP2 makes new ones."""
+        places = [parameter.data_ptr() for parameter in self._plain]
+        return places + [id(local(parameter)) for parameter in self._sharded]
 
     def buffer_values(self) -> list[Tensor]:
         """Return the buffers of this moment, non-persistent ones too, in the order of `buffers()`."""
@@ -98,16 +107,27 @@ class OptimizerState:
             for index, parameter in enumerate(group["params"]):
                 yield f"{self.name}/{number}.{index}", parameter
 
-    def fingerprint(self) -> list[int]:
-        """Return the identities of the parameters and of the state's tensors; 0 stands for a plain value."""
-        found = [id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]]
-        found += [
-            id(value) if isinstance(value, Tensor) else 0
-            for state in self._state.values()
-            if type(state) is dict
-            for value in state.values()
-        ]
+    def fingerprint(self, *, plain: bool) -> list[int]:
+        """Return the identities of the parameters and of the state's values.
+
+        With `plain` some values are not tensors; those count as one, whatever they are.
+        """
+        found: list[int] = []
+        for group in self.optimizer.param_groups:
+            found += map(id, group["params"])
+        for state in self._state.values():
+            if not plain and type(state) is dict:  # the usual case, and this runs at the end of each step
+                found += map(id, state.values())
+            elif type(state) is dict:
+                found += [id(value) if isinstance(value, Tensor) else 0 for value in state.values()]
         return found
+
+    def has_plain(self) -> bool:
+        """Say whether some of the state is not a tensor under a name of its own."""
+        return any(
+            not isinstance(parameter, Tensor) or not all(_is_heavy(key, value) for key, value in state.items())
+            for parameter, state in self._state.items()
+        )
 
     def tensors(self, names: dict[int, str]) -> Iterator[Tracked]:
         """Yield the tensors of the state; `names` gives the name of a parameter by its identity."""
@@ -195,17 +215,18 @@ class Protected:
             _add_new(found, known, optimizer.parameters())
         return found
 
-    def fingerprint(self) -> list[int]:
+    def fingerprint(self, *, plain: bool) -> list[int]:
         """Return numbers that stay the same as long as the tensors of `heavy()` are the same, in the same memory."""
         found: list[int] = []
         for module in self.modules.values():
-            for _, parameter in module.parameters:
-                own = local(parameter)
-                found.append(id(own))
-                found.append(own.data_ptr())
+            found += module.fingerprint()
         for optimizer in self.optimizers.values():
-            found += optimizer.fingerprint()
+            found += optimizer.fingerprint(plain=plain)
         return found
+
+    def has_plain(self) -> bool:
+        """Say whether some optimizer keeps state that is not a tensor."""
+        return any(optimizer.has_plain() for optimizer in self.optimizers.values())
 
     def heavy(self, names: dict[int, str]) -> Iterator[Tracked]:
         """Yield the parameters and the optimizer state; `names` gives a parameter's name by its identity."""
