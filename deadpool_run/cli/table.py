@@ -156,7 +156,7 @@ _SPARES = (
         metavar="STEPS",
         default="1",
         torchrun=False,
-        help="Steps between two snapshots in memory: the most that a loss can cost, and one more.",
+        help="Steps between two snapshots in memory, and so the most that a loss repeats. Doubled while captures do not keep up.",
     ),
     Option(
         name="preload",

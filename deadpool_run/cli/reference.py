@@ -1,0 +1,42 @@
+"""The options as markdown, for docs/command-line.md: `python -m deadpool_run.cli.reference` prints them."""
+
+import sys
+from collections.abc import Iterator
+
+from deadpool_run.cli.table import OPTIONS, PANELS, Option
+
+
+def options_reference() -> str:
+    """Return one table for each group of options."""
+    return "\n".join(line for panel in PANELS for line in _panel(panel))
+
+
+def _panel(panel: str) -> Iterator[str]:
+    yield f"### {panel}"
+    yield ""
+    yield "| option | default | also read from | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for option in OPTIONS:
+        if option.panel == panel:
+            cells = (
+                _spelling(option),
+                f"`{option.default}`" if option.default else "",
+                _variables(option),
+                option.help,
+            )
+            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    yield ""
+
+
+def _spelling(option: Option) -> str:
+    value = f" {option.metavar}" if option.metavar else ""
+    return f"`{option.short}`, `{option.flag}{value}`" if option.short else f"`{option.flag}{value}`"
+
+
+def _variables(option: Option) -> str:
+    names = [f"`{name}`" for name in option.variables if not name.startswith("DEADPOOL_")]
+    return ", ".join(names)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(options_reference())

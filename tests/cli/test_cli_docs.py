@@ -1,0 +1,44 @@
+"""docs/command-line.md says what the command line does."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from deadpool_run.cli.app import app
+from deadpool_run.cli.reference import options_reference
+from deadpool_run.cli.table import OPTIONS, PANELS
+
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+START, END = "<!-- options: made by `python -m deadpool_run.cli.reference` -->\n", "<!-- end of options -->"
+
+
+def section(name):
+    return PAGE.read_text().partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+
+
+def test_the_options_are_those_of_the_table():
+    page = PAGE.read_text()
+    assert page.partition(START)[2].partition(END)[0].strip() == options_reference().strip()
+
+
+def test_every_option_has_a_panel_and_a_flag_of_its_own():
+    assert {option.panel for option in OPTIONS} == set(PANELS)
+    assert len({option.flag for option in OPTIONS}) == len(OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["status", "kill-rank", "config show"])
+def test_a_commands_usage_line_names_exactly_its_options(name):
+    command = get_command(app)
+    for word in name.split():
+        command = command.commands[word]
+    taken = {opt for each in command.params for opt in each.opts if opt.startswith("--") and opt != "--help"}
+    usage = section(name).partition("```\n")[2].partition("```")[0]
+    assert set(re.findall(r"--[a-z-]+", usage.replace("deadpool-run", ""))) == taken
+
+
+def test_every_command_has_a_section():
+    commands = set(get_command(app).commands) - {"run", "config"} | {"config show"}
+    headings = set(re.findall(r"^## (.+)$", PAGE.read_text(), re.MULTILINE))
+    assert commands <= headings
