@@ -1,0 +1,138 @@
+"""What the agent notices, how fast, and what it leaves behind when it or one of its helpers is killed."""
+
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from kit.processes import wait_gone
+
+from deadpool_run.agent.agent import run
+from deadpool_run.agent.spec import LaunchSpec, Mode, Target
+from deadpool_run.core.settings import Settings
+from deadpool_run.errors import UsageError
+
+NOTICED_S = 1.0
+"""From a kill to its entry in the journal. Milliseconds on an idle machine; the bound allows for a busy one."""
+
+
+def wait_dead(pid, timeout_s=10.0):
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], timeout_s)[0])
+    finally:
+        os.close(pidfd)
+
+
+def children(pid):
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+
+
+@pytest.fixture
+def family(cluster):
+    """Fresh interpreters by default: they need no torch, so a job starts in half a second."""
+
+    def start(method="spawn", spares=0):
+        job = cluster(script="family.py", nproc=2, spares=spares, options=("--start-method", method))
+        return job, [job.wait_event("start", rank=rank) for rank in (0, 1)]
+
+    return start
+
+
+def exits(job):
+    return [line for line in job.journal() if line.get("event", {}).get("type") == "WorkerExited"]
+
+
+@pytest.mark.parametrize(("method", "number"), [("nursery", signal.SIGKILL), ("spawn", signal.SIGSEGV)])
+def test_a_death_is_known_at_once_and_as_what_it_was(family, method, number):
+    job, started = family(method)
+    killed = time.monotonic()
+    job.kill(1, number)
+    assert job.wait_exit() == 1
+    first = exits(job)[0]
+    assert (first["event"]["signal"], first["event"]["code"]) == (number, None)
+    assert 0 <= first["now"] - killed < NOTICED_S
+    assert all(wait_dead(rank[kin], 0) for rank in started for kin in ("near", "far"))
+    job.check_nothing_left()
+
+
+@pytest.mark.parametrize("method", ["nursery", "spawn"])
+def test_a_worker_whose_agent_was_killed_leaves_no_family(family, method):
+    job, started = family(method, spares=1)
+    job.signal_agent(signal.SIGKILL)
+    assert job.wait_exit() == -signal.SIGKILL
+    assert all(wait_dead(rank["near"]) for rank in started)
+    for rank in started:  # in a session of its own, and without a parent: as with any launcher, out of reach
+        os.kill(rank["far"], signal.SIGKILL)
+    assert not wait_gone(job.mark, 10)
+
+
+def nursery_of(job, started):
+    (found,) = (pid for pid in children(job.pid) - {rank["pid"] for rank in started} if is_nursery(pid))
+    return found
+
+
+def is_nursery(pid):
+    """Of the agent's children, it alone holds a packet socket (type 5 in /proc/net/unix)."""
+    inodes = {of[8:-1] for fd in Path(f"/proc/{pid}/fd").iterdir() if (of := str(fd.readlink())).startswith("socket:")}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        parts = line.split()
+        if parts[6] in inodes and parts[4] == "0005":
+            return True
+    return False
+
+
+def test_workers_outlive_the_nursery_and_the_next_one_knows_them(family):
+    job, started = family(spares=1)
+    nursery = nursery_of(job, started)
+    os.kill(nursery, signal.SIGKILL)
+    assert wait_dead(nursery)
+    job.status()  # answered after the agent has noticed
+    assert not wait_dead(started[0]["pid"], 0)
+    assert not wait_dead(started[1]["pid"], 0)
+    following = nursery_of(job, started)
+    assert following != nursery
+    job.signal_agent(signal.SIGKILL)
+    assert job.wait_exit() == -signal.SIGKILL
+    assert all(wait_dead(rank["near"]) for rank in started)
+    for rank in started:
+        os.kill(rank["far"], signal.SIGKILL)
+    assert not wait_gone(job.mark, 10)
+
+
+def test_a_nursery_that_cannot_import_ends_the_job_with_the_reason(cluster):
+    job = cluster(script="family.py", nproc=2, options=("--preload", "no_such_module"))
+    assert job.wait_exit() == 1
+    assert "cannot import no_such_module" in job.stderr
+    job.check_nothing_left()
+
+
+def test_the_store_is_replaced_at_its_address(cluster):
+    job = cluster(script="stores.py", nproc=2, spares=0)
+    for rank in (0, 1):
+        job.wait_event("set", rank=rank)
+    workers = {event["pid"] for event in job.account.of("set")}
+    (store,) = (pid for pid in children(job.pid) - workers if not is_nursery(pid))
+    os.kill(store, signal.SIGKILL)
+    assert wait_dead(store)
+    for _ in workers:
+        job.release()
+    assert job.wait_exit() == 0, job.told()
+    assert {event["value"] for event in job.account.of("got")} == {"fresh"}
+    job.check_nothing_left()
+
+
+def test_a_run_directory_is_used_once(tmp_path):
+    (tmp_path / "run.json").touch()
+    target = Target(Mode.EXEC, ("/bin/true",))
+    spec = LaunchSpec(
+        settings=Settings(world_size=1), target=target, nproc_per_node=1, run_id="second", run_dir=tmp_path
+    )
+    with pytest.raises(UsageError, match="holds another run"):
+        run(spec)
