@@ -14,6 +14,7 @@ from typing import Self
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.wire.messages import Initialized
@@ -187,4 +188,4 @@ def _init_unprotected(timeout: timedelta | None) -> None:
             )
         dist.init_process_group(backend, timeout=timeout)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)

@@ -10,9 +10,10 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from deadpool_run.errors import AttachError, StepAborted
+from deadpool_run.errors import AttachError, SnapshotError, StepAborted
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.board import Board, Phase
 from deadpool_run.vault.segments import read_blob, write_blob
@@ -50,17 +51,18 @@ class Member:
         self._cell.worker = session.worker
         self._cell.epoch = session.epoch
         self._cell.phase = Phase.REHEARSAL if session.newcomer else Phase.SETUP
-        self._store = dist.TCPStore(session.store_host, session.store_port, is_master=False, wait_for_workers=False)
+        self._store = TCPStore(session.store_host, session.store_port, is_master=False, wait_for_workers=False)
         self.snapshots = Snapshots(
             slot_fds=session.slot_fds,
             board=self._board,
             rank=Rank(session.rank),
             on_skip=lambda version: self._link.send(messages.Skipped(version)),
             interval=session.capture_interval,
+            interrupted=lambda: self._link.orders.epoch > self._epoch,
         )
         self.registry = groups.Registry(cell=self._cell, on_failure=self._suspect, timeout=timeout)
         if session.newcomer:
-            self.registry.playback = Transcript.from_bytes(read_blob(session.transcript_fd))
+            self.registry.playback = _recorded(session)
         else:
             self.registry.recording = Transcript()
         session.excused = lambda: self.interrupted or self.registry.tainted
@@ -73,7 +75,7 @@ class Member:
         groups.install(self.registry, store=self._store, prefix=f"e{self._epoch}", attached=not session.newcomer)
         dist.init_process_group(
             "deadpool",
-            store=dist.PrefixStore(f"g{session.generation}", self._store),
+            store=PrefixStore(f"g{session.generation}", self._store),
             rank=session.rank,
             world_size=session.world_size,
             timeout=timeout,
@@ -246,9 +248,12 @@ class Member:
         """Attach to the epoch; False if it failed or a newer one came meanwhile."""
         self._cell.phase = Phase.ATTACHING
         try:
-            self.registry.attach(self._store, f"e{epoch}", ATTACH_TIMEOUT)
+            self.registry.attach(
+                self._store, f"e{epoch}", ATTACH_TIMEOUT, cancelled=lambda: self._link.orders.epoch > epoch
+            )
         except AttachError as error:
-            self._link.send(messages.AttachBroke(epoch, str(error)))
+            if self._link.orders.epoch == epoch:
+                self._link.send(messages.AttachBroke(epoch, str(error)))
             return False
         self._epoch = epoch
         if self.rehearsing:
@@ -281,3 +286,11 @@ class Member:
         self._hook.remove()
         self.registry.shut_down()
         self.snapshots.close()
+
+
+def _recorded(session: Session) -> Transcript:
+    """Return what the rank's last owners recorded. Raises `SnapshotError`."""
+    blob = read_blob(session.transcript_fd)
+    if blob is None:
+        raise SnapshotError(f"rank {session.rank} has no complete transcript to rehearse with")
+    return Transcript.from_bytes(blob)
