@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
-from deadpool_run.core.lifecycle import ATTACHED, HOLDS_RANK, JobPhase, MemberPhase
+from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, ATTACHED, HOLDS_RANK, JobPhase, MemberPhase
 from deadpool_run.core.membership import State
 from deadpool_run.core.settings import Settings
 
 _OVER = frozenset({JobPhase.STOPPING, JobPhase.STOPPED})
+
+_BEFORE_ATTACHING = AT_WORK_IN_REPAIR - {MemberPhase.ATTACHING} | {MemberPhase.DRAINED, MemberPhase.REHEARSED}
 
 
 def check_invariants(settings: Settings, state: State) -> None:
@@ -66,7 +68,12 @@ def _broken_phase(settings: Settings, state: State) -> Iterator[str]:
             yield "running, but a rank cannot be rehearsed"
     if state.phase is JobPhase.REPAIRING and state.repair is None:
         yield "repairing, but nothing is repaired"
-    if state.phase is JobPhase.REPAIRING and held + len(state.vacant()) < settings.world_size:
+    left = held + len(state.vacant()) < settings.world_size
+    if (
+        state.phase is JobPhase.REPAIRING
+        and left
+        and any(member.phase in _BEFORE_ATTACHING for member in state.owners())
+    ):
         yield "repairing a world that a rank has left"
     if (state.phase in _OVER) != (state.stop is not None and bool(state.stop.reason)):
         yield "stopping without a reason, or a reason to stop without stopping"

@@ -221,18 +221,19 @@ def _job_diagram() -> Iterator[str]:
 
 
 def _member_diagram() -> Iterator[str]:
-    """Leave out what holds in every phase (being killed, exiting), which would hide the rest."""
-    everywhere = {ev.WorkerExited, ev.WorkerHung, ev.WorkerRaised, do.KillWorker, do.TerminateWorker}
+    """Show what can happen in every phase (raising, being killed, exiting) only where it is told apart from the rest."""
+    anywhere = {ev.WorkerExited, ev.WorkerHung, ev.WorkerRaised, do.KillWorker, do.TerminateWorker}
+    told_apart = {_M.RUNNING, _M.RELEASED, _M.DISMISSED, _M.RAISED, _M.ENDING}
     yield "```mermaid"
     yield "stateDiagram-v2"
     yield f"    [*] --> {_name(_M.STARTING)}: StartWorker"
     for phase, moves in MEMBER_TRANSITIONS.items():
         for trigger, target in moves.items():
-            if trigger not in everywhere and target is not phase:
+            if target is not phase and (trigger not in anywhere or phase in told_apart):
                 label = "AssignRank as newcomer" if trigger is NewcomerAssigned else trigger.__name__
                 yield f"    {_name(phase)} --> {_name(target)}: {label}"
     yield f"    {_name(_M.ENDED)} --> [*]"
-    yield "    note right of ended: from every phase on WorkerExited. KillWorker and TerminateWorker lead to ending."
+    yield f"    note right of {_name(_M.RUNNING)}: what raises, ends or kills it here does so in every other phase too"
     yield "```"
 
 

@@ -5,7 +5,7 @@ from typing import assert_never
 from deadpool_run.core import effects as do
 from deadpool_run.core import ending, faults, pool, repair, world
 from deadpool_run.core import events as ev
-from deadpool_run.core.lifecycle import JobPhase, MemberPhase
+from deadpool_run.core.lifecycle import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.core.membership import Member
 from deadpool_run.core.turn import Turn
 
@@ -41,6 +41,8 @@ def _ended(turn: Turn, event: ev.WorkerExited | ev.WorkerStartFailed) -> None:
     if not turn.obeys(event.worker, event):
         return
     member = turn.state.members[event.worker]
+    if isinstance(event, ev.WorkerStartFailed) and member.rank is not None:
+        return  # it was given a rank, so that it did start: its exit follows
     turn.remove(member)
     if isinstance(event, ev.WorkerStartFailed):
         pool.parked_died(turn, member, f"it could not be started: {event.reason}")
@@ -56,7 +58,7 @@ def _left(turn: Turn, member: Member) -> None:
     """Note a rank whose script ran to its end."""
     assert member.rank is not None
     turn.set_seat(member.rank, done=True)
-    if turn.state.phase is JobPhase.REPAIRING:
+    if turn.state.phase is JobPhase.REPAIRING and member.phase not in ATTACHED:
         ending.stop(turn, 1, f"rank {member.rank} left the script while the world was repaired, so nobody can go on")
 
 

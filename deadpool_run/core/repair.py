@@ -19,11 +19,6 @@ def lost(turn: Turn, member: Member, exited: ev.WorkerExited, cause: str) -> Non
     held = replicas.held_after_death(exited)
     turn.set_seat(member.rank, held=held)
     why = f"rank {member.rank} (worker {member.worker}) {cause}"
-    gone = [seat.rank for seat in turn.state.seats if seat.done]
-    if gone:
-        left = ", ".join(str(rank) for rank in gone)
-        ending.stop(turn, 1, f"{why}, and rank {left} had left the job already, so that nobody can go on with it")
-        return
     repair = turn.state.repair or Repair(began_at=turn.now)
     injected = member.injected_at is not None
     counts = not repair.losses or member.newcomer or repair.resume is not None
@@ -48,8 +43,12 @@ def retry(turn: Turn, reason: str) -> None:
 
 
 def begin_epoch(turn: Turn, reason: str) -> None:
-    """Recall every member to the next epoch and seat whoever is ready."""
+    """Recall every member to the next epoch; or stop, where that is hopeless."""
     assert turn.state.repair is not None
+    gone = ", ".join(str(seat.rank) for seat in turn.state.seats if seat.done)
+    if gone:
+        ending.stop(turn, 1, f"{reason}, and rank {gone} had left the job already, so that nobody can go on with it")
+        return
     if turn.state.repair.attempts > faults.MAX_ATTEMPTS:
         limit = f"{faults.MAX_ATTEMPTS} attempts to repair it failed without one completed step"
         ending.stop(turn, 1, f"{reason}; {limit}")

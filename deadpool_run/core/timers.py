@@ -14,8 +14,8 @@ SUSPICION_S = 5.0
 """After a collective failed by itself, the news of a loss is waited for so long."""
 UNATTACHED_S = 2.0
 """After a member could not attach, the news of a loss is waited for so long."""
-RAISED_S = 5.0
-"""After a script raised, its process's exit is waited for so long (a thread of the script's may keep it)."""
+RAISED_S = 10.0
+"""After a managed script raised, its process's exit is waited for so long (a thread or an exit handler may keep it)."""
 
 
 class Due(StrEnum):
@@ -62,7 +62,7 @@ def _of_member(settings: Settings, state: State, member: Member) -> Iterator[Dea
     match member.phase:
         case MemberPhase.ENDING:
             yield Deadline(member.since + member.ending_grace_s + ending.UNREAPED_S, Due.UNREAPED, member)
-        case MemberPhase.RAISED:
+        case MemberPhase.RAISED if state.managed:
             yield Deadline(member.since + RAISED_S, Due.RAISED, member)
         case MemberPhase.UNATTACHED if not state.in_phase(MemberPhase.RAISED, MemberPhase.ENDING):
             # The first that could not attach is ended; its loss begins an epoch in which the others try again.

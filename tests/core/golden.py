@@ -1,0 +1,195 @@
+"""Runs golden scripts: blocks of commands, `----`, and the transcript that the coordinator must give.
+
+Commands name workers `w0 w2..w4`; `key=value` gives what differs from the default. `tick 5s` lets time pass, reaching
+every deadline on the way; every command takes 10 ms.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from deadpool_run.core import coordinator
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+from deadpool_run.core.settings import Settings
+from deadpool_run.core.status import summary
+
+_BAR = "----"
+
+
+def bless_text(text: str) -> str:
+    """Return the script with the transcripts that the present coordinator gives."""
+    run = Run()
+    blocks = []
+    for block in re.split(r"\n{2,}", text.strip()):
+        commands = [line for line in block.split(f"\n{_BAR}")[0].splitlines() if line.strip()]
+        output = [line for command in commands if not command.startswith("#") for line in run.command(command)]
+        asks = any(not command.startswith("#") for command in commands)
+        blocks.append("\n".join([*commands, *([_BAR, *(output or ["(nothing)"])] if asks else [])]))
+    return "\n\n".join(blocks) + "\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """What a command says besides its workers."""
+
+    epoch: int
+    number: int
+    held: tuple[int, ...]
+    text: str
+    options: dict[str, str]
+
+    @property
+    def live(self) -> int | None:
+        live = self.options.get("live", str(self.number))
+        return None if live == "none" else int(live)
+
+    @property
+    def step(self) -> int | None:
+        return int(self.options["step"]) if "step" in self.options else None
+
+
+_EVENTS: Mapping[str, Callable[[int, Words], ev.Event]] = {
+    "ready": lambda w, _: ev.WorkerReady(w),
+    "startfailed": lambda w, say: ev.WorkerStartFailed(w, say.text),
+    "init": lambda w, _: ev.ScriptInitialized(w),
+    "setup": lambda w, _: ev.SetupCompleted(w),
+    "seal": lambda w, _: ev.TranscriptSealed(w),
+    "kill": lambda w, say: ev.WorkerExited(w, None, int(say.options.get("signal", 9)), say.held),
+    "exit": lambda w, say: ev.WorkerExited(w, int(say.options["code"]), None, say.held),
+    "raise": lambda w, say: ev.WorkerRaised(
+        w, say.step, say.text.split(": ")[0], say.text.partition(": ")[2], f"Traceback of w{w}\n{say.text}"
+    ),
+    "drained": lambda w, say: ev.SurvivorDrained(w, say.epoch, say.number, say.live, say.held),
+    "drainfailed": lambda w, say: ev.DrainFailed(w, say.epoch, say.text),
+    "rehearsed": lambda w, say: ev.NewcomerRehearsed(w, say.epoch),
+    "restored": lambda w, say: ev.RankRestored(w, say.epoch),
+    "attached": lambda w, say: ev.RankAttached(w, say.epoch),
+    "attachfailed": lambda w, say: ev.AttachFailed(w, say.epoch, say.text),
+    "stepped": lambda w, say: ev.FirstStepCompleted(w, say.epoch),
+    "suspect": lambda w, say: ev.CollectiveFailed(w, say.epoch, say.text),
+    "skip": lambda w, say: ev.CaptureSkipped(w, say.number),
+    "finished": lambda w, say: ev.LoopFinished(w, say.number),
+    "hung": lambda w, say: ev.WorkerHung(w, say.text),
+}
+
+
+class Run:
+    def __init__(self) -> None:
+        self.settings = Settings(world_size=1)
+        self.state = coordinator.new_state(self.settings)
+        self.now = 0.0
+        self.pids = itertools.count(100)
+
+    def command(self, line: str) -> list[str]:
+        """Carry out one command and return its part of the transcript."""
+        self.now += 0.01
+        name = line.split(maxsplit=1)[0]
+        text = line.partition(": ")[2]
+        words = line.partition(": ")[0].split()[1:]
+        options = dict(word.split("=", 1) for word in words if "=" in word)
+        plain = [word for word in words if "=" not in word]
+        workers = list(_workers(plain))
+        if name == "new":
+            self.settings = Settings(**{key: _number(value) for key, value in options.items()})
+            self.state = coordinator.new_state(self.settings)
+            return []
+        if name == "tick":
+            return self.tick(float(plain[0].removesuffix("s")))
+        if name == "show":
+            return self.show()
+        return [line for event in self.events(name, workers, plain, options, text) for line in self.tell(event)]
+
+    def events(self, name, workers, plain, options, text) -> Iterator[ev.Event]:
+        numbers = [int(word) for word in plain if word.isdigit()]
+        match name:
+            case "start":
+                yield ev.JobSubmitted()
+            case "fault":
+                yield ev.KillRequested(numbers[0], ev.KillHow(plain[1]))
+            case "stop":
+                yield ev.StopRequested(numbers[0])
+        if name in ("start", "fault", "stop"):
+            return
+        words = Words(
+            epoch=int(options.get("epoch", self.state.epoch)),
+            number=numbers[0] if numbers else 0,
+            held=tuple(int(version) for version in options.get("held", "").split(",") if version),
+            text=text,
+            options=options,
+        )
+        for w in workers:
+            if name in ("started", "ready"):
+                yield ev.WorkerStarted(w, next(self.pids))
+            if name == "setup":
+                yield ev.ScriptInitialized(w)
+            if name != "started":
+                yield _EVENTS[name](w, words)
+
+    def tell(self, event: ev.Event) -> list[str]:
+        self.state, effects = coordinator.step(self.settings, self.state, event, self.now)
+        coordinator.check_invariants(self.settings, self.state)
+        return list(_render(effects))
+
+    def tick(self, seconds: float) -> list[str]:
+        until = self.now + seconds
+        lines = []
+        while (deadline := coordinator.next_deadline(self.settings, self.state)) is not None and deadline <= until:
+            lines.append(f"at {deadline:.2f}s")
+            self.now = max(self.now, deadline)
+            lines += self.tell(ev.TimeAdvanced())
+        self.now = until
+        return lines
+
+    def show(self) -> list[str]:
+        status = summary(self.state)
+        return [
+            f"{status.phase}, epoch {status.epoch}, generation {status.generation}: {status.reason}",
+            f"  a snapshot every {status.capture_interval} steps",
+            *(f"  rank {r.rank}: {'-' if r.worker is None else f'w{r.worker}'} {r.phase}" for r in status.ranks),
+            *(f"  spare: w{s.worker} {s.phase}" for s in status.spares),
+        ]
+
+
+def _workers(words: list[str]) -> Iterator[int]:
+    for word in words:
+        if found := re.fullmatch(r"w(\d+)(?:\.\.w(\d+))?", word):
+            first, last = found.groups()
+            yield from range(int(first), int(last or first) + 1)
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.isdigit() else float(text)
+
+
+def _render(effects: tuple[do.Effect, ...]) -> Iterator[str]:
+    """One line per order; equal orders to several workers share one."""
+    for (name, rest), group in itertools.groupby(map(_split, effects), key=lambda parts: parts[:2]):
+        workers = " ".join(worker for _, _, worker in group if worker)
+        yield "  ".join(part for part in (f"-> {name}", workers, rest) if part)
+
+
+def _split(effect: do.Effect) -> tuple[str, str, str]:
+    if isinstance(effect, do.ReportIncident):
+        return "ReportIncident", _incident(effect.incident), ""
+    parts = {field.name: getattr(effect, field.name) for field in dataclasses.fields(effect)}
+    worker = parts.pop("worker", None)
+    words = [f"{key}={value!r}" if isinstance(value, bool) else f"{key}={value}" for key, value in parts.items()]
+    if isinstance(effect, do.Announce):
+        words = [f"{effect.what} ({effect.reason})".replace("\n", " | ")]
+    return type(effect).__name__, " ".join(words), "" if worker is None else f"w{worker}"
+
+
+def _incident(incident: do.Incident) -> str:
+    losses = "; ".join(
+        f"rank {loss.rank} w{loss.worker} {loss.cause}{' [injected]' if loss.injected else ''}"
+        f" -> w{loss.replacement}{' (spare)' if loss.from_spare else ''}"
+        for loss in incident.losses
+    )
+    times = " ".join(
+        f"{name.removesuffix('_s')}={getattr(incident, name):.2f}"
+        for name in ("detected_s", "drained_s", "promoted_s", "rehearsed_s", "restored_s", "attached_s", "first_step_s")
+        if getattr(incident, name) is not None
+    )
+    return f"epoch={incident.epoch} resumed={incident.resumed} lost={incident.steps_lost} {times} [{losses}]"

@@ -1,0 +1,216 @@
+"""Every event in every phase: never an exception, invariants hold, and it acts as the tables say or not at all."""
+
+import functools
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+
+from deadpool_run.core import coordinator
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+from deadpool_run.core.lifecycle import (
+    HOLDS_RANK,
+    JOB_TRANSITIONS,
+    MEMBER_TRANSITIONS,
+    JobPhase,
+    MemberPhase,
+    NewcomerAssigned,
+    diagram,
+    trigger_of,
+)
+from deadpool_run.core.membership import Member, State
+from deadpool_run.core.settings import Settings
+
+SETTINGS = Settings(world_size=2, spares=1, max_restarts=1)
+STATES = 500
+NOW = 1000.0
+
+
+def events_of_worker(state: State, worker: int, epoch: int) -> Iterator[ev.Event]:
+    yield ev.WorkerStarted(worker, 4242)
+    yield ev.WorkerReady(worker)
+    yield ev.WorkerStartFailed(worker, "no memory")
+    yield ev.ScriptInitialized(worker)
+    yield ev.SetupCompleted(worker)
+    yield ev.TranscriptSealed(worker)
+    yield ev.WorkerRaised(worker, 5, "ValueError", "x", "Traceback")
+    yield ev.WorkerExited(worker, 0, None, (4, 5))
+    yield ev.WorkerExited(worker, 1, None, (4, 5))
+    yield ev.WorkerExited(worker, None, 9, (4, 5))
+    yield ev.SurvivorDrained(worker, epoch, 5, 5, (4, 5))
+    yield ev.SurvivorDrained(worker, epoch, 5, None, (4, 5))
+    yield ev.DrainFailed(worker, epoch, "x")
+    yield ev.NewcomerRehearsed(worker, epoch)
+    yield ev.RankRestored(worker, epoch)
+    yield ev.RankAttached(worker, epoch)
+    yield ev.AttachFailed(worker, epoch, "x")
+    yield ev.FirstStepCompleted(worker, epoch)
+    yield ev.CollectiveFailed(worker, epoch, "x")
+    yield ev.CaptureSkipped(worker, 7)
+    yield ev.LoopFinished(worker, 20)
+    yield ev.WorkerHung(worker, "x")
+
+
+EVENTS_OF_JOB = (
+    ev.JobSubmitted(),
+    ev.StopRequested(15),
+    ev.StopRequested(0),
+    ev.KillRequested(0, ev.KillHow.SIGKILL),
+    ev.KillRequested(9, ev.KillHow.EXIT),
+    ev.TimeAdvanced(),
+)
+
+
+def all_events(state: State) -> Iterator[ev.Event]:
+    yield from EVENTS_OF_JOB
+    for worker in [*state.members, state.next_worker + 7]:
+        yield from events_of_worker(state, worker, state.epoch)
+
+
+def signature(state: State) -> tuple[object, ...]:
+    members = sorted((m.phase, m.rank is None, m.newcomer, m.injected_at is None) for m in state.members.values())
+    seats = sorted((seat.done, seat.sealed) for seat in state.seats)
+    return state.phase, tuple(members), tuple(seats), state.repair is not None, state.restarts
+
+
+@functools.cache
+def explored() -> tuple[tuple[State, ...], frozenset[tuple[type, MemberPhase]], frozenset[tuple[JobPhase, JobPhase]]]:
+    """The states that all events lead to, breadth first; the table's entries and the job's transitions on the way."""
+    first = coordinator.new_state(SETTINGS)
+    seen, queue = {signature(first): first}, deque([first])
+    entries, moves = set(), set()
+    while queue:
+        state = queue.popleft()
+        for event in all_events(state):
+            after, _ = coordinator.step(SETTINGS, state, event, NOW)
+            worker = getattr(event, "worker", None)
+            if worker in state.members:
+                entries.add((type(event), state.members[worker].phase))
+            moves.add((state.phase, after.phase))
+            if len(seen) < STATES and signature(after) not in seen:
+                seen[signature(after)] = after
+                queue.append(after)
+    return tuple(seen.values()), frozenset(entries), frozenset(moves)
+
+
+def test_every_phase_of_job_and_members_is_explored():
+    states, entries, _ = explored()
+    assert {state.phase for state in states} == set(JobPhase)
+    assert {m.phase for state in states for m in state.members.values()} == set(MemberPhase) - {MemberPhase.ENDED}
+    facts = {
+        (fact, phase) for phase, row in MEMBER_TRANSITIONS.items() for fact in row if fact.__module__.endswith("events")
+    }
+    assert facts <= entries
+
+
+def test_the_job_moves_along_its_table():
+    """Several phases may be passed in one step, so that a move is a path in the table; each edge is an own move too."""
+    _, _, moves = explored()
+    for start, end in moves:
+        reach = {start}
+        for _ in JobPhase:
+            reach |= {target for phase in reach for target in JOB_TRANSITIONS[phase]}
+        assert end in reach
+    # NEW -> STOPPING passes on to STOPPED at once, as there is nobody to wait for.
+    edges = {(phase, target) for phase, row in JOB_TRANSITIONS.items() for target in row}
+    assert edges - moves == {(JobPhase.NEW, JobPhase.STOPPING)}
+
+
+def test_every_event_in_every_state_keeps_the_invariants():
+    states, _, _ = explored()
+    for state in states:
+        before = repr(state)
+        for event in all_events(state):
+            after, effects = coordinator.step(SETTINGS, state, event, NOW)
+            coordinator.check_invariants(SETTINGS, after)
+            check_orders(after, effects)
+            assert after.epoch >= state.epoch
+        assert repr(state) == before, "a state was changed in place"
+
+
+def check_orders(after: State, effects: tuple[do.Effect, ...]) -> None:
+    assert sum(isinstance(effect, do.StopJob) for effect in effects) == (
+        after.phase is JobPhase.STOPPED and bool(effects)
+    )
+    for effect in effects:
+        if isinstance(effect, (do.AssignRank, do.AbortStep, do.ResumeFrom, do.AttachGroups)):
+            assert effect.epoch == after.epoch
+        if isinstance(effect, (do.Announce, do.KillWorker, do.StopJob)):
+            assert effect.reason
+
+
+def test_a_fact_moves_its_member_as_the_table_says_or_nothing():
+    states, _, _ = explored()
+    for state in states:
+        for worker in [*state.members, state.next_worker + 7]:
+            for event in events_of_worker(state, worker, state.epoch):
+                if not isinstance(event, ev.WorkerStarted):  # its pid is noted in any phase
+                    check_fact(state, worker, event)
+
+
+def is_void(event: ev.Event, member: Member) -> bool:
+    """What the phase allows, but not who the member is."""
+    match event:
+        case ev.NewcomerRehearsed():
+            return not member.newcomer
+        case ev.WorkerStartFailed():
+            return member.rank is not None
+        case _:
+            return False
+
+
+def check_fact(state: State, worker: int, event: ev.Event) -> None:
+    after, effects = coordinator.step(SETTINGS, state, event, NOW)
+    member = state.members.get(worker)
+    target = None if member is None else MEMBER_TRANSITIONS[member.phase].get(type(event))
+    if target is None or is_void(event, member) or state.phase is JobPhase.STOPPED:
+        assert (after, effects) == (state, ()), f"{event} acted on {member}"
+        return
+    for effect in effects:  # orders of the same step move it on
+        trigger = trigger_of(effect)
+        if getattr(effect, "worker", None) == worker and trigger in MEMBER_TRANSITIONS[target]:
+            target = MEMBER_TRANSITIONS[target][trigger]
+    assert (after.members[worker].phase if worker in after.members else MemberPhase.ENDED) is target
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+def test_what_is_said_in_another_epoch_changes_nothing(off):
+    states, _, _ = explored()
+    for state in states:
+        for worker in state.members:
+            for event in events_of_worker(state, worker, state.epoch + off):
+                if hasattr(event, "epoch"):
+                    assert coordinator.step(SETTINGS, state, event, NOW) == (state, ())
+
+
+def test_a_deadline_that_is_reached_is_over():
+    states, _, _ = explored()
+    for state in states:
+        now = NOW
+        while (deadline := coordinator.next_deadline(SETTINGS, state)) is not None and now < NOW + 1000:
+            assert coordinator.step(SETTINGS, state, ev.TimeAdvanced(), now)[0] == state or deadline <= now
+            now = max(now, deadline)
+            state, _ = coordinator.step(SETTINGS, state, ev.TimeAdvanced(), now)  # noqa: PLW2901 - time goes on
+            coordinator.check_invariants(SETTINGS, state)
+            after = coordinator.next_deadline(SETTINGS, state)
+            assert after is None or after > now, "time stands still"
+
+
+def test_an_attached_or_dying_member_never_comes_back_unnoticed():
+    """The table itself: only orders lead into a repair, and a dying member is never anything but dying or dead."""
+    into = {MemberPhase.DRAINING, MemberPhase.RESTORING, MemberPhase.ATTACHING, MemberPhase.RELEASED}
+    for row in MEMBER_TRANSITIONS.values():
+        for trigger, target in row.items():
+            if target in into:
+                assert trigger.__module__.endswith("effects")
+    assert set(MEMBER_TRANSITIONS[MemberPhase.ENDING].values()) == {MemberPhase.ENDING, MemberPhase.ENDED}
+    for phase in HOLDS_RANK:
+        assert do.AssignRank not in MEMBER_TRANSITIONS[phase]
+        assert NewcomerAssigned not in MEMBER_TRANSITIONS[phase]
+
+
+def test_the_diagram_shows_every_phase():
+    text = diagram()
+    for phase in (*JobPhase, *MemberPhase):
+        assert phase.value.replace(" ", "_") in text
