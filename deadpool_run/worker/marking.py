@@ -37,8 +37,8 @@ class MarkedStream:
 
 def install() -> None:
     """Mark standard output and error from here on."""
-    sys.stdout = MarkedStream(sys.stdout)  # type: ignore[assignment]  # a stream by duck typing
-    sys.stderr = MarkedStream(sys.stderr)  # type: ignore[assignment]  # a stream by duck typing
+    sys.stdout = MarkedStream(sys.stdout)
+    sys.stderr = MarkedStream(sys.stderr)
 
 
 def lift() -> None:

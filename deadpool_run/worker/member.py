@@ -58,7 +58,7 @@ class Member:
             rank=Rank(session.rank),
             on_skip=lambda version: self._link.send(messages.Skipped(version)),
             interval=session.capture_interval,
-            interrupted=lambda: self._link.orders.epoch > self._epoch,
+            interrupted=lambda: self.interrupted,
         )
         self.registry = groups.Registry(cell=self._cell, on_failure=self._suspect, timeout=timeout)
         if session.newcomer:
