@@ -1,6 +1,5 @@
 """The `deadpool-run` command: a script is run unless the first word is a command."""
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
@@ -79,8 +78,5 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         say.error(f"{error.format_message()}\nadd --help to see what can be written")
         code = USAGE
     except typer.Abort:
-        code = ABORTED
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ABORTED
     sys.exit(code)
