@@ -23,7 +23,7 @@ from deadpool_run.core.membership import Member, State
 from deadpool_run.core.settings import Settings
 
 SETTINGS = Settings(world_size=2, spares=1, max_restarts=1)
-STATES = 500
+MOST_STATES = 2000
 NOW = 1000.0
 
 
@@ -69,9 +69,12 @@ def all_events(state: State) -> Iterator[ev.Event]:
 
 
 def signature(state: State) -> tuple[object, ...]:
-    members = sorted((m.phase, m.rank is None, m.newcomer, m.injected_at is None) for m in state.members.values())
+    """What makes two states worth exploring both."""
+    ranked = sorted((member.phase, member.newcomer) for member in state.owners())
     seats = sorted((seat.done, seat.sealed) for seat in state.seats)
-    return state.phase, tuple(members), tuple(seats), state.repair is not None, state.restarts
+    parked = min(2, len(state.in_phase(MemberPhase.READY))), bool(state.in_phase(MemberPhase.DISMISSED))
+    chosen = state.repair is not None and state.repair.resume is not None
+    return state.phase, tuple(ranked), tuple(seats), parked, chosen, state.suspicion is None
 
 
 @functools.cache
@@ -83,14 +86,16 @@ def explored() -> tuple[tuple[State, ...], frozenset[tuple[type, MemberPhase]], 
     while queue:
         state = queue.popleft()
         for event in all_events(state):
-            after, _ = coordinator.step(SETTINGS, state, event, NOW)
+            now = coordinator.next_deadline(SETTINGS, state) if isinstance(event, ev.TimeAdvanced) else None
+            after, _ = coordinator.step(SETTINGS, state, event, NOW if now is None else now)
             worker = getattr(event, "worker", None)
             if worker in state.members:
                 entries.add((type(event), state.members[worker].phase))
             moves.add((state.phase, after.phase))
-            if len(seen) < STATES and signature(after) not in seen:
+            if signature(after) not in seen:
                 seen[signature(after)] = after
                 queue.append(after)
+            assert len(seen) < MOST_STATES, "the signature tells too many states apart"
     return tuple(seen.values()), frozenset(entries), frozenset(moves)
 
 
