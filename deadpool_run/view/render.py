@@ -123,12 +123,14 @@ def _incidents(status: Status) -> Group:
             _shown(incident.get("steps_lost")),
             *_times(incident),
         )
-    return Group(Text("last repairs, times in ms after the loss was known:"), table)
+    return Group(
+        Text("last repairs, in ms after the loss was known (detected: from an injected fault to that):"), table
+    )
 
 
 def _lost(loss: Status) -> str:
     injected = ", injected" if loss.get("injected") else ""
-    return f"rank {_shown(loss.get('rank'))}, worker {_shown(loss.get('worker'))}: {_printable(loss.get('cause', '-'))}{injected}"
+    return f"rank {_shown(loss.get('rank'))} (worker {_shown(loss.get('worker'))}) {_printable(loss.get('cause', '-'))}{injected}"
 
 
 def _replaced(loss: Status) -> str:

@@ -1,0 +1,23 @@
+"""The commands on a real job."""
+
+
+def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
+    job = cluster("--steps", "8", "--hold", "6", nproc=2, spares=1)
+    job.wait_state(1, 5)
+    before = job.status()
+    assert (before["health"], before["phase"], before["run"]["pid"]) == ("healthy", "running", job.pid)
+    assert [rank["pid"] for rank in before["ranks"]] == [job.pid_of(0), job.pid_of(1)]
+
+    done = job.kill_rank(1)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"rank 1: worker 1 (pid {before['ranks'][1]['pid']}) was sent SIGKILL\n"
+    job.release()
+    job.release()  # the step is repeated, and held again
+    (incident,) = job.wait_status(lambda status: status["incidents"], "incident")
+    (loss,) = incident["losses"]
+    assert (loss["rank"], loss["injected"], loss["from_spare"]) == (1, True, True)
+    assert job.wait_exit() == 0, job.told()
+
+    after = job.command_line("status")
+    assert (after.returncode, after.stdout) == (4, "")
+    job.check_nothing_left()
