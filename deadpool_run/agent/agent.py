@@ -7,12 +7,14 @@ begin and end. Never imports torch.
 import asyncio
 import os
 import signal
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deadpool_run.agent import processes
 from deadpool_run.agent.environment import base_environment, omp_banner
 from deadpool_run.agent.nursery import Nursery
+from deadpool_run.agent.nursery_main import MARK
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import LocalPerformer, tell
 from deadpool_run.agent.processes import Process
@@ -62,13 +64,15 @@ class _Agent:
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[tuple[int, str]] = loop.create_future()
         loop.set_exception_handler(self._on_bug)
-        self._nursery = Nursery(self._preload(), base_environment(spec, os.environ), self._on_lost)
+        mark = {MARK: uuid.uuid4().hex}
+        self._nursery = Nursery(self._preload(), base_environment(spec, os.environ) | mark, self._on_lost)
         self._store = Store(self._nursery, self._on_lost)
         self._vault = Vault(spec.settings.world_size)
         self._output = Output(spec)
         self._workforce = Workforce(self._nursery, self.submit, self._captured)
         self._performer = LocalPerformer(
             spec=spec,
+            mark=mark,
             workforce=self._workforce,
             vault=self._vault,
             store=self._store,

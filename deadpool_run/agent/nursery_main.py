@@ -8,10 +8,12 @@ Single-threaded, no CUDA, no sockets but the agent's. Requests and answers are J
     {"do": "adopt"|"reaped", "pid": p}                        no answer
 
 A child is forked twice, so that the agent, a child subreaper, is its parent. When the agent goes away the nursery ends
-the process groups of all children that the agent has not told it were reaped: the parent-death signal reaches a worker,
-but not what the worker has started.
+the process groups of all children that the agent has not told it were reaped (the parent-death signal reaches a worker,
+but not what the worker has started), and then whatever still carries the job's mark in its environment, because it left
+its group.
 """
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -21,7 +23,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,9 @@ COMMAND = (
 )
 """Keeps modules of the working directory from being taken for the library's (what `-P` is for, but children inherit that
 as `sys.flags.safe_path`), and calls what a child is to become from the bottom of the stack, as if started by itself."""
+
+MARK = "DEADPOOL_MARK"
+"""Variable with a value of the job's own, inherited by all that its workers start."""
 
 _PR_SET_PDEATHSIG = 1
 _PID = struct.Struct("i")
@@ -55,6 +60,7 @@ class _Nursery:
             packet, fds, _, _ = socket.recv_fds(self._agent, MAX_PACKET_BYTES, _MAX_FDS)
             if not packet:
                 self._end_groups()
+                _end_marked(f"{MARK}={os.environ[MARK]}".encode())
                 return None
             request: dict[str, Any] = json.loads(packet)
             match request["do"]:
@@ -157,6 +163,27 @@ def die_with_parent(parent_pid: int) -> None:
     _set_death_signal(signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def _end_marked(mark: bytes) -> None:
+    """SIGKILL every process of ours that has the mark in its environment, until a look at all finds no other."""
+    killed = {os.getpid()}
+    while found := {pid for pid in _pids() if _carries(pid, mark)} - killed:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)  # from here on it cannot fork, so the loop ends
+        killed |= found
+
+
+def _pids() -> Iterator[int]:
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+
+
+def _carries(pid: int, mark: bytes) -> bool:
+    try:
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # gone, or another user's
+        return False
 
 
 def _set_death_signal(number: int) -> None:

@@ -29,12 +29,17 @@ def tell(text: str) -> None:
 
 
 class LocalPerformer:
-    """Performs on this node. `on_stop` takes the exit code and the reason when the job is over."""
+    """Performs on this node.
+
+    `mark` is what every worker's environment has so that its family can be found. `on_stop` takes the exit code and the
+    reason when the job is over.
+    """
 
     def __init__(  # noqa: PLR0913 - the parts of a node that it acts on
         self,
         *,
         spec: LaunchSpec,
+        mark: dict[str, str],
         workforce: Workforce,
         vault: Vault,
         store: Store,
@@ -42,6 +47,7 @@ class LocalPerformer:
         on_stop: Callable[[int, str], None],
     ) -> None:
         self._spec = spec
+        self._mark = mark
         self._workforce = workforce
         self._vault = vault
         self._store = store
@@ -123,7 +129,7 @@ class LocalPerformer:
             store_host=HOST,
             store_port=self._store.port,
             capture_interval=self._capture_interval,
-            env=worker_environment(self._spec, seat, self._outer),
+            env=worker_environment(self._spec, seat, self._outer) | self._mark,
             fds=list(fds),
         )
         self._workforce.assign(order.worker, assign, fds)

@@ -67,9 +67,7 @@ def test_a_worker_whose_agent_was_killed_leaves_no_family(family, method):
     job, started = family(method, spares=1)
     job.signal_agent(signal.SIGKILL)
     assert job.wait_exit() == -signal.SIGKILL
-    assert all(wait_dead(rank["near"]) for rank in started)
-    for rank in started:  # in a session of its own, and without a parent: as with any launcher, out of reach
-        os.kill(rank["far"], signal.SIGKILL)
+    assert all(wait_dead(rank[kin]) for rank in started for kin in ("near", "far"))
     assert not wait_gone(job.mark, 10)
 
 
@@ -100,9 +98,7 @@ def test_workers_outlive_the_nursery_and_the_next_one_knows_them(family):
     assert following != nursery
     job.signal_agent(signal.SIGKILL)
     assert job.wait_exit() == -signal.SIGKILL
-    assert all(wait_dead(rank["near"]) for rank in started)
-    for rank in started:
-        os.kill(rank["far"], signal.SIGKILL)
+    assert all(wait_dead(rank[kin]) for rank in started for kin in ("near", "far"))
     assert not wait_gone(job.mark, 10)
 
 
