@@ -1,6 +1,6 @@
 # Every target makes its own environment in .venv; nothing else is installed or changed.
 #
-#   make demo                     train on four ranks, kill one, watch a spare take its place
+#   make demo                     train a small GPT, kill a rank, compare the weights bit by bit
 #   make test                     lint, types, layering and the tests, as CI does
 #   make PYTHON=python3.12 test   with another interpreter (3.11 or later)
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## train on four ranks, kill one, watch a spare take its place
+demo: $(STAMP)  ## train a small GPT, kill a rank, compare the weights bit by bit
 	$(BIN)/python recipes/gpt/demo.py
 
 test: lint  ## lint, types, layering and the tests, as CI does
