@@ -134,6 +134,20 @@ class Board:
         """Return versions that some rank announced it will never hold."""
         return {cell.skipped for cell in self.cells} - {EMPTY}
 
+    def abandoned(self) -> set[int]:
+        """Return versions on the board that some rank will never hold: it skipped them, or has gone on without them.
+
+        The second matters as much as the first: only the newest skip is announced, and a rank whose capture interval
+        is another one for a moment passes over a version without a word.
+        """
+        held = {version for cell in self.cells for version in cell.slots if version >= 0}
+        lost = self.skipped()
+        for cell in self.cells:
+            slots = cell.slots
+            newest = max(*slots, cell.skipped)
+            lost |= {version for version in held if version < newest and version not in slots}
+        return lost
+
     def close(self) -> None:
         """Unmap."""
         self._words.release()

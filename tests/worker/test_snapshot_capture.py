@@ -1,0 +1,336 @@
+"""When a capture is made, of what, and into which slot."""
+
+import threading
+
+import pytest
+import torch
+from snapshot_kit import Slots, Training, digest, draws, raw
+from torch import nn
+
+from deadpool_run.errors import SnapshotError
+from deadpool_run.vault.board import BUSY, EMPTY
+from deadpool_run.vault.segments import mark_busy, read_header, read_manifest
+
+BIG = 1 << 22
+
+
+@pytest.fixture
+def slots(_warm):
+    made = Slots()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pair(_warm):
+    made = Slots(ranks=2)
+    yield made
+    made.close()
+
+
+def test_a_snapshot_is_of_the_step_that_it_says(slots):
+    model = nn.ParameterList([torch.zeros(BIG), torch.zeros(())])
+    model.register_buffer("count", torch.zeros(3))
+    snapshots = slots.own()
+    snapshots.protect("model", model)
+    snapshots.capture_now(0)
+    for version in range(1, 12):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(version)
+        model.count.fill_(version)
+        snapshots.begin(version)
+        model.count.fill_(-1)  # the next forward, beside the copy
+        snapshots.wait()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(-1)  # the optimizer's step
+        assert set(slots.tensors(version)["model/0"]) == set(raw(torch.tensor(float(version))))
+        assert slots.tensors(version)["model/count"] == raw(torch.full((3,), float(version)))
+        assert snapshots.held() == (version - 1, version)
+    assert slots.board.cells[0].capture_ns > 0
+    snapshots.close()
+
+
+def test_weights_written_during_a_copy_are_never_called_a_snapshot(slots):
+    skipped = []
+    model = nn.ParameterList([torch.zeros(BIG)])
+    snapshots = slots.own(on_skip=skipped.append)
+    snapshots.protect("model", model)
+    snapshots.capture_now(0)
+    snapshots.begin(1)
+    with torch.no_grad():
+        model[0].add_(1)  # not an optimizer's step, so that nothing waited
+    snapshots.wait()
+    assert snapshots.held() == (0,)
+    assert skipped == [1]
+    assert slots.board.cells[0].skipped == 1
+    snapshots.begin(2)
+    snapshots.wait()
+    assert snapshots.held() == (0, 2)
+    snapshots.close()
+
+
+def test_only_versions_that_the_interval_divides_are_captured(slots):
+    snapshots = slots.own(interval=3)
+    snapshots.protect("model", nn.Linear(2, 2))
+    held = []
+    for version in range(8):
+        snapshots.begin(version)
+        snapshots.wait()
+        held.append(snapshots.held())
+    assert held == [(0,), (0,), (0,), (0, 3), (0, 3), (0, 3), (3, 6), (3, 6)]
+    snapshots.interval = 1
+    snapshots.begin(8)
+    snapshots.wait()
+    assert snapshots.held() == (6, 8)
+    snapshots.close()
+
+
+def test_a_capture_that_finds_no_slot_is_skipped_and_announced(pair):
+    skipped = []
+    snapshots = pair.own(0, on_skip=skipped.append)
+    other = pair.board.cells[1]
+    for version in range(2):
+        snapshots.begin(version)
+        snapshots.wait()
+    other.set_slot(0, 0)
+    snapshots.begin(2)  # version 0 is committed, 1 may come to be
+    snapshots.wait()
+    assert snapshots.held() == (0, 1)
+    assert skipped == [2]
+    assert pair.board.cells[0].skipped == 2
+    other.set_slot(1, 1)
+    snapshots.begin(3)
+    snapshots.wait()
+    assert snapshots.held() == (1, 3)
+    snapshots.close()
+
+
+def test_a_peers_skip_frees_the_slot(pair):
+    skipped = []
+    snapshots = pair.own(0, on_skip=skipped.append)
+    other = pair.board.cells[1]
+    other.set_slot(0, 0)
+    for version in range(2):
+        snapshots.begin(version)
+        snapshots.wait()
+    other.skipped = 1
+    snapshots.begin(2)
+    snapshots.wait()
+    assert snapshots.held() == (0, 2)
+    assert skipped == []
+    snapshots.close()
+
+
+def test_a_capture_waits_for_a_slot_while_it_may(pair):
+    snapshots = pair.own(0)
+    other = pair.board.cells[1]
+    for version in range(2):
+        snapshots.begin(version)
+        snapshots.wait()
+    other.set_slot(0, 0)
+    freed = threading.Timer(0.1, lambda: other.set_slot(1, 1))
+    freed.start()
+    assert snapshots.capture_now(2)
+    freed.join()
+    assert snapshots.held() == (1, 2)
+    snapshots.close()
+
+
+def test_an_interruption_ends_the_wait_for_a_slot(pair):
+    interrupted = threading.Event()
+    skipped = []
+    snapshots = pair.own(0, on_skip=skipped.append, interrupted=interrupted.is_set)
+    pair.board.cells[1].set_slot(0, 0)
+    for version in range(2):
+        assert snapshots.capture_now(version)
+    timer = threading.Timer(0.1, interrupted.set)
+    timer.start()
+    assert not snapshots.capture_now(2)
+    timer.join()
+    assert skipped == [2]
+    snapshots.close()
+
+
+def test_discarded_versions_are_gone_for_everybody(slots):
+    snapshots = slots.own()
+    for version in range(3):
+        snapshots.begin(version)
+    slots.board.cells[0].skipped = 9
+    snapshots.discard_newer(1)
+    assert snapshots.held() == (1,)
+    assert slots.board.cells[0].skipped == EMPTY
+    assert [read_header(fd).version for fd in slots.fds[0]] == [EMPTY, 1]
+    snapshots.begin(2)
+    snapshots.wait()
+    assert snapshots.held() == (1, 2)
+    snapshots.close()
+
+
+def test_a_version_made_again_is_no_longer_skipped(slots):
+    snapshots = slots.own()
+    slots.board.cells[0].skipped = 1
+    snapshots.begin(1)
+    snapshots.wait()
+    assert slots.board.cells[0].skipped == EMPTY
+    snapshots.close()
+
+
+def test_a_new_owner_trusts_no_slot_on_which_header_and_board_differ(slots):
+    snapshots = slots.own()
+    for version in range(2):
+        snapshots.begin(version)
+    snapshots.close()
+    mark_busy(slots.fds[0][0])
+    slots.board.cells[0].set_slot(1, BUSY)
+    theirs = slots.own()
+    assert theirs.held() == ()
+    assert slots.board.cells[0].slots == (EMPTY, EMPTY)
+    theirs.close()
+
+
+def test_what_is_added_later_is_captured(slots):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    snapshots = slots.own()
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+    snapshots.capture_now(0)
+    assert len(slots.tensors(0)) == 2
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    snapshots.begin(1)
+    snapshots.wait()
+    assert len(slots.tensors(1)) == 2 + 6
+    loose = torch.ones(BIG, requires_grad=True)
+    optimizer.add_param_group({"params": [loose]})
+    model.register_buffer("late", torch.ones(2))
+    snapshots.begin(2)
+    snapshots.wait()
+    found = slots.tensors(2)
+    assert len(found) == 2 + 6 + 2
+    assert found["optimizer/1.0"] == raw(loose)
+    moved = torch.zeros(2, 2)
+    model.weight.data = moved  # other memory under the same parameter
+    snapshots.begin(3)
+    snapshots.wait()
+    assert slots.tensors(3)["model/weight"] == raw(moved)
+    with torch.no_grad():
+        loose.zero_()
+    snapshots.restore(2)
+    assert raw(loose) == raw(torch.ones(BIG))
+    snapshots.close()
+
+
+def test_the_plan_is_kept_while_nothing_is_added(slots):
+    training = Training(1)
+    snapshots = training.protected_by(slots.own())
+    training.step()
+    snapshots.capture_now(1)
+    plan = snapshots._plan
+    for version in range(2, 5):
+        training.step(snapshots)
+        snapshots.begin(version)
+    assert snapshots._plan is plan
+    snapshots.close()
+
+
+def test_a_layout_that_is_dense_is_kept(slots):
+    training = Training(1)
+    snapshots = training.protected_by(slots.own())
+    snapshots.capture_now(0)
+    entries = {entry.name: entry for entry in read_manifest(slots.fds[0][0], 0).tensors}
+    weight = training.model[0].weight
+    assert not weight.is_contiguous() or weight.shape[1] == 1
+    assert entries["model/0.weight"].stride == weight.stride()
+    snapshots.close()
+
+
+def test_a_rewind_undoes_an_interrupted_forward(slots):
+    training = Training(1)
+    snapshots = training.protected_by(slots.own())
+    training.step()
+    snapshots.begin(1)
+    before, want = training.digest(), draws()
+    torch.set_rng_state(torch.get_rng_state())
+    snapshots.rewind(1)
+    assert draws() == want
+    for _ in range(2):  # twice: what was put back is a copy too
+        training.loss().backward()
+        training.scheduler.step()
+        training.model[1].running_mean = torch.full((4,), torch.nan)
+        training.model[5].seen = None
+        snapshots.rewind(1)
+        assert training.digest() == before
+        assert all(parameter.grad is None for parameter in training.model.parameters())
+        assert draws() == want
+    snapshots.close()
+
+
+def test_a_rewind_is_only_to_the_last_version(slots):
+    snapshots = slots.own()
+    snapshots.begin(1)
+    with pytest.raises(SnapshotError, match="cannot go back to 0: the worker's own copy is of 1"):
+        snapshots.rewind(0)
+    snapshots.close()
+
+
+def test_a_rewind_works_between_captures_and_after_a_restore(slots):
+    training = Training(1)
+    snapshots = training.protected_by(slots.own(interval=2))
+    for version in range(4):
+        snapshots.begin(version)
+        training.step(snapshots)
+    snapshots.restore(2)
+    before = training.digest()
+    training.loss()
+    snapshots.rewind(2)
+    assert training.digest() == before
+    training.step(snapshots)
+    snapshots.begin(3)
+    before = training.digest()
+    training.loss()
+    snapshots.rewind(3)
+    assert training.digest() == before
+    snapshots.close()
+
+
+def test_gradients_that_stay_allocated_are_zeroed_in_place(slots):
+    model = nn.Linear(2, 2)
+    snapshots = slots.own()
+    snapshots.protect("model", model)
+    model(torch.ones(2)).sum().backward()
+    kept = model.weight.grad
+    for put in (snapshots.rewind, snapshots.restore):
+        snapshots.capture_now(0)
+        model(torch.ones(2)).sum().backward()
+        put(0)
+        assert model.weight.grad is kept
+        assert not kept.any()
+    snapshots.close()
+
+
+def test_nothing_protected_is_still_a_snapshot(slots):
+    snapshots = slots.own()
+    snapshots.capture_now(0)
+    want = draws()
+    snapshots.restore(0)
+    assert draws() == want
+    snapshots.close()
+    snapshots.close()
+
+
+def test_a_wrapped_module_has_the_names_of_the_module(slots):
+    class Wrapped(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self._orig_mod = module
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    snapshots = slots.own()
+    snapshots.protect("model", Wrapped(model))
+    snapshots.capture_now(0)
+    assert "model/0.weight" in slots.tensors(0)
+    assert digest(model.state_dict()) == digest(Wrapped(model)._orig_mod.state_dict())
+    snapshots.close()

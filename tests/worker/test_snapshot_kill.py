@@ -1,0 +1,129 @@
+"""A worker that trains and captures is killed at random moments; whoever holds the slots finds whole snapshots only."""
+
+import random
+import time
+
+import pytest
+import torch
+from snapshot_kit import Child, Slots, given, raw
+from torch import nn
+
+from deadpool_run.vault.board import BUSY
+from deadpool_run.vault.segments import complete_versions, read_header, read_manifest
+
+ELEMENTS = 1 << 20
+"""Of the large parameter: a snapshot has three times 4 MiB, whose copy takes milliseconds."""
+
+
+class Large:
+    """A model whose every version can be computed again, without any step but its own."""
+
+    def __init__(self):
+        self.model = nn.ParameterDict({"small": torch.zeros(3), "large": torch.arange(ELEMENTS) / ELEMENTS})
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.version = 0
+
+    def step(self):
+        self.version += 1
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, (self.version * 0.37) % 1 - 0.5)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def tensors(self):
+        """The bytes of every tensor by its name in a snapshot."""
+        found = {}
+        for key, parameter in self.model.items():
+            found[f"model/{key}"] = raw(parameter)
+            for name, value in self.optimizer.state.get(parameter, {}).items():
+                found[f"optimizer/model/{key}/{name}"] = raw(value)
+        return found
+
+
+def trains_for_ever(gift):
+    large = Large()
+    _, snapshots = given(gift)
+    snapshots.protect("model", large.model)
+    snapshots.protect("optimizer", large.optimizer)
+    snapshots.capture_now(0)
+    while True:
+        snapshots.wait()
+        large.step()
+        snapshots.begin(large.version)
+
+
+@pytest.fixture
+def slots(_warm):
+    made = Slots()
+    yield made
+    made.close()
+
+
+def _spin_until(condition, limit_s=30.0):
+    """Look as often as possible: what is waited for lasts milliseconds."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+
+
+def _delay(seconds):
+    end = time.monotonic() + seconds
+    _spin_until(lambda: time.monotonic() >= end)
+
+
+@pytest.mark.parametrize("chance", range(8))
+def test_what_a_killed_worker_leaves_is_whole(slots, chance):
+    dice = random.Random(chance)
+    child = Child(trains_for_ever, slots.gift())
+    cell = slots.board.cells[0]
+    least = dice.randrange(1, 9)
+    _spin_until(lambda: max(cell.slots) >= least)
+    if chance % 2:  # in the middle of a copy
+        _spin_until(lambda: BUSY in cell.slots)
+    _delay(dice.uniform(0, 0.006))
+    child.kill()
+
+    held = complete_versions(slots.fds[0], cell)
+    assert held == cell.held
+    assert held, f"no snapshot survived: {cell.slots}"
+    assert max(held) >= least - 1
+    assert len(held) == 2 or BUSY in cell.slots
+    for slot, said in enumerate(cell.slots):
+        if said == BUSY and (header := read_header(slots.fds[0][slot])) is not None:
+            # Killed between the header and the board: whole, but it does not count.
+            assert header.version in (BUSY, max(held) + 1, max(held) - 1)
+    again = Large()
+    for version in held:
+        while again.version < version:
+            again.step()
+        found = slots.tensors(version)
+        assert found == again.tensors(), f"snapshot {version} is not the state after {version} steps"
+        fd = slots.fds[0][cell.slots.index(version)]
+        assert read_manifest(fd, version).values["rng"]
+
+
+def test_a_successor_takes_over_a_half_written_slot(slots):
+    child = Child(trains_for_ever, slots.gift())
+    cell = slots.board.cells[0]
+    _spin_until(lambda: max(cell.slots) >= 4)
+    _spin_until(lambda: BUSY in cell.slots)
+    child.kill()
+    newest = max(cell.held)
+    large = Large()
+    snapshots = slots.own()
+    assert BUSY not in cell.slots
+    snapshots.protect("model", large.model)
+    snapshots.protect("optimizer", large.optimizer)
+    snapshots.restore(newest)
+    large.version = newest
+    for _ in range(2):
+        snapshots.wait()
+        large.step()
+        snapshots.begin(large.version)
+    snapshots.wait()
+    snapshots.close()
+    assert cell.held == (newest + 1, newest + 2)
+    again = Large()
+    while again.version < newest + 2:
+        again.step()
+    assert slots.tensors(newest + 2) == again.tensors()

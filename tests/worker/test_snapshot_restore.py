@@ -1,0 +1,358 @@
+"""What one process captured, another one restores bit for bit, generators included."""
+
+import random
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from snapshot_kit import Slots, Training, digest, draws, given, in_child, seed
+from torch import nn
+
+from deadpool_run.errors import ScriptError, SnapshotError
+
+
+@pytest.fixture
+def slots(_warm):
+    made = Slots()
+    yield made
+    made.close()
+
+
+def captures(gift, optimizer, steps):
+    """Train, capture every step; return the digests after `steps` and after one more."""
+    training = Training(1, optimizer=optimizer)
+    _, snapshots = given(gift)
+    training.protected_by(snapshots)
+    snapshots.capture_now(0)
+    for version in range(1, steps + 1):
+        training.step(snapshots)
+        snapshots.begin(version)
+    then = training.digest()
+    training.step(snapshots)
+    later = training.digest(), draws()
+    snapshots.close()
+    return then, later
+
+
+def restores(gift, optimizer, version, rehearsal):
+    """Come to the same state from another seed; return the same digests."""
+    training = Training(2, optimizer=optimizer)
+    for _ in range(rehearsal):
+        training.step()
+    _, snapshots = given(gift)
+    training.protected_by(snapshots)
+    snapshots.restore(version)
+    then = training.digest()
+    training.step(snapshots)
+    later = training.digest(), draws()
+    held = snapshots.held()
+    snapshots.close()
+    return then, later, held
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rehearsal"),
+    [("adamw", 0), ("adamw", 2), ("sgd", 0), ("rmsprop", 2), ("adafactor", 0), ("lbfgs", 2)],
+)
+def test_another_process_goes_on_bit_for_bit(slots, optimizer, rehearsal):
+    then, later = in_child(captures, slots.gift(), optimizer, 4)
+    assert in_child(restores, slots.gift(), optimizer, 4, rehearsal) == (then, later, (3, 4))
+
+
+def test_a_restore_can_go_back_before_the_optimizer_had_state(slots):
+    training = Training(1)
+    snapshots = training.protected_by(slots.own())
+    snapshots.capture_now(0)
+    before = training.digest()
+    training.step(snapshots)
+    assert training.digest() != before
+    snapshots.restore(0)
+    assert not training.optimizer.state
+    assert training.digest() == before
+    snapshots.close()
+
+
+def test_a_restore_removes_state_that_the_snapshot_does_not_have(slots):
+    training = Training(1)
+    snapshots = training.protected_by(slots.own())
+    training.step()
+    snapshots.capture_now(1)
+    first = training.model[5].weight
+    training.optimizer.state[first]["extra"] = torch.ones(3)
+    training.optimizer.state[first]["note"] = "x"
+    snapshots.restore(1)
+    assert set(training.optimizer.state[first]) == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+    snapshots.close()
+
+
+def test_tensor_objects_stay_the_same(slots):
+    training = Training(1)
+    snapshots = training.protected_by(slots.own())
+    training.step()
+    snapshots.capture_now(1)
+    held = [*training.model.parameters(), *training.model.buffers()]
+    state = [value for values in training.optimizer.state.values() for value in values.values()]
+    training.step(snapshots)
+    snapshots.restore(1)
+    assert all(a is b for a, b in zip(held, [*training.model.parameters(), *training.model.buffers()], strict=True))
+    now = [value for values in training.optimizer.state.values() for value in values.values()]
+    assert all(a is b for a, b in zip(state, now, strict=True))
+    snapshots.close()
+
+
+class Odd(nn.Module):
+    """Parameters and buffers of every kind."""
+
+    def __init__(self):
+        super().__init__()
+        base = torch.randn(6, 4)
+        self.tied = nn.Parameter(torch.randn(3))
+        self.again = self.tied
+        self.brief = nn.Parameter(torch.randn(7).bfloat16())
+        self.waves = nn.Parameter(torch.randn(3, dtype=torch.complex128))
+        self.empty = nn.Parameter(torch.empty(0, 5))
+        self.scalar = nn.Parameter(torch.randn(()))
+        self.turned = nn.Parameter(base.t())
+        self.part = nn.Parameter(base[::2, 1:3])
+        self.frozen = nn.Parameter(torch.randn(2), requires_grad=False)
+        self.register_buffer("mask", torch.rand(9) > 0.5)
+        self.register_buffer("none", None)
+        self.register_buffer("view", base[0, 1:3], persistent=False)
+        self.register_buffer("small", torch.randn(4).to(torch.float8_e4m3fn))
+        self.calls = 0
+
+    def get_extra_state(self):
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state):
+        self.calls = state["calls"]
+
+
+def test_odd_tensors_come_back(slots):
+    seed(1)
+    one = Odd()
+    one.calls = 5
+    snapshots = slots.own()
+    snapshots.protect("odd", one)
+    snapshots.capture_now(0)
+    seed(2)
+    with torch.no_grad():
+        other = Odd()
+    snapshots.close()
+    theirs = slots.own()
+    theirs.protect("odd", other)
+    theirs.restore(0)
+    theirs.close()
+    pairs = [*zip(one.parameters(), other.parameters(), strict=True), *zip(one.buffers(), other.buffers(), strict=True)]
+    assert all(digest(a) == digest(b) for a, b in pairs)
+    assert other.calls == 5
+    names = set(slots.tensors(0))
+    assert "odd/tied" in names
+    assert "odd/again" not in names
+
+
+class Holder:
+    """A user's object with a state of any kind."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+PLAIN = {
+    "none": None,
+    "numbers": [1, -(2**80), 0.1, float("inf"), -0.0, True],
+    "text": "ü\n",
+    "bytes": b"\x00\xff",
+    "pair": (1, ("a", [2])),
+    "by number": {1: "a", (2, 3): "b", None: "c"},
+    "ordered": OrderedDict([("b", 1), ("a", 2)]),
+    "a tag": {"!": "tensor", "at": 0},
+    "complex": complex(1.5, float("-inf")),
+    "set": {1, 2},
+    "dtype": torch.bfloat16,
+    "size": torch.Size([2, 3]),
+}
+
+
+def test_plain_values_come_back(slots):
+    holder = Holder(PLAIN)
+    snapshots = slots.own()
+    snapshots.protect("holder", holder)
+    snapshots.capture_now(0)
+    holder.state = None
+    snapshots.restore(0)
+    snapshots.close()
+    assert holder.state == PLAIN
+    assert {key: type(value) for key, value in holder.state.items()} == {k: type(v) for k, v in PLAIN.items()}
+
+
+def test_tensors_and_arrays_in_values_come_back(slots):
+    turned = torch.randn(4, 3).t()
+    state = {
+        "tensors": [turned, torch.tensor(7), torch.zeros(0)],
+        "array": np.arange(6, dtype=np.uint64).reshape(2, 3),
+        "scalar": np.float32(1.5),
+        "parameter": nn.Parameter(torch.ones(2)),
+        "generator": np.random.default_rng(5).bit_generator.state,
+    }
+    want = {key: value for key, value in state.items() if key in ("array", "scalar", "generator")}
+    holder = Holder(state)
+    snapshots = slots.own()
+    snapshots.protect("holder", holder)
+    snapshots.capture_now(0)
+    kept = digest(state["tensors"])
+    turned.add_(1)  # what was captured is not the live tensor
+    holder.state = None
+    snapshots.restore(0)
+    snapshots.close()
+    assert digest(holder.state["tensors"]) == kept
+    assert holder.state["array"].dtype == np.uint64
+    assert holder.state["array"].tolist() == want["array"].tolist()
+    assert type(holder.state["scalar"]) is np.float32
+    assert holder.state["generator"] == want["generator"]
+    assert torch.equal(holder.state["parameter"], torch.ones(2))
+
+
+class Opaque:
+    pass
+
+
+def test_a_value_that_would_need_pickle_is_the_scripts_fault(slots):
+    snapshots = slots.own()
+    snapshots.protect("thing", Holder({"a": [Opaque()]}))
+    with pytest.raises(ScriptError, match=r"the state of 'thing' .*\.a\[0\] is a .*Opaque.*never pickled"):
+        snapshots.capture_now(0)
+    assert snapshots.held() == ()
+    snapshots.close()
+
+
+@pytest.mark.parametrize("obj", [3, None, torch.zeros(1), object()])
+def test_only_what_has_state_can_be_protected(slots, obj):
+    snapshots = slots.own()
+    with pytest.raises(ScriptError, match="has no state_dict"):
+        snapshots.protect("thing", obj)
+    snapshots.close()
+
+
+def test_a_name_is_used_once(slots):
+    snapshots = slots.own()
+    snapshots.protect("model", nn.Linear(1, 1))
+    with pytest.raises(ScriptError, match="'model' is protected already"):
+        snapshots.protect("model", nn.Linear(1, 1))
+    snapshots.close()
+
+
+def _net(**changes):
+    sizes = {"width": 4, "dtype": torch.float32, "norm": True, "groups": 1} | changes
+    layers = [nn.Linear(3, sizes["width"], dtype=sizes["dtype"])]
+    if sizes["norm"]:
+        layers.append(nn.BatchNorm1d(4))
+    model = nn.Sequential(*layers)
+    parameters = list(model.parameters())
+    groups = [{"params": parameters}] if sizes["groups"] == 1 else [{"params": [p]} for p in parameters]
+    return model, torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"width": 5}, r"model/0\.weight: has shape \(5, 3\) here, \(4, 3\) in the snapshot"),
+        ({"dtype": torch.float64}, r"model/0\.bias: has dtype float64 here, float32 in the snapshot"),
+        ({"norm": False}, r"model/1\.running_mean: in the snapshot only"),
+        ({"groups": 2}, r"optimizer: 4 groups here, 1 in the snapshot"),
+    ],
+)
+def test_a_snapshot_of_other_objects_is_refused_before_anything_changes(slots, changes, says):
+    model, optimizer = _net()
+    snapshots = slots.own()
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+    snapshots.capture_now(0)
+    snapshots.close()
+    model, optimizer = _net(**changes)
+    before = digest(model.state_dict())
+    theirs = slots.own()
+    theirs.protect("model", model)
+    theirs.protect("optimizer", optimizer)
+    with pytest.raises(SnapshotError, match=says):
+        theirs.restore(0)
+    assert digest(model.state_dict()) == before
+    theirs.close()
+
+
+def test_other_names_are_refused(slots):
+    snapshots = slots.own()
+    snapshots.protect("scheduler", Holder({}))
+    snapshots.capture_now(0)
+    snapshots.close()
+    theirs = slots.own()
+    theirs.protect("schedule", Holder({}))
+    with pytest.raises(SnapshotError) as refused:
+        theirs.restore(0)
+    assert "schedule: not in the snapshot" in str(refused.value)
+    assert "scheduler: in the snapshot only" in str(refused.value)
+    theirs.close()
+
+
+def test_a_version_that_no_slot_holds_is_refused(slots):
+    snapshots = slots.own()
+    snapshots.capture_now(0)
+    with pytest.raises(SnapshotError, match="no slot holds snapshot 3"):
+        snapshots.restore(3)
+    snapshots.close()
+
+
+def test_generators_are_protected_without_asking(slots):
+    seed(3)
+    draws()  # leaves a cached half of a pair in python's and numpy's gaussian generators
+    snapshots = slots.own()
+    snapshots.capture_now(0)
+    want = [draws() for _ in range(3)]
+    seed(4)
+    snapshots.restore(0)
+    assert [draws() for _ in range(3)] == want
+    snapshots.close()
+
+
+def test_optimizers_share_a_model(slots):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    loose = torch.ones(3, requires_grad=True)
+    one = torch.optim.AdamW(model[0].parameters())
+    other = torch.optim.SGD([*model[1].parameters(), loose], lr=0.1, momentum=0.9)
+    snapshots = slots.own()
+    for name, obj in {"one": one, "other": other, "model": model}.items():
+        snapshots.protect(name, obj)
+    for _ in range(2):
+        (model(torch.randn(3, 2)).sum() * loose.sum()).backward()
+        one.step()
+        other.step()
+    snapshots.capture_now(2)
+    want = digest(model.state_dict(), one.state_dict(), other.state_dict(), loose)
+    one.step()
+    other.step()
+    assert digest(model.state_dict(), one.state_dict(), other.state_dict(), loose) != want
+    snapshots.restore(2)
+    assert digest(model.state_dict(), one.state_dict(), other.state_dict(), loose) == want
+    snapshots.close()
+
+
+def test_a_rate_that_is_a_tensor_stays_that_tensor(slots):
+    model = nn.Linear(2, 2)
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    snapshots = slots.own()
+    snapshots.protect("optimizer", optimizer)
+    snapshots.capture_now(0)
+    rate.fill_(0.25)
+    snapshots.restore(0)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.5
+    random.seed()
+    snapshots.close()
