@@ -42,11 +42,36 @@ class Inner:
     """For an NCCL backend, which is made when the first CUDA tensor comes."""
 
 
+class Connections:
+    """Connections to one store for helper threads, made ahead of need.
+
+    Each new connection of a TCPStore asks for the name of its other end, at both ends; where names are not served that
+    takes seconds, and blocks the whole store meanwhile. So none is made while a repair waits for it, if possible.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._free = [compat.clone_store(store)]
+        self._lock = threading.Lock()
+
+    def take(self) -> Store:
+        """Return a connection that nobody uses."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        return compat.clone_store(self.store)
+
+    def give_back(self, connection: Store) -> None:
+        """Let it be used again."""
+        with self._lock:
+            self._free.append(connection)
+
+
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """Where and as whom this process meets its peers."""
 
-    store: Store
+    connections: Connections
     prefix: str
     rank: int
     size: int
@@ -100,14 +125,17 @@ class Build:
     def _work(self, peers: frozenset[gloo.Endpoint] | None) -> None:
         built: list[Inner] = []
         error: Exception | None = None
+        store = None
         try:
-            store = compat.clone_store(self._meeting.store)
+            store = self._meeting.connections.take()
             self.peers = self._meet(store) if peers is None else peers
             for plan in self._plans:
                 self._check_time()
                 built.append(self._connect(store, plan))
         except Exception as caught:  # noqa: BLE001 - handed to the thread that waits
             error = caught
+        if store is not None:
+            self._meeting.connections.give_back(store)
         with self._lock:
             if not self._abandoned:
                 self._error = error
@@ -140,7 +168,7 @@ class Build:
         left = timedelta(seconds=max(self._deadline - time.monotonic(), 0.001))
         size = len(plan.ranks)
         backend = self._device.connect(prefixed, plan.rank, size, connect_timeout=left, timeout=plan.timeout)
-        nccl_store = PrefixStore(f"{self._meeting.prefix}/{plan.group}/cuda", self._meeting.store)
+        nccl_store = PrefixStore(f"{self._meeting.prefix}/{plan.group}/cuda", self._meeting.connections.store)
         return Inner(compat.plain_group(prefixed, plan.rank, size, backend), nccl_store)
 
     def _check_time(self) -> None:

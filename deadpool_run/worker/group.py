@@ -12,7 +12,7 @@ from deadpool_run.worker import compat, nccl
 from deadpool_run.worker.attach import Inner, Plan
 from deadpool_run.worker.collectives import COLLECTIVES, Collective, Parts, answer
 from deadpool_run.worker.transcript import Transcript
-from deadpool_run.worker.works import DoneWork, GuardedWork, RecordedWork
+from deadpool_run.worker.works import AnySourceWork, DoneWork, GuardedWork, RecordedWork
 
 BACKEND = "deadpool"
 
@@ -34,6 +34,12 @@ class Owner(Protocol):
 
     def failed(self, error: RuntimeError, what: str, *, may_time_out: bool = False) -> None:
         """Drain if a peer is to blame, else raise the error."""
+
+    def wake_on_drain(self, sleeper: threading.Event) -> None:
+        """Set the event when a drain starts; at once if one has started."""
+
+    def let_sleep(self, sleeper: threading.Event) -> None:
+        """Forget what `wake_on_drain` was told."""
 
     def forget(self, group: "Group") -> None:
         """Free a group that its user destroyed."""
@@ -81,7 +87,7 @@ class Group(dist.ProcessGroup):
                 return
             plan = self.plan
             self._nccl = nccl.create(
-                compat.clone_store(self._epoch.nccl_store),
+                self._epoch.nccl_store,
                 plan.rank,
                 ranks=plan.ranks,
                 timeout=plan.timeout,
@@ -259,6 +265,7 @@ def _on_cuda(parts: Parts) -> bool:
 def _method(collective: Collective, target: str) -> Callable[..., Any]:
     """Return the method that issues the collective. This is the hot path: every collective of the user runs through it."""
     name = collective.name
+    kind = AnySourceWork if name == "recv_anysource" else GuardedWork
 
     def issue(self: Group, *args: Any, **kwargs: Any) -> Any:
         parts = (*args, *kwargs.values()) if kwargs else args
@@ -276,7 +283,7 @@ def _method(collective: Collective, target: str) -> Callable[..., Any]:
                 raise
             registry.failed(error, name)
             return self.pretend(collective, parts)
-        guarded = GuardedWork(self, work, collective, parts)
+        guarded = kind(self, work, collective, parts)
         recording = registry.recording
         if recording is not None:
             guarded.record_into(recording, recording.reserve(self._name, name, collective.outputs(parts)))

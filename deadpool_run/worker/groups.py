@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Store
 from deadpool_run.errors import AttachError
 from deadpool_run.vault.board import Cell
 from deadpool_run.worker import compat, gloo, nccl
-from deadpool_run.worker.attach import Build, Inner, Meeting, Plan
+from deadpool_run.worker.attach import Build, Connections, Inner, Meeting, Plan
 from deadpool_run.worker.group import BACKEND, Group
 from deadpool_run.worker.transcript import Transcript
 
@@ -55,7 +55,9 @@ class Registry:
         self._lock = threading.RLock()
         self._device: gloo.Device | None = None
         self._meeting: Meeting | None = None
-        self._where: tuple[Store, str] | None = None
+        self._connections: Connections | None = None
+        self._prefix = ""
+        self._sleepers: set[threading.Event] = set()
         self._peers: frozenset[gloo.Endpoint] | None = None
         self._build: Build | None = None
         self._retired: list[Inner] = []
@@ -109,10 +111,24 @@ class Registry:
         if first:
             self._on_failure(f"{what}: {error}")
 
+    def wake_on_drain(self, sleeper: threading.Event) -> None:
+        """Set the event when a drain starts; at once if one has started."""
+        with self._lock:
+            self._sleepers.add(sleeper)
+            if self.state is not GroupState.ATTACHED:
+                sleeper.set()
+
+    def let_sleep(self, sleeper: threading.Event) -> None:
+        """Forget what `wake_on_drain` was told."""
+        with self._lock:
+            self._sleepers.discard(sleeper)
+
     def _drain(self) -> None:
         if self.state is not GroupState.ATTACHED:
             return
         self.state = GroupState.DRAINING
+        for sleeper in self._sleepers:
+            sleeper.set()
         nccl_backends = self._retire()
         if nccl_backends:
             self.tainted = True  # on CUDA nobody can say which of the step's collectives the abort has cut
@@ -183,7 +199,7 @@ class Registry:
             retired, self._retired = self._retired, []
             self.groups.clear()
         retired.clear()
-        self._device = None
+        self._device = self._connections = None
 
     # --- groups ----------------------------------------------------------------------------------------------------
 
@@ -193,8 +209,8 @@ class Registry:
         plan = Plan(options.group_id, options.group_rank, ranks, self._timeout or options.timeout)
         group = Group(self, plan)
         first = self._meeting is None
-        if first and self._where is not None:
-            self._meeting = Meeting(*self._where, options.group_rank, options.group_size)
+        if first and self._connections is not None:
+            self._meeting = Meeting(self._connections, self._prefix, options.group_rank, options.group_size)
         if self.state is GroupState.ATTACHED:
             self._attach_one(group, first=first)
         with self._lock:
@@ -242,13 +258,16 @@ class Registry:
 
     def place(self, store: Store, prefix: str, *, attached: bool) -> None:
         """Say where groups that are created from now on meet, and whether they are real."""
-        self._where = (store, prefix)
+        self._connections = Connections(store)
+        self._prefix = prefix
         self.state = GroupState.ATTACHED if attached else GroupState.REHEARSING
 
     def _open(self, store: Store, prefix: str) -> Meeting:
         if self._meeting is None:
             raise AttachError("there is no group to attach: call torch.distributed.init_process_group first.")
-        self._meeting = Meeting(store, prefix, self._meeting.rank, self._meeting.size)
+        if self._connections is None or self._connections.store is not store:
+            self._connections = Connections(store)
+        self._meeting = Meeting(self._connections, prefix, self._meeting.rank, self._meeting.size)
         return self._meeting
 
     def _the_device(self) -> gloo.Device:

@@ -1,5 +1,6 @@
 """What a collective returns: a work that never raises because of a lost peer."""
 
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -81,15 +82,18 @@ class GuardedWork(dist.Work):
         if self._settled:
             return True
         try:
-            if timeout is None:
-                self._work.wait()
-            else:
-                self._work.wait(timeout)
+            self._await(timeout)
         except RuntimeError as error:
             self._fail(error)
         else:
             self._settle()
         return True
+
+    def _await(self, timeout: timedelta | None) -> None:
+        if timeout is None:
+            self._work.wait()
+        else:
+            self._work.wait(timeout)
 
     def synchronize(self) -> None:
         """Wait."""
@@ -160,6 +164,37 @@ class GuardedWork(dist.Work):
         self._failed = self._settled = True
         self._recorder = None
         self._group.answer(self._collective, self._parts)
+
+
+class AnySourceWork(GuardedWork):
+    """A receive from any rank. Gloo does not end it when connections break, so another thread waits in Gloo.
+
+    After a drain that thread stays until the operation's own time-out; it holds nothing but the receive.
+    """
+
+    def _await(self, timeout: timedelta | None) -> None:
+        over = threading.Event()
+        outcome: list[RuntimeError | None] = []
+        work = self._work
+
+        def receive() -> None:
+            try:
+                work.wait() if timeout is None else work.wait(timeout)
+            except RuntimeError as error:
+                outcome.append(error)
+            else:
+                outcome.append(None)
+            over.set()
+
+        registry = self._group.registry
+        threading.Thread(target=receive, name="deadpool-receive", daemon=True).start()
+        registry.wake_on_drain(over)
+        over.wait()
+        registry.let_sleep(over)
+        if not outcome:
+            raise RuntimeError("a member was lost while a message from any rank was awaited")
+        if outcome[0] is not None:
+            raise outcome[0]
 
 
 class RecordedWork(dist.Work):
