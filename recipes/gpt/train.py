@@ -106,8 +106,8 @@ def main():
     print(f"digest rank {job.rank} {result}", flush=True)
     if args.digest_dir:
         (args.digest_dir / f"rank{job.rank}").write_text(result + "\n")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # after main(): a model that outlives its group can hang in its destructor

@@ -38,8 +38,8 @@ def main():
                 print(f"loss {loss.item():.6f}", flush=True)
     total = sum(parameter.double().sum().item() for parameter in model.parameters())
     print(f"rank {rank}: the weights sum to {total:.12f} after {STEPS} steps", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # after main(): a model that outlives its group can hang in its destructor

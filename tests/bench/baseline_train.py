@@ -49,8 +49,8 @@ def main():
             half.replace(checkpoint)
         recorder.completed(step, loss)
     (args.digest_dir / f"rank{rank}").write_text(digest(model, optimizer) + "\n")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # after main(): a model that outlives its group can hang in its destructor
