@@ -17,11 +17,17 @@ def evidence(state: State, member: Member, raised: WorkerRaised) -> Raise:
         rank=member.rank,
         epoch=state.epoch,
         draining=member.phase is MemberPhase.DRAINING,
+        released=member.phase is MemberPhase.RELEASED,
         step=raised.step,
         kind=raised.kind,
         message=raised.message,
         traceback=raised.traceback,
     )
+
+
+def still_evidence(raises: tuple[Raise, ...]) -> tuple[Raise, ...]:
+    """Return what still counts once every rank has got past its steps: what was raised after the loop."""
+    return tuple(one for one in raises if one.released)
 
 
 def script_bug(raises: tuple[Raise, ...], new: Raise) -> Raise | None:

@@ -22,7 +22,8 @@ def _broken(settings: Settings, state: State) -> Iterator[str]:
     yield from _broken_members(state)
     yield from _broken_phase(settings, state)
     yield from _broken_repair(state)
-    alive = [member for member in state.members.values() if member.phase is not MemberPhase.ENDING]
+    leaving = (MemberPhase.ENDING, MemberPhase.DISMISSED)
+    alive = [member for member in state.members.values() if member.phase not in leaving]
     if len(alive) > settings.world_size + settings.spares:
         yield f"{len(alive)} workers are alive, more than world size and spares"
 

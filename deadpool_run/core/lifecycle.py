@@ -174,7 +174,11 @@ JOB_TRANSITIONS: Mapping[JobPhase, Mapping[JobPhase, str]] = MappingProxyType(
         },
         _J.REPAIRING: {_J.RUNNING: "every rank is attached", _J.STOPPING: "stop"},
         _J.RESTARTING: {_J.STARTING: "every rank has ended", _J.STOPPING: "stop"},
-        _J.FINISHING: {_J.STOPPED: "every worker has exited 0", _J.STOPPING: "stop"},
+        _J.FINISHING: {
+            _J.STOPPED: "every worker has exited 0",
+            _J.REPAIRING: "a rank was lost after its release",
+            _J.STOPPING: "stop",
+        },
         _J.STOPPING: {_J.STOPPED: "every worker has ended"},
         _J.STOPPED: {},
     }

@@ -106,6 +106,8 @@ class Raise:
     epoch: Epoch
     draining: bool
     """It was raised while garbage was computed, so that it alone proves nothing."""
+    released: bool
+    """It was raised after the step loop."""
     step: int | None
     kind: str
     message: str

@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import ending, faults, pool, repair, world
+from deadpool_run.core import ending, faults, pool, repair, replicas, world
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.core.membership import Member
@@ -49,15 +49,15 @@ def _ended(turn: Turn, event: ev.WorkerExited | ev.WorkerStartFailed) -> None:
     elif member.rank is None:
         pool.parked_died(turn, member, ending.describe_exit(event))
     elif event.code == 0 and member.phase not in (MemberPhase.ENDING, MemberPhase.RAISED):
-        _left(turn, member)
+        _left(turn, member, event)
     else:
         _lost(turn, member, event)
 
 
-def _left(turn: Turn, member: Member) -> None:
+def _left(turn: Turn, member: Member, event: ev.WorkerExited) -> None:
     """Note a rank whose script ran to its end."""
     assert member.rank is not None
-    turn.set_seat(member.rank, done=True)
+    turn.set_seat(member.rank, done=True, held=replicas.held_after_death(event))
     if turn.state.phase is JobPhase.REPAIRING and member.phase not in ATTACHED:
         ending.stop(turn, 1, f"rank {member.rank} left the script while the world was repaired, so nobody can go on")
 
@@ -70,12 +70,19 @@ def _lost(turn: Turn, member: Member, event: ev.WorkerExited) -> None:
             world.restart(turn, why)
         case JobPhase.RUNNING | JobPhase.REPAIRING:
             repair.lost(turn, member, event, cause)
-        case JobPhase.FINISHING:
+        case JobPhase.FINISHING if _by_its_own_will(member, event):
             ending.stop(turn, 1, f"{why} after its last step")
+        case JobPhase.FINISHING:
+            repair.lost_after_release(turn, member, event, cause)
         case JobPhase.NEW | JobPhase.STARTING | JobPhase.RESTARTING | JobPhase.STOPPING | JobPhase.STOPPED:
             pass  # nobody holds a rank, or every end is expected
         case unknown:
             assert_never(unknown)
+
+
+def _by_its_own_will(member: Member, event: ev.WorkerExited) -> bool:
+    """Tell whether the script chose its exit code, as `sys.exit` does: no fault, but its answer."""
+    return event.code is not None and member.phase is MemberPhase.RELEASED and member.injected_at is None
 
 
 def _cause(turn: Turn, member: Member, event: ev.WorkerExited) -> str:

@@ -1,9 +1,10 @@
 """The repair of a loss: free and drain the survivors, seat the newcomers, choose the version, restore, attach."""
 
 from dataclasses import replace
+from signal import SIGTERM
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import ending, faults, incidents, pool, replicas
+from deadpool_run.core import ending, faults, incidents, pool, replicas, world
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import MEMBER_TRANSITIONS, JobPhase, MemberPhase
 from deadpool_run.core.membership import LossSoFar, Member, Repair, all_attached
@@ -16,7 +17,8 @@ _M = MemberPhase
 def lost(turn: Turn, member: Member, exited: ev.WorkerExited, cause: str) -> None:
     """Repair the loss of a rank's worker, which was removed already. `member` is as it was before its end."""
     assert member.rank is not None
-    held = replicas.held_after_death(exited)
+    held = turn.state.seats[member.rank].held if member.newcomer else replicas.held_after_death(exited)
+    assert held is not None, "what a dead owner left was noted when it died, and its newcomer changed nothing of it"
     turn.set_seat(member.rank, held=held)
     why = f"rank {member.rank} (worker {member.worker}) {cause}"
     repair = turn.state.repair or Repair(began_at=turn.now)
@@ -33,6 +35,29 @@ def lost(turn: Turn, member: Member, exited: ev.WorkerExited, cause: str) -> Non
         )
     )
     begin_epoch(turn, why)
+
+
+def lost_after_release(turn: Turn, member: Member, exited: ev.WorkerExited, cause: str) -> None:
+    """Have every rank come back as a newcomer at the last version, and run to its end again.
+
+    Survivors cannot be drained any more: they run code of their own. Nothing is trained twice; what the script does
+    after its loop is, so that this is bounded as restarts of the world are.
+    """
+    state = turn.state
+    why = f"rank {member.rank} (worker {member.worker}) {cause} after its last step"
+    allowed = world.restarts_allowed(turn.settings, state)
+    if state.restarts >= allowed or not all(seat.sealed for seat in state.seats):
+        ending.stop(turn, 1, f"{why}{world.describe_limit(state, allowed)}")
+        return
+    turn.enter(JobPhase.REPAIRING, why)
+    turn.set(repair=Repair(began_at=turn.now), restarts=state.restarts + 1, done_at=None)
+    for seat in state.seats:
+        turn.set_seat(seat.rank, done=False)
+    turn.announce(f"finishing again ({turn.state.restarts} of at most {allowed})", why)
+    for owner in state.owners():
+        if owner.worker != member.worker and owner.phase is not _M.ENDING:
+            turn.terminate(owner.worker, SIGTERM, why)
+    lost(turn, member, exited, cause)
 
 
 def retry(turn: Turn, reason: str) -> None:
@@ -65,8 +90,7 @@ def begin_epoch(turn: Turn, reason: str) -> None:
 def recall(turn: Turn, member: Member) -> None:
     """Have the member drain towards this epoch, and forget what it acknowledged in an older one."""
     assert member.rank is not None
-    dying = member.phase in (_M.RAISED, _M.ENDING)
-    if dying or not member.newcomer:  # a newcomer's rank still holds what its dead owner left
+    if not member.newcomer:  # a newcomer's rank still holds what its dead owner left
         turn.set_seat(member.rank, held=None)
     if do.AbortStep in MEMBER_TRANSITIONS[member.phase]:
         turn.set_member(member.worker, stepped=False, finished=None)
@@ -104,7 +128,11 @@ def report(turn: Turn) -> None:
     ):
         return
     incident = incidents.finished(repair, turn.state.epoch, turn.now)
-    turn.set(repair=None, raises=(), incidents=(*turn.state.incidents, incident)[-incidents.KEPT :])
+    turn.set(
+        repair=None,
+        raises=faults.still_evidence(turn.state.raises),
+        incidents=(*turn.state.incidents, incident)[-incidents.KEPT :],
+    )
     turn.effects.append(do.ReportIncident(incident))
 
 
@@ -122,7 +150,9 @@ def _replaced(turn: Turn, rank: Rank, member: Member) -> None:
     repair = turn.state.repair
     assert repair is not None
     losses = list(repair.losses)
-    index = max(i for i, loss in enumerate(losses) if loss.rank == rank)
+    index = max((i for i, loss in enumerate(losses) if loss.rank == rank), default=None)
+    if index is None:
+        return  # its worker was not lost: it had finished, and finishes again
     from_spare = member.ready_at is not None and member.ready_at <= losses[index].at
     losses[index] = replace(losses[index], replacement=member.worker, from_spare=from_spare)
     turn.set_repair(losses=tuple(losses))

@@ -17,6 +17,9 @@ UNATTACHED_S = 2.0
 RAISED_S = 10.0
 """After a managed script raised, its process's exit is waited for so long (a thread or an exit handler may keep it)."""
 
+START_S = 300.0
+"""A worker that the first step of a world waits for is ready within so long, however slow its imports are."""
+
 
 class Due(StrEnum):
     """Why a deadline exists."""
@@ -70,6 +73,8 @@ def _of_member(settings: Settings, state: State, member: Member) -> Iterator[Dea
         case MemberPhase.STARTING if repairing and state.vacant() and state.repair is not None:
             began_at = max(member.since, state.repair.began_at)
             yield Deadline(began_at + settings.repair_timeout_s, Due.NOT_STARTED, member)
+        case MemberPhase.STARTING if state.phase is JobPhase.STARTING:
+            yield Deadline(member.since + START_S, Due.NOT_STARTED, member)
         case phase if repairing and phase in AT_WORK_IN_REPAIR:
             yield Deadline(member.since + settings.repair_timeout_s, Due.STUCK, member)
         case _ if state.done_at is not None and state.phase is JobPhase.FINISHING:
@@ -105,7 +110,7 @@ def _do(turn: Turn, deadline: Deadline) -> None:
             ending.unreaped(turn, member)
         case Due.NOT_STARTED:
             assert member is not None
-            _end(turn, member, f"it was not ready within {settings.repair_timeout_s:g} s")
+            _end(turn, member, f"it was not ready {turn.now - member.since:.0f} s after it was ordered")
         case Due.LINGERING:
             assert member is not None
             _end(turn, member, "every rank has finished, and it has not exited")

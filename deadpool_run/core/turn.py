@@ -109,7 +109,7 @@ class Turn:
     def terminate(self, worker: WorkerId, signal: int, reason: str) -> None:
         """End a worker with a signal and, after the grace, outright; its exit follows."""
         grace_s = self.settings.shutdown_timeout_s
-        self.order(do.TerminateWorker(worker, signal, grace_s))
+        self.order(do.TerminateWorker(worker, int(signal), grace_s))
         self.set_member(worker, ending_why=reason, ending_grace_s=grace_s)
 
     def remove(self, member: Member) -> None:

@@ -3,7 +3,7 @@
 from signal import SIGTERM
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import ending, pool
+from deadpool_run.core import ending, faults, pool
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.membership import NO_VERSION, Seat, State
 from deadpool_run.core.settings import Settings
@@ -32,12 +32,16 @@ def restarts_allowed(settings: Settings, state: State) -> int:
     return MANAGED_RESTARTS if state.managed else 0
 
 
+def describe_limit(state: State, allowed: int) -> str:
+    """Return the end of a sentence that says why there is no further restart."""
+    return f" (the world was started again {state.restarts} times; {allowed} are allowed)" if allowed else ""
+
+
 def restart(turn: Turn, reason: str) -> None:
     """End the world, to begin it again; or stop the job if that was done often enough."""
     allowed = restarts_allowed(turn.settings, turn.state)
     if turn.state.restarts >= allowed:
-        spent = f" (the world was started again {turn.state.restarts} times, the limit)" if allowed else ""
-        ending.stop(turn, 1, f"{reason}{spent}")
+        ending.stop(turn, 1, f"{reason}{describe_limit(turn.state, allowed)}")
         return
     turn.enter(JobPhase.RESTARTING, reason)
     turn.set(restarts=turn.state.restarts + 1, suspicion=None)
@@ -72,7 +76,7 @@ def advance_unprotected(turn: Turn) -> None:
     """Be protected, once every rank can be rehearsed."""
     if all(seat.sealed and not seat.done for seat in turn.state.seats):
         turn.enter(JobPhase.RUNNING, "every rank can be replaced from now on")
-        turn.set(raises=())
+        turn.set(raises=faults.still_evidence(turn.state.raises))
 
 
 def _begin(turn: Turn, reason: str) -> None:
