@@ -13,6 +13,7 @@ from typing import Any
 
 from deadpool_run.agent import processes
 from deadpool_run.agent.environment import base_environment, omp_banner
+from deadpool_run.agent.health import Health, sights_of
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.nursery_main import MARK
 from deadpool_run.agent.output import Output
@@ -40,17 +41,20 @@ _EXIT_LAUNCH_FAILED = 1
 
 
 def run(spec: LaunchSpec) -> int:
-    """Run the job to its end and return the exit code. Raises `UsageError` if the run directory is taken, OSError."""
+    """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
     _make_run_dir(spec)
     processes.become_subreaper()
     return asyncio.run(_Agent(spec).main())
 
 
 def _make_run_dir(spec: LaunchSpec) -> None:
-    spec.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        spec.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        spec.run_dir.chmod(0o700)
+    except OSError as error:
+        raise UsageError(f"run directory {spec.run_dir}: {error.strerror}\nchoose another with --run-dir") from error
     if (spec.run_dir / RECORD_NAME).exists():
-        raise UsageError(f"{spec.run_dir} holds another run: give this one a directory of its own")
-    spec.run_dir.chmod(0o700)
+        raise UsageError(f"{spec.run_dir} holds another run\ngive this one a directory of its own with --run-dir")
 
 
 class _Agent:
@@ -64,11 +68,11 @@ class _Agent:
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[tuple[int, str]] = loop.create_future()
         loop.set_exception_handler(self._on_bug)
+        self._output = Output(spec)
         mark = {MARK: uuid.uuid4().hex}
         self._nursery = Nursery(self._preload(), base_environment(spec, os.environ) | mark, self._on_lost)
         self._store = Store(self._nursery, self._on_lost)
         self._vault = Vault(spec.settings.world_size)
-        self._output = Output(spec)
         self._workforce = Workforce(self._nursery, self.submit, self._captured)
         self._performer = LocalPerformer(
             spec=spec,
@@ -82,6 +86,13 @@ class _Agent:
         self._control = ControlServer(spec.run_dir, spec.settings.world_size, self)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings)
         self._server = CoordinatorServer(spec.settings, self._performer, self._journal, self._control.notify)
+        self._health = Health(
+            spec.hang_timeout_s,
+            look=lambda: sights_of(self._server.state, self._vault.board),
+            pid=self._workforce.pid,
+            submit=self.submit,
+            say=tell,
+        )
         self._record = RunRecord(spec, None if self._output.root is None else str(self._output.root))
         for number in spec.signals_to_handle:
             loop.add_signal_handler(number, self.submit, StopRequested(number))
@@ -152,6 +163,7 @@ class _Agent:
 
     async def _end(self) -> None:
         """End what is left, however the job ended; nothing outlives this."""
+        self._health.close()
         self._server.close()
         await self._control.close()
         self._workforce.close()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Streams
+from deadpool_run.errors import UsageError
 
 _READ_BYTES = 64 << 10
 MAX_LINE_BYTES = 1 << 20
@@ -35,13 +36,18 @@ class Output:
     """The log tree of one run, and the threads that copy tee'd streams."""
 
     def __init__(self, spec: LaunchSpec) -> None:
-        """Make the tree's root, unless logs are off. Raises OSError."""
+        """Make the tree's root, unless logs are off. Raises `UsageError` if that cannot be."""
         self._spec = spec
         self._root: Path | None = None
         if spec.log_dir != LOGS_OFF:
             base = spec.log_dir or spec.run_dir / "logs"
-            base.mkdir(parents=True, exist_ok=True)
-            self._root = Path(tempfile.mkdtemp(prefix=f"{spec.run_id}_", dir=base))
+            try:
+                base.mkdir(parents=True, exist_ok=True)
+                self._root = Path(tempfile.mkdtemp(prefix=f"{spec.run_id}_", dir=base))
+            except OSError as error:
+                raise UsageError(
+                    f"log directory {base}: {error.strerror}\nchoose another with --log-dir, or /dev/null for none"
+                ) from error
         self._attempt: Path | None = None
         self._tees: list[_Tee] = []
         self._console = threading.Lock()

@@ -1,8 +1,8 @@
 """Turns the coordinator's orders into acts on this node's workers. Decides nothing."""
 
+import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from typing import assert_never
 
@@ -21,11 +21,13 @@ from deadpool_run.wire import messages
 
 _SIGNALS = {KillHow.SIGKILL: signal.SIGKILL, KillHow.SIGTERM: signal.SIGTERM, KillHow.SIGSEGV: signal.SIGSEGV}
 _INJECTED_EXIT_CODE = 1
+_STDERR = 2
 
 
 def tell(text: str) -> None:
-    """Say something to the user: on stderr, never among the workers' standard output."""
-    print(f"deadpool-run: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the launcher's own voice
+    """Say something to the user: on stderr, never among the workers' standard output. A job never ends for it."""
+    with contextlib.suppress(OSError):  # the terminal is gone, or takes nothing now
+        os.write(_STDERR, f"deadpool-run: {text}\n".encode(errors="replace"))
 
 
 class LocalPerformer:

@@ -17,6 +17,9 @@ LOGS_OFF = Path(os.devnull)
 
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
+DEFAULT_HANG_TIMEOUT_S = 600.0
+"""As long as NCCL's own watchdog waits: rank 0 alone, at a long evaluation, looks just like a hang."""
+
 DEFAULT_PRELOAD = (
     "torch",
     "torch.distributed",
@@ -113,6 +116,8 @@ class LaunchSpec:
     """LOCAL_RANK is 0 everywhere and CUDA_VISIBLE_DEVICES names one device."""
     signals_to_handle: tuple[int, ...] = DEFAULT_SIGNALS
     """Signals that end the job in order."""
+    hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
+    """Without progress of any rank for so long, those to blame are ended. 0: hangs are not looked for."""
 
     def __post_init__(self) -> None:
         """Refuse what one node cannot do."""

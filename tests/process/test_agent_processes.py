@@ -71,6 +71,18 @@ def test_a_worker_whose_agent_was_killed_leaves_no_family(family, method):
     assert not wait_gone(job.mark, 10)
 
 
+def test_workers_need_nobody_to_die_with_their_agent(family):
+    job, started = family(spares=1)
+    nursery = nursery_of(job, started)
+    os.kill(nursery, signal.SIGSTOP)
+    job.signal_agent(signal.SIGKILL)
+    assert job.wait_exit() == -signal.SIGKILL
+    assert all(wait_dead(rank["pid"]) for rank in started)
+    os.kill(nursery, signal.SIGCONT)
+    assert all(wait_dead(rank[kin]) for rank in started for kin in ("near", "far"))
+    assert not wait_gone(job.mark, 10)
+
+
 def nursery_of(job, started):
     (found,) = (pid for pid in children(job.pid) - {rank["pid"] for rank in started} if is_nursery(pid))
     return found
@@ -110,7 +122,7 @@ def test_a_nursery_that_cannot_import_ends_the_job_with_the_reason(cluster):
 
 
 def test_the_store_is_replaced_at_its_address(cluster):
-    job = cluster(script="stores.py", nproc=2, spares=0)
+    job = cluster("hold", script="stores.py", nproc=2, spares=0)
     for rank in (0, 1):
         job.wait_event("set", rank=rank)
     workers = {event["pid"] for event in job.account.of("set")}
@@ -120,8 +132,17 @@ def test_the_store_is_replaced_at_its_address(cluster):
     for _ in workers:
         job.release()
     assert job.wait_exit() == 0, job.told()
-    assert {event["value"] for event in job.account.of("got")} == {"fresh"}
+    assert [event["found"] for event in job.account.of("after")] == [False, False]
     job.check_nothing_left()
+
+
+def test_each_generation_has_an_empty_store_at_the_same_address(cluster):
+    job = cluster("die", script="stores.py", nproc=2, spares=0, options=("--max-restarts", "1"))
+    assert job.wait_exit() == 0, job.told()
+    before = job.account.of("before")
+    assert [event["restart"] for event in before] == [0, 0, 1, 1]
+    assert [event["found"] for event in before] == [False] * 4
+    assert len({event["port"] for event in before}) == 1
 
 
 def test_a_run_directory_is_used_once(tmp_path):

@@ -8,7 +8,7 @@ from telling import tell
 
 PAUSE = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
 
-near = subprocess.Popen(PAUSE)
+near = subprocess.Popen(PAUSE, env={})  # found by its group alone; the other by its environment alone
 far = subprocess.Popen(PAUSE, start_new_session=True)
 tell("start", near=near.pid, far=far.pid)
 while True:
