@@ -60,6 +60,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         python=here.environment.get("PYTHON_EXEC") or here.python,
         virtual_local_rank=values.flag("virtual_local_rank"),
         signals_to_handle=_signals(values),
+        hang_timeout_s=values.seconds("hang_timeout", or_zero=True),
     )
     return Launch(spec, tuple(_notes(values)))
 

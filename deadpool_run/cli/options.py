@@ -165,14 +165,15 @@ class Values:
             raise self.refuse(name, "too small", f"write a whole number from {at_least}")
         return number
 
-    def seconds(self, name: str) -> float:
-        """Return it as a positive, finite duration."""
+    def seconds(self, name: str, *, or_zero: bool = False) -> float:
+        """Return it as a positive, finite duration, or as 0 where that has a meaning."""
         try:
             seconds = float(self.text(name))
         except ValueError as error:
             raise self.refuse(name, "not a number of seconds", "write a number such as 30 or 0.5") from error
-        if not 0 < seconds < float("inf"):
-            raise self.refuse(name, "not a positive number of seconds", "write a number such as 30 or 0.5")
+        if not 0 < seconds < float("inf") and not (or_zero and seconds == 0):
+            advice = "write a number such as 30 or 0.5" + (", or 0 to switch it off" if or_zero else "")
+            raise self.refuse(name, "not a positive number of seconds", advice)
         return seconds
 
     def choice(self, name: str, choices: Mapping[str, str]) -> str:

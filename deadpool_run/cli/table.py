@@ -151,6 +151,14 @@ _SPARES = (
         help="A member that makes no progress within a repair for so long is ended and replaced.",
     ),
     Option(
+        name="hang_timeout",
+        panel=SPARES,
+        metavar="SECONDS",
+        default="600",
+        torchrun=False,
+        help="If no rank makes progress in its loop for so long, the rank that the others wait for is ended and replaced. It must be longer than anything that one rank does alone, such as an evaluation. 0: hangs are not looked for.",
+    ),
+    Option(
         name="capture_interval",
         panel=SPARES,
         metavar="STEPS",

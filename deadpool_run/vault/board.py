@@ -75,8 +75,8 @@ class Cell:
     epoch = _Field(_Word.EPOCH)  # the epoch that its communicators are attached to
     phase = _Field(_Word.PHASE)  # where it is; a Phase
     completed = _Field(_Word.COMPLETED)  # steps completed
-    issued = _Field(_Word.ISSUED)  # collectives issued
-    waited = _Field(_Word.WAITED)  # collectives waited for to the end
+    issued = _Field(_Word.ISSUED)  # collectives issued in this epoch
+    waited = _Field(_Word.WAITED)  # those of them that have completed
     skipped = _Field(_Word.SKIPPED)  # the newest version whose capture was skipped, or EMPTY
     step_ended_ns = _Field(_Word.STEP_ENDED_NS)  # CLOCK_MONOTONIC at the end of the last step
     step_ns = _Field(_Word.STEP_NS)  # duration of the last step

@@ -81,6 +81,12 @@ class Registry:
         if self._cell is not None:
             self._cell.waited = next(self._waited)
 
+    def _count_anew(self) -> None:
+        """Start both counts again: what a drain cut was issued and never completed, and a newcomer has no past."""
+        self._issued, self._waited = itertools.count(1), itertools.count(1)
+        if self._cell is not None:
+            self._cell.issued = self._cell.waited = 0
+
     def note_fake(self) -> None:
         """Note that a collective is answered by the fake."""
         self.tainted = True
@@ -183,6 +189,7 @@ class Registry:
             for group, inner in zip(groups, inners, strict=True):
                 group.attach(inner)
             self._peers = build.peers
+            self._count_anew()
             self.state = GroupState.ATTACHED
             self.tainted = False
 

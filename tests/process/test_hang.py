@@ -1,0 +1,77 @@
+"""A rank lives and makes no progress: it is ended and replaced; one that is only slow is left alone."""
+
+import json
+
+import pytest
+from kit.account import States
+from kit.cluster import Cluster
+
+RANKS = 3
+STEPS = 12
+TIMEOUT_S = 2
+
+
+@pytest.fixture(scope="module")
+def unfailed(tmp_path_factory: pytest.TempPathFactory) -> States:
+    job = Cluster(tmp_path_factory.mktemp("unfailed"), "--steps", str(STEPS), nproc=RANKS, spares=0)
+    try:
+        assert job.wait_exit() == 0, job.told()
+    finally:
+        job.close()
+    return job.account.states()
+
+
+def train(cluster, *faults, layout="ddp"):
+    words = [word for fault in faults for word in ("--die", fault)]
+    options = ("--hang-timeout", str(TIMEOUT_S))
+    return cluster(
+        "--layout", layout, "--steps", str(STEPS), *words, script="hanging.py", nproc=RANKS, spares=1, options=options
+    )
+
+
+def check(job, reference, lost):
+    assert job.wait_exit() == 0, job.told()
+    job.account.check_same_as(reference)
+    job.account.check_ranks(lost, RANKS)
+    assert job.account.steps_lost() <= 1
+    job.check_nothing_left()
+
+
+def hung(job):
+    """Return the rank and the reason of each hang that the agent told the coordinator of."""
+    ranks = {e["worker"]: e["rank"] for e in job.account.of("start")}
+    events = [line["event"] for line in job.journal() if "WorkerHung" in json.dumps(line.get("event"))]
+    return [(ranks[event["worker"]], event["reason"]) for event in events]
+
+
+@pytest.mark.parametrize(
+    ("where", "seen"),
+    [
+        ("at=forward,how=sigstop", "rank 1 is stopped by a signal"),
+        ("at=collective,how=sigstop", "rank 1 is stopped by a signal"),
+        ("at=before,how=loop", "rank 1 waits for no collective"),
+        ("at=between,how=loop", "rank 1 waits for no collective"),
+    ],
+)
+def test_a_rank_that_hangs_is_replaced(cluster, unfailed, where, seen):
+    job = train(cluster, f"rank=1,step=5,{where}")
+    check(job, unfailed, [1])
+    ((rank, reason),) = hung(job)
+    assert rank == 1
+    assert reason.startswith(f"no rank has made progress for {TIMEOUT_S} s: {seen}")
+    assert len(job.account.of("dying")) == 1
+
+
+def test_a_survivor_of_a_repair_that_hangs_is_told_from_those_that_wait(cluster, unfailed):
+    """A collective that the repair cut was issued and never completed: it must not count as one that is awaited."""
+    job = train(cluster, "rank=2,step=4,at=collective", "rank=0,step=8,at=before,how=loop")
+    check(job, unfailed, [2, 0])
+    assert [rank for rank, _ in hung(job)] == [0]
+
+
+def test_a_slow_rank_is_left_alone(cluster, unfailed):
+    """Together its naps last much longer than the time-out, and the others wait for it all that time."""
+    job = train(cluster, *(f"rank=1,step={step},at=before,how=nap" for step in range(2, STEPS)))
+    check(job, unfailed, [])
+    assert len(job.account.of("dying")) == STEPS - 2
+    assert hung(job) == []
