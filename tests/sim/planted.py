@@ -1,0 +1,113 @@
+"""Bugs that the simulator must find: each replaces one small function of the core for the time of a test.
+
+A simulator that does not find them has gone blind; none of them is reachable by a setting of the product.
+"""
+
+from collections.abc import Callable
+
+import pytest
+from simulator import KINDS
+
+from deadpool_run.core import effects as do
+from deadpool_run.core import pool, repair, replicas, words
+from deadpool_run.core.lifecycle import MEMBER_TRANSITIONS, MemberPhase
+from deadpool_run.core.turn import Turn
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def stale_words_are_obeyed(patch):
+    patch.setattr(words, "is_current", lambda _state, _epoch: True)
+
+
+def acks_are_kept_over_epochs(patch):
+    honest = repair.recall
+
+    def recall(turn, member):
+        held = turn.state.seats[member.rank].held
+        honest(turn, member)
+        if member.phase in (MemberPhase.DRAINED, MemberPhase.REHEARSED):
+            turn.set_member(member.worker, phase=member.phase)
+            turn.set_seat(member.rank, held=held)
+
+    patch.setattr(repair, "recall", recall)
+
+
+def the_epoch_is_not_bumped(patch):
+    honest = Turn.next_epoch
+    patch.setattr(Turn, "next_epoch", lambda turn: turn.state.epoch if turn.state.repair else honest(turn))
+
+
+def the_resume_is_chosen_from_the_union(patch):
+    patch.setattr(replicas, "newest_common", lambda held: max(frozenset.union(*held), default=None))
+
+
+def the_oldest_version_is_chosen_although_survivors_dropped_it(patch):
+    patch.setattr(replicas, "newest_common", lambda held: max(frozenset.intersection(*held), default=1) - 1)
+
+
+def an_unready_spare_is_promoted(patch):
+    patch.setattr(pool, "promotable", lambda state: state.in_phase(MemberPhase.STARTING, MemberPhase.READY))
+    for trigger, target in MEMBER_TRANSITIONS[MemberPhase.READY].items():
+        patch.setitem(MEMBER_TRANSITIONS[MemberPhase.STARTING], trigger, target)
+
+
+def the_pool_never_heals(patch):
+    honest = pool.heal
+
+    def heal(turn):
+        if turn.state.next_worker == 0:
+            honest(turn)
+
+    patch.setattr(pool, "heal", heal)
+
+
+def a_dead_ranks_slots_are_ignored(patch):
+    patch.setattr(replicas, "held_after_death", lambda _exited: frozenset())
+
+
+def a_survivors_live_version_counts_although_it_has_none(patch):
+    patch.setattr(replicas, "held_by_survivor", lambda drained: frozenset({*drained.captured, drained.completed}))
+
+
+def all_attach_before_all_are_restored(patch):
+    def attach(turn):
+        for member in turn.state.in_phase(MemberPhase.RESTORED):
+            turn.order(do.AttachGroups(member.worker, turn.state.epoch))
+
+    patch.setattr(repair, "_attach", attach)
+
+
+def a_suspicion_is_forgotten(patch):
+    patch.setattr(repair, "retry", lambda _turn, _reason: None)
+
+
+def a_member_that_raised_is_taken_for_dead(patch):
+    honest = repair.recall
+
+    def recall(turn, member):
+        if member.phase is MemberPhase.RAISED:
+            turn.set_seat(member.rank, held=frozenset())
+        else:
+            honest(turn, member)
+
+    patch.setattr(repair, "recall", recall)
+
+
+_ANY = KINDS
+PLANTS: dict[Plant, tuple[str, ...]] = {
+    stale_words_are_obeyed: _ANY,
+    acks_are_kept_over_epochs: _ANY,
+    the_epoch_is_not_bumped: _ANY,
+    the_resume_is_chosen_from_the_union: _ANY,
+    the_oldest_version_is_chosen_although_survivors_dropped_it: _ANY,
+    an_unready_spare_is_promoted: _ANY,
+    the_pool_never_heals: _ANY,
+    a_dead_ranks_slots_are_ignored: _ANY,
+    all_attach_before_all_are_restored: _ANY,
+    a_suspicion_is_forgotten: _ANY,
+    # These need two rare things at once: look where they are likely.
+    a_survivors_live_version_counts_although_it_has_none: ("suspect",),
+    a_member_that_raised_is_taken_for_dead: ("raise", "kill rank"),
+}
+"""Each bug, with the kinds of faults among which it is looked for."""

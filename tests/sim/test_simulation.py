@@ -1,0 +1,85 @@
+"""A swarm of seeds, faults that Hypothesis shrinks, and planted bugs that must be found."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planted import PLANTS
+from simulator import KINDS, REPAIR_TIMEOUT_S, Fault, Simulation, simulation
+
+from deadpool_run.core.settings import Settings
+
+SEEDS = 500
+SEEDS_FOR_A_PLANT = 300
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_swarm(part):
+    for seed in range(part, SEEDS, 5):
+        run(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_long_swarm():
+    for seed in range(SEEDS, 20 * SEEDS):
+        run(seed)
+
+
+def run(seed):
+    try:
+        simulation(seed).run()
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}: {error}") from error
+
+
+FAULTS = st.builds(
+    Fault,
+    at=st.floats(0.0, 8.0, allow_nan=False),
+    kind=st.sampled_from(sorted({*KINDS, "stop"})),
+    whom=st.integers(0, 5),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 1000),
+    world_size=st.integers(1, 4),
+    spares=st.integers(0, 2),
+    planned=st.lists(FAULTS, max_size=6),
+)
+def test_whatever_the_faults(seed, world_size, spares, planned):
+    """Where this fails, the example is the shortest list of faults that Hypothesis could find."""
+    job = Settings(
+        world_size=world_size, spares=spares, repair_timeout_s=REPAIR_TIMEOUT_S, shutdown_timeout_s=3.0, calm_s=1.0
+    )
+    Simulation(seed, job, tuple(planned), steps=30).run()
+
+
+def test_the_same_seed_is_the_same_story():
+    first, second = simulation(7), simulation(7)
+    first.run()
+    second.run()
+    assert first.log == second.log
+
+
+def test_the_swarm_goes_where_it_matters():
+    """Not all is quiet: most jobs end well in spite of repairs, within repairs and world restarts among them."""
+    sims = [simulation(seed) for seed in range(100)]
+    ends = [sim.run() for sim in sims]
+    incidents = [incident for sim in sims for incident in sim.state.incidents]
+    assert sum(end.exit_code == 0 for end in ends) > 70
+    assert len(incidents) > 30
+    assert sum(len(incident.losses) > 1 for incident in incidents) > 10
+    assert any(not incident.losses for incident in incidents)
+    assert sum(sim.state.generation > 0 for sim in sims) > 3
+
+
+@pytest.mark.parametrize(("plant", "kinds"), PLANTS.items(), ids=[plant.__name__ for plant in PLANTS])
+def test_a_planted_bug_is_found(plant, kinds, monkeypatch):
+    plant(monkeypatch)
+    for seed in range(SEEDS_FOR_A_PLANT):
+        try:
+            simulation(seed, kinds).run()
+        except AssertionError:
+            return
+    pytest.fail(f"{SEEDS_FOR_A_PLANT} seeds and nothing was noticed")

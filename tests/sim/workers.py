@@ -1,0 +1,303 @@
+"""Simulated workers: what a real one does with each order, with random delays, and every assertion that it would make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from machine import Channel
+
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+
+if TYPE_CHECKING:
+    from simulator import Simulation
+
+
+class Mode(Enum):
+    STARTING = auto()
+    PARKED = auto()
+    SETTING_UP = auto()
+    STEPPING = auto()
+    BROKEN = auto()
+    """Waits for an abort: a collective or an attach failed."""
+    DRAINING = auto()
+    DRAINED = auto()
+    REHEARSING = auto()
+    REHEARSED = auto()
+    RESTORING = auto()
+    RESTORED = auto()
+    ATTACHING = auto()
+    FINISHED = auto()
+    LEAVING = auto()
+
+
+class Worker:
+    def __init__(self, sim: Simulation, number: int) -> None:
+        self.sim, self.number = sim, number
+        self.up, self.down = Channel(sim.clock, sim.rng), Channel(sim.clock, sim.rng)
+        self.mode = Mode.STARTING
+        self.rank: int | None = None
+        self.epoch = 0
+        """The newest it was told of."""
+        self.attached = 0
+        """The epoch that its groups are attached to."""
+        self.alive, self.frozen, self.raising = True, False, False
+        self.completed, self.token = 0, 0
+        self.held_live = True
+        """Whether its objects hold `completed`."""
+        self.to_capture = False
+        self.first_step_due = False
+        self.has_state = False
+        """It holds its rank's state: it is a survivor from here on."""
+        self.breaks: set[str] = set()
+        """What goes wrong for it next: "drain", "attach"."""
+        self.plan = 0
+
+    # --- its process ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if "start" in self.sim.breaks:
+            self.sim.breaks.discard("start")
+            self.alive = False
+            self.say(ev.WorkerStartFailed(self.number, "no memory"))
+            return
+        self.say(ev.WorkerStarted(self.number, 1000 + self.number))
+        self.then(0.3, self._ready)
+
+    def _ready(self) -> None:
+        self.mode = Mode.PARKED
+        self.say(ev.WorkerReady(self.number))
+
+    def die(self, code: int | None = None, signal: int | None = None) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self.sim.gathering.leave(self)
+        rank = self.sim.ranks.get(self.number)  # as the agent knows it: the order may not have arrived here
+        captured = () if rank is None else tuple(sorted(self.sim.vault.held(rank)))
+        self.say(ev.WorkerExited(self.number, code, signal, captured))
+
+    def say(self, event: ev.Event) -> None:
+        self.up.send(lambda: self.sim.tell(event))
+
+    def then(self, mean: float, what: Callable[[], None]) -> None:
+        """Do something after a while, unless something else comes to it before."""
+        plan = self.plan
+
+        def run() -> None:
+            if self.alive and not self.frozen and plan == self.plan:
+                what()
+
+        self.sim.clock.after(self.sim.rng.uniform(0.1 * mean, 2.0 * mean), run)
+
+    def interrupt(self) -> None:
+        self.plan += 1
+        self.sim.gathering.leave(self)
+
+    # --- orders --------------------------------------------------------------------------------------------------
+
+    def obey(self, order: do.Effect) -> None:
+        """An order arrives by the socket."""
+        if not self.alive or self.frozen:
+            return
+        match order:
+            case do.AssignRank():
+                self._assign(order)
+            case do.AbortStep():
+                self._abort(order)
+            case do.ResumeFrom():
+                self._resume(order)
+            case do.AttachGroups():
+                self._attach(order)
+            case do.ReleaseWorker():
+                assert self.mode is Mode.FINISHED, f"released while {self.mode}"
+                self._leave()
+            case do.DismissWorker():
+                assert self.mode is Mode.PARKED, f"dismissed while {self.mode}"
+                self._leave()
+
+    def _leave(self) -> None:
+        self.interrupt()
+        self.mode = Mode.LEAVING
+        self.then(0.1, lambda: self.die(code=0))
+
+    def _assign(self, order: do.AssignRank) -> None:
+        assert self.mode is Mode.PARKED, f"a rank was given to a worker that is {self.mode}"
+        self.rank, self.epoch = order.rank, order.epoch
+        self.mode = Mode.REHEARSING if order.newcomer else Mode.SETTING_UP
+        if order.newcomer:
+            self.then(0.1, self._initialized)
+            return
+        self.has_state = True
+        self.then(0.1, self._initialized)
+
+    def _initialized(self) -> None:
+        self.say(ev.ScriptInitialized(self.number))
+        if self.mode is Mode.REHEARSING:
+            self.then(0.3, self._rehearsed)
+        else:
+            self.attached = self.epoch
+            self.then(0.2, lambda: self.sim.gathering.arrive(self))
+
+    def _rehearsed(self) -> None:
+        self.mode = Mode.REHEARSED
+        self.say(ev.NewcomerRehearsed(self.number, self.epoch))
+
+    def _abort(self, order: do.AbortStep) -> None:
+        assert order.epoch > self.epoch, f"aborted into epoch {order.epoch} after {self.epoch}"
+        self.epoch = order.epoch
+        if self.mode is Mode.REHEARSING:
+            return
+        if not self.has_state:
+            self.interrupt()
+            self._rehearsed()
+            return
+        assert self.mode not in (Mode.PARKED, Mode.SETTING_UP, Mode.LEAVING), f"aborted while {self.mode}"
+        stepping = self.mode in (Mode.STEPPING, Mode.BROKEN)  # FINISHED holds its last version, safely
+        self.interrupt()
+        self.mode = Mode.DRAINING
+        if stepping and self.sim.rng.random() < 0.2:
+            self.held_live = False  # interrupted among its optimizers
+        if self.to_capture:
+            self._capture(last_chance=True)
+        self.then(0.1, self._drained)
+
+    def _drained(self) -> None:
+        if "drain" in self.breaks:
+            self.mode = Mode.BROKEN
+            self.say(ev.DrainFailed(self.number, self.epoch, "garbage"))
+            return
+        self.mode = Mode.DRAINED
+        live = self.completed if self.held_live else None
+        captured = tuple(sorted(self.sim.vault.held(self.rank)))
+        self.say(ev.SurvivorDrained(self.number, self.epoch, self.completed, live, captured))
+
+    def _resume(self, order: do.ResumeFrom) -> None:
+        assert order.epoch == self.epoch, f"resumed for epoch {order.epoch} in {self.epoch}"
+        assert self.mode in (Mode.DRAINED, Mode.REHEARSED), f"resumed while {self.mode}"
+        self.mode = Mode.RESTORING
+        self.sim.vault.empty_above(self.rank, order.version)
+        self.then(0.1, lambda: self._restored(order.version))
+
+    def _restored(self, version: int) -> None:
+        if not (self.has_state and self.held_live and self.completed == version):
+            held = self.sim.vault.held(self.rank)
+            assert version in held, f"rank {self.rank} is to resume from {version}, but holds {sorted(held)}"
+            self.completed, self.token = version, held[version]
+        self.has_state = self.held_live = True
+        self.to_capture = version not in self.sim.vault.held(self.rank)
+        self.mode = Mode.RESTORED
+        self.say(ev.RankRestored(self.number, self.epoch))
+
+    def _attach(self, order: do.AttachGroups) -> None:
+        assert order.epoch == self.epoch, f"attached to epoch {order.epoch} in {self.epoch}"
+        assert self.mode is Mode.RESTORED, f"attached while {self.mode}"
+        self.mode = Mode.ATTACHING
+        self.then(0.05, self._attached)
+
+    def _attached(self) -> None:
+        if "attach" in self.breaks:
+            self.breaks.discard("attach")
+            self.mode = Mode.BROKEN
+            self.say(ev.AttachFailed(self.number, self.epoch, "no route"))
+            return
+        self.attached = self.epoch
+        self.first_step_due = True
+        self.say(ev.RankAttached(self.number, self.epoch))
+        self._next_step()
+
+    # --- training ------------------------------------------------------------------------------------------------
+
+    def _next_step(self) -> None:
+        if self.completed >= self.sim.steps:
+            self._finish()
+            return
+        self.mode = Mode.STEPPING
+        self.then(0.05, lambda: self.sim.gathering.arrive(self))
+
+    def _finish(self) -> None:
+        """The last version is captured, however long that takes."""
+        self.mode = Mode.FINISHED
+        if self.completed in self.sim.vault.held(self.rank) or self.sim.vault.capture(
+            self.rank, (self.completed, self.token)
+        ):
+            self.to_capture = False
+            self.say(ev.LoopFinished(self.number, self.completed))
+        else:
+            self.then(0.05, self._finish)
+
+    def set_up(self, token: int) -> None:
+        """Set-up is over: snapshot 0."""
+        self.completed, self.token = 0, token
+        self._capture()
+        self.say(ev.SetupCompleted(self.number))
+        self._next_step()
+
+    def step(self, token: int) -> None:
+        """The step's last collective is over."""
+        if self.to_capture:
+            self._capture(last_chance=True)
+        self.completed, self.token = self.completed + 1, token
+        self.to_capture = self.completed % self.sim.state.capture_interval == 0
+        if self.first_step_due:
+            self.first_step_due = False
+            self.say(ev.FirstStepCompleted(self.number, self.attached))
+        if self.completed == 2:
+            self.say(ev.TranscriptSealed(self.number))
+        self._next_step()
+        if self.to_capture and self.mode is Mode.STEPPING and self.sim.rng.random() < 0.5:
+            self._capture()
+
+    def _capture(self, *, last_chance: bool = False) -> None:
+        """Beside the step: it may wait for a slot until the next version is due."""
+        if self.sim.vault.capture(self.rank, (self.completed, self.token)):
+            self.to_capture = False
+        elif last_chance:
+            self.to_capture = False
+            self.sim.vault.skip(self.rank, self.completed)
+            self.say(ev.CaptureSkipped(self.number, self.completed))
+
+    # --- faults --------------------------------------------------------------------------------------------------
+
+    def break_collective(self) -> None:
+        if self.mode is Mode.STEPPING:
+            self.interrupt()
+            self.mode = Mode.BROKEN
+            self.say(ev.CollectiveFailed(self.number, self.attached, "connection reset"))
+
+    def throw(self, kind: str) -> None:
+        if self.rank is not None and self.mode is not Mode.LEAVING:
+            self.interrupt()
+            self.raising = True
+            self.say(ev.WorkerRaised(self.number, self.completed, kind, "injected", f"Traceback\n{kind}"))
+            slow = self.sim.rng.random() < 0.3  # an exit handler, or a thread that does not end
+            self.sim.clock.after(self.sim.rng.uniform(1.0, 15.0) if slow else 0.1, lambda: self.die(code=1))
+
+
+class Gathering:
+    """The collective of a step (or of set-up): over when every rank of one epoch has come, all with the same content."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.present: dict[int, dict[int, Worker]] = {}
+
+    def arrive(self, worker: Worker) -> None:
+        here = self.present.setdefault(worker.attached, {})
+        assert worker.rank not in here, f"rank {worker.rank} is in a collective twice"
+        here[worker.rank] = worker
+        if len(here) < self.sim.settings.world_size:
+            return
+        del self.present[worker.attached]
+        setting_up = worker.mode is Mode.SETTING_UP
+        stands = {(w.completed, w.token, w.mode) for w in here.values()} if not setting_up else {worker.mode}
+        assert len(stands) == 1, f"ranks of epoch {worker.attached} train on different content: {stands}"
+        token = next(self.sim.tokens)
+        for member in here.values():
+            member.then(0.02, (lambda m=member: m.set_up(token)) if setting_up else (lambda m=member: m.step(token)))
+
+    def leave(self, worker: Worker) -> None:
+        for here in self.present.values():
+            if here.get(worker.rank) is worker:
+                del here[worker.rank]
