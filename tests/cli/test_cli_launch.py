@@ -79,6 +79,11 @@ def test_streams(name, text, expected):
     assert getattr(planned(nproc_per_node="2", **{name: text}).spec, name) == expected
 
 
+@pytest.mark.parametrize(("given", "seconds"), [({}, 600), ({"hang_timeout": "0"}, 0), ({"hang_timeout": "2.5"}, 2.5)])
+def test_hangs_are_looked_for_unless_switched_off(given, seconds):
+    assert planned(**given).spec.hang_timeout_s == seconds
+
+
 def test_streams_of_ranks_with_two_digits():
     assert planned(nproc_per_node="12", redirects="11:3").spec.redirects == {11: Streams.BOTH}
 

@@ -85,6 +85,8 @@ def test_a_flag_is_off_in_every_usual_spelling(text):
         ("repair_timeout", Values.seconds, "0", "not a positive number"),
         ("repair_timeout", Values.seconds, "inf", "not a positive number"),
         ("repair_timeout", Values.seconds, "nan", "not a positive number"),
+        ("hang_timeout", lambda values, name: values.seconds(name, or_zero=True), "-1", "not a positive number"),
+        ("hang_timeout", lambda values, name: values.seconds(name, or_zero=True), "nan", "not a positive number"),
         ("color", lambda values, name: values.choice(name, {"auto": "auto"}), "blue", "not one of its values"),
     ],
 )

@@ -1,0 +1,256 @@
+"""Who is to blame for a hang, when it is one at all, and who takes care of one in a repair."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from deadpool_run.agent.health import LOOKS, Health, Sight, Stillness, is_stopped, judge, looked, sights_of
+from deadpool_run.core import coordinator
+from deadpool_run.core import events as ev
+from deadpool_run.core.effects import KillWorker
+from deadpool_run.core.lifecycle import JobPhase
+from deadpool_run.core.settings import Settings
+from deadpool_run.ids import Epoch, Rank, Version, WorkerId
+from deadpool_run.vault.board import Board, Phase, create_board
+
+SETTINGS = Settings(world_size=3)
+
+
+def see(rank, text):
+    """Read `step:issued/waited`, with a phase behind it if that is not STEP."""
+    where, _, phase = text.partition(" ")
+    completed, _, counts = where.partition(":")
+    issued, waited = map(int, counts.split("/"))
+    return Sight(Rank(rank), WorkerId(10 + rank), 1, Phase[phase or "STEP"], int(completed), issued, waited)
+
+
+def world(*texts):
+    return tuple(see(rank, text) for rank, text in enumerate(texts))
+
+
+@pytest.mark.parametrize(
+    ("texts", "stopped", "culprits"),
+    [
+        pytest.param(["5:9/8", "5:8/8", "5:9/8"], {}, [1], id="one computes, the others wait for it"),
+        pytest.param(["5:8/8", "5:8/8", "5:9/8"], {}, [0, 1], id="two do not wait"),
+        pytest.param(["5:9/8", "5:9/8", "5:9/8"], {2}, [2], id="stopped while it waits"),
+        pytest.param(["5:8/8", "5:9/8", "5:9/8"], {2}, [2], id="stopped, so that the idle one may be innocent"),
+        pytest.param(["5:8/8", "5:8/8", "5:8/8"], {0, 1, 2}, [0, 1, 2], id="all stopped"),
+        pytest.param(["5:9/9 FINISHED", "4:8/8", "5:9/9 FINISHED"], {}, [1], id="finished ranks wait"),
+        pytest.param(["5:9/9 FINISHED", "4:8/7", "4:8/7"], {}, [1, 2], id="finished ranks are ahead of all"),
+        pytest.param(["5:9/9 FINISHED", "4:8/7", "4:8/7"], {0}, [0], id="a finished rank may be stopped"),
+        pytest.param(["5:9/8", "4:8/7", "5:9/8"], {}, [1], id="all wait, one is a step behind"),
+        pytest.param(["5:9/8", "5:9/8", "5:8/7"], {}, [2], id="all wait, one has issued less in the same step"),
+        pytest.param(["6:2/1", "5:9/8", "6:2/1"], {}, [1], id="steps count before collectives"),
+        pytest.param(["5:9/8", "5:9/8", "5:9/8"], {}, [], id="a deadlock of the script"),
+        pytest.param(["5:9/9", "5:9/9", "5:8/8"], {}, [2], id="on NCCL no host waits: who is behind"),
+        pytest.param(["5:9/9", "5:9/9", "5:9/9"], {}, [], id="on NCCL, all level"),
+        pytest.param(["5:8/8"], {}, [], id="a world of one"),
+        pytest.param(["5:8/8"], {0}, [0], id="a world of one, stopped"),
+        pytest.param(
+            ["5:9/8", "5:3/2", "5:8/8", "5:3/2"], {}, [2], id="a stage of a pipeline issues less than another"
+        ),
+    ],
+)
+def test_who_is_to_blame(texts, stopped, culprits):
+    assert [sight.rank for sight in judge(world(*texts), stopped, 600).culprits] == culprits
+
+
+def test_the_reason_says_what_was_seen_of_each_rank_those_to_blame_first():
+    reason = judge(world("5:9/8 BETWEEN", "5:8/8", "6:9/9 FINISHED"), {}, 600).reason
+    assert reason == (
+        "no rank has made progress for 600 s: "
+        "rank 1 waits for no collective (5 steps completed, phase step, 8 collectives issued, 8 completed); "
+        "rank 0 waits in a collective (5 steps completed, phase between, 9 collectives issued, 8 completed); "
+        "rank 2 has finished (6 steps completed, phase finished, 9 collectives issued, 9 completed)"
+    )
+
+
+def test_the_reason_of_a_large_world_is_one_that_can_be_read():
+    reason = judge(world(*["5:9/8"] * 40, "5:8/8"), {}, 600).reason
+    assert reason.count("rank ") == 9
+    assert "rank 40 waits for no collective" in reason
+    assert reason.endswith("; and 33 more")
+
+
+@pytest.mark.parametrize("change", ["5:9/7", "5:8/8", "6:9/8", "5:9/8 OPTIMIZER"])
+def test_any_change_of_any_rank_is_progress(change):
+    still = Stillness()
+    for _ in range(3):
+        still = looked(still, world("5:9/8", "5:9/8"))
+    assert still.times == 2
+    assert looked(still, world("5:9/8", change)).times == 0
+
+
+def test_another_worker_or_epoch_is_progress_and_no_sight_ends_a_stillness():
+    (one,) = world("5:9/8")
+    still = looked(looked(Stillness(), (one,)), (one,))
+    assert still.times == 1
+    for other in (
+        Sight(one.rank, WorkerId(11), one.epoch, one.phase, one.completed, one.issued, one.waited),
+        Sight(one.rank, one.worker, 2, one.phase, one.completed, one.issued, one.waited),
+    ):
+        assert looked(still, (other,)).times == 0
+    assert looked(looked(still, ()), ()).times == 0
+
+
+# --- the shell --------------------------------------------------------------------------------------------------------
+
+
+def watch(look, until, *, timeout_s=0.02):
+    """Run a `Health` on a real loop until it has told so much; return what it submitted and said."""
+    told = []
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+
+        def hear(what):
+            told.append(what)
+            if len(told) == until and not over.done():
+                over.set_result(None)
+
+        health = Health(timeout_s, look=look, pid=lambda _: None, submit=hear, say=hear)
+        try:
+            async with asyncio.timeout(30):
+                await over
+        finally:
+            health.close()
+
+    asyncio.run(run())
+    return told
+
+
+def test_a_hang_is_told_once_it_was_seen_for_the_whole_timeout_and_again_if_it_goes_on():
+    looks = []
+
+    def look():
+        looks.append(len(looks))
+        return world("5:9/8", "5:8/8")
+
+    told = watch(look, 2)
+    assert [event.worker for event in told] == [11, 11]
+    assert len(looks) == 2 * (LOOKS + 1), "a first look, and as many more as a time-out has"
+
+
+def test_every_culprit_is_told_of():
+    told = watch(lambda: world("5:9/8", "5:8/8", "5:8/8"), 2)
+    assert [event.worker for event in told] == [11, 12]
+    assert {event.reason for event in told} == {judge(world("5:9/8", "5:8/8", "5:8/8"), {}, 0.02).reason}
+
+
+def test_a_deadlock_of_the_script_is_said_once_and_nobody_is_ended():
+    """It is told a second time only as another hang, after progress."""
+    looks = []
+
+    def look():
+        looks.append(len(looks))
+        return world("5:9/8", "5:9/8") if len(looks) <= 4 * LOOKS else world("6:9/8", "6:9/8")
+
+    first, second = watch(look, 2)
+    assert first.startswith("the job hangs, and no rank is to blame")
+    assert "5 steps completed" in first
+    assert "6 steps completed" in second
+
+
+def test_progress_between_looks_is_no_hang():
+    steps = iter(range(20))
+    seen = []
+
+    def look():
+        seen.append(next(steps, None))
+        return world(f"{seen[-1]}:9/8", f"{seen[-1]}:8/8") if seen[-1] is not None else world("99:9/8", "99:8/8")
+
+    watch(look, 1)
+    assert len(seen) == 20 + 1 + LOOKS
+
+
+def test_a_timeout_of_zero_never_looks():
+    async def run():
+        health = Health(0, look=pytest.fail, pid=pytest.fail, submit=pytest.fail, say=pytest.fail)
+        assert health._timer is None
+        health.close()
+
+    asyncio.run(run())
+
+
+def test_a_process_stopped_by_a_signal_is_told_from_one_that_runs_or_has_ended():
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert is_stopped(process.pid)
+        process.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+        assert not is_stopped(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_stopped(process.pid), "a zombie"
+    assert not is_stopped(process.pid)
+
+
+# --- with the core ----------------------------------------------------------------------------------------------------
+
+
+class Core:
+    """The real coordinator in a job that runs: workers 0 to 2 hold ranks 0 to 2."""
+
+    def __init__(self):
+        self.state, self.now = coordinator.new_state(SETTINGS), 0.0
+        self.tell(ev.JobSubmitted())
+        for fact in (ev.WorkerReady, ev.ScriptInitialized, ev.SetupCompleted, ev.TranscriptSealed):
+            for worker in range(3):
+                if fact is ev.WorkerReady:
+                    self.tell(ev.WorkerStarted(WorkerId(worker), 100 + worker))
+                self.tell(fact(WorkerId(worker)))
+        assert self.state.phase is JobPhase.RUNNING
+
+    def tell(self, event):
+        self.state, effects = coordinator.step(SETTINGS, self.state, event, self.now)
+        return [effect for effect in effects if isinstance(effect, KillWorker)]
+
+
+@pytest.fixture
+def board():
+    fd = create_board(3)
+    board = Board(fd, 3)
+    for cell in board.cells:
+        cell.phase, cell.epoch = Phase.STEP, 1
+    yield board
+    board.close()
+    os.close(fd)
+
+
+def test_the_board_is_judged_only_while_every_rank_is_in_its_loop(board):
+    core = Core()
+    board.cells[1].completed, board.cells[1].issued, board.cells[1].waited = 7, 4, 3
+    assert sights_of(core.state, board)[1] == Sight(Rank(1), WorkerId(1), 1, Phase.STEP, 7, 4, 3)
+    assert sights_of(coordinator.new_state(SETTINGS), board) == ()
+    board.cells[2].phase = Phase.DRAINED  # a collective of it failed by itself: the core waits for news of a loss
+    assert sights_of(core.state, board) == ()
+    board.cells[2].phase = Phase.FINISHED
+    assert len(sights_of(core.state, board)) == 3
+
+
+def test_what_is_told_of_a_hang_kills_its_worker_and_only_once(board):
+    core = Core()
+    board.cells[0].issued = board.cells[2].issued = 1
+    (culprit,) = judge(sights_of(core.state, board), {}, 600).culprits
+    (kill,) = core.tell(ev.WorkerHung(culprit.worker, "it hangs"))
+    assert (kill.worker, kill.reason) == (1, "it hangs")
+    assert core.tell(ev.WorkerHung(culprit.worker, "it hangs")) == []
+
+
+def test_a_rank_that_is_stopped_as_a_repair_begins_is_ended_by_the_repairs_own_timeout(board):
+    core = Core()
+    core.tell(ev.WorkerExited(WorkerId(1), None, 9, (Version(5),)))
+    core.tell(ev.SurvivorDrained(WorkerId(0), Epoch(2), Version(5), Version(5), (Version(5),)))
+    assert sights_of(core.state, board) == (), "not a matter of health"
+    core.now = SETTINGS.repair_timeout_s - 1
+    assert core.tell(ev.TimeAdvanced()) == []
+    core.now = SETTINGS.repair_timeout_s
+    assert 2 in {kill.worker for kill in core.tell(ev.TimeAdvanced())}
