@@ -14,7 +14,6 @@ from typing import Any
 from deadpool_run.agent import processes
 from deadpool_run.agent.environment import base_environment, omp_banner
 from deadpool_run.agent.health import Health, sights_of
-from deadpool_run.agent.health import Health, sights_of
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.nursery_main import MARK
 from deadpool_run.agent.output import Output
@@ -94,13 +93,6 @@ class _Agent:
             submit=self.submit,
             say=tell,
         )
-        self._health = Health(
-            spec.hang_timeout_s,
-            look=lambda: sights_of(self._server.state, self._vault.board),
-            pid=self._workforce.pid,
-            submit=self.submit,
-            say=tell,
-        )
         self._record = RunRecord(spec, None if self._output.root is None else str(self._output.root))
         for number in spec.signals_to_handle:
             loop.add_signal_handler(number, self.submit, StopRequested(number))
@@ -171,7 +163,6 @@ class _Agent:
 
     async def _end(self) -> None:
         """End what is left, however the job ended; nothing outlives this."""
-        self._health.close()
         self._health.close()
         self._server.close()
         await self._control.close()
