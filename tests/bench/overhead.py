@@ -104,20 +104,23 @@ def show(name: str, load: Load, samples: dict[str, list[Sample]]) -> dict[str, A
         )
         spread = f"{1e3 * min(steps):.2f}-{1e3 * max(steps):.2f}"
         one = middle[launcher]
-        interval = f"{one.capture_interval} steps" if one.capture_interval else "-"
+        interval = {None: "-", 1: "step"}.get(one.capture_interval, f"{one.capture_interval} steps")
         cells = [f"{1e3 * one.step_s:.2f}", spread, f"{1e3 * one.p95_s:.2f}", f"{one.startup_s:.2f}"]
         rows.append([launcher, len(runs), *cells, f"{min(starts):.2f}-{max(starts):.2f}", interval])
     ours, theirs = (middle[launcher] for launcher in LAUNCHERS)
+    pairs = [one.step_s / other.step_s for one, other in zip(*(samples[name] for name in LAUNCHERS), strict=True)]
     table(rows)
     print(
         f"deadpool-run / torchrun: step {ours.step_s / theirs.step_s:.4f}"
-        f" ({1e3 * (ours.step_s - theirs.step_s):+.2f} ms), start-up {ours.startup_s / theirs.startup_s:.2f}\n",
+        f" ({1e3 * (ours.step_s - theirs.step_s):+.2f} ms; median of the rounds' own ratios {median(pairs):.4f}),"
+        f" start-up {ours.startup_s / theirs.startup_s:.2f}\n",
         flush=True,
     )
     return {
         "load": asdict(load),
         "runs": {launcher: [asdict(run) for run in runs] for launcher, runs in samples.items()},
         "step_ratio": round(ours.step_s / theirs.step_s, 4),
+        "step_ratio_of_rounds": [round(pair, 4) for pair in pairs],
         "step_difference_s": round(ours.step_s - theirs.step_s, 6),
         "startup_ratio": round(ours.startup_s / theirs.startup_s, 3),
     }

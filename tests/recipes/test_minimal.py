@@ -34,7 +34,7 @@ def test_runs_under_plain_python(start):
 
 
 def test_a_killed_rank_does_not_change_the_weights(start, tmp_path):
-    steps = 900
+    steps = 600
     expected = weights(start(*TORCHRUN, "--nproc-per-node", 2, THEIRS, steps).end())
     run = start(*launched(tmp_path, 2), OURS, steps)
     run.wait_for("step 300", lambda: run.text().count("loss ") == 2)
