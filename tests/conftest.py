@@ -37,4 +37,5 @@ def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
 
     yield start
     for each in started:
+        print(each.told())  # which pytest shows if the test failed
         each.close()

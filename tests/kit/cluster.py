@@ -26,6 +26,7 @@ SCRIPTS = Path(__file__).parent.parent / "process" / "scripts"
 LAYOUTS = ("ddp", "ddp-full", "fsdp", "hsdp", "tp", "pp", "plain")
 """What `train.py --layout` takes."""
 LINES_SHOWN = 60
+STACKS_END = "in <module>\n"
 START_TIMEOUT_S = 60.0
 """From the launch to any event of the first steps: two imports of torch on a busy machine."""
 
@@ -153,9 +154,20 @@ class Cluster:
                 raise AssertionError(f"the job ended ({self.exit_code}) before {what}\n{self.told()}")
             left = deadline - time.monotonic()
             if left <= 0:
-                raise AssertionError(f"no {what} within {timeout_s} s\n{self.told()}")
+                raise AssertionError(f"no {what} within {timeout_s} s\n{self._stacks()}\n{self.told()}")
             self._read(left)
         return value
+
+    def _stacks(self) -> str:
+        """Have every worker that runs `train.py` say where its threads are."""
+        seen = len(self.stderr)
+        workers = {e["pid"] for e in self.account.of("start")} & marked(self.mark).keys()
+        for pid in workers:
+            os.kill(pid, signal.SIGUSR2)
+        deadline = time.monotonic() + 5
+        while self.stderr.count(STACKS_END, seen) < len(workers) and time.monotonic() < deadline:
+            self._read(deadline - time.monotonic())
+        return self.stderr[seen:]
 
     def wait_event(self, kind: str, *, nth: int = 1, timeout_s: float = START_TIMEOUT_S, **fields: object) -> Event:
         """Return the nth event of this kind with these fields, once it has been told."""
@@ -249,8 +261,9 @@ class Cluster:
         return self.command_line("kill-rank", str(rank), "--yes", *words)
 
     def journal(self) -> list[dict[str, Any]]:
-        """Return the coordinator's journal."""
-        return [json.loads(line) for line in (self.run_dir / "journal.jsonl").read_text(encoding="utf-8").splitlines()]
+        """Return the decisions of the coordinator's journal."""
+        _head, *lines = (self.run_dir / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
 
     @cached_property
     def board(self) -> Board:

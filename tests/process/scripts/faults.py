@@ -131,8 +131,9 @@ class Faults:
             if "backward" in places:
                 block.register_full_backward_pre_hook(lambda *_: self.reach("backward"))
         if "optimizer" in places:
-            training.optimizer.register_step_pre_hook(lambda *_: _Kernels(self).__enter__())
-            training.optimizer.register_step_post_hook(lambda *_: _Kernels.current.__exit__(None, None, None))
+            kernels = _Kernels(self)
+            training.optimizer.register_step_pre_hook(lambda *_: kernels.watch())
+            training.optimizer.register_step_post_hook(lambda *_: kernels.__exit__(None, None, None))
         if places & {"issue", "collective"}:
             _watch_collectives(self)
 
@@ -140,12 +141,12 @@ class Faults:
 class _Kernels(TorchDispatchMode):
     """Passes a place before every kernel of an optimizer's step: somewhere among them a parameter is half done."""
 
-    current = None
-
     def __init__(self, faults):
         super().__init__()
         self._faults = faults
-        _Kernels.current = self
+
+    def watch(self):
+        self.__enter__()  # torch takes what a hook returns for changed arguments: this one returns nothing
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self._faults.reach("optimizer")

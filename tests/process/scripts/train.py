@@ -5,9 +5,11 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import faulthandler
 import hashlib
 import json
 import random
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +71,7 @@ def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
     newcomer = os.environ.get("DEADPOOL_NEWCOMER") == "1"
+    faulthandler.register(signal.SIGUSR2)  # the test asks where a worker is that makes no progress
     tell("start", newcomer=newcomer)
     job = deadpool.init()
     faults = Faults(args.die, args.flags, torch.distributed.get_rank())

@@ -1,0 +1,136 @@
+"""Every rung of the ladder: what is lost, and what must come of it."""
+
+import os
+import signal
+
+import pytest
+from kit.cluster import Cluster
+
+from deadpool_run.vault.board import Phase
+
+STEPS = 12
+
+
+def train(cluster, *words, layout="ddp-full", steps=STEPS, **options) -> Cluster:
+    return cluster("--layout", layout, "--steps", str(steps), *words, **options)
+
+
+def die(*faults):
+    return [word for fault in faults for word in ("--die", fault)]
+
+
+def check(job, reference, lost, *, layout="ddp-full", steps=STEPS):
+    assert job.wait_exit() == 0, job.told()
+    job.account.check_same_as(reference(layout, steps))
+    job.account.check_ranks(lost)
+    assert job.account.steps_lost() <= 1
+    job.check_nothing_left()
+
+
+def replacements(job):
+    """Return whether each loss was made good by a spare, in order."""
+    return [
+        loss["from_spare"]
+        for line in job.journal()
+        for effect in line["effects"]
+        if effect["type"] == "ReportIncident"
+        for loss in effect["incident"]["losses"]
+    ]
+
+
+def test_without_a_spare_the_rank_starts_again_in_place(cluster, reference):
+    job = train(cluster, *die("rank=2,step=5,at=forward"), spares=0)
+    check(job, reference, [2])
+    assert replacements(job) == [False]
+
+
+def test_the_pool_heals(cluster, reference):
+    job = train(cluster, "--hold", "7", *die("rank=3,step=4,at=backward"))
+    job.wait_event("held")
+    job.wait_status(lambda status: status["spares"], "spare again")
+    job.release()
+    job.wait_state(3, 9)
+    job.kill(3)
+    check(job, reference, [3, 3])
+    assert replacements(job) == [True, True]
+
+
+@pytest.mark.parametrize("spares", [0, 1, 2])
+def test_two_deaths_in_one_step(cluster, reference, spares):
+    job = train(cluster, *die("rank=1,step=5,at=forward", "rank=2,step=5,at=forward"), spares=spares)
+    check(job, reference, [1, 2])
+
+
+def test_all_but_one_die_in_one_step(cluster, reference):
+    job = train(cluster, *die(*(f"rank={rank},step=6,at=before" for rank in (0, 2, 3))), layout="fsdp")
+    check(job, reference, [0, 2, 3], layout="fsdp")
+
+
+def test_everyone_dies_in_one_step(cluster, reference):
+    job = train(cluster, *die(*(f"rank={rank},step=6,at=before" for rank in range(4))), layout="fsdp")
+    check(job, reference, [0, 1, 2, 3], layout="fsdp")
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_the_newcomer_dies_in_its_rehearsal(cluster, reference, step):
+    job = train(cluster, *die("rank=1,step=5,at=collective", f"rank=1,step={step},at=rehearsal"))
+    check(job, reference, [1, 1])
+
+
+@pytest.mark.parametrize("phase", [Phase.DRAINED, Phase.ATTACHING])
+def test_a_survivor_dies_in_the_repair(cluster, reference, phase):
+    job = train(cluster, *die("rank=1,step=5,at=collective"))
+    job.wait_event("dying")
+    job.kill_when(2, lambda cell: cell.phase == phase, f"phase {phase.name}")
+    check(job, reference, [1, 2])
+
+
+def test_the_newcomer_dies_as_it_attaches(cluster, reference):
+    job = train(cluster, *die("rank=1,step=5,at=collective"))
+    job.wait_event("start", rank=1, nth=2)
+    job.kill_when(1, lambda cell: cell.phase == Phase.ATTACHING, "phase ATTACHING")
+    check(job, reference, [1, 1])
+
+
+@pytest.mark.parametrize("at", ["before", "optimizer,n=3", "after"])
+def test_rank_0_dies(cluster, reference, at):
+    job = train(cluster, *die(f"rank=0,step=5,at={at}"), layout="pp")
+    check(job, reference, [0], layout="pp")
+
+
+def test_a_spare_dies_and_nobody_notices(cluster, reference):
+    job = train(cluster, "--hold", "5")
+    job.wait_event("held")
+    (spare,) = job.status()["spares"]
+    os.kill(spare["pid"], signal.SIGKILL)
+    job.wait_status(lambda status: [s for s in status["spares"] if s["pid"] != spare["pid"]], "another spare")
+    job.release()
+    check(job, reference, [])
+
+
+@pytest.mark.parametrize("at", ["at=setup", "at=forward,step=0", "at=after,step=0", "at=optimizer,step=1,n=5"])
+def test_a_death_before_anything_can_be_replayed_starts_the_world_again(cluster, reference, at):
+    job = train(cluster, *die(f"rank=2,{at}"))
+    check(job, reference, [0, 1, 2, 3])
+    assert {e["restart"] for e in job.account.of("end")} == {1}
+
+
+@pytest.mark.parametrize("at", ["forward", "optimizer,n=3", "after", "between"])
+def test_a_death_in_the_last_step(cluster, reference, at):
+    job = train(cluster, *die(f"rank=2,step={STEPS - 1},at={at}"))
+    check(job, reference, [2])
+
+
+def test_any_way_of_dying(cluster, reference):
+    hows = ("sigterm", "sigsegv", "exit", "_exit")
+    job = train(cluster, *die(*(f"rank={n},step={3 + 2 * n},at=forward,how={how}" for n, how in enumerate(hows))))
+    check(job, reference, [0, 1, 2, 3])
+
+
+def test_a_bug_of_the_script_stops_the_job_and_is_shown(cluster):
+    job = train(cluster, *die("rank=2,step=5,at=forward,how=raise"))
+    assert job.wait_exit() == 1
+    assert len(job.account.pids(2)) == 2, "one replacement tells a bug from a fault; more would burn spares"
+    assert job.stderr.count("BugError: a tensor that the script should have checked") >= 2
+    assert {len(job.account.pids(rank)) for rank in (0, 1, 3)} == {1}
+    job.check_nothing_left()
