@@ -37,22 +37,20 @@ class SlotMemory:
         """Grows when the slot is mapped anew: views of an older generation show memory that is no longer the slot's
         (they keep it alive, so that using one is no crash)."""
         self._base: Tensor | None = None
-        self._pinned = False
+        self._pinned: bool | None = None
+        """Whether CUDA has registered the mapping; None: it was not asked to."""
 
-    def ensure(self, nbytes: int, *, pin: bool = False) -> None:
-        """Map at least `nbytes` bytes, growing the file if it is smaller; `pin` registers them for CUDA's copies."""
-        if self._base is not None and self._base.numel() >= nbytes:
-            return
-        size = max(nbytes, os.fstat(self.fd).st_size)
-        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        if size > os.fstat(self.fd).st_size:
-            os.ftruncate(self.fd, size)
-        self._unpin()
-        self._base = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)  # keeps the mapping alive
-        self.generation += 1
-        _populate(self._base)
-        if pin:
-            self._pin()
+    def ensure(self, nbytes: int, *, pin_for: torch.device | None = None) -> None:
+        """Map at least `nbytes` bytes, growing the file if it is smaller; register them for a CUDA device's copies."""
+        if self._base is None or self._base.numel() < nbytes:
+            self._unpin()
+            self._base = self._mapped(nbytes)
+            self.generation += 1
+        if pin_for is not None and self._pinned is None:
+            # Portable (1): for every device. A refusal is no error: the copies are still right, only slower.
+            with torch.cuda.device(pin_for):  # else this thread would open a context on the first device
+                result = torch.cuda.cudart().cudaHostRegister(self._base.data_ptr(), self._base.numel(), 1)
+            self._pinned = int(result) == 0
 
     def view(self, entry: TensorEntry) -> Tensor:
         """Return the entry's bytes as a tensor of its dtype, shape and stride."""
@@ -66,16 +64,19 @@ class SlotMemory:
         self._base = None
         os.close(self.fd)
 
-    def _pin(self) -> None:
-        assert self._base is not None
-        # Without it the copies are still right, only slower: a refusal (a limit on locked memory) is no error.
-        result = torch.cuda.cudart().cudaHostRegister(self._base.data_ptr(), self._base.numel(), 0)
-        self._pinned = int(result) == 0
+    def _mapped(self, nbytes: int) -> Tensor:
+        size = max(nbytes, os.fstat(self.fd).st_size)
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if size > os.fstat(self.fd).st_size:
+            os.ftruncate(self.fd, size)
+        base = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)  # keeps the mapping alive
+        _populate(base)
+        return base
 
     def _unpin(self) -> None:
         if self._pinned and self._base is not None:
             torch.cuda.cudart().cudaHostUnregister(self._base.data_ptr())
-            self._pinned = False
+        self._pinned = None
 
 
 def _populate(base: Tensor) -> None:
@@ -293,7 +294,7 @@ class Writer:
         values = self._values(capture, tree)
         value_tensors = [Tracked(str(i), Role.VALUE, tensor) for i, tensor in enumerate(tree.tensors)]
         value_entries, end = lay_out(value_tensors, plan.end)
-        memory.ensure(end, pin=bool(plan.cuda_devices))
+        memory.ensure(end, pin_for=next(iter(plan.cuda_devices), None))
         targets = plan.targets(memory) + [memory.view(entry) for entry in value_entries]
         for event in capture.ready:
             event.synchronize()

@@ -50,8 +50,7 @@ class Restoration:
 
     def apply(self) -> RngStates:
         """Set everything but the random generators, and return what those are to be set to (last of all)."""
-        for module in self._protected.modules.values():
-            module.reshard()
+        self._protected.reshard()
         self._trim_optimizers()
         targets, sources = [], []
         for name, entry in self._saved.items():
@@ -107,8 +106,9 @@ class Restoration:
             found += [f"{name}: not in the snapshot ({kind})" for name in live if name not in saved[kind]]
             found += [f"{name}: in the snapshot only ({kind})" for name in saved[kind] if name not in live]
         for name, module in own.modules.items():
-            if name in saved["modules"] and set(module.take()) != set(saved["modules"][name]):
-                found.append(f"{name}: other children have extra state than in the snapshot")
+            theirs = saved["modules"].get(name, {"extra": {}, "synchronizes": []})
+            if module.shape() != (frozenset(theirs["extra"]), len(theirs["synchronizes"])):
+                found.append(f"{name}: other children have extra state, or are under DDP, than in the snapshot")
         for name, optimizer in own.optimizers.items():
             groups = len(optimizer.optimizer.param_groups)
             if name in saved["optimizers"] and len(saved["optimizers"][name]) != groups:

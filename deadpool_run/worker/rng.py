@@ -82,7 +82,7 @@ def _bytes_tensor(data: bytes) -> Tensor:
 
 
 def _take_cuda() -> dict[str, Tensor]:
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if not torch.cuda.is_initialized():
         return {}
     return {key: torch.cuda.default_generators[device].get_state() for key, device in _cuda_keys().items()}
 

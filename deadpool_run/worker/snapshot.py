@@ -117,6 +117,7 @@ class Snapshots:
         if self._copy_of != version or self._rng is None:
             raise SnapshotError(f"cannot go back to {version}: the worker's own copy is of {self._copy_of}")
         with torch.no_grad():
+            self._protected.reshard()  # as those do that restore: the next forward gathers on every rank or on none
             self._staging.put()
             self._protected.put(self._values)
             self._drop_grads()
@@ -137,7 +138,7 @@ class Snapshots:
             restoration.check()
             rng = restoration.apply()
             self._drop_grads()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         put_rng(rng)
         self._take(version)

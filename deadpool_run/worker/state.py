@@ -47,9 +47,11 @@ class ModuleState:
         root = unwrapped(module)
         self.name = name
         self._modules = list(root.named_modules())
+        self.reshard()  # after an evaluation the root shows gathered parameters, which are not the optimizer's
         self.parameters = [(f"{name}/{path}", parameter) for path, parameter in root.named_parameters()]
         self._plain = [parameter for _, parameter in self.parameters if not isinstance(parameter, DTensor)]
         self._sharded = [parameter for _, parameter in self.parameters if isinstance(parameter, DTensor)]
+        self._ddp = [child for child in module.modules() if isinstance(child, DistributedDataParallel)]
         self._extra = [(path, child) for path, child in self._modules if type(child).get_extra_state is not _EXTRA]
 
     def fingerprint(self) -> list[int]:
@@ -74,16 +76,24 @@ class ModuleState:
                     yield f"{self.name}/{path}.{key}" if path else f"{self.name}/{key}", child, key
 
     def take(self) -> dict[str, Any]:
-        """Return a copy of the extra state of those children that have one."""
-        return {path: copied(child.get_extra_state()) for path, child in self._extra}
+        """Return a copy of the extra state of those children that have one, and what DDP notes of its last forward."""
+        extra = {path: copied(child.get_extra_state()) for path, child in self._extra}
+        # Whether the next forward begins by broadcasting the buffers: ranks that differ in it would hang.
+        return {"extra": extra, "synchronizes": [ddp.require_forward_param_sync for ddp in self._ddp]}
 
     def put(self, values: dict[str, Any]) -> None:
-        """Set the extra state of the children."""
+        """Set what `take` returned."""
         for path, child in self._extra:
-            child.set_extra_state(copied(values[path]))
+            child.set_extra_state(copied(values["extra"][path]))
+        for ddp, synchronizes in zip(self._ddp, values["synchronizes"], strict=True):
+            ddp.require_forward_param_sync = synchronizes
+
+    def shape(self) -> tuple[frozenset[str], int]:
+        """Return what must be the same of two modules for `put` to take what the other's `take` returned."""
+        return frozenset(path for path, _ in self._extra), len(self._ddp)
 
     def reshard(self) -> None:
-        """Free what FSDP2 keeps gathered, so that the next forward gathers what was restored."""
+        """Free what FSDP2 keeps gathered, so that the next forward gathers anew, and does so on every rank."""
         for _, child in self._modules:
             if isinstance(child, FSDPModule):
                 child.reshard()
@@ -251,6 +261,11 @@ class Protected:
             "optimizers": {name: optimizer.take() for name, optimizer in self.optimizers.items()},
             "objects": {name: copied(obj.state_dict()) for name, obj in self.objects.items()},
         }
+
+    def reshard(self) -> None:
+        """Free what FSDP2 keeps gathered."""
+        for module in self.modules.values():
+            module.reshard()
 
     def put(self, values: dict[str, Any]) -> None:
         """Set what `take` returned."""
