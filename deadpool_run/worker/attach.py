@@ -89,6 +89,7 @@ class Build:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._abandoned = False
+        self.cancelled = False
         self._error: BaseException | None = None
         self._built: list[Inner] = []
         self.peers: frozenset[gloo.Endpoint] = frozenset()
@@ -113,8 +114,9 @@ class Build:
         raise AttachError(f"communicators could not be built: {error}") from error
 
     def cancel(self, reason: str) -> None:
-        """Free the caller of `run` now; it raises. Idempotent; does nothing once `run` has its result."""
+        """Free the caller of `run` now; it raises. Idempotent. If it has its result already, `cancelled` tells it."""
         with self._lock:
+            self.cancelled = True
             if self._over.is_set():
                 return
             self._abandoned = True
@@ -137,10 +139,12 @@ class Build:
         if store is not None:
             self._meeting.connections.give_back(store)
         with self._lock:
-            if not self._abandoned:
+            wanted = not self._abandoned
+            if wanted:
                 self._error = error
-                self._built = [] if error else built
+                self._built = [] if error else list(built)
             self._over.set()
+        built.clear()  # what is not wanted is freed here; the error's traceback would keep it
 
     def _meet(self, store: Store) -> frozenset[gloo.Endpoint]:
         """Announce this process and wait for everyone's announcement; return where their devices listen."""

@@ -14,6 +14,8 @@ from torch._C import _distributed_c10d as native
 from torch._C._distributed_c10d import ProcessGroup, Store
 from torch.distributed import distributed_c10d as c10d
 
+_INNER_BACKENDS = frozenset({"gloo", "nccl"})
+
 
 def has_method(name: str) -> bool:
     """Whether this torch's ProcessGroup has the method (names of the single-tensor collectives change over versions)."""
@@ -59,8 +61,9 @@ def add_cuda_backend(group: ProcessGroup, nccl: Any) -> None:
     group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)  # noqa: SLF001
 
 
-def patch(is_ours: Callable[[Any], bool]) -> None:
+def patch(is_ours: Callable[[Any], bool], backend: str) -> None:
     """Adapt the parts of torch.distributed that do not go through a group's methods; other groups are not affected."""
+    _replace("_new_process_group_helper", lambda torch_helper: _new_group(torch_helper, is_ours, backend))
     _replace("_store_based_barrier", lambda torch_barrier: _store_barrier(torch_barrier, is_ours))
     _replace("monitored_barrier", lambda torch_barrier: _monitored_barrier(torch_barrier, is_ours))
     _replace("batch_isend_irecv", lambda torch_batch: _batch(torch_batch, is_ours))
@@ -75,6 +78,19 @@ def _replace(name: str, wrap: Callable[[Any], Any]) -> None:
     setattr(c10d, name, replacement)
     if getattr(dist, name, None) is torch_function:
         setattr(dist, name, replacement)
+
+
+def _new_group(torch_helper: Any, is_ours: Callable[[Any], bool], backend: str) -> Any:
+    """Make groups that a script asks of Gloo or NCCL by name ours too, else a lost peer would hang or break them."""
+
+    def helper(group_size: int, group_rank: int, ranks: list[int], asked: Any, *args: Any, **kwargs: Any) -> Any:
+        kinds = {part.rpartition(":")[2] for part in str(asked).lower().split(",")}
+        if kinds <= _INNER_BACKENDS and is_ours(dist.GroupMember.WORLD):
+            asked = dist.Backend(backend)
+            kwargs["backend_options"] = None
+        return torch_helper(group_size, group_rank, ranks, asked, *args, **kwargs)
+
+    return helper
 
 
 def _store_barrier(torch_barrier: Any, is_ours: Callable[[Any], bool]) -> Any:

@@ -282,6 +282,7 @@ def _method(collective: Collective, target: str) -> Callable[..., Any]:
             if self.refused_peer(collective, parts):
                 raise
             registry.failed(error, name)
+            registry.count_waited()
             return self.pretend(collective, parts)
         guarded = kind(self, work, collective, parts)
         recording = registry.recording

@@ -21,6 +21,8 @@ from deadpool_run.worker.attach import Build, Connections, Inner, Meeting, Plan
 from deadpool_run.worker.group import BACKEND, Group
 from deadpool_run.worker.transcript import Transcript
 
+_LOST_MEANWHILE = "a further member was lost while communicators were built"
+
 
 class GroupState(Enum):
     """What answers the collectives of this process."""
@@ -57,13 +59,13 @@ class Registry:
         self._meeting: Meeting | None = None
         self._connections: Connections | None = None
         self._prefix = ""
+        self._worlds = 0
         self._sleepers: set[threading.Event] = set()
         self._peers: frozenset[gloo.Endpoint] | None = None
         self._build: Build | None = None
         self._retired: list[Inner] = []
         self._issued = itertools.count(1)
         self._waited = itertools.count(1)
-        self._issued_cuda = False
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
@@ -100,7 +102,7 @@ class Registry:
         """
         with self._lock:
             if self._build is not None:
-                self._build.cancel("a member was lost while communicators were built")
+                self._build.cancel(_LOST_MEANWHILE)
             self._drain()
 
     def failed(self, error: RuntimeError, what: str, *, may_time_out: bool = False) -> None:
@@ -164,8 +166,9 @@ class Registry:
     ) -> None:
         """Build every group anew with its peers, under keys that begin with `prefix`, and leave the drain.
 
-        `cancelled` is asked once, after which `interrupt_attach` works: a caller that learns of a further loss between
-        the two is not missed. Raises `AttachError`; the groups then stay fake.
+        `cancelled` is asked once, when `interrupt_attach` works already: a caller that learns of a further loss just
+        before the call sees it here, and one that learns of it later interrupts. Raises `AttachError`; the groups then
+        stay fake.
         """
         with self._lock:
             self._drain()
@@ -178,26 +181,26 @@ class Registry:
             self._build = build
         try:
             if cancelled():
-                raise AttachError("a further member was lost before communicators were built")
+                raise AttachError(_LOST_MEANWHILE)
             inners = build.run(None)
+            with self._lock:
+                if build.cancelled:  # between its end and here
+                    raise AttachError(_LOST_MEANWHILE)
+                for group, inner in zip(groups, inners, strict=True):
+                    group.attach(inner)
+                self._peers = build.peers
+                self._count_anew()
+                self.state = GroupState.ATTACHED
+                self.tainted = False
         finally:
             with self._lock:
                 self._build = None
-        with self._lock:
-            if cancelled():
-                raise AttachError("a further member was lost while communicators were built")
-            for group, inner in zip(groups, inners, strict=True):
-                group.attach(inner)
-            self._peers = build.peers
-            self._count_anew()
-            self.state = GroupState.ATTACHED
-            self.tainted = False
 
     def interrupt_attach(self) -> None:
         """Make an `attach` that is under way raise, within milliseconds. Any thread."""
         with self._lock:
             if self._build is not None:
-                self._build.cancel("a further member was lost while communicators were built")
+                self._build.cancel(_LOST_MEANWHILE)
 
     def shut_down(self) -> None:
         """Free every communicator; the groups answer by the fake from now on. For the end of the process or the job."""
@@ -212,39 +215,47 @@ class Registry:
 
     def create(self, options: Any) -> Group:
         """Return a new group (`options` are torch's `_DistributedBackendOptions`)."""
+        world = not options.global_ranks_in_group
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
         plan = Plan(options.group_id, options.group_rank, ranks, self._timeout or options.timeout)
         group = Group(self, plan)
-        first = self._meeting is None
-        if first and self._connections is not None:
-            self._meeting = Meeting(self._connections, self._prefix, options.group_rank, options.group_size)
-        if self.state is GroupState.ATTACHED:
-            self._attach_one(group, first=first)
+        if world:
+            assert self._connections is not None
+            # A script may destroy its world and make another one: their keys must differ.
+            prefix = f"{self._prefix}/w{self._worlds}" if self._worlds else self._prefix
+            self._worlds += 1
+            self._meeting = Meeting(self._connections, prefix, options.group_rank, options.group_size)
+        inner = self._build_one(plan, world=world) if self.state is GroupState.ATTACHED else None
         with self._lock:
             self.groups.append(group)
-            if self.state is GroupState.DRAINING:
-                group.detach()
+            if inner is not None and self.state is GroupState.ATTACHED:
+                group.attach(inner)
+            elif inner is not None:  # a drain has begun meanwhile
+                self._retired.append(inner)
         return group
 
-    def _attach_one(self, group: Group, *, first: bool) -> None:
-        """Attach a new group in the current epoch. A lost peer starts a drain, except for the world's own group."""
+    def _build_one(self, plan: Plan, *, world: bool) -> Inner | None:
+        """Build a new group in the current epoch; None if a peer was lost, which starts a drain.
+
+        Raises `AttachError` for the world's own group: without it there is nothing to drain.
+        """
         assert self._meeting is not None
-        build = Build(self._the_device(), self._meeting, [group.plan], group.plan.timeout)
+        build = Build(self._the_device(), self._meeting, [plan], plan.timeout)
         with self._lock:
             self._build = build
         try:
-            (inner,) = build.run(None if first else self._peers)
+            (inner,) = build.run(None if world else self._peers)
         except AttachError as error:
-            if first:
+            if world:
                 raise
             self._creation_failed(error)
-            return
+            return None
         finally:
             with self._lock:
                 self._build = None
-        if first:
+        if world:
             self._peers = build.peers
-        group.attach(inner)
+        return inner
 
     def _creation_failed(self, error: AttachError) -> None:
         with self._lock:
@@ -259,7 +270,8 @@ class Registry:
         with self._lock:
             if group in self.groups:
                 self.groups.remove(group)
-            _, backend = group.detach()
+            inner, backend = group.detach()
+        del inner  # joins Gloo's threads: not under the lock, which their callbacks may want
         if backend is not None:
             backend.shutdown()
 
@@ -274,6 +286,7 @@ class Registry:
             raise AttachError("there is no group to attach: call torch.distributed.init_process_group first.")
         if self._connections is None or self._connections.store is not store:
             self._connections = Connections(store)
+        self._prefix, self._worlds = prefix, 1
         self._meeting = Meeting(self._connections, prefix, self._meeting.rank, self._meeting.size)
         return self._meeting
 
@@ -298,7 +311,7 @@ def install(registry: Registry, *, store: Store, prefix: str, attached: bool) ->
     if nccl.available():
         nccl.configure()
     if first_time and not hasattr(dist.Backend, BACKEND.upper()):
-        compat.patch(lambda group: isinstance(group, Group))
+        compat.patch(lambda group: isinstance(group, Group), BACKEND)
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
 

@@ -63,15 +63,17 @@ class GuardedWork(dist.Work):
     was asked for is not complete.
     """
 
+    # On the class, because setting them in each object costs a microsecond per collective.
+    _settled = False
+    _failed = False
+    _recorder: tuple[Transcript, Slot] | None = None
+
     def __init__(self, group: "Group", work: Any, collective: Collective, parts: Parts) -> None:
         super().__init__()
         self._group = group
         self._work = work
         self._collective = collective
         self._parts = parts
-        self._settled = False
-        self._failed = False
-        self._recorder: tuple[Transcript, Slot] | None = None
 
     def record_into(self, transcript: Transcript, slot: Slot) -> None:
         """Fill the slot when the collective completes."""
@@ -162,6 +164,7 @@ class GuardedWork(dist.Work):
             return
         self._group.registry.failed(error, self._collective.name)  # raises what is the user's own
         self._failed = self._settled = True
+        self._group.registry.count_waited()
         self._recorder = None
         self._group.answer(self._collective, self._parts)
 

@@ -1,5 +1,5 @@
 import pytest
-from world import World, warm_up
+from kit.world import World, warm_up
 
 
 @pytest.fixture(scope="session")

@@ -128,10 +128,11 @@ def send_and_receive(rank, size):
         work = dist.irecv(x, 0, tag=7)
         work.wait()
     dist.barrier()
+    senders = None
     if rank == 0:
         senders = sorted(dist.recv(torch.empty(2)) for _ in range(size - 1))
-    else:
-        senders = dist.send(mine(rank, 2), 0)
+    if rank != 0:
+        dist.send(mine(rank, 2), 0)
     dist.barrier()  # else a receive from any rank would take the next case's message
     if rank == 0:
         return senders
@@ -172,7 +173,7 @@ def barriers(rank, size):
 
 @case
 def sub_groups(rank, size):
-    low, high = dist.new_group([0, 1]), dist.new_group(list(range(2, size)))
+    low, high = dist.new_group([0, 1], backend="gloo"), dist.new_group(list(range(2, size)))
     group = low if rank < 2 else high
     x = mine(rank, 3)
     dist.all_reduce(x, group=group)

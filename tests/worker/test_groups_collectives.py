@@ -10,6 +10,7 @@ import exercise
 import pytest
 import torch
 import torch.distributed as dist
+from kit.world import TIMEOUT
 
 from deadpool_run.worker.groups import GroupState
 from deadpool_run.worker.transcript import Transcript
@@ -129,6 +130,45 @@ def forget_works(member):
 
 def test_works_that_nobody_waits_for_are_freed(make_world):
     assert not any(make_world(2).run(forget_works)[0])
+
+
+def two_worlds(member):
+    member.start()
+    sums = []
+    for number in range(3):
+        x = torch.ones(1) * (member.rank + 1)
+        dist.all_reduce(x)
+        sums.append(x.item())
+        dist.destroy_process_group()
+        store = dist.PrefixStore(f"again{number}", member.store)
+        dist.init_process_group("deadpool", store=store, rank=member.rank, world_size=member.size, timeout=TIMEOUT)
+    sums.append(len(member.registry.groups))
+    return sums
+
+
+def test_a_script_may_destroy_its_world_and_make_another(make_world):
+    assert make_world(2).run(two_worlds) == [[3.0, 3.0, 3.0, 1]] * 2
+
+
+class Cell:
+    issued = waited = 0
+
+
+def counts(member):
+    member.registry._cell = Cell()
+    member.start()
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1))
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    seen = [(Cell.issued, Cell.waited), (member.registry._cell.issued, member.registry._cell.waited)]
+    work.wait()
+    work.wait()
+    seen.append((member.registry._cell.issued, member.registry._cell.waited))
+    return seen
+
+
+def test_the_cell_counts_what_is_issued_and_what_is_waited_for(make_world):
+    assert make_world(2).run(counts) == [[(0, 0), (4, 3), (4, 4)]] * 2
 
 
 def monitored(member):

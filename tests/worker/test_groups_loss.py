@@ -6,12 +6,13 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from world import TIMEOUT
+from kit.world import TIMEOUT
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker.groups import GroupState
@@ -51,7 +52,14 @@ def new_group(tensor):
     dist.all_reduce(tensor, group=group)
 
 
+def in_the_midst(tensor):
+    """Rank 1's part of a transfer is on its way when the loss comes."""
+    dist.broadcast(torch.ones(1 << 24), src=0)
+    dist.all_reduce(torch.ones(1 << 22))
+
+
 BLOCKED = {
+    "in_the_midst": in_the_midst,
     "all_reduce": dist.all_reduce,
     "future": future,
     "barrier": lambda _: dist.barrier(),
@@ -136,7 +144,9 @@ def is_aborted(member, name):
     return freed - aborted[0], len(member.failures)
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "recv", "recv_anysource", "new_group", "monitored_barrier", "future"])
+@pytest.mark.parametrize(
+    "name", ["all_reduce", "in_the_midst", "recv", "recv_anysource", "new_group", "monitored_barrier", "future"]
+)
 def test_an_abort_frees_this_process_and_leaves_its_other_sockets(make_world, name):
     results = make_world(3).run(is_aborted, name)
     for seconds, failures in (results[0], results[2]):
@@ -145,12 +155,42 @@ def test_an_abort_frees_this_process_and_leaves_its_other_sockets(make_world, na
         assert failures <= 1
 
 
+def blocks_on_other_addresses(member, variables):
+    os.environ.update(variables[member.rank])
+    member.start(timeout=LONG)
+    if member.rank == 1:
+        member.store.wait(["done"], TIMEOUT)
+        return None
+    timer = threading.Timer(0.1, member.registry.abort)
+    timer.start()
+    start = time.monotonic()
+    dist.all_reduce(torch.ones(64))
+    seconds = time.monotonic() - start
+    timer.join()
+    member.store.set("done", "1")
+    return seconds, member.registry.tainted
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        ({"DEADPOOL_GLOO_ADDR": "127.0.0.2"}, {"DEADPOOL_GLOO_ADDR": "127.0.0.3"}),
+        ({"GLOO_SOCKET_IFNAME": "lo"}, {"GLOO_SOCKET_IFNAME": "lo"}),
+    ],
+    ids=["address", "interface"],
+)
+def test_connections_are_found_whatever_the_address(make_world, variables):
+    seconds, tainted = make_world(2).run(blocks_on_other_addresses, variables)[0]
+    assert seconds < FREED_S + 0.1
+    assert tainted
+
+
 def descriptors():
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def threads():
-    return len(os.listdir("/proc/self/task"))
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def rebuilds(member, count):

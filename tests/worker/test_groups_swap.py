@@ -6,8 +6,10 @@ from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.worker.groups import GroupState
 from deadpool_run.worker.transcript import Transcript
@@ -18,7 +20,7 @@ WIDTH = 32
 ATTACH = timedelta(seconds=20)
 
 
-class Abandoned(Exception):
+class AbandonedError(Exception):
     """Raised by the optimizer's hook, as StepAborted is."""
 
 
@@ -38,13 +40,8 @@ def build(mode, size):
     torch.manual_seed(0)
     model = Net()
     if mode == "ddp":
-        from torch.nn.parallel import DistributedDataParallel
-
         model = DistributedDataParallel(model, bucket_cap_mb=0.004)
     else:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
         shape = (size,) if mode == "fsdp" else (2, size // 2)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         for layer in model.layers:
@@ -87,7 +84,7 @@ def train(member, mode, kill):
 
     def hook(*_):
         if registry.tainted:
-            raise Abandoned
+            raise AbandonedError
 
     optimizer.register_step_pre_hook(hook)
     index, lost = 0, 0
@@ -99,7 +96,7 @@ def train(member, mode, kill):
         buffers = [b.clone() for b in model.buffers()]
         try:
             one_step(model, optimizer, index, member.rank)
-        except Abandoned:
+        except AbandonedError:
             lost += 1
             optimizer.zero_grad()
             for buffer, kept in zip(model.buffers(), buffers, strict=True):

@@ -16,7 +16,7 @@ from deadpool_run.worker.groups import GroupState, Registry, install
 LIMIT_S = 60.0
 TIMEOUT = timedelta(seconds=30)
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp", "world"])
+_context.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp", "kit.world"])
 
 
 class Member:
@@ -48,10 +48,10 @@ class Member:
         self.store.wait([f"met/{name}"], TIMEOUT)
 
 
-def _main(pipe, port, rank, size, prefix, target, args):
+def _main(pipe, place, target, args):
     torch.set_num_threads(1)
     try:
-        result = (True, target(Member(port, rank, size, prefix), *args))
+        result = (True, target(Member(*place), *args))
     except BaseException:  # noqa: BLE001 - told to the test
         result = (False, traceback.format_exc())
     pipe.send(result)
@@ -101,7 +101,7 @@ class World:
     def start(self, rank, target, *args, prefix="e1"):
         """Start one process."""
         mine, theirs = _context.Pipe()
-        arguments = (theirs, self.store.port, rank, self.size, prefix, target, args)
+        arguments = (theirs, (self.store.port, rank, self.size, prefix), target, args)
         process = _context.Process(target=_main, args=arguments, daemon=True)
         process.start()
         theirs.close()

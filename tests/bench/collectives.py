@@ -1,0 +1,102 @@
+"""What deadpool groups cost: microseconds per collective against plain Gloo, same processes, same machine, in turn.
+
+    python tests/bench/collectives.py [--size 2] [--count 2000]
+
+`issue` is the time until the call returns its work, `wait` the time from there to the outputs; medians of rank 0.
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from deadpool_run.vault.board import Board, create_board
+from deadpool_run.worker.groups import Registry, install
+
+BLOCK = 100
+TURNS = 3
+TIMEOUT = timedelta(seconds=60)
+
+
+def cases(rank, size):
+    small, large = torch.ones(1), torch.ones(1 << 16)
+    out = torch.empty(size * 1024)
+    part = torch.ones(1024)
+    other = (rank + 1) % size
+
+    def exchange():
+        send = dist.isend(part, other)
+        dist.recv(out[:1024], (rank - 1) % size)
+        return send
+
+    return {
+        "all_reduce 4 B": lambda: dist.all_reduce(small, async_op=True),
+        "all_reduce 256 KiB": lambda: dist.all_reduce(large, async_op=True),
+        "all_gather_into_tensor 4 KiB": lambda: dist.all_gather_into_tensor(out, part, async_op=True),
+        "broadcast 4 KiB": lambda: dist.broadcast(part, 0, async_op=True),
+        "send and receive 4 KiB": exchange,
+    }
+
+
+def measure(function, count):
+    """Median seconds of issue and wait."""
+    issued, waited = [], []
+    for _ in range(count):
+        start = time.perf_counter_ns()
+        work = function()
+        middle = time.perf_counter_ns()
+        work.wait()
+        waited.append(time.perf_counter_ns() - middle)
+        issued.append(middle - start)
+    return statistics.median(issued), statistics.median(waited)
+
+
+def main_of_rank(rank, size, port, count, pipe):
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+    board = Board(create_board(size), size)
+    install(Registry(cell=board.cells[rank], on_failure=print), store=store.clone(), prefix="e1", attached=True)
+    results = {}
+    for turn in range(TURNS):
+        for backend in ("gloo", "deadpool"):
+            prefixed = dist.PrefixStore(f"{backend}{turn}", store)
+            dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=TIMEOUT)
+            for name, function in cases(rank, size).items():
+                measure(function, BLOCK)
+                results.setdefault(name, {}).setdefault(backend, []).append(measure(function, count))
+            dist.barrier()
+            dist.destroy_process_group()
+    pipe.send(results)
+    pipe.close()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", type=int, default=2)
+    parser.add_argument("--count", type=int, default=2000)
+    options = parser.parse_args()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(options.size)]
+    processes = [
+        context.Process(target=main_of_rank, args=(rank, options.size, store.port, options.count, theirs))
+        for rank, (_, theirs) in enumerate(pipes)
+    ]
+    for process in processes:
+        process.start()
+    results, *_ = [mine.recv() for mine, _ in pipes]
+    for process in processes:
+        process.join()
+    print(f"{'':30}{'gloo':>18}{'deadpool':>18}{'more':>10}{'ratio':>8}   (us: issue + wait)")
+    for name, of in results.items():
+        (gi, gw), (di, dw) = (min(of[backend], key=sum) for backend in ("gloo", "deadpool"))
+        times = "".join(f"{i / 1e3:>9.1f} +{w / 1e3:>7.1f}" for i, w in ((gi, gw), (di, dw)))
+        print(f"{name:30}{times}{(di + dw - gi - gw) / 1e3:>10.1f}{(di + dw) / (gi + gw):>8.2f}")
+
+
+if __name__ == "__main__":
+    main()
