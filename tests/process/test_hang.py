@@ -1,6 +1,7 @@
 """A rank lives and makes no progress: it is ended and replaced; one that is only slow is left alone."""
 
 import json
+import re
 
 import pytest
 from kit.account import States
@@ -62,11 +63,15 @@ def test_a_rank_that_hangs_is_replaced(cluster, unfailed, where, seen):
     assert len(job.account.of("dying")) == 1
 
 
-def test_a_survivor_of_a_repair_that_hangs_is_told_from_those_that_wait(cluster, unfailed):
-    """A collective that the repair cut was issued and never completed: it must not count as one that is awaited."""
-    job = train(cluster, "rank=2,step=4,at=collective", "rank=0,step=8,at=before,how=loop")
+def test_after_a_repair_survivors_and_newcomer_are_judged_by_the_same_counts(cluster, unfailed):
+    """Else what the repair cut would look like a wait for ever after, and the newcomer like the one that is behind."""
+    job = train(cluster, "rank=2,step=4,at=before", "rank=0,step=8,at=before,how=loop")
     check(job, unfailed, [2, 0])
-    assert [rank for rank, _ in hung(job)] == [0]
+    ((rank, reason),) = hung(job)
+    assert rank == 0
+    waiting = re.findall(r"rank \d waits in a collective \(.*?, (\d+) collectives issued, (\d+) completed\)", reason)
+    assert len(waiting) == RANKS - 1
+    assert len(set(waiting)) == 1, reason
 
 
 def test_a_slow_rank_is_left_alone(cluster, unfailed):
