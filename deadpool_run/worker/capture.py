@@ -276,6 +276,8 @@ class Capture:
     """Of `plan.write_counts()` when the step ended."""
     ready: tuple[torch.cuda.Event, ...]
     """Recorded on the streams that the script used when the step ended; empty without CUDA."""
+    ended: bool
+    """Whether the step's kernels had ended by then, so that no later interruption can have spoilt them."""
 
 
 class Writer:
@@ -298,7 +300,7 @@ class Writer:
         targets = plan.targets(memory) + [memory.view(entry) for entry in value_entries]
         for event in capture.ready:
             event.synchronize()
-        if capture.ready and self._interrupted():
+        if not capture.ended and self._interrupted():
             return False  # kernels of the step may have worked on what an aborted collective left
         self._copy(targets, plan.sources + [local(t) for t in tree.tensors])
         if plan.write_counts() != capture.write_counts:

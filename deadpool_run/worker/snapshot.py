@@ -52,6 +52,7 @@ class Snapshots:
         self._staging = Staging()
         self._plan: Plan | None = None
         self._copy_of: Version | None = None
+        self._ended = True
         self._values: dict[str, Any] = {}
         self._rng: RngStates | None = None
         self._keeps_grads: bool | None = None
@@ -167,6 +168,12 @@ class Snapshots:
         """Make our own copy of everything small."""
         with torch.no_grad():
             self._copy_of = None
+            # Before our own copies are enqueued on the same streams.
+            # Only on devices in use: asking another one would open a context there.
+            devices = () if self._plan is None else self._plan.cuda_devices
+            self._ended = self._plan is not None and all(
+                torch.cuda.current_stream(device).query() for device in devices
+            )
             parameters = self._protected.parameters().values() if self._plan is None else self._plan.parameters
             self._staging.take(self._protected)
             self._values = self._protected.take()
@@ -187,6 +194,7 @@ class Snapshots:
             rng=self._rng,
             write_counts=plan.write_counts(),
             ready=tuple(torch.cuda.current_stream(device).record_event() for device in plan.cuda_devices),
+            ended=self._ended or not plan.cuda_devices,
         )
 
     def _memory_of(self, version: Version) -> SlotMemory:

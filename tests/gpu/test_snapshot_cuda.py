@@ -157,3 +157,14 @@ def test_a_slot_that_was_read_first_is_pinned_too(memory):
     theirs.capture_now(3)
     assert [slot._pinned for slot in theirs._memories] == [True, True]
     theirs.close()
+
+
+def test_a_step_whose_kernels_had_ended_is_captured_whatever_comes_later(memory):
+    training = Training(1)
+    snapshots = training.protected_by(_snapshots(memory, interrupted=lambda: True))
+    training.step()
+    torch.cuda.synchronize()
+    snapshots.begin(1)
+    snapshots.wait()
+    assert snapshots.held() == (1,)
+    snapshots.close()

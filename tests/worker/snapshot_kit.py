@@ -9,8 +9,8 @@ from multiprocessing.reduction import DupFd
 
 import numpy as np
 import torch
+from kit.world import LIMIT_S, _context
 from torch import nn
-from world import LIMIT_S, _context
 
 from deadpool_run.ids import Rank
 from deadpool_run.vault.board import Board, create_board
