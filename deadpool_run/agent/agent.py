@@ -29,7 +29,7 @@ from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core.events import Event, JobSubmitted, StopRequested
 from deadpool_run.errors import UsageError
-from deadpool_run.ids import Rank, Version, WorkerId
+from deadpool_run.ids import Rank, WorkerId
 from deadpool_run.vault.vault import Vault
 
 JOURNAL_NAME = "journal.jsonl"
@@ -73,7 +73,7 @@ class _Agent:
         self._nursery = Nursery(self._preload(), base_environment(spec, os.environ) | mark, self._on_lost)
         self._store = Store(self._nursery, self._on_lost)
         self._vault = Vault(spec.settings.world_size)
-        self._workforce = Workforce(self._nursery, self.submit, self._captured)
+        self._workforce = Workforce(self._nursery, self.submit, self._vault.captured)
         self._performer = LocalPerformer(
             spec=spec,
             mark=mark,
@@ -125,9 +125,6 @@ class _Agent:
         worker = self._performer.ranks.get(rank)
         pid = None if worker is None else self._workforce.pid(worker)
         return None if worker is None or pid is None else (worker, pid)
-
-    def _captured(self, rank: Rank) -> tuple[Version, ...]:
-        return self._vault.board.cells[rank].held
 
     def _on_stop(self, exit_code: int, reason: str) -> None:
         if not self._over.done():

@@ -85,6 +85,7 @@ class LocalPerformer:
             case do.KillWorker(worker, how):
                 self._kill(worker, how)
             case do.TerminateWorker(worker, number, grace_s):
+                self._workforce.send(worker, messages.Stop())
                 self._workforce.terminate(worker, number, grace_s)
             case do.ReportIncident(incident):
                 tell(incident_line(incident))

@@ -8,8 +8,9 @@ import os
 from types import TracebackType
 from typing import Self
 
-from deadpool_run.ids import Rank
+from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.board import BUSY, EMPTY, Board, create_board
+from deadpool_run.vault.segments import complete_versions
 
 _NAMES = ("slot0", "slot1", "transcript")
 
@@ -32,6 +33,11 @@ class Vault:
     def descriptors(self, rank: Rank) -> dict[str, int]:
         """Return what a worker of this rank needs: `board`, `slot0`, `slot1`, `transcript`."""
         return {"board": self._board_fd, **self._ranks[rank]}
+
+    def captured(self, rank: Rank) -> tuple[Version, ...]:
+        """Return, oldest first, the versions that a rank whose worker is dead has left complete."""
+        fds = self._ranks[rank]
+        return complete_versions((fds["slot0"], fds["slot1"]), self.board.cells[rank])
 
     def vacate(self, rank: Rank) -> None:
         """Forget the rank's dead owner, not its snapshots; what it was writing when it died is none."""

@@ -78,6 +78,11 @@ class Dismiss:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """The job ends: wait for no order any more. The signal to end comes beside it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExitNow:
     """An injected fault: end the process at once with this exit code."""
 
@@ -200,7 +205,7 @@ class StoreListening:
     port: int
 
 
-ToWorker = Assign | Abort | Resume | Attach | SetInterval | Release | Dismiss | ExitNow
+ToWorker = Assign | Abort | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
 FromWorker = (
     Ready
     | Initialized
@@ -224,7 +229,7 @@ Message = ToWorker | FromWorker
 _TYPES: Mapping[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
-        *(Assign, Abort, Resume, Attach, SetInterval, Release, Dismiss, ExitNow),
+        *(Assign, Abort, Resume, Attach, SetInterval, Release, Dismiss, Stop, ExitNow),
         *(Ready, Initialized, SetupDone, Sealed, Raised, Drained, DrainBroke, Rehearsed, Restored, Attached),
         *(AttachBroke, FirstStep, PeerSuspected, Skipped, Finished, StoreListening),
     )

@@ -22,6 +22,7 @@ from deadpool_run.wire.messages import (
     Release,
     Resume,
     SetInterval,
+    Stop,
     encode,
 )
 
@@ -43,7 +44,7 @@ def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
             match message:
                 case Assign():
                     return message, fds
-                case Dismiss():
+                case Dismiss() | Stop():
                     return None
                 case ExitNow(code=code):
                     os._exit(code)
@@ -54,7 +55,7 @@ def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
 
 
 class Orders:
-    """The newest orders, for the main thread to wait on."""
+    """The newest orders, for the main thread to wait on. Each wait raises SystemExit once the job ends."""
 
     def __init__(self, epoch: int) -> None:
         self._changed = threading.Condition()
@@ -62,13 +63,22 @@ class Orders:
         self._resume: Resume | None = None
         self._attach: Attach | None = None
         self._released = False
+        self._stopping = False
 
-    def put(self, order: Abort | Resume | Attach | Release) -> bool:
+    def _wait_for(self, come: Callable[[], bool]) -> None:
+        """Block until `come()`; raise SystemExit if the job ends before. The lock is held."""
+        self._changed.wait_for(lambda: self._stopping or come())
+        if self._stopping and not come():
+            raise SystemExit(1)
+
+    def put(self, order: Abort | Resume | Attach | Release | Stop) -> bool:
         """Note the order; return False if it is of an older epoch and therefore void."""
         with self._changed:
             match order:
                 case Release():
                     self._released = True
+                case Stop():
+                    self._stopping = True
                 case Abort(epoch=epoch) | Resume(epoch=epoch) | Attach(epoch=epoch) if epoch < self.epoch:
                     return False
                 case Abort(epoch=epoch):
@@ -84,25 +94,25 @@ class Orders:
     def wait_newer(self, epoch: int) -> int:
         """Block until an epoch newer than this is known; return it."""
         with self._changed:
-            self._changed.wait_for(lambda: self.epoch > epoch)
+            self._wait_for(lambda: self.epoch > epoch)
             return self.epoch
 
     def wait_resume(self, epoch: int) -> int | None:
         """Block until the resume version of this epoch is known; None if a newer epoch came first."""
         with self._changed:
-            self._changed.wait_for(lambda: self.epoch > epoch or self._resume is not None)
+            self._wait_for(lambda: self.epoch > epoch or self._resume is not None)
             return None if self.epoch > epoch or self._resume is None else self._resume.version
 
     def wait_attach(self, epoch: int) -> bool:
         """Block until this epoch may be attached to; False if a newer epoch came first."""
         with self._changed:
-            self._changed.wait_for(lambda: self.epoch > epoch or self._attach is not None)
+            self._wait_for(lambda: self.epoch > epoch or self._attach is not None)
             return self.epoch == epoch
 
     def wait_release(self, epoch: int) -> bool:
         """Block until the loop may end; False if a newer epoch came first."""
         with self._changed:
-            self._changed.wait_for(lambda: self.epoch > epoch or self._released)
+            self._wait_for(lambda: self.epoch > epoch or self._released)
             return self._released
 
 
@@ -148,7 +158,7 @@ class Link:
             case Abort(epoch=epoch):
                 if self.orders.put(message) and self._on_abort is not None:
                     self._on_abort(epoch)
-            case Resume() | Attach() | Release():
+            case Resume() | Attach() | Release() | Stop():
                 self.orders.put(message)
             case SetInterval(interval=interval):
                 if self._on_interval is not None:

@@ -19,6 +19,11 @@ def mine(rank, *shape):
     return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape) + 10 * (rank + 1)
 
 
+def blank(*shape):
+    """Where a collective writes its result: NaN, as memory that nobody wrote may hold."""
+    return torch.full(shape, float("nan"))
+
+
 @case
 def all_reduce(rank, size):
     x, y = mine(rank, 3), mine(rank, 4)
@@ -52,11 +57,11 @@ def coalescing_manager(rank, size):
         for x in xs:
             dist.all_reduce(x)
     manager.wait()
-    outs = [torch.empty(size * 3), torch.empty(size * 2)]
+    outs = [blank(size * 3), blank(size * 2)]
     with dist.distributed_c10d._coalescing_manager():
         for out in outs:
             dist.all_gather_into_tensor(out, mine(rank, out.numel() // size))
-    parts = [torch.empty(3), torch.empty(2)]
+    parts = [blank(3), blank(2)]
     with dist.distributed_c10d._coalescing_manager():
         for part in parts:
             dist.reduce_scatter_tensor(part, mine(rank, size * part.numel()))
@@ -79,46 +84,46 @@ def reduce(rank, size):
 
 @case
 def all_gather(rank, size):
-    out = [torch.empty(3) for _ in range(size)]
+    out = [blank(3) for _ in range(size)]
     dist.all_gather(out, mine(rank, 3))
-    flat = torch.empty(size * 3)
+    flat = blank(size * 3)
     dist.all_gather_into_tensor(flat, mine(rank, 3))
     return out, flat
 
 
 @case
 def gather_and_scatter(rank, size):
-    out = [torch.empty(2) for _ in range(size)] if rank == 0 else None
+    out = [blank(2) for _ in range(size)] if rank == 0 else None
     dist.gather(mine(rank, 2), out, dst=0)
-    part = torch.empty(2)
+    part = blank(2)
     dist.scatter(part, [mine(r, 2) for r in range(size)] if rank == 1 else None, src=1)
     return out, part
 
 
 @case
 def reduce_scatter(rank, size):
-    out = torch.empty(2)
+    out = blank(2)
     dist.reduce_scatter_tensor(out, mine(rank, 2 * size))
-    other = torch.empty(2)
+    other = blank(2)
     dist.reduce_scatter(other, [mine(rank + r, 2) for r in range(size)])
     return out, other
 
 
 @case
 def all_to_all(rank, size):
-    out = torch.empty(size)
+    out = blank(size)
     dist.all_to_all_single(out, mine(rank, size))
     splits_in = [r + 1 for r in range(size)]
-    ragged = torch.empty(size * (rank + 1))
+    ragged = blank(size * (rank + 1))
     dist.all_to_all_single(ragged, mine(rank, sum(splits_in)), [rank + 1] * size, splits_in)
-    lists = [torch.empty(2) for _ in range(size)]
+    lists = [blank(2) for _ in range(size)]
     dist.all_to_all(lists, [mine(rank + r, 2) for r in range(size)])
     return out, ragged, lists
 
 
 @case
 def send_and_receive(rank, size):
-    x = torch.empty(3)
+    x = blank(3)
     if rank == 0:
         dist.send(mine(0, 3), 1)
         dist.isend(mine(0, 3), 2, tag=7).wait()
@@ -130,7 +135,7 @@ def send_and_receive(rank, size):
     dist.barrier()
     senders = None
     if rank == 0:
-        senders = sorted(dist.recv(torch.empty(2)) for _ in range(size - 1))
+        senders = sorted(dist.recv(blank(2)) for _ in range(size - 1))
     if rank != 0:
         dist.send(mine(rank, 2), 0)
     dist.barrier()  # else a receive from any rank would take the next case's message
@@ -141,7 +146,7 @@ def send_and_receive(rank, size):
 
 @case
 def ring(rank, size):
-    got = torch.empty(4)
+    got = blank(4)
     ops = [
         dist.P2POp(dist.isend, mine(rank, 4), (rank + 1) % size),
         dist.P2POp(dist.irecv, got, (rank - 1) % size),

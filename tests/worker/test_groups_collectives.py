@@ -132,6 +132,16 @@ def test_works_that_nobody_waits_for_are_freed(make_world):
     assert not any(make_world(2).run(forget_works)[0])
 
 
+def asks_for_gloo(member):
+    member.start()
+    kinds = [type(dist.new_group(backend=name)) for name in (None, "gloo", "cpu:gloo,cuda:nccl")]
+    return [kind.__module__ for kind in kinds], len(member.registry.groups)
+
+
+def test_groups_that_ask_for_gloo_are_protected_too(make_world):
+    assert make_world(2).run(asks_for_gloo) == [(["deadpool_run.worker.group"] * 3, 4)] * 2
+
+
 def two_worlds(member):
     member.start()
     sums = []

@@ -1,6 +1,7 @@
 """A member dies or an abort is ordered: what blocks is freed at once, nothing raises, nothing else is touched."""
 
 import gc
+import json
 import os
 import socket
 import threading
@@ -223,12 +224,18 @@ def test_rebuilding_many_times_leaves_threads_and_descriptors_flat(make_world):
         assert median < 1.0
 
 
+def free_what_was_cut(member):
+    with pytest.raises(AttachError):
+        member.registry.attach(member.store, "never", LONG, lambda: True)
+
+
 def waits_for_a_missing_member(member):
     member.start()
     member.registry.abort()
     if member.rank == 1:
         member.store.wait(["done0"], TIMEOUT)
         return None
+    free_what_was_cut(member)
     before = threads()
     interrupted = []
 
@@ -248,9 +255,9 @@ def waits_for_a_missing_member(member):
     with pytest.raises(AttachError):
         member.registry.attach(member.store, "e4", LONG, lambda: True)
     dist.all_reduce(torch.ones(2))  # fake
-    deadline = time.monotonic() + 10
-    while threads() > before and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
+    for thread in threading.enumerate():
+        if thread.name == "deadpool-attach":
+            thread.join(10)
     member.store.set("done0", "1")
     return raised, threads() - before
 
@@ -259,6 +266,44 @@ def test_an_attach_is_interrupted_and_its_helper_ends(make_world):
     raised, left = make_world(2).run(waits_for_a_missing_member)[0]
     assert raised < FREED_S
     assert left <= 0
+
+
+def is_stuck_in_gloo(member):
+    """The other member announces itself and then dies: Gloo waits for it in a call that nothing can end early."""
+    member.start()
+    member.registry.abort()
+    if member.rank == 1:
+        member.store.set("e2/@1", json.dumps({"endpoint": ["127.0.0.1", 1], "groups": ["0"]}))
+        member.store.wait(["done"], TIMEOUT)
+        return None
+    free_what_was_cut(member)
+    before = threads(), descriptors()
+    interrupted = []
+
+    def interrupt():
+        interrupted.append(time.monotonic())
+        member.registry.abort()
+
+    timer = threading.Timer(0.3, interrupt)
+    timer.start()
+    with pytest.raises(AttachError, match="further member"):
+        member.registry.attach(member.store, "e2", timedelta(seconds=3))
+    raised = time.monotonic() - interrupted[0]
+    timer.join()
+    helpers = [thread for thread in threading.enumerate() if thread.name == "deadpool-attach"]
+    busy = bool(helpers)
+    for helper in helpers:
+        helper.join(20)
+    member.store.set("done", "1")
+    return raised, busy, threads() - before[0], descriptors() - before[1]
+
+
+def test_an_attach_that_is_stuck_in_gloo_is_left_at_once_and_ends_by_itself(make_world):
+    raised, busy, threads_left, descriptors_left = make_world(2).run(is_stuck_in_gloo)[0]
+    assert raised < FREED_S
+    assert busy, "Gloo did not block: the test shows nothing"
+    assert threads_left <= 0
+    assert descriptors_left <= 0
 
 
 def times_out(member):

@@ -7,7 +7,18 @@ import threading
 import pytest
 
 from deadpool_run.errors import ProtocolError
-from deadpool_run.wire.messages import Abort, Assign, Attach, Dismiss, Finished, FrameBuffer, Release, Resume, encode
+from deadpool_run.wire.messages import (
+    Abort,
+    Assign,
+    Attach,
+    Dismiss,
+    Finished,
+    FrameBuffer,
+    Release,
+    Resume,
+    Stop,
+    encode,
+)
 from deadpool_run.worker.link import Link, Orders, park
 
 ASSIGN = Assign(
@@ -37,9 +48,10 @@ def test_park_takes_the_rank_its_descriptors_and_not_one_byte_more(pair):
         os.close(fd)
 
 
-def test_park_is_dismissed(pair):
+@pytest.mark.parametrize("order", [Dismiss(), Stop()])
+def test_park_is_dismissed(pair, order):
     agent, worker = pair
-    agent.sendall(encode(Dismiss()))
+    agent.sendall(encode(order))
     assert park(worker) is None
 
 
@@ -79,6 +91,14 @@ def test_release_ends_the_wait_and_an_abort_ends_it_otherwise():
     assert not orders.wait_release(1)
     orders.put(Release())
     assert orders.wait_release(2)
+
+
+@pytest.mark.parametrize("wait", ["wait_newer", "wait_resume", "wait_attach", "wait_release"])
+def test_no_wait_outlives_the_job(wait):
+    orders = Orders(1)
+    orders.put(Stop())
+    with pytest.raises(SystemExit):
+        getattr(orders, wait)(1)
 
 
 def test_link_calls_back_after_the_order_is_kept_and_sends(pair):

@@ -1,0 +1,120 @@
+"""A rank dies, wherever it may be in a step: the job ends with every weight as if nothing had happened."""
+
+import random
+import sys
+import time
+
+import pytest
+from kit.account import Account
+from kit.cluster import LAYOUTS
+
+PLACES = {
+    "before the step": "at=before",
+    "forward": "at=forward,n=1",
+    "backward": "at=backward,n=2",
+    "before a collective": "at=issue,n=0",
+    "with a collective issued": "at=collective,n=1",
+    "within a collective": "at=collective,n=0,us=300",
+    "among an optimizer's kernels": "at=optimizer,n=7",
+    "as the capture begins": "at=after",
+    "1 ms into the capture": "at=after,us=1000",
+    "after the step": "at=between",
+}
+STEPS = 12
+
+
+def case(layout, place, *, rare):
+    return pytest.param(layout, place, id=f"{layout}-{place}", marks=[pytest.mark.slow] if rare else [])
+
+
+def matrix():
+    """Every layout with every place; by default each layout with two of them, so that each place has its turn."""
+    for row, layout in enumerate(LAYOUTS):
+        for column, place in enumerate(PLACES):
+            yield case(layout, place, rare=(column - row) % 5 != 0)
+
+
+def check(job, reference, layout, steps, lost):
+    """Assert what the project promises of a job that lost these ranks, and return its account."""
+    assert job.wait_exit() == 0, job.told()
+    account: Account = job.account
+    account.check_same_as(reference(layout, steps))
+    account.check_ranks(lost)
+    assert account.steps_lost() <= 1
+    job.check_nothing_left()
+    return account
+
+
+@pytest.mark.parametrize(("layout", "place"), list(matrix()))
+def test_one_death(cluster, reference, layout, place):
+    rank = (LAYOUTS.index(layout) + list(PLACES).index(place)) % 4
+    fault = f"rank={rank},step=5,{PLACES[place]}"
+    job = cluster("--layout", layout, "--steps", str(STEPS), "--die", fault)
+    account = check(job, reference, layout, STEPS, [rank])
+    assert len(account.of("dying")) == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ten_deaths_in_a_row(cluster, reference, layout):
+    order = random.Random(layout).sample(sorted(PLACES), len(PLACES))
+    faults = [(number % 4, 3 + 2 * number, PLACES[place]) for number, place in enumerate(order)]
+    words = [word for rank, step, at in faults for word in ("--die", f"rank={rank},step={step},{at}")]
+    job = cluster("--layout", layout, "--steps", "25", *words)
+    account = check(job, reference, layout, 25, [rank for rank, _, _ in faults])
+    assert len(account.of("dying")) == len(faults)
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["ddp-full", "pp", pytest.param("tp", marks=pytest.mark.slow)])
+def test_deaths_at_any_moment(cluster, reference, layout, seed):
+    """From outside, at seeded places of the run; the moment within a step is the machine's choice."""
+    choose = random.Random(seed)
+    job = cluster("--layout", layout, "--steps", "40")
+    lost, version = [], 2
+    for _ in range(4):
+        rank = choose.randrange(4)
+        version += choose.randrange(2, 8)
+        job.wait_state(rank, version)
+        until = time.perf_counter() + choose.random() * 0.01
+        while time.perf_counter() < until:
+            pass
+        job.kill(rank)
+        lost.append(rank)
+        job.wait_event("start", rank=rank, nth=1 + lost.count(rank))
+    check(job, reference, layout, 40, lost)
+
+
+def test_a_death_in_the_middle_of_a_long_capture(cluster, reference):
+    job = cluster("--layout", "ddp", "--steps", str(STEPS), "--ballast-mb", "64", spares=1)
+    job.wait_state(1, 3)
+    job.kill_when(1, lambda cell: -2 in cell.slots, "slot being written")
+    check(job, reference, "ddp", STEPS, [1])
+
+
+def test_a_death_that_a_user_injects(cluster, reference):
+    job = cluster("--layout", "fsdp", "--steps", "40", "--hold", "20")
+    job.wait_event("held")
+    result = job.kill_rank(2)
+    assert result.returncode == 0, result.stderr
+    job.release()
+    check(job, reference, "fsdp", 40, [2])
+    assert "injected" in job.stderr
+
+
+@pytest.mark.parametrize(
+    "layout", [name if name in {"ddp-full", "pp"} else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
+)
+def test_an_unfailed_run_is_torchruns(cluster, reference, layout):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+    job = cluster("--layout", layout, "--steps", str(STEPS), launcher=torchrun)
+    assert job.wait_exit() == 0, job.told()
+    job.account.check_same_as(reference(layout, STEPS))
+
+
+@pytest.mark.parametrize("who", ["newcomer", "survivor"])
+def test_one_wrong_bit_after_a_recovery_is_seen(cluster, reference, who):
+    """Guards the guard: were the comparison blind, every test above would pass."""
+    job = cluster("--layout", "tp", "--steps", str(STEPS), "--die", "rank=1,step=5,at=forward", "--corrupt", who)
+    assert job.wait_exit() == 0, job.told()
+    with pytest.raises(AssertionError, match="states that differ"):
+        job.account.check_same_as(reference("tp", STEPS))
