@@ -1,5 +1,6 @@
 """Every event in every phase: never an exception, invariants hold, and it acts as the tables say or not at all."""
 
+import dataclasses
 import functools
 from collections import deque
 from collections.abc import Iterator
@@ -77,41 +78,57 @@ def signature(state: State) -> tuple[object, ...]:
     return state.phase, tuple(ranked), tuple(seats), parked, chosen, state.suspicion is None
 
 
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """One call of `step`, and what came of it."""
+
+    state: State
+    event: ev.Event
+    after: State
+    effects: tuple[do.Effect, ...]
+
+    @property
+    def member(self) -> Member | None:
+        """Of whom the event told, as it was before."""
+        return self.state.members.get(getattr(self.event, "worker", None))
+
+
 @functools.cache
-def explored() -> tuple[tuple[State, ...], frozenset[tuple[type, MemberPhase]], frozenset[tuple[JobPhase, JobPhase]]]:
-    """The states that all events lead to, breadth first; the table's entries and the job's transitions on the way."""
+def decisions() -> tuple[Decision, ...]:
+    """Every event in every state that events lead to, breadth first."""
     first = coordinator.new_state(SETTINGS)
-    seen, queue = {signature(first): first}, deque([first])
-    entries, moves = set(), set()
+    seen, queue, made = {signature(first)}, deque([first]), []
     while queue:
         state = queue.popleft()
+        before = repr(state)
         for event in all_events(state):
             now = coordinator.next_deadline(SETTINGS, state) if isinstance(event, ev.TimeAdvanced) else None
-            after, _ = coordinator.step(SETTINGS, state, event, NOW if now is None else now)
-            worker = getattr(event, "worker", None)
-            if worker in state.members:
-                entries.add((type(event), state.members[worker].phase))
-            moves.add((state.phase, after.phase))
+            after, effects = coordinator.step(SETTINGS, state, event, NOW if now is None else now)
+            made.append(Decision(state, event, after, effects))
             if signature(after) not in seen:
-                seen[signature(after)] = after
+                seen.add(signature(after))
                 queue.append(after)
-            assert len(seen) < MOST_STATES, "the signature tells too many states apart"
-    return tuple(seen.values()), frozenset(entries), frozenset(moves)
+        assert repr(state) == before, "a state was changed in place"
+        assert len(seen) < MOST_STATES, "the signature tells too many states apart"
+    return tuple(made)
+
+
+def states() -> list[State]:
+    return list({id(one.state): one.state for one in decisions()}.values())
 
 
 def test_every_phase_of_job_and_members_is_explored():
-    states, entries, _ = explored()
-    assert {state.phase for state in states} == set(JobPhase)
-    assert {m.phase for state in states for m in state.members.values()} == set(MemberPhase) - {MemberPhase.ENDED}
+    assert {state.phase for state in states()} == set(JobPhase)
+    assert {m.phase for state in states() for m in state.members.values()} == set(MemberPhase) - {MemberPhase.ENDED}
     facts = {
         (fact, phase) for phase, row in MEMBER_TRANSITIONS.items() for fact in row if fact.__module__.endswith("events")
     }
-    assert facts <= entries
+    assert facts <= {(type(one.event), one.member.phase) for one in decisions() if one.member is not None}
 
 
 def test_the_job_moves_along_its_table():
     """Several phases may be passed in one step, so that a move is a path in the table; each edge is an own move too."""
-    _, _, moves = explored()
+    moves = {(one.state.phase, one.after.phase) for one in decisions()}
     for start, end in moves:
         reach = {start}
         for _ in JobPhase:
@@ -123,15 +140,11 @@ def test_the_job_moves_along_its_table():
 
 
 def test_every_event_in_every_state_keeps_the_invariants():
-    states, _, _ = explored()
-    for state in states:
-        before = repr(state)
-        for event in all_events(state):
-            after, effects = coordinator.step(SETTINGS, state, event, NOW)
-            coordinator.check_invariants(SETTINGS, after)
-            check_orders(after, effects)
-            assert after.epoch >= state.epoch
-        assert repr(state) == before, "a state was changed in place"
+    for one in decisions():
+        if one.after != one.state:
+            coordinator.check_invariants(SETTINGS, one.after)
+        check_orders(one.after, one.effects)
+        assert one.after.epoch >= one.state.epoch
 
 
 def check_orders(after: State, effects: tuple[do.Effect, ...]) -> None:
@@ -146,12 +159,10 @@ def check_orders(after: State, effects: tuple[do.Effect, ...]) -> None:
 
 
 def test_a_fact_moves_its_member_as_the_table_says_or_nothing():
-    states, _, _ = explored()
-    for state in states:
-        for worker in [*state.members, state.next_worker + 7]:
-            for event in events_of_worker(state, worker, state.epoch):
-                if not isinstance(event, ev.WorkerStarted):  # its pid is noted in any phase
-                    check_fact(state, worker, event)
+    for one in decisions():
+        # The pid of WorkerStarted is noted in any phase.
+        if type(one.event) not in map(type, (*EVENTS_OF_JOB, ev.WorkerStarted(0, 0))):
+            check_fact(one)
 
 
 def is_void(event: ev.Event, member: Member) -> bool:
@@ -165,24 +176,22 @@ def is_void(event: ev.Event, member: Member) -> bool:
             return False
 
 
-def check_fact(state: State, worker: int, event: ev.Event) -> None:
-    after, effects = coordinator.step(SETTINGS, state, event, NOW)
-    member = state.members.get(worker)
-    target = None if member is None else MEMBER_TRANSITIONS[member.phase].get(type(event))
-    if target is None or is_void(event, member) or state.phase is JobPhase.STOPPED:
-        assert (after, effects) == (state, ()), f"{event} acted on {member}"
+def check_fact(one: Decision) -> None:
+    target = None if one.member is None else MEMBER_TRANSITIONS[one.member.phase].get(type(one.event))
+    if target is None or is_void(one.event, one.member) or one.state.phase is JobPhase.STOPPED:
+        assert (one.after, one.effects) == (one.state, ()), f"{one.event} acted on {one.member}"
         return
-    for effect in effects:  # orders of the same step move it on
+    worker = one.event.worker
+    for effect in one.effects:  # orders of the same step move it on
         trigger = trigger_of(effect)
         if getattr(effect, "worker", None) == worker and trigger in MEMBER_TRANSITIONS[target]:
             target = MEMBER_TRANSITIONS[target][trigger]
-    assert (after.members[worker].phase if worker in after.members else MemberPhase.ENDED) is target
+    assert (one.after.members[worker].phase if worker in one.after.members else MemberPhase.ENDED) is target
 
 
 @pytest.mark.parametrize("off", [-1, 1])
 def test_what_is_said_in_another_epoch_changes_nothing(off):
-    states, _, _ = explored()
-    for state in states:
+    for state in states():
         for worker in state.members:
             for event in events_of_worker(state, worker, state.epoch + off):
                 if hasattr(event, "epoch"):
@@ -190,8 +199,7 @@ def test_what_is_said_in_another_epoch_changes_nothing(off):
 
 
 def test_a_deadline_that_is_reached_is_over():
-    states, _, _ = explored()
-    for state in states:
+    for state in states():
         now = NOW
         while (deadline := coordinator.next_deadline(SETTINGS, state)) is not None and now < NOW + 1000:
             assert coordinator.step(SETTINGS, state, ev.TimeAdvanced(), now)[0] == state or deadline <= now

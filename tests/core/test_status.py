@@ -1,0 +1,45 @@
+"""What viewers are shown is plain JSON, and says of each rank who holds it."""
+
+import json
+
+from golden import Run
+
+from deadpool_run.core.status import summary
+
+
+def run(*commands):
+    told = Run()
+    for command in commands:
+        told.command(command)
+    return summary(told.state).to_json()
+
+
+START = ("new world_size=2 spares=1", "start", "ready w0..w2")
+PROTECTED = (*START, "setup w0 w1", "seal w0 w1")
+REPAIRED = (
+    *(*PROTECTED, "kill w1 held=4,5", "drained w0 5 held=4,5", "rehearsed w2", "restored w0 w2"),
+    *("attached w0 w2", "stepped w0 w2"),
+)
+
+
+def test_it_is_json_at_any_time():
+    for count in range(len(REPAIRED)):
+        json.dumps(run(*REPAIRED[: count + 1]))
+
+
+def test_an_unmanaged_script_is_shown_as_running():
+    assert [rank["phase"] for rank in run(*START)["ranks"]] == ["running", "running"]
+    assert [rank["phase"] for rank in run(*START, "init w0")["ranks"]] == ["setting up", "setting up"]
+
+
+def test_a_vacant_and_a_finished_rank_have_no_worker():
+    ranks = run(*PROTECTED, "kill w2", "kill w1 held=4,5")["ranks"]
+    assert ranks[1] == {"rank": 1, "worker": None, "pid": None, "phase": "vacant"}
+    assert run(*PROTECTED, "exit w0 code=0")["ranks"][0]["phase"] == "done"
+
+
+def test_the_resume_version_is_shown_while_it_matters():
+    assert run(*REPAIRED[:7])["resume"] == 5
+    after = run(*REPAIRED)
+    assert after["resume"] is None
+    assert [loss["replacement"] for loss in after["incidents"][0]["losses"]] == [2]
