@@ -40,6 +40,8 @@ class Member:
         assert (
             self.registry.state is (GroupState.ATTACHED if attached else GroupState.REHEARSING) or backend != "deadpool"
         )
+        if attached:
+            self.meet("started")  # else a member's first act may cut a connection that its peer still makes
 
     def meet(self, name, count=None):
         """A barrier through the store."""
