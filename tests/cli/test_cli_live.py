@@ -2,7 +2,7 @@
 
 
 def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
-    job = cluster("--steps", "8", "--hold", "6", nproc=2, spares=1)
+    job = cluster("--steps", "400", "--hold", "6", nproc=2, spares=1)  # long enough to be looked at after the repair
     job.wait_state(1, 5)
     before = job.status()
     assert (before["health"], before["phase"], before["run"]["pid"]) == ("healthy", "running", job.pid)
