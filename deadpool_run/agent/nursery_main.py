@@ -147,6 +147,9 @@ class _Nursery:
         os.read(go_reader, 1)
         os.close(go_reader)
         die_with_parent(self._agent_pid)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job was born with it ignored
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # under nohup, say; the agent passes them on
+            signal.signal(number, signal.SIG_DFL)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)  # until the script says what they mean
         if "numpy" in sys.modules:
