@@ -12,9 +12,16 @@ from deadpool_run.worker import compat, nccl
 from deadpool_run.worker.attach import Inner, Plan
 from deadpool_run.worker.collectives import COLLECTIVES, Collective, Parts, answer
 from deadpool_run.worker.transcript import Transcript
-from deadpool_run.worker.works import AnySourceWork, DoneWork, GuardedWork, RecordedWork
+from deadpool_run.worker.waiters import Waiters
+from deadpool_run.worker.works import DoneWork, GuardedWork, RecordedWork, ThreadedWork
 
 BACKEND = "deadpool"
+_UNSLICED = frozenset(
+    {
+        *("send", "recv", "recv_anysource"),
+        *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    }
+)
 
 
 class Owner(Protocol):
@@ -22,6 +29,9 @@ class Owner(Protocol):
 
     recording: Transcript | None
     playback: Transcript | None
+    waiters: Waiters
+    released: int
+    """The newest generation of communicators whose collectives are no longer waited for."""
 
     def count_issued(self) -> None:
         """Count a collective that is issued."""
@@ -32,14 +42,14 @@ class Owner(Protocol):
     def note_fake(self) -> None:
         """Note that a collective is answered by the fake."""
 
-    def failed(self, error: RuntimeError, what: str, *, may_time_out: bool = False) -> None:
+    def failed(self, error: RuntimeError, what: str, generation: int, *, may_time_out: bool = False) -> None:
         """Drain if a peer is to blame, else raise the error."""
 
-    def wake_on_drain(self, sleeper: threading.Event) -> None:
-        """Set the event when a drain starts; at once if one has started."""
+    def on_release(self, callback: Callable[[], object], generation: int) -> None:
+        """Call back when the drain of that generation gives up on Gloo; at once if it has."""
 
-    def let_sleep(self, sleeper: threading.Event) -> None:
-        """Forget what `wake_on_drain` was told."""
+    def off_release(self, callback: Callable[[], object]) -> None:
+        """Forget what `on_release` was told."""
 
     def forget(self, group: "Group") -> None:
         """Free a group that its user destroyed."""
@@ -56,6 +66,8 @@ class Group(dist.ProcessGroup):
         self.registry = registry
         self.plan = plan
         self.inner: dist.ProcessGroup | None = None
+        self.generation = 0
+        """Counts the registry's communicators; a work belongs to those that it was issued on."""
         self._epoch: Inner | None = None
         self._nccl: Any = None
         self._nccl_lock = threading.Lock()
@@ -65,8 +77,9 @@ class Group(dist.ProcessGroup):
 
     # --- attaching -------------------------------------------------------------------------------------------------
 
-    def attach(self, inner: Inner) -> None:
+    def attach(self, inner: Inner, generation: int) -> None:
         """Use these communicators from now on."""
+        self.generation = generation
         self._epoch = inner
         self._nccl = None
         self.inner = inner.group
@@ -132,7 +145,7 @@ class Group(dist.ProcessGroup):
                 return self.pretend(collective, parts)
             work = getattr(inner, target)(*args, **kwargs)
         except RuntimeError as error:
-            registry.failed(error, collective.name)
+            registry.failed(error, collective.name, self.generation)
             return self.pretend(collective, parts)
         registry.count_waited()
         if registry.recording is not None and work is not None:
@@ -162,7 +175,7 @@ class Group(dist.ProcessGroup):
         try:
             return self.inner._end_coalescing(device)  # noqa: SLF001
         except RuntimeError as error:
-            self.registry.failed(error, "coalescing")
+            self.registry.failed(error, "coalescing", self.generation)
             return DoneWork([])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -175,7 +188,7 @@ class Group(dist.ProcessGroup):
         try:
             inner.monitored_barrier(timeout, wait_all_ranks)
         except RuntimeError as error:
-            self.registry.failed(error, "monitored_barrier", may_time_out=True)
+            self.registry.failed(error, "monitored_barrier", self.generation, may_time_out=True)
         self.registry.count_waited()
 
     # --- what torch asks of a group ----------------------------------------------------------------------------------
@@ -265,7 +278,7 @@ def _on_cuda(parts: Parts) -> bool:
 def _method(collective: Collective, target: str) -> Callable[..., Any]:
     """Return the method that issues the collective. This is the hot path: every collective of the user runs through it."""
     name = collective.name
-    kind = AnySourceWork if name == "recv_anysource" else GuardedWork
+    kind = ThreadedWork if name in _UNSLICED else GuardedWork
 
     def issue(self: Group, *args: Any, **kwargs: Any) -> Any:
         parts = (*args, *kwargs.values()) if kwargs else args
@@ -281,7 +294,7 @@ def _method(collective: Collective, target: str) -> Callable[..., Any]:
         except RuntimeError as error:
             if self.refused_peer(collective, parts):
                 raise
-            registry.failed(error, name)
+            registry.failed(error, name, self.generation)
             registry.count_waited()
             return self.pretend(collective, parts)
         guarded = kind(self, work, collective, parts)

@@ -4,6 +4,7 @@ States: REHEARSING (a newcomer: answers are fake or from the transcript) -> ATTA
 answers are fake, nothing blocks, nothing raises) -> ATTACHED to the next epoch.
 """
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable
@@ -20,7 +21,13 @@ from deadpool_run.worker import compat, gloo, nccl
 from deadpool_run.worker.attach import Build, Connections, Inner, Meeting, Plan
 from deadpool_run.worker.group import BACKEND, Group
 from deadpool_run.worker.transcript import Transcript
+from deadpool_run.worker.waiters import Waiters
 
+_GRACE_S = 0.05
+"""From severing the connections until the works that Gloo has not ended are given up. Gloo ends most within 1 ms; those
+whose message was cut in the middle never."""
+_FREE_S = 1.0
+"""How long the freeing of old communicators is waited for. Gloo's threads end at once, unless one is stuck as above."""
 _LOST_MEANWHILE = "a further member was lost while communicators were built"
 
 
@@ -51,6 +58,9 @@ class Registry:
         self.recording: Transcript | None = None
         self.playback: Transcript | None = None
         self.groups: list[Group] = []
+        self.waiters = Waiters()
+        self.generation = 1
+        self.released = 0
         self._cell = cell
         self._on_failure = on_failure
         self._timeout = timeout
@@ -60,7 +70,7 @@ class Registry:
         self._connections: Connections | None = None
         self._prefix = ""
         self._worlds = 0
-        self._sleepers: set[threading.Event] = set()
+        self._releases: dict[Callable[[], object], int] = {}
         self._peers: frozenset[gloo.Endpoint] | None = None
         self._build: Build | None = None
         self._retired: list[Inner] = []
@@ -105,10 +115,13 @@ class Registry:
                 self._build.cancel(_LOST_MEANWHILE)
             self._drain()
 
-    def failed(self, error: RuntimeError, what: str, *, may_time_out: bool = False) -> None:
-        """Start a drain if a peer is to blame for `error`, else raise it. `may_time_out`: a time-out is the user's."""
+    def failed(self, error: RuntimeError, what: str, generation: int, *, may_time_out: bool = False) -> None:
+        """Start a drain if a peer is to blame for `error`, else raise it. `may_time_out`: a time-out is the user's.
+
+        What fails on communicators that are no longer in use says nothing of those that are.
+        """
         with self._lock:
-            if self.state is GroupState.ATTACHED:
+            if self.state is GroupState.ATTACHED and generation == self.generation:
                 if not gloo.is_peer_failure(error) or (may_time_out and not gloo.is_broken(error)):
                     raise error
                 self._drain()
@@ -119,30 +132,41 @@ class Registry:
         if first:
             self._on_failure(f"{what}: {error}")
 
-    def wake_on_drain(self, sleeper: threading.Event) -> None:
-        """Set the event when a drain starts; at once if one has started."""
+    def on_release(self, callback: Callable[[], object], generation: int) -> None:
+        """Call back when the drain of that generation gives up on Gloo; at once if it has."""
         with self._lock:
-            self._sleepers.add(sleeper)
-            if self.state is not GroupState.ATTACHED:
-                sleeper.set()
+            if self.released < generation:
+                self._releases[callback] = generation
+                return
+        callback()
 
-    def let_sleep(self, sleeper: threading.Event) -> None:
-        """Forget what `wake_on_drain` was told."""
+    def off_release(self, callback: Callable[[], object]) -> None:
+        """Forget what `on_release` was told."""
         with self._lock:
-            self._sleepers.discard(sleeper)
+            self._releases.pop(callback, None)
+
+    def _release(self, generation: int) -> None:
+        """Give up on what Gloo has not ended by itself soon after its connections were severed."""
+        threading.Event().wait(_GRACE_S)
+        with self._lock:
+            self.released = max(self.released, generation)
+            due = [callback for callback, of in self._releases.items() if of <= generation]
+            for callback in due:
+                del self._releases[callback]
+        for callback in due:
+            callback()
 
     def _drain(self) -> None:
         if self.state is not GroupState.ATTACHED:
             return
         self.state = GroupState.DRAINING
-        for sleeper in self._sleepers:
-            sleeper.set()
         nccl_backends = self._retire()
         if nccl_backends:
             self.tainted = True  # on CUDA nobody can say which of the step's collectives the abort has cut
             nccl.abort_all(nccl_backends)
         if self._device is not None and self._peers is not None:
             self._device.sever(self._peers)
+        self.waiters.start(functools.partial(self._release, self.generation))
 
     def _retire(self) -> list[Any]:
         """Detach every group; return the NCCL backends. What is retired is freed by `attach`, never by a callback."""
@@ -154,6 +178,22 @@ class Registry:
             if backend is not None:
                 backends.append(backend)
         return backends
+
+    def _free(self, inners: list[Any]) -> None:
+        """Free communicators in another thread, because that joins Gloo's, and wait for it if it does not take long.
+
+        Never under the lock, which callbacks on Gloo's threads may want.
+        """
+        if not any(inners):
+            return
+        freed = threading.Event()
+
+        def free() -> None:
+            inners.clear()
+            freed.set()
+
+        self.waiters.start(free)
+        freed.wait(_FREE_S)
 
     # --- attaching -------------------------------------------------------------------------------------------------
 
@@ -173,7 +213,7 @@ class Registry:
         with self._lock:
             self._drain()
             retired, self._retired = self._retired, []
-        retired.clear()  # joins Gloo's threads: not under the lock, which their callbacks may want
+        self._free(retired)
         meeting = self._open(store, prefix)
         groups = list(self.groups)
         build = Build(self._the_device(), meeting, [group.plan for group in groups], timeout)
@@ -186,8 +226,9 @@ class Registry:
             with self._lock:
                 if build.cancelled:  # between its end and here
                     raise AttachError(_LOST_MEANWHILE)
+                self.generation += 1
                 for group, inner in zip(groups, inners, strict=True):
-                    group.attach(inner)
+                    group.attach(inner, self.generation)
                 self._peers = build.peers
                 self._count_anew()
                 self.state = GroupState.ATTACHED
@@ -208,7 +249,7 @@ class Registry:
             self._drain()
             retired, self._retired = self._retired, []
             self.groups.clear()
-        retired.clear()
+        self._free(retired)
         self._device = self._connections = None
 
     # --- groups ----------------------------------------------------------------------------------------------------
@@ -229,7 +270,7 @@ class Registry:
         with self._lock:
             self.groups.append(group)
             if inner is not None and self.state is GroupState.ATTACHED:
-                group.attach(inner)
+                group.attach(inner, self.generation)
             elif inner is not None:  # a drain has begun meanwhile
                 self._retired.append(inner)
         return group
@@ -271,7 +312,9 @@ class Registry:
             if group in self.groups:
                 self.groups.remove(group)
             inner, backend = group.detach()
-        del inner  # joins Gloo's threads: not under the lock, which their callbacks may want
+            inners = [inner]
+            del inner  # so that the last reference is the list's
+        self._free(inners)
         if backend is not None:
             backend.shutdown()
 

@@ -1,6 +1,7 @@
 """What a collective returns: a work that never raises because of a lost peer."""
 
 import threading
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from deadpool_run.worker.transcript import Slot, Transcript
 
 if TYPE_CHECKING:
     from deadpool_run.worker.group import Group
+
+_SLICE = timedelta(milliseconds=20)
 
 
 class DoneWork(dist.Work):
@@ -57,7 +60,7 @@ class DoneWork(dist.Work):
 
 
 class GuardedWork(dist.Work):
-    """A Gloo work whose failure through a peer starts a drain instead of raising; its outputs are then the fake answer.
+    """A Gloo collective whose failure through a peer starts a drain instead of raising; its outputs are then the fake answer.
 
     A failure that is the user's own is raised. Nobody but the caller keeps the work alive, except while a future that
     was asked for is not complete.
@@ -74,6 +77,7 @@ class GuardedWork(dist.Work):
         self._work = work
         self._collective = collective
         self._parts = parts
+        self._generation = group.generation
 
     def record_into(self, transcript: Transcript, slot: Slot) -> None:
         """Fill the slot when the collective completes."""
@@ -84,18 +88,33 @@ class GuardedWork(dist.Work):
         if self._settled:
             return True
         try:
-            self._await(timeout)
+            ended = self._await(timeout)
         except RuntimeError as error:
             self._fail(error)
         else:
-            self._settle()
+            if ended:
+                self._settle()
+            else:
+                self._abandon()
         return True
 
-    def _await(self, timeout: timedelta | None) -> None:
-        if timeout is None:
-            self._work.wait()
-        else:
-            self._work.wait(timeout)
+    def _await(self, timeout: timedelta | None) -> bool:
+        """Wait in Gloo, in slices; return False if a drain has released this work before Gloo did."""
+        work, registry = self._work, self._group.registry
+        deadline = time.monotonic() + timeout.total_seconds() if timeout else None  # none is zero where C++ calls
+        while True:
+            try:
+                work.wait(_SLICE)
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # it failed, or ended just now: this tells
+                    return True
+                if deadline is not None and time.monotonic() > deadline:
+                    raise
+                if registry.released >= self._generation:
+                    return False
+            else:
+                return True
 
     def synchronize(self) -> None:
         """Wait."""
@@ -127,25 +146,11 @@ class GuardedWork(dist.Work):
         """Return a future of the outputs that a lost peer completes with the fake answer."""
         if self._failed:
             return done_future(self._collective.outputs(self._parts))
-        guarded: Future[Any] = Future()
-
-        def complete(inner: Future[Any]) -> None:
-            # Runs on Gloo's thread; nothing may leave it, and `guarded` must be completed in every case.
-            try:
-                value = inner.value()
-            except RuntimeError as error:
-                try:
-                    self._fail(error)
-                except RuntimeError as own:
-                    guarded.set_exception(own)
-                else:
-                    guarded.set_result(self._collective.outputs(self._parts))
-            else:
-                self._settle()
-                guarded.set_result(value)
-
-        self._work.get_future().add_done_callback(complete)
-        return guarded
+        inner = self._work.get_future()
+        guarded = _GuardedFuture(self)
+        self._group.registry.on_release(guarded.release, self._generation)
+        inner.add_done_callback(guarded.complete)
+        return guarded.future
 
     def _settle(self) -> None:
         if self._settled:
@@ -160,29 +165,82 @@ class GuardedWork(dist.Work):
 
     def _fail(self, error: RuntimeError) -> None:
         """Drain, or raise what is the user's own."""
-        if self._settled:
-            return
-        self._group.registry.failed(error, self._collective.name)  # raises what is the user's own
+        if not self._settled:
+            self._group.registry.failed(error, self._collective.name, self._generation)
+            self._answer()
+
+    def _abandon(self) -> None:
+        """Give up on Gloo, which will end this work later or never."""
+        if not self._settled:
+            self._group.registry.note_fake()
+            self._answer()
+
+    def _answer(self) -> None:
         self._failed = self._settled = True
-        self._group.registry.count_waited()
         self._recorder = None
+        self._group.registry.count_waited()
         self._group.answer(self._collective, self._parts)
 
 
-class AnySourceWork(GuardedWork):
-    """A receive from any rank. Gloo does not end it when connections break, so another thread waits in Gloo.
+class _GuardedFuture:
+    """The future of a guarded work: completed by Gloo's, or by the drain where Gloo's never completes; once."""
 
-    After a drain that thread stays until the operation's own time-out; it holds nothing but the receive.
+    def __init__(self, work: GuardedWork) -> None:
+        self.future: Future[Any] = Future()
+        self._work = work
+        self._lock = threading.Lock()
+        self._over = False
+
+    def complete(self, inner: Future[Any]) -> None:
+        """Pass on Gloo's result. Runs on Gloo's thread, which nothing may leave."""
+        if not self._first():
+            return
+        work = self._work
+        work._group.registry.off_release(self.release)  # noqa: SLF001 - one class in two halves
+        try:
+            value = inner.value()
+        except RuntimeError as error:
+            try:
+                work._fail(error)  # noqa: SLF001
+            except RuntimeError as own:
+                self.future.set_exception(own)
+                return
+            value = work._collective.outputs(work._parts)  # noqa: SLF001
+        else:
+            work._settle()  # noqa: SLF001
+        self.future.set_result(value)
+
+    def release(self) -> None:
+        """Complete with the fake answer."""
+        if self._first():
+            work = self._work
+            work._abandon()  # noqa: SLF001
+            self.future.set_result(work._collective.outputs(work._parts))  # noqa: SLF001
+
+    def _first(self) -> bool:
+        with self._lock:
+            first, self._over = not self._over, True
+        return first
+
+
+class ThreadedWork(GuardedWork):
+    """A Gloo work that cannot be waited for in slices, so another thread waits in Gloo.
+
+    To a send or receive the end of a slice is a failed connection; a reduce-scatter ignores time-outs. The thread holds
+    nothing but this operation if a drain leaves it behind.
     """
 
-    def _await(self, timeout: timedelta | None) -> None:
+    def _await(self, timeout: timedelta | None) -> bool:
         over = threading.Event()
         outcome: list[RuntimeError | None] = []
         work = self._work
+        inference = torch.is_inference_mode_enabled()
 
-        def receive() -> None:
+        def wait_in_gloo() -> None:
             try:
-                work.wait() if timeout is None else work.wait(timeout)
+                # A reduce-scatter writes its outputs here, which must be allowed as it is where the user waits.
+                with torch.no_grad(), torch.inference_mode(inference):
+                    work.wait(timeout) if timeout else work.wait()
             except RuntimeError as error:
                 outcome.append(error)
             else:
@@ -190,14 +248,13 @@ class AnySourceWork(GuardedWork):
             over.set()
 
         registry = self._group.registry
-        threading.Thread(target=receive, name="deadpool-receive", daemon=True).start()
-        registry.wake_on_drain(over)
+        registry.waiters.start(wait_in_gloo)
+        registry.on_release(over.set, self._generation)
         over.wait()
-        registry.let_sleep(over)
-        if not outcome:
-            raise RuntimeError("a member was lost while a message from any rank was awaited")
-        if outcome[0] is not None:
+        registry.off_release(over.set)
+        if outcome and outcome[0] is not None:
             raise outcome[0]
+        return bool(outcome)
 
 
 class RecordedWork(dist.Work):

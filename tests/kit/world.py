@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from deadpool_run.worker.groups import GroupState, Registry, install
 
+# Torch's stores look up the name of each other end; where no name server answers, do not wait long for it.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 LIMIT_S = 60.0
 TIMEOUT = timedelta(seconds=30)
 _context = multiprocessing.get_context("forkserver")

@@ -156,6 +156,57 @@ def test_an_abort_frees_this_process_and_leaves_its_other_sockets(make_world, na
         assert failures <= 1
 
 
+LARGE = 1 << 26
+"""Floats; their transfer takes a tenth of a second and more."""
+
+
+def is_cut_in_the_midst(member, kind):
+    """Gloo never ends what is cut in the middle of a message, before its own time-out, which comes after the repair."""
+    member.start(timeout=timedelta(seconds=3))
+    tensor = torch.full((LARGE,), float(member.rank + 1))
+    member.meet("ready")
+    if kind == "peer":
+        work = dist.isend(tensor, 1) if member.rank == 0 else dist.irecv(tensor, 0)
+    elif kind == "reduce_scatter":
+        work = dist.reduce_scatter_tensor(tensor[: LARGE // 2].clone(), tensor, async_op=True)
+    else:
+        work = dist.broadcast(tensor, 0, async_op=True)
+    aborted = []
+
+    def abort():
+        aborted.append(time.monotonic())
+        member.registry.abort()
+
+    timer = threading.Timer(0.03, abort)
+    timer.start()
+    if kind == "future":
+        work.get_future().wait()
+    else:
+        work.wait()
+    freed = time.monotonic()
+    timer.join()
+    cut = member.registry.tainted
+    member.registry.attach(member.store, "e2", LONG)
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    work.wait()
+    threading.Event().wait(3.5)  # Gloo's time-out for what was cut: it must not be taken for a failure of the new epoch
+    dist.all_reduce(x)
+    assert x.tolist() == [4.0, 4.0]
+    assert member.registry.state is GroupState.ATTACHED
+    assert not member.registry.tainted
+    member.registry.shut_down()
+    return freed - aborted[0], cut, member.failures
+
+
+@pytest.mark.parametrize("kind", ["peer", "collective", "future", "reduce_scatter"])
+def test_a_message_that_is_cut_in_the_middle_holds_nobody(make_world, kind):
+    results = make_world(2).run(is_cut_in_the_midst, kind)
+    assert all(seconds < FREED_S for seconds, _, _ in results), results
+    assert any(cut for _, cut, _ in results), "nothing was cut: the test shows nothing"
+    assert all(len(failures) <= 1 for _, _, failures in results)
+
+
 def blocks_on_other_addresses(member, variables):
     os.environ.update(variables[member.rank])
     member.start(timeout=LONG)
@@ -224,6 +275,13 @@ def test_rebuilding_many_times_leaves_threads_and_descriptors_flat(make_world):
         assert median < 1.0
 
 
+def wait_for_threads(count):
+    """Until no more are left; a thread that was joined is seen a moment longer by the kernel."""
+    deadline = time.monotonic() + 20
+    while threads() > count and time.monotonic() < deadline:
+        threading.Event().wait(0.005)
+
+
 def free_what_was_cut(member):
     with pytest.raises(AttachError):
         member.registry.attach(member.store, "never", LONG, lambda: True)
@@ -231,6 +289,7 @@ def free_what_was_cut(member):
 
 def waits_for_a_missing_member(member):
     member.start()
+    member.meet("started")
     member.registry.abort()
     if member.rank == 1:
         member.store.wait(["done0"], TIMEOUT)
@@ -255,9 +314,7 @@ def waits_for_a_missing_member(member):
     with pytest.raises(AttachError):
         member.registry.attach(member.store, "e4", LONG, lambda: True)
     dist.all_reduce(torch.ones(2))  # fake
-    for thread in threading.enumerate():
-        if thread.name == "deadpool-attach":
-            thread.join(10)
+    wait_for_threads(before)
     member.store.set("done0", "1")
     return raised, threads() - before
 
@@ -271,6 +328,7 @@ def test_an_attach_is_interrupted_and_its_helper_ends(make_world):
 def is_stuck_in_gloo(member):
     """The other member announces itself and then dies: Gloo waits for it in a call that nothing can end early."""
     member.start()
+    member.meet("started")
     member.registry.abort()
     if member.rank == 1:
         member.store.set("e2/@1", json.dumps({"endpoint": ["127.0.0.1", 1], "groups": ["0"]}))
@@ -290,10 +348,8 @@ def is_stuck_in_gloo(member):
         member.registry.attach(member.store, "e2", timedelta(seconds=3))
     raised = time.monotonic() - interrupted[0]
     timer.join()
-    helpers = [thread for thread in threading.enumerate() if thread.name == "deadpool-attach"]
-    busy = bool(helpers)
-    for helper in helpers:
-        helper.join(20)
+    busy = any(thread.name == "deadpool-attach" for thread in threading.enumerate())
+    wait_for_threads(before[0])
     member.store.set("done", "1")
     return raised, busy, threads() - before[0], descriptors() - before[1]
 
@@ -308,6 +364,7 @@ def test_an_attach_that_is_stuck_in_gloo_is_left_at_once_and_ends_by_itself(make
 
 def times_out(member):
     member.start(timeout=timedelta(seconds=1))
+    member.meet("started")
     member.registry.abort()
     member.registry.attach(member.store, "e2", LONG)
     member.meet("attached")
@@ -334,6 +391,7 @@ def test_a_time_out_of_the_users_starts_a_drain_and_is_not_that_of_attach(make_w
 
 def lacks_a_group(member):
     member.start()
+    member.meet("started")
     if member.rank == 0:
         member.registry.abort()
         dist.new_group([0, 1])
