@@ -186,7 +186,10 @@ def is_cut_in_the_midst(member, kind):
     freed = time.monotonic()
     timer.join()
     cut = member.registry.tainted
+    member.meet("cut")
+    start = time.monotonic()
     member.registry.attach(member.store, "e2", LONG)
+    assert time.monotonic() - start < 2.5, "the attach waited for Gloo's time-out"
     x = torch.ones(2)
     dist.all_reduce(x)
     work.wait()
@@ -205,6 +208,27 @@ def test_a_message_that_is_cut_in_the_middle_holds_nobody(make_world, kind):
     assert all(seconds < FREED_S for seconds, _, _ in results), results
     assert any(cut for _, cut, _ in results), "nothing was cut: the test shows nothing"
     assert all(len(failures) <= 1 for _, _, failures in results)
+
+
+def keeps_a_work(member):
+    """A work from before the loss is waited for after the repair."""
+    member.start(timeout=LONG)
+    works = [dist.all_reduce(torch.ones(2), async_op=True)] if member.rank == 0 else []
+    member.meet("issued")
+    member.registry.abort()
+    member.registry.attach(member.store, "e2", LONG)
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    assert not member.registry.tainted
+    for work in works:
+        work.wait()
+        assert member.registry.tainted  # what it gave is no sum
+    dist.all_reduce(x)
+    return x.tolist(), member.registry.state, member.failures
+
+
+def test_a_work_of_an_older_epoch_does_not_harm_the_new_one(make_world):
+    assert make_world(2).run(keeps_a_work) == [([4.0, 4.0], GroupState.ATTACHED, [])] * 2
 
 
 def blocks_on_other_addresses(member, variables):
