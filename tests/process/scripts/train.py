@@ -94,10 +94,11 @@ def main():
             recovered = {"newcomer": newcomer and not begun, "survivor": step.index in begun, None: False}
             if recovered[args.corrupt]:
                 spoil(training)
+            first_time = step.index not in begun
             begun.add(step.index)
             # A step lasts until the loop asks for the next one: here, always, is the state of this version.
             tell("state", version=step.index, digest=digest(training))
-            if step.index == args.hold and not newcomer and faults.rank == 0:
+            if step.index == args.hold and first_time and not newcomer and faults.rank == 0:
                 tell("held", version=step.index)
                 os.read(os.open(args.flags / "release", os.O_RDONLY), 1)
         faults.begin_step(step.index, rehearsing=rehearsing)
