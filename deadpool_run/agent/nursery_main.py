@@ -57,7 +57,7 @@ class _Nursery:
 
     def serve(self) -> tuple[str, list[int]] | None:
         while True:
-            packet, fds, _, _ = socket.recv_fds(self._agent, MAX_PACKET_BYTES, _MAX_FDS)
+            packet, fds = self._receive()
             if not packet:
                 self._end_groups()
                 _end_marked(f"{MARK}={os.environ[MARK]}".encode())
@@ -76,6 +76,13 @@ class _Nursery:
                     for fd in fds:
                         os.close(fd)
                     self._answer({"id": request["id"], **answer})
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        try:
+            packet, fds, _, _ = socket.recv_fds(self._agent, MAX_PACKET_BYTES, _MAX_FDS)
+        except ConnectionResetError:  # the agent went away and left an answer unread
+            return b"", []
+        return packet, fds
 
     def _answer(self, answer: Mapping[str, Any]) -> None:
         try:

@@ -1,0 +1,38 @@
+"""The nursery by itself, with a test in the agent's place."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from deadpool_run.agent.nursery_main import COMMAND, MARK
+
+
+@pytest.fixture
+def member():
+    """A process that leads its own group and waits."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"], process_group=0)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_it_ends_the_groups_also_when_the_agent_died_before_it_read_an_answer(member, unread):
+    agent, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-u", "-c", COMMAND, str(ours.fileno()), str(os.getpid())]
+    with agent, subprocess.Popen(command, pass_fds=[ours.fileno()], env={**os.environ, MARK: "nobody's"}) as nursery:
+        ours.close()
+        agent.send(json.dumps({"do": "adopt", "pid": member.pid}).encode())
+        agent.send(json.dumps({"do": "prepare", "modules": []}).encode())
+        assert select.select([agent], [], [], 30)[0]
+        if not unread:
+            agent.recv(1 << 16)
+        agent.close()
+        assert member.wait(30) == -signal.SIGKILL
+        assert nursery.wait(30) == 0
