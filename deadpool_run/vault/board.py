@@ -51,6 +51,7 @@ class _Word(IntEnum):
     STEP_ENDED_NS = 9
     STEP_NS = 10
     CAPTURE_NS = 11
+    COPYING = 12
 
 
 class _Field:
@@ -81,6 +82,7 @@ class Cell:
     step_ended_ns = _Field(_Word.STEP_ENDED_NS)  # CLOCK_MONOTONIC at the end of the last step
     step_ns = _Field(_Word.STEP_NS)  # duration of the last step
     capture_ns = _Field(_Word.CAPTURE_NS)  # duration of the last capture
+    copying = _Field(_Word.COPYING)  # 1 from the order to capture a version until it is held or skipped
 
     def __init__(self, words: memoryview, rank: int) -> None:
         self._words = words

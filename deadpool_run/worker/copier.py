@@ -13,6 +13,7 @@ from deadpool_run.worker.capture import Capture, SlotMemory, Writer
 _SLOT_POLL_S = 0.0005
 """A slot becomes free by what peers write on the board, and a board cannot wake anyone."""
 _SLOT_WAIT_S = 60.0
+_PEER_WAIT_S = 5.0
 _COPY_WAIT_S = 600.0
 """A bound for a copy that is under way; far above any honest one."""
 
@@ -37,6 +38,7 @@ class Copier:
         self._writer = writer
         self._board = board
         self._cell = board.cells[rank]
+        self._cell.copying = 0  # what a dead predecessor left
         self._on_skip = on_skip
         self._interrupted = interrupted
         self._changed = threading.Condition()
@@ -52,6 +54,7 @@ class Copier:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="deadpool-copy", daemon=True)
             self._thread.start()
+        self._cell.copying = 1
         with self._changed:
             self._capture = capture
             self._changed.notify_all()
@@ -70,6 +73,20 @@ class Copier:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+    def settle_peers(self) -> bool:
+        """Return when no rank of the node has a capture under way; False if a rank was lost before.
+
+        A rank that stands still is not waited for: who is to blame for a hang is not decided here.
+        """
+        deadline = time.monotonic() + _PEER_WAIT_S
+        while any(cell.copying for cell in self._board.cells):
+            if self._interrupted():
+                return False
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_SLOT_POLL_S)
+        return True
 
     def close(self) -> None:
         """End the thread after the capture under way."""
@@ -91,6 +108,7 @@ class Copier:
                 self._perform(capture)
             except BaseException as error:  # noqa: BLE001 - handed to the main thread, which raises it
                 failure = error
+            self._cell.copying = 0
             with self._changed:
                 self._capture, self._hurried, self._failure = None, False, failure
                 self._changed.notify_all()

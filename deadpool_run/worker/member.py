@@ -135,6 +135,10 @@ class Member:
             self._stopped = True
             raise StepAborted("a peer was lost during this step")
         self.snapshots.wait()
+        # A peer that died now, its copy half made, would cost this step and the one that it had not kept.
+        if self._in_step and not self._updated and not self.snapshots.wait_for_peers():
+            self._stopped = True
+            raise StepAborted("a peer was lost while it made its snapshot")
         self._optimizers = self._updated = True
         if self._in_step:
             self._cell.phase = Phase.OPTIMIZER

@@ -93,6 +93,10 @@ class Snapshots:
         """Return when no copy is under way; a capture that still waits for a free slot is given up."""
         self._copier.settle(hurry=True)
 
+    def wait_for_peers(self) -> bool:
+        """Return when no rank of the node has a copy under way; False if a rank was lost before."""
+        return self._copier.settle_peers()
+
     def capture_now(self, version: Version) -> bool:
         """Capture whatever the interval is, and return when it is over: True if the version is held.
 
