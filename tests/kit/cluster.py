@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.vault.board import Board, Cell
-from kit.account import Account, Event
+from kit.account import Account, Event, States
 from kit.processes import MARK, kill_marked, marked, wait_gone
 
 SCRIPTS = Path(__file__).parent.parent / "process" / "scripts"
@@ -169,6 +169,11 @@ class Cluster:
             self._read(deadline - time.monotonic())
         return self.stderr[seen:]
 
+    def poll(self) -> bool:
+        """Read what there is, and return whether the job has ended."""
+        self._read(0)
+        return self.exit_code is not None
+
     def wait_event(self, kind: str, *, nth: int = 1, timeout_s: float = START_TIMEOUT_S, **fields: object) -> Event:
         """Return the nth event of this kind with these fields, once it has been told."""
         what = f"event {nth} of {kind} {fields}"
@@ -265,6 +270,11 @@ class Cluster:
         _head, *lines = (self.run_dir / "journal.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return every repair that the coordinator reported."""
+        effects = [effect for decision in self.journal() for effect in decision["effects"]]
+        return [effect["incident"] for effect in effects if effect["type"] == "ReportIncident"]
+
     @cached_property
     def board(self) -> Board:
         """The job's board, mapped from the agent."""
@@ -290,6 +300,17 @@ class Cluster:
             assert time.monotonic() < deadline, f"rank {rank}: no {what} within {timeout_s} s\n{self.told()}"
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    # --- what is promised ----------------------------------------------------------------------------------------
+
+    def check_repaired(self, reference: States, lost: Sequence[int]) -> None:
+        """Wait for the end and assert all that is promised of a job that lost these ranks' holders, and no others."""
+        assert self.wait_exit() == 0, self.told()
+        self.account.check_same_as(reference)
+        self.account.check_ranks(lost, self.world_size)
+        assert self.account.steps_lost() <= 1
+        assert all(incident["steps_lost"] <= 1 for incident in self.incidents())
+        self.check_nothing_left()
 
     # --- the end -------------------------------------------------------------------------------------------------
 

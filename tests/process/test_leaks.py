@@ -5,6 +5,7 @@ import select
 import signal
 
 import pytest
+from kit.choice import often
 from kit.processes import wait_gone
 
 KEPT = {"journal.jsonl", "run.json", "logs"}
@@ -30,7 +31,7 @@ def test_an_unfailed_job_leaves_what_is_to_be_read(cluster):
     assert job.run_dir.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("moment", ["start", "setup", "training", "repair"])
+@pytest.mark.parametrize("moment", often(["start", "setup", "training", "repair"], {"setup", "repair"}))
 def test_the_agent_is_killed(cluster, moment):
     job = cluster("--steps", "40", "--hold", "5", "--die", "rank=2,step=8,at=forward")
     if moment == "setup":
@@ -47,7 +48,7 @@ def test_the_agent_is_killed(cluster, moment):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("moment", ["setup", "training"])
+@pytest.mark.parametrize("moment", often(["setup", "training"], {"training"}))
 def test_the_agent_is_asked_to_stop(cluster, number, moment):
     job = cluster("--steps", "40", "--hold", "5")
     job.wait_event("start") if moment == "setup" else job.wait_event("held")
