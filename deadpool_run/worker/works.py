@@ -9,16 +9,13 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from deadpool_run.worker.collectives import Collective, Parts, tensors_in
+from deadpool_run.worker.collectives import Collective, Parts
 from deadpool_run.worker.transcript import Slot, Transcript
 
 if TYPE_CHECKING:
     from deadpool_run.worker.group import Group
 
 _SLICE = timedelta(milliseconds=20)
-_TO_ONE_PEER = frozenset({"send", "recv"})
-_WHOLE_BYTES = 4096
-"""A message up to this size is one segment: it is not cut in the middle, and another thread's wait costs more than it."""
 
 
 class DoneWork(dist.Work):
@@ -234,15 +231,6 @@ class ThreadedWork(GuardedWork):
     """
 
     def _await(self, timeout: timedelta | None) -> bool:
-        if self._collective.name in _TO_ONE_PEER and self._nbytes() <= _WHOLE_BYTES:
-            self._work.wait(timeout) if timeout else self._work.wait()
-            return True
-        return self._await_in_thread(timeout)
-
-    def _nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in tensors_in(self._parts[:1]))
-
-    def _await_in_thread(self, timeout: timedelta | None) -> bool:
         over = threading.Event()
         outcome: list[RuntimeError | None] = []
         work = self._work
