@@ -19,11 +19,12 @@ def left_behind(turn: Turn, rank: Rank, node: NodeId, versions: frozenset[Versio
 def ask(turn: Turn, rank: Rank, but: NodeId | None = None) -> None:
     """Ask everyone (but one) who may have copies of the rank: its vault is gone."""
     state = turn.state
+    barren = frozenset() if state.repair is None else state.repair.barren
     holders = [
         node
         for buddies in (state.buddies, state.former_buddies)
         for node in (buddies[rank] if buddies else ())
-        if node in state.nodes and node != but
+        if node in state.nodes and node != but and (rank, node) not in barren
     ]
     _set(turn, rank, {}, frozenset(holders))
     turn.set_seat(rank, asked_in=state.epoch)

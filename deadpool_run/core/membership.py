@@ -49,6 +49,8 @@ class Member:
     ending_grace_s: float = 0.0
     kills: int = 0
     """How often it was killed outright."""
+    blameless: bool = False
+    """It is ended for what others could not give it: that says nothing of the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class Repair:
     """The most steps that any survivor had completed."""
     dead_held: Version | None = None
     """The newest version that a dead rank left behind."""
+    barren: frozenset[tuple[Rank, NodeId]] = frozenset()
+    """Nodes that could not give what they said they hold of a rank: they are not asked again."""
     detected_s: float | None = None
     drained_at: float | None = None
     promoted_at: float | None = None

@@ -97,16 +97,23 @@ def _node_lost(turn: Turn, event: ev.NodeLost) -> None:
         _ranks_lost(turn, fallen, why)
     held = [holders.forget(turn, seat.rank, event.node) for seat in turn.state.seats]
     if not fallen and any(held) and turn.state.phase is JobPhase.REPAIRING:
-        repair.retry(turn, why)  # the version may have been chosen for what this node held
+        repair.begin_epoch(turn, why)  # the version may have been chosen for what this node held
 
 
 def _fetch_failed(turn: Turn, event: ev.FetchFailed) -> None:
     """Try another holder of the rank's state, if there is one."""
     member = turn.state.members.get(event.worker)
-    if member is None or member.rank is None or not member.newcomer or event.epoch != turn.state.epoch:
+    if member is None or member.rank is None or not member.newcomer or turn.state.repair is None:
         return
+    why = f"the state of rank {member.rank} could not be fetched from {event.source}: {event.message}"
+    if member.phase is MemberPhase.REHEARSING:  # it could not even begin, whatever the epoch is now
+        turn.kill(member.worker, why)
+        turn.set_member(member.worker, blameless=True)
+    elif event.epoch != turn.state.epoch:
+        return
+    turn.set_repair(barren=turn.state.repair.barren | {(member.rank, event.source)})
     holders.forget(turn, member.rank, event.source)
-    repair.retry(turn, f"the state of rank {member.rank} could not be fetched from {event.source}: {event.message}")
+    repair.begin_epoch(turn, why)
 
 
 def _ranks_lost(turn: Turn, fallen: list[repair.Fallen], why: str) -> None:

@@ -46,14 +46,14 @@ def _note_loss(turn: Turn, fallen: Fallen) -> None:
     assert member.rank is not None
     repair = turn.state.repair or Repair(began_at=turn.now)
     injected = member.injected_at is not None
-    counts = not repair.losses or member.newcomer or repair.resume is not None
+    counts = not (injected or member.blameless) and (not repair.losses or member.newcomer or repair.resume is not None)
     detected_s = None if member.injected_at is None else turn.now - member.injected_at
     held = (*(fallen.left or ()), repair.dead_held)
     turn.set(
         repair=replace(
             repair,
             losses=(*repair.losses, LossSoFar(member.rank, member.worker, fallen.cause, injected, turn.now)),
-            attempts=repair.attempts + (1 if counts and not injected else 0),
+            attempts=repair.attempts + counts,
             dead_held=max((version for version in held if version is not None), default=None),
             detected_s=detected_s if repair.detected_s is None else repair.detected_s,
         )

@@ -102,7 +102,7 @@ class Run:
             return self.show()
         return [line for event in self.events(name, workers, plain, options, text) for line in self.tell(event)]
 
-    def events(self, name, workers, plain, options, text) -> Iterator[ev.Event]:
+    def events(self, name, workers, plain, options, text) -> Iterator[ev.Event]:  # noqa: PLR0912 - a case for each
         numbers = [int(word) for word in plain if word.isdigit()]
         match name:
             case "start":
