@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from signal import Signals
 
 from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.core.events import ONLY_NODE
 from deadpool_run.ids import Epoch, Rank, WorkerId
 
 _OUTER_LAUNCHERS = ("PET_", "TORCHELASTIC_", "DEADPOOL_")
@@ -31,6 +32,10 @@ class Seat:
     store_port: int
     error_file: str
     """Where the script's exception is to be written; empty if nowhere."""
+    node: str = ONLY_NODE
+    address: str = "127.0.0.1"
+    """Where workers on other nodes reach this one's: an IP literal."""
+    replicates: bool = False
 
 
 def base_environment(spec: LaunchSpec, outer: Mapping[str, str]) -> dict[str, str]:
@@ -60,7 +65,10 @@ def omp_banner(spec: LaunchSpec, outer: Mapping[str, str]) -> str | None:
 
 
 def worker_environment(spec: LaunchSpec, seat: Seat, outer: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of the worker in this seat. One node: the world is the local world."""
+    """Return the whole environment of the worker in this seat.
+
+    GROUP_RANK is the place among the nodes that the rank was first given to: it stays the rank's when the rank moves.
+    """
     env = base_environment(spec, outer)
     world_size = str(spec.settings.world_size)
     env |= {
@@ -68,8 +76,8 @@ def worker_environment(spec: LaunchSpec, seat: Seat, outer: Mapping[str, str]) -
         "WORLD_SIZE": world_size,
         "LOCAL_RANK": "0" if spec.virtual_local_rank else str(seat.local_rank),
         "LOCAL_WORLD_SIZE": str(spec.nproc_per_node),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "GROUP_RANK": str(seat.rank // spec.nproc_per_node),
+        "GROUP_WORLD_SIZE": str(spec.settings.nodes),
         "ROLE_NAME": spec.role,
         "ROLE_RANK": str(seat.rank),
         "ROLE_WORLD_SIZE": world_size,
@@ -91,6 +99,12 @@ def worker_environment(spec: LaunchSpec, seat: Seat, outer: Mapping[str, str]) -
         "DEADPOOL_CAPTURE_INTERVAL": str(seat.capture_interval),
         "DEADPOOL_TARGET": spec.command.to_json(),
     }
+    if spec.cluster is not None:
+        env |= {
+            "DEADPOOL_NODE": seat.node,
+            "DEADPOOL_NODE_ADDR": seat.address,
+            "DEADPOOL_REPLICATE": str(int(seat.replicates)),
+        }
     if spec.virtual_local_rank:
         env["CUDA_VISIBLE_DEVICES"] = _own_device(outer.get("CUDA_VISIBLE_DEVICES"), seat.local_rank)
     return env

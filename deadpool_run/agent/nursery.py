@@ -1,6 +1,7 @@
 """The agent's side of the nursery: asks it for processes, and starts it again if it dies."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -47,6 +48,7 @@ class Nursery:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._orders: dict[int, _Order] = {}
+        self._unanswered: asyncio.Event | None = None
         self._next_order = 0
         self._pids: set[int] = set()  # forked and not yet reaped
         self._prepared = False
@@ -65,6 +67,13 @@ class Nursery:
     def busy(self) -> bool:
         """Whether a process may exist of which we do not know yet."""
         return bool(self._orders)
+
+    async def settled(self, timeout_s: float) -> None:
+        """Wait until no process is on its way, or the time is over. After `close` none is answered for."""
+        if self._orders and not self._closed:
+            self._unanswered = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._unanswered.wait(), timeout_s)
 
     def fork(self, kind: str, make_fds: Callable[[], Sequence[int]], forked: Forked, failed: Failed) -> None:
         """Ask for a process. `make_fds` opens its descriptors; they are closed here once they are sent.
@@ -155,6 +164,8 @@ class Nursery:
             case {"failed": why}:
                 self._closed = True
                 self._on_lost(why)
+        if not self._orders and self._unanswered is not None:
+            self._unanswered.set()
 
     def _hang_up(self) -> None:
         if self._sock.fileno() >= 0:

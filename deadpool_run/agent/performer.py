@@ -1,84 +1,93 @@
 """Turns the coordinator's orders into acts on this node's workers. Decides nothing."""
 
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import assert_never
+from dataclasses import dataclass
 
+from deadpool_run.agent.copies import Copies
 from deadpool_run.agent.environment import Seat, worker_environment
-from deadpool_run.agent.incident_line import incident_line
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.agent.store import HOST, Store
 from deadpool_run.agent.workforce import Workforce
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
-from deadpool_run.core.events import KillHow
-from deadpool_run.ids import Rank, WorkerId
+from deadpool_run.core.events import FetchFailed, KillHow
+from deadpool_run.errors import ProtocolError
+from deadpool_run.ids import Epoch, NodeId, WorkerId
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages
+from deadpool_run.wire.peers import Peer, World
 
 _SIGNALS = {KillHow.SIGKILL: signal.SIGKILL, KillHow.SIGTERM: signal.SIGTERM, KillHow.SIGSEGV: signal.SIGSEGV}
 _INJECTED_EXIT_CODE = 1
-_STDERR = 2
 
 
-def tell(text: str) -> None:
-    """Say something to the user: on stderr, never among the workers' standard output. A job never ends for it."""
-    with contextlib.suppress(OSError):  # the terminal is gone, or takes nothing now
-        os.write(_STDERR, f"deadpool-run: {text}\n".encode(errors="replace"))
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What this node is in the job, beyond its own launch."""
+
+    node: NodeId
+    address: str
+    """Where this node's workers are reached by others: an IP literal."""
+    replicates: bool
+    """Snapshots are to be copied to other nodes, so that workers say when they have made one."""
 
 
-class LocalPerformer:
+class Performer:
     """Performs on this node.
 
-    `mark` is what every worker's environment has so that its family can be found. `on_stop` takes the exit code and the
-    reason when the job is over.
+    `mark` is what every worker's environment has so that its family can be found. `copies` returns what holds and
+    brings what nodes keep for each other; None where there is none. `fetch_failed` is told what could not be brought.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a node that it acts on
         self,
         *,
         spec: LaunchSpec,
+        situation: Situation,
         mark: dict[str, str],
         workforce: Workforce,
         vault: Vault,
-        store: Store,
         output: Output,
-        on_stop: Callable[[int, str], None],
+        copies: Callable[[], Copies | None],
+        fetch_failed: Callable[[FetchFailed], None],
     ) -> None:
         self._spec = spec
+        self._situation = situation
         self._mark = mark
         self._workforce = workforce
         self._vault = vault
-        self._store = store
         self._output = output
-        self._on_stop = on_stop
+        self._copies = copies
+        self._fetch_failed = fetch_failed
         self._outer: Mapping[str, str] = dict(os.environ)
-        self._generation = -1
-        self._capture_interval = spec.settings.capture_interval
-        self.ranks: dict[Rank, WorkerId] = {}
+        self._world = World(-1, 0, "", 0)
+        self._store_moved = False
 
-    def perform(self, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case for each order
-        """Carry out one order."""
+    def set_world(self, world: World) -> None:
+        """Take in what assignments from now on depend on."""
+        before, self._world = self._world, world
+        if before.store_host and (before.store_host, before.store_port) != (world.store_host, world.store_port):
+            self._store_moved = True
+
+    def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901 - one case for each order
+        """Carry out one order for this node. Those that are the coordinator's own never come here."""
         match effect:
             case do.BeginGeneration(generation):
                 self._begin(generation)
-            case do.SetBuddies() | do.ReportReplicas() | do.DiscardAbove():
-                pass  # one node has no buddies
             case do.StartWorker(worker):
                 self._workforce.start(worker)
             case do.AssignRank():
-                self._store.when_fresh(lambda: self._assign(effect))
+                self._seat(effect, capture_interval, source)
             case do.AbortStep(worker, epoch):
                 self._workforce.send(worker, messages.Abort(epoch))
-            case do.ResumeFrom(worker, epoch, version):
-                self._workforce.send(worker, messages.Resume(epoch, version))
+            case do.ResumeFrom():
+                self._resume(effect, source)
             case do.AttachGroups(worker, epoch):
-                self._workforce.send(worker, messages.Attach(epoch))
+                store = (self._world.store_host, self._world.store_port) if self._store_moved else ()
+                self._workforce.send(worker, messages.Attach(epoch, *store))
             case do.SetCaptureInterval(worker, interval):
-                self._capture_interval = interval  # also of those who are given a rank from now on
                 self._workforce.send(worker, messages.SetInterval(interval))
             case do.ReleaseWorker(worker):
                 self._workforce.send(worker, messages.Release())
@@ -89,39 +98,68 @@ class LocalPerformer:
             case do.TerminateWorker(worker, number, grace_s):
                 self._workforce.send(worker, messages.Stop())
                 self._workforce.terminate(worker, number, grace_s)
-            case do.ReportIncident(incident):
-                tell(incident_line(incident))
-            case do.Announce(what, reason):
-                tell(f"{what}: {reason}" if reason else what)
-            case do.StopJob(exit_code, reason):
-                self._on_stop(exit_code, reason)
             case _:
-                assert_never(effect)
+                raise ProtocolError(f"{type(effect).__name__} is no order for a node")
 
     def _begin(self, generation: int) -> None:
         if generation > 0:
             self._vault.renew()
-            self._store.renew()
-        self._generation = generation
-        self._capture_interval = self._spec.settings.capture_interval
-        self.ranks.clear()
+        copies = self._copies()
+        if copies is not None:
+            copies.renew(self._world.life)
         self._output.begin(generation)
 
-    def _assign(self, order: do.AssignRank) -> None:
+    def _seat(self, order: do.AssignRank, capture_interval: int, source: Peer | None) -> None:
+        """Give the rank away once what its newcomer rehearses with is here."""
+        copies = self._copies()
+        if copies is None or not order.newcomer:
+            self._vault.vacate(order.rank)
+            self._assign(order, capture_interval)
+            return
+
+        def done(failure: str | None) -> None:
+            if failure is None:
+                self._assign(order, capture_interval)
+            else:
+                self._fail(order.worker, order.epoch, source, failure)
+
+        copies.seat(order.rank, source, done)
+
+    def _resume(self, order: do.ResumeFrom, source: Peer | None) -> None:
+        rank = self._workforce.rank(order.worker)
+
+        def done(failure: str | None) -> None:
+            if failure is None:
+                self._workforce.send(order.worker, messages.Resume(order.epoch, order.version))
+            else:
+                self._fail(order.worker, order.epoch, source, failure)
+
+        copies = self._copies()
+        if source is None or copies is None or rank is None:
+            done(None)
+        else:
+            copies.fetch(rank, order.version, source, done)
+
+    def _fail(self, worker: WorkerId, epoch: Epoch, source: Peer | None, failure: str) -> None:
+        node = self._situation.node if source is None else NodeId(source.node)
+        self._fetch_failed(FetchFailed(worker, epoch, node, failure))
+
+    def _assign(self, order: do.AssignRank, capture_interval: int) -> None:
         local_rank = order.local_rank
-        self._vault.vacate(order.rank)
-        self.ranks[order.rank] = order.worker
         seat = Seat(
             worker=order.worker,
             rank=order.rank,
             local_rank=local_rank,
             epoch=order.epoch,
-            generation=self._generation,
+            generation=self._world.generation,
             newcomer=order.newcomer,
-            capture_interval=self._capture_interval,
-            store_host=HOST,
-            store_port=self._store.port,
+            capture_interval=capture_interval,
+            store_host=self._world.store_host,
+            store_port=self._world.store_port,
             error_file=self._output.error_file(local_rank),
+            node=self._situation.node,
+            address=self._situation.address,
+            replicates=self._situation.replicates,
         )
         streams = self._output.open(local_rank)
         fds = {**self._vault.descriptors(order.rank), **streams}
@@ -131,9 +169,9 @@ class LocalPerformer:
             world_size=self._spec.settings.world_size,
             epoch=order.epoch,
             newcomer=order.newcomer,
-            store_host=HOST,
-            store_port=self._store.port,
-            capture_interval=self._capture_interval,
+            store_host=self._world.store_host,
+            store_port=self._world.store_port,
+            capture_interval=capture_interval,
             env=worker_environment(self._spec, seat, self._outer) | self._mark,
             fds=list(fds),
         )

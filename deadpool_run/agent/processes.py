@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,13 +110,14 @@ def reap_strangers(known: Callable[[int], Process | None]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def kill_strangers(timeout_s: float) -> None:
+def kill_strangers(timeout_s: float, but: Collection[int] = ()) -> None:
     """SIGKILL every child that is left, and what they leave behind in turn, and reap them; for at most `timeout_s`.
 
-    For the end of the job, when every child of ours has been reaped: what is left was adopted from workers.
+    For the end of the job, when every child of ours has been reaped: what is left was adopted from workers. `but` are the
+    pids of children that live on.
     """
     due = time.monotonic() + timeout_s
-    while (children := _children()) and time.monotonic() < due:
+    while (children := [pid for pid in _children() if pid not in but]) and time.monotonic() < due:
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

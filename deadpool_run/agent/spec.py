@@ -84,6 +84,27 @@ class StartMethod(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """How this node's agent finds those of the other nodes, and what it is among them."""
+
+    endpoints: tuple[tuple[str, int], ...]
+    """Where the coordinator's agent listens, as host and port; the agent on the first one founds the job."""
+    token: bytes = field(repr=False)
+    """Who has it is one of us."""
+    node_name: str
+    node_rank: int | None = None
+    """This node's place among those that hold ranks; None if arrival decides."""
+    leaf: str = ""
+    """What it shares with its neighbours, such as a switch."""
+    node_timeout_s: float = 5.0
+    """A node that is silent for so long is lost."""
+    bandwidth: int | None = None
+    """Bytes per second that copies of snapshots may take; None: all there is."""
+    own_directory: bool = False
+    """The user named a run directory; else it is called as the coordinator's is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
     """One launch on one node. Fields without a default are always resolved by the command line."""
 
@@ -118,12 +139,15 @@ class LaunchSpec:
     """Signals that end the job in order."""
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
     """Without progress of any rank for so long, those to blame are ended. 0: hangs are not looked for."""
+    cluster: Cluster | None = None
+    """None: one machine, nobody to talk to."""
 
     def __post_init__(self) -> None:
-        """Refuse what one node cannot do."""
-        if self.nproc_per_node != self.settings.world_size:
+        """Refuse what a node cannot do."""
+        if self.nproc_per_node != self.settings.ranks_per_node:
             raise UsageError(
-                f"{self.settings.world_size} ranks on one node of {self.nproc_per_node}: give --nproc-per-node the world size"
+                f"{self.settings.ranks_per_node} ranks for each node of {self.nproc_per_node}: give all nodes the same "
+                "--nproc-per-node"
             )
         if self.start_method is StartMethod.NURSERY and self.python != sys.executable:
             raise UsageError(f"the nursery cannot fork workers of {self.python}: add --start-method spawn")

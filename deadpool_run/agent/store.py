@@ -10,10 +10,15 @@ from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.processes import Exit, Process
 from deadpool_run.wire.messages import Message, StoreListening
 
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024
 _MAX_DEATHS = 3
 """Store processes in a row that may die before they serve."""
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Return the family of an IP literal."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 class Store:
@@ -24,10 +29,11 @@ class Store:
     `on_lost` is called with the reason when no store can be had.
     """
 
-    def __init__(self, nursery: Nursery, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, nursery: Nursery, on_lost: Callable[[str], None], host: str = LOOPBACK) -> None:
+        self.host = host
         self._nursery = nursery
         self._on_lost = on_lost
-        self._listener = socket.create_server((HOST, 0), backlog=_BACKLOG)
+        self._listener = socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG)
         self._stale = False
         self._closed = False
         self._deaths = 0
@@ -39,7 +45,7 @@ class Store:
 
     @property
     def port(self) -> int:
-        """Where it listens, on `HOST`; the same for the life of the job."""
+        """Where it listens, on `host`; the same for the life of this object."""
         return int(self._listener.getsockname()[1])
 
     @property

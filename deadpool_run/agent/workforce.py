@@ -54,6 +54,15 @@ class Workforce:
         found = self._workers.get(worker)
         return None if found is None or found.process is None else found.process.pid
 
+    def ranks(self) -> list[Rank]:
+        """Return the ranks that living workers were given."""
+        return [worker.rank for worker in self._workers.values() if worker.rank is not None]
+
+    def rank(self, worker: WorkerId) -> Rank | None:
+        """Return the rank that a living worker was given."""
+        found = self._workers.get(worker)
+        return None if found is None else found.rank
+
     def start(self, worker: WorkerId) -> None:
         """Have a process made that parks."""
         new = _Worker()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, LaunchSpec, Mode, StartMethod, Streams, Target
+from deadpool_run.cli.cluster import cluster, host_of, shape
 from deadpool_run.cli.machine import Surroundings
 from deadpool_run.cli.options import Values
 from deadpool_run.cli.table import BY_NAME, INERT
@@ -30,10 +31,15 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
     """Return what to launch: `argv` is the script and its arguments. Raises `UsageError`."""
     _refuse_what_is_not_supported(values, here)
     ranks = _ranks(values, here)
+    wanted = shape(values)
     interval = values.count("capture_interval", 1)
     settings = Settings(
-        world_size=ranks,
-        spares=values.count("spares", 0),
+        world_size=ranks * wanted.nodes,
+        nodes=wanted.nodes,
+        spares=wanted.spares,
+        spare_nodes=wanted.spare_nodes,
+        replicas=values.count("replicas", 0),
+        join_timeout_s=values.seconds("join_timeout"),
         max_restarts=values.count("max_restarts", 0) if values["max_restarts"].text else None,
         repair_timeout_s=values.seconds("repair_timeout"),
         shutdown_timeout_s=values.seconds("shutdown_timeout"),
@@ -61,8 +67,9 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         virtual_local_rank=values.flag("virtual_local_rank"),
         signals_to_handle=_signals(values),
         hang_timeout_s=values.seconds("hang_timeout", or_zero=True),
+        cluster=cluster(values, wanted.machines, here.host_name, here.token),
     )
-    return Launch(spec, tuple(_notes(values)))
+    return Launch(spec, tuple(_notes(values, several=wanted.machines > 1)))
 
 
 def directory_name(run_id: str) -> str:
@@ -77,15 +84,13 @@ def split_needles(text: str) -> tuple[str, ...]:
 
 
 def _refuse_what_is_not_supported(values: Values, here: Surroundings) -> None:
-    single = "start one deadpool-run on one machine; several machines are not supported yet"
-    if values.text("nnodes") not in {"1", "1:1"}:
-        raise values.refuse("nnodes", "more than one machine is asked for", single)
-    if not values.flag("standalone"):
-        host = _host_of(values.text("rdzv_endpoint"))
+    if not values.flag("standalone") and values.text("nnodes") in {"1", "1:1"}:
+        alone = "for several machines, say how many with --nnodes on each of them; for one, leave the option out"
+        host, _ = host_of(values.text("rdzv_endpoint"))
         if host and not _is_here(host, here):
-            raise values.refuse("rdzv_endpoint", "is another machine", f"{single}. Leave the option out")
-        if values.count("node_rank", 0) != 0:
-            raise values.refuse("node_rank", "there is no other machine", single)
+            raise values.refuse("rdzv_endpoint", "is another machine", alone)
+        if values.text("node_rank") and values.count("node_rank", 0) != 0:
+            raise values.refuse("node_rank", "there is no other machine", alone)
     if values.text("event_log_handler") != "null":
         raise values.refuse("event_log_handler", "not supported", "leave it out: `status --json` tells what happened")
     if values.text("logs_specs"):
@@ -94,13 +99,6 @@ def _refuse_what_is_not_supported(values: Values, here: Surroundings) -> None:
         )
     if values.text("numa_binding"):
         raise values.refuse("numa_binding", "not supported", "leave it out, or have the script bind itself")
-
-
-def _host_of(endpoint: str) -> str:
-    """Return the host of `host`, `host:port`, `[v6]:port` or a bare IPv6 address."""
-    if endpoint.startswith("["):
-        return endpoint[1:].partition("]")[0]
-    return endpoint if endpoint.count(":") > 1 else endpoint.partition(":")[0]
 
 
 def _is_here(host: str, here: Surroundings) -> bool:
@@ -189,14 +187,14 @@ def _signals(values: Values) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def _notes(values: Values) -> list[str]:
+def _notes(values: Values, *, several: bool) -> list[str]:
     """Return what is accepted but has no effect, in one sentence each."""
     notes = []
-    silent = {"rdzv_id"}  # it names the run
+    silent = {"rdzv_id", *(("master_addr", "master_port") if several else ())}  # these are heeded
     inert = [option for option in BY_NAME.values() if option.panel == INERT and option.name not in silent]
     unused = [values[option.name].source for option in inert if values[option.name].is_set]
     if unused and not values.flag("standalone"):
-        notes.append(f"no effect on one machine: {', '.join(unused)}")
+        notes.append(f"no effect{'' if several else ' on one machine'}: {', '.join(unused)}")
     if values.text("start_method") in {"fork", "forkserver"}:
         notes.append(
             f"{values['start_method'].source} {values.text('start_method')}: workers are forked from the nursery"

@@ -1,15 +1,19 @@
 """What the command line must know of this machine, found without importing torch."""
 
+import contextlib
 import os
 import re
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from deadpool_run.cli.cluster import read_token
+from deadpool_run.errors import UsageError
 
 DEVICES = Path("/dev")
 _GPU_NODE = re.compile(r"nvidia[0-9]+")
@@ -29,6 +33,10 @@ class Surroundings:
     """Where run directories go by default."""
     fresh_run_id: str
     """Names the run if the user does not."""
+    host_name: str = "localhost"
+    """What this machine is called by its scheduler, or calls itself."""
+    token: Callable[[str], bytes] = lambda _: b""
+    """Reads the job's token: of the file of this name, or if there is none, what the environment or the user has."""
 
 
 def look_around(environment: Mapping[str, str]) -> Surroundings:
@@ -41,7 +49,35 @@ def look_around(environment: Mapping[str, str]) -> Surroundings:
         python=sys.executable,
         state_dir=state_dir(environment),
         fresh_run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
+        host_name=environment.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        token=lambda name: find_token(name, environment),
     )
+
+
+def find_token(name: str, environment: Mapping[str, str]) -> bytes:
+    """Return the token of the file of this name, else DEADPOOL_TOKEN, else the user's own. Raises `UsageError`.
+
+    The last is made when it is first needed, with mode 0600; on machines that share a home directory it is the same.
+    """
+    if name:
+        return read_token(Path(name))
+    if environment.get("DEADPOOL_TOKEN"):
+        return environment["DEADPOOL_TOKEN"].encode()
+    path = state_dir(environment) / "token"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_name(f".token.{secrets.token_hex(8)}")
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.write(fd, secrets.token_hex(32).encode())
+        os.close(fd)
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(draft)  # whole, or not at all; whoever was first has made it
+        draft.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror}\nset DEADPOOL_TOKEN, or give --token-file, the same on every machine"
+        ) from error
+    return read_token(path)
 
 
 def count_gpus(environment: Mapping[str, str], devices: Path) -> int:

@@ -8,9 +8,10 @@ TORCHRUN = "torchrun's options"
 SPARES = "Spares and recovery"
 LOGS = "Output and logs"
 RUN = "This run"
-INERT = "torchrun's options that mean nothing on one machine (accepted, said once)"
+NODES = "Several machines"
+INERT = "torchrun's options that mean nothing here (accepted, said once)"
 REFUSED = "torchrun's options that are not supported yet (refused)"
-PANELS = (TORCHRUN, SPARES, LOGS, RUN, INERT, REFUSED)
+PANELS = (TORCHRUN, SPARES, NODES, LOGS, RUN, INERT, REFUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +68,13 @@ _TORCHRUN = (
         panel=TORCHRUN,
         metavar="N",
         default="1:1",
-        help="Machines. Only 1 for now.",
+        help="Machines that this command is started on, the spare ones included. All need the same --rdzv-endpoint.",
     ),
     Option(
         name="standalone",
         panel=TORCHRUN,
         metavar=None,
-        help="One machine, no rendezvous: what happens anyway. The rendezvous options are then not looked at.",
+        help="One machine, no rendezvous. The options for several machines are then not looked at.",
     ),
     Option(
         name="max_restarts",
@@ -140,7 +141,7 @@ _SPARES = (
         metavar="N",
         default="0",
         torchrun=False,
-        help="Workers held ready beyond the ranks; one takes the place of a rank that dies.",
+        help="Held ready beyond the ranks, to take the place of what dies: workers on one machine, whole machines where there are several. `2w` (workers), `1n` (machines) or `1n,2w` say it outright.",
     ),
     Option(
         name="repair_timeout",
@@ -172,6 +173,73 @@ _SPARES = (
         metavar="MODULES",
         torchrun=False,
         help="Modules, separated by commas, that the nursery imports once for all workers, besides torch.",
+    ),
+)
+
+_NODES = (
+    Option(
+        name="rdzv_endpoint",
+        panel=NODES,
+        metavar="HOST:PORT",
+        help="Where the first machine listens for the others: an address of it, the same on all. Several, separated by commas, are tried in turn. The default port is 29400.",
+    ),
+    Option(
+        name="node_rank",
+        panel=NODES,
+        metavar="N",
+        help="This machine's place among those that hold ranks. Not set: in order of arrival.",
+    ),
+    Option(
+        name="node_timeout",
+        panel=NODES,
+        metavar="SECONDS",
+        default="5",
+        torchrun=False,
+        help="A machine that is silent for so long is lost. One whose connections are closed is lost at once.",
+    ),
+    Option(
+        name="join_timeout",
+        panel=NODES,
+        metavar="SECONDS",
+        default="600",
+        torchrun=False,
+        help="Too few machines for the ranks are waited for so long, at the start and after a loss.",
+    ),
+    Option(
+        name="replicas",
+        panel=NODES,
+        metavar="N",
+        default="1",
+        torchrun=False,
+        help="Copies of each rank's snapshot on other machines: so many may be lost at once.",
+    ),
+    Option(
+        name="replica_bandwidth",
+        panel=NODES,
+        metavar="BYTES",
+        torchrun=False,
+        help="The most that a machine's copies take per second, such as 500M or 2G. Not set: all there is.",
+    ),
+    Option(
+        name="topology",
+        panel=NODES,
+        metavar="LABEL",
+        torchrun=False,
+        help="What this machine shares with its neighbours, such as a switch. Copies go to machines with another label, spares are taken from the same one first.",
+    ),
+    Option(
+        name="node_name",
+        panel=NODES,
+        metavar="NAME",
+        torchrun=False,
+        help="What this machine is called. Not set: its host name.",
+    ),
+    Option(
+        name="token_file",
+        panel=NODES,
+        metavar="FILE",
+        torchrun=False,
+        help="A secret that all machines of the job have; who has it can join. Not set: DEADPOOL_TOKEN, else a file of your own below ~/.local/state, made when it is first needed.",
     ),
 )
 
@@ -248,6 +316,14 @@ _RUN = (
         name="no_config", panel=RUN, metavar=None, torchrun=False, in_file=False, help="Read no configuration file."
     ),
     Option(
+        name="simulate_nodes",
+        panel=RUN,
+        metavar="N",
+        torchrun=False,
+        in_file=False,
+        help="With --dry-run: as if so many machines had come.",
+    ),
+    Option(
         name="dry_run",
         panel=RUN,
         metavar=None,
@@ -258,32 +334,27 @@ _RUN = (
 )
 
 _INERT = (
-    Option(name="rdzv_backend", panel=INERT, metavar="NAME", default="static", help="There is nobody to meet."),
     Option(
-        name="rdzv_endpoint",
+        name="rdzv_backend",
         panel=INERT,
-        metavar="HOST[:PORT]",
-        help="There is nobody to meet. A host other than this one is refused.",
+        metavar="NAME",
+        default="static",
+        help="There is one way to meet: --rdzv-endpoint.",
     ),
     Option(
         name="rdzv_id", panel=INERT, metavar="NAME", default="none", help="Counts as --run-id where that is not given."
     ),
-    Option(name="rdzv_conf", panel=INERT, metavar="K=V,...", help="There is nobody to meet."),
+    Option(name="rdzv_conf", panel=INERT, metavar="K=V,...", help="See --join-timeout and --node-timeout."),
     Option(
         name="master_addr",
         panel=INERT,
         metavar="HOST",
-        help="The job's store listens on this machine; workers are told where.",
+        help="With --nnodes, and without --rdzv-endpoint, the first machine's address. The job's store is another matter: workers are told where it listens.",
     ),
-    Option(name="master_port", panel=INERT, metavar="PORT", help="A free port is chosen; workers are told which."),
-    Option(name="local_addr", panel=INERT, metavar="HOST", help="Nobody else needs this machine's address."),
     Option(
-        name="node_rank",
-        panel=INERT,
-        metavar="N",
-        default="0",
-        help="This is the only machine. Other than 0 is refused.",
+        name="master_port", panel=INERT, metavar="PORT", help="Likewise the port that the first machine listens on."
     ),
+    Option(name="local_addr", panel=INERT, metavar="HOST", help="The address that reaches --rdzv-endpoint is taken."),
     Option(
         name="monitor_interval",
         panel=INERT,
@@ -306,6 +377,6 @@ _REFUSED = (
     ),
 )
 
-OPTIONS = (*_TORCHRUN, *_SPARES, *_LOGS, *_RUN, *_INERT, *_REFUSED)
+OPTIONS = (*_TORCHRUN, *_SPARES, *_NODES, *_LOGS, *_RUN, *_INERT, *_REFUSED)
 BY_NAME: Mapping[str, Option] = MappingProxyType({option.name: option for option in OPTIONS})
 BY_SHORT: Mapping[str, Option] = MappingProxyType({option.short: option for option in OPTIONS if option.short})

@@ -113,12 +113,19 @@ class ControlServer:
                 if request.get("do") == "watch":
                     await self._watch(_every_s(request), reader, writer)
                     return
-                answer = self._answer(request)
+                answer = self._do(request)
             except _RefusedError as refusal:
                 answer = {"error": str(refusal)}
             await _say(writer, answer)
 
-    def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer to a request that came another way, from a viewer on another node."""
+        try:
+            return self._do(request)
+        except _RefusedError as refusal:
+            return {"error": str(refusal)}
+
+    def _do(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         match request:
             case {"do": "status"}:
                 return self._source.status()

@@ -6,11 +6,9 @@ The first line names the format and holds the settings. A failure in the field b
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from enum import Enum
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from deadpool_run.core import coordinator
 from deadpool_run.core.effects import Effect
@@ -18,10 +16,9 @@ from deadpool_run.core.events import Event
 from deadpool_run.core.membership import State
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.facts import decode_effect, decode_event, encode
 
 FORMAT = 1
-_EVENTS: Mapping[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
-_EFFECTS: Mapping[str, type[Effect]] = {kind.__name__: kind for kind in get_args(Effect)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +99,6 @@ def replay(path: Path) -> Replay:
     return Replay(settings, state, len(lines) - 1, tuple(divergences), torn)
 
 
-def encode(thing: Event | Effect) -> dict[str, Any]:
-    """Return an event or effect as values that JSON knows; `type` names its class."""
-    return {"type": type(thing).__name__, **asdict(thing)}
-
-
-def decode_event(parts: Mapping[str, Any]) -> Event:
-    """Return the event that `encode` was given. Raises ProtocolError."""
-    event: Event = _decode(_EVENTS, parts)
-    return event
-
-
-def decode_effect(parts: Mapping[str, Any]) -> Effect:
-    """Return the effect that `encode` was given. Raises ProtocolError."""
-    effect: Effect = _decode(_EFFECTS, parts)
-    return effect
-
-
 def _settings(line: bytes) -> Settings:
     try:
         header = json.loads(line)
@@ -137,35 +117,3 @@ def _entries(lines: Sequence[bytes]) -> Iterator[tuple[int, Entry]]:
             yield number, Entry(float(parts["now"]), decode_event(parts["event"]), effects)
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolError(f"line {number} is not that of a journal: {line[:80]!r}") from error
-
-
-def _decode(kinds: Mapping[str, type[Any]], parts: Mapping[str, Any]) -> Any:
-    rest = dict(parts)
-    try:
-        return _build(kinds[rest.pop("type")], rest)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(f"not an entry of a journal: {parts!r}") from error
-
-
-def _build(kind: type[Any], parts: Mapping[str, Any]) -> Any:
-    hints = get_type_hints(kind)
-    if set(parts) != {field.name for field in fields(kind)}:
-        raise ValueError(f"a {kind.__name__} with fields {sorted(parts)}")
-    return kind(**{name: _value(hints[name], value) for name, value in parts.items()})
-
-
-def _value(hint: Any, value: Any) -> Any:
-    """Return a JSON value as what the hint says: numbers, text, enumerations, tuples, nested dataclasses."""
-    if isinstance(hint, NewType):
-        return _value(hint.__supertype__, value)
-    if get_origin(hint) in (UnionType, Union):
-        return None if value is None else _value(next(arm for arm in get_args(hint) if arm is not NoneType), value)
-    if get_origin(hint) is tuple:
-        return tuple(_value(get_args(hint)[0], item) for item in value)
-    if isinstance(hint, type) and is_dataclass(hint):
-        return _build(hint, value)
-    if issubclass(hint, Enum):
-        return hint(value)
-    if not isinstance(value, (hint, int) if hint is float else hint):
-        raise TypeError(f"{value!r} is no {hint.__name__}")
-    return value

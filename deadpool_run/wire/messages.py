@@ -5,15 +5,14 @@ sockets here. Only `Assign` travels with file descriptors (in the order of its `
 """
 
 import json
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.frames import Frames, pack
 
 MAX_FRAME_BYTES = 4 << 20
-_LENGTH = struct.Struct(">I")
 
 
 # --- agent to worker ---------------------------------------------------------------------------------------------
@@ -249,9 +248,7 @@ _TYPES: Mapping[str, type[Message]] = {
 def encode(message: Message) -> bytes:
     """Return the message as one frame."""
     body = json.dumps({"type": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode()
-    if len(body) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return _LENGTH.pack(len(body)) + body
+    return pack(body, MAX_FRAME_BYTES)
 
 
 def decode(body: bytes) -> Message:
@@ -270,26 +267,13 @@ class FrameBuffer:
     """Cuts a byte stream into messages. Holds at most one frame and one read beyond it."""
 
     def __init__(self) -> None:
-        self._bytes = bytearray()
+        self._frames = Frames(MAX_FRAME_BYTES)
 
     @property
     def missing(self) -> int:
         """Bytes to read until the frame in hand is complete (or its length is known); never 0."""
-        if len(self._bytes) < _LENGTH.size:
-            return _LENGTH.size - len(self._bytes)
-        (length,) = _LENGTH.unpack_from(self._bytes)
-        return int(_LENGTH.size + length - len(self._bytes))
+        return self._frames.missing
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yield every message that is complete with `data`. Raises `ProtocolError`."""
-        self._bytes += data
-        while len(self._bytes) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._bytes)
-            if length > MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
-            end = _LENGTH.size + length
-            if len(self._bytes) < end:
-                return
-            body = bytes(self._bytes[_LENGTH.size : end])
-            del self._bytes[:end]
-            yield decode(body)
+        return map(decode, self._frames.feed(data))

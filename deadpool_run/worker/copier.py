@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.board import BUSY, EMPTY, Board
+from deadpool_run.vault.board import BUSY, EMPTY, Board, Copying
 from deadpool_run.vault.segments import free_slot, mark_empty
 from deadpool_run.worker.capture import Capture, SlotMemory, Writer
 
@@ -39,7 +39,7 @@ class Copier:
         self._writer = writer
         self._board = board
         self._cell = board.cells[rank]
-        self._cell.copying = 0  # what a dead predecessor left
+        self._cell.copying = Copying.NOTHING  # what a dead predecessor left
         self._on_skip = on_skip
         self._on_captured = on_captured
         self._interrupted = interrupted
@@ -56,7 +56,7 @@ class Copier:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="deadpool-copy", daemon=True)
             self._thread.start()
-        self._cell.copying = 1
+        self._cell.copying = Copying.WAITING
         with self._changed:
             self._capture = capture
             self._changed.notify_all()
@@ -79,10 +79,12 @@ class Copier:
     def settle_peers(self) -> bool:
         """Return when no rank of the node has a capture under way; False if a rank was lost before.
 
-        A rank that stands still is not waited for: who is to blame for a hang is not decided here.
+        A rank that stands still is not waited for: who is to blame for a hang is not decided here. Nor is one that waits
+        for a slot where the job spans nodes: that takes as long as the network does, and training does not wait for it.
         """
         deadline = time.monotonic() + _PEER_WAIT_S
-        while any(cell.copying for cell in self._board.cells):
+        least = Copying.WRITING if self._board.spans_nodes else Copying.WAITING
+        while any(cell.copying >= least for cell in self._board.cells):
             if self._interrupted():
                 return False
             if time.monotonic() > deadline:
@@ -110,7 +112,7 @@ class Copier:
                 self._perform(capture)
             except BaseException as error:  # noqa: BLE001 - handed to the main thread, which raises it
                 failure = error
-            self._cell.copying = 0
+            self._cell.copying = Copying.NOTHING
             with self._changed:
                 self._capture, self._hurried, self._failure = None, False, failure
                 self._changed.notify_all()
@@ -121,6 +123,7 @@ class Copier:
             self._skip(capture.version)
             return
         started_ns = time.monotonic_ns()
+        self._cell.copying = Copying.WRITING
         self._cell.set_slot(slot, BUSY)
         written = False
         try:

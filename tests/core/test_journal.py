@@ -16,6 +16,7 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import ProtocolError
+from deadpool_run.wire import facts
 
 SETTINGS = Settings(world_size=2, spares=1)
 LIFE = [
@@ -116,16 +117,16 @@ def test_what_is_no_journal_is_refused(tmp_path, text):
 )
 def test_what_is_no_event_is_refused(parts):
     with pytest.raises(ProtocolError):
-        journal.decode_event(parts)
+        facts.decode_event(parts)
 
 
 @pytest.mark.parametrize("kind", [*get_args(ev.Event), *get_args(do.Effect)], ids=lambda kind: kind.__name__)
 def test_everything_comes_back_as_it_was(kind):
-    decode = journal.decode_event if kind in get_args(ev.Event) else journal.decode_effect
+    decode = facts.decode_event if kind in get_args(ev.Event) else facts.decode_effect
 
     @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
     @given(st.from_type(kind))
     def check(thing):
-        assert repr(decode(json.loads(json.dumps(journal.encode(thing))))) == repr(thing)  # nan is not equal to itself
+        assert repr(decode(json.loads(json.dumps(facts.encode(thing))))) == repr(thing)  # nan is not equal to itself
 
     check()

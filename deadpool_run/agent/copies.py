@@ -1,0 +1,47 @@
+"""What a node's workers need of the copies that nodes keep for each other. `vault.replication.Replicator` is it."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from deadpool_run.ids import Rank, Version
+from deadpool_run.wire.peers import Peer
+
+Done = Callable[[str | None], None]
+"""Told, in the loop, that something was done, or why it was not."""
+
+
+class Copies(Protocol):
+    """Nothing here blocks."""
+
+    def set_buddies(self, buddies: Mapping[Rank, tuple[Peer, ...]]) -> None:
+        """Send what the ranks that live here have to these from now on."""
+
+    def keep(self, ranks: Collection[Rank]) -> None:
+        """Hold copies for these ranks alone."""
+
+    def captured(self, rank: Rank, version: Version) -> None:
+        """Send a snapshot that a worker here has just completed."""
+
+    def sealed(self, rank: Rank) -> None:
+        """Send a transcript that a worker here has just completed."""
+
+    def discard_above(self, life: int, version: Version) -> None:
+        """Forget what was made after this version in an older life."""
+
+    def renew(self, life: int) -> None:
+        """Forget everything: the world begins from the top."""
+
+    def versions(self, rank: Rank) -> tuple[Version, ...]:
+        """Return what is complete here, the transcript included."""
+
+    def seat(self, rank: Rank, source: Peer | None, done: Done) -> None:
+        """Prepare the rank's memory for a newcomer, its transcript brought from the source."""
+
+    def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
+        """Bring a snapshot into the rank's memory here."""
+
+    def report(self) -> dict[str, Any]:
+        """Return what there is to see of it."""
+
+    def close(self) -> None:
+        """Let go of everything."""

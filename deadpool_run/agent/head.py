@@ -1,0 +1,266 @@
+"""The coordinator's agent: who decides, what keeps the decisions, and who carries out which of them.
+
+On one machine all orders go to the one node by plain calls; on several, to each node by its connection.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, assert_never
+
+from deadpool_run.agent.health import Health, sights_of
+from deadpool_run.agent.incident_line import incident_line
+from deadpool_run.agent.node import Node
+from deadpool_run.agent.nursery import Nursery
+from deadpool_run.agent.performer import Situation
+from deadpool_run.agent.report import status_object
+from deadpool_run.agent.run_record import RunRecord
+from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.agent.store import LOOPBACK, Store
+from deadpool_run.agent.tell import tell
+from deadpool_run.agent.tracking import Tracking
+from deadpool_run.coordinator.control import ControlServer
+from deadpool_run.coordinator.hub import Hub
+from deadpool_run.coordinator.journal import Journal
+from deadpool_run.coordinator.server import CoordinatorServer
+from deadpool_run.core import effects as do
+from deadpool_run.core.effects import Effect
+from deadpool_run.core.events import CaptureSkipped, Event, JobSubmitted, Place, SnapshotCommitted
+from deadpool_run.core.membership import State
+from deadpool_run.ids import NodeId, Rank, Version, WorkerId
+from deadpool_run.wire import peers
+from deadpool_run.wire.facts import encode
+
+JOURNAL_NAME = "journal.jsonl"
+
+
+class Head:
+    """The coordinator of a job, in the running loop. `on_over` takes the exit code and the reason."""
+
+    def __init__(  # noqa: PLR0913 - the parts of an agent that it acts on
+        self,
+        spec: LaunchSpec,
+        situation: Situation,
+        *,
+        nursery: Nursery,
+        log_dir: str | None,
+        place: Place,
+        on_over: Callable[[int, str], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self.node: Node
+        """Our own machine's; set before `begin`."""
+        self._spec = spec
+        self._here = situation.node
+        self._place = place
+        self._on_over = on_over
+        self._over = False
+        self._life = 0
+        cluster = spec.cluster
+        self._store = Store(nursery, on_lost, LOOPBACK if cluster is None else situation.address)
+        self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings)
+        self.control = ControlServer(spec.run_dir, spec.settings.world_size, self)
+        self._server = CoordinatorServer(spec.settings, self, self._journal, self._decided)
+        self.hub = None if cluster is None else Hub(self, cluster.node_timeout_s, situation.node)
+        self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
+        self._health: Health | None = None
+        self._record = RunRecord(spec, log_dir)
+
+    @property
+    def store(self) -> Store:
+        """The job's store."""
+        return self._store
+
+    @property
+    def state(self) -> State:
+        """To read, never to change."""
+        return self._server.state
+
+    async def begin(self) -> None:
+        """Open the control socket and submit the job."""
+        self._health = Health(
+            self._spec.hang_timeout_s,
+            look=lambda: sights_of(self.state, self.node.vault.board),
+            pid=self.node.pid,
+            submit=self.submit,
+            say=tell,
+        )
+        await self.control.start()
+        self.submit(JobSubmitted(self._here, self._place))
+
+    # --- facts ----------------------------------------------------------------------------------------------------
+
+    def submit(self, event: Event) -> None:
+        """Take in a fact, unless the job is over."""
+        if self._over:
+            return
+        if isinstance(event, CaptureSkipped) and self._tracking is not None:
+            member = self.state.members.get(event.worker)
+            if member is not None and member.rank is not None:
+                self._tracking.commits.skipped(member.rank, event.version)
+                self._publish_committed()
+        self._server.submit(event)
+
+    fact = submit
+
+    def safe(self, told: peers.Safe) -> None:
+        """Take in what holders of a rank's copies have."""
+        assert self._tracking is not None
+        commits = self._tracking.commits
+        commits.safe(Rank(told.rank), tuple(Version(version) for version in told.versions), told.transcript, told.life)
+        self._publish_committed()
+        if commits.protected and self._tracking.is_news_of_protection() and commits.committed is not None:
+            self.submit(SnapshotCommitted(commits.committed, self.state.epoch))
+
+    def heard(self, node: NodeId, message: peers.ToHead) -> None:
+        """Take in what an agent says beside facts."""
+        match message:
+            case peers.Safe():
+                self.safe(message)
+            case peers.Beat(cells):
+                for rank, *words in cells:
+                    owner = self.state.seats[rank].node if 0 <= rank < len(self.state.seats) else None
+                    if owner == node:
+                        self.node.vault.board.mirror(rank, words)
+            case peers.Ask(number, request):
+                if self.hub is not None:
+                    self.hub.send(node, peers.Answer(number, dict(self.control.answer(request))))
+            case peers.Join() | peers.Fact():
+                pass  # the hub's own
+            case _:
+                assert_never(message)
+
+    # --- nodes ----------------------------------------------------------------------------------------------------
+
+    def refusal(self, join: peers.Join) -> str:
+        """Return why a node cannot be taken in; empty if it can."""
+        if join.nproc_per_node != self._spec.nproc_per_node:
+            return (
+                f"node {join.place.name} was started with --nproc-per-node {join.nproc_per_node}, and the job has "
+                f"{self._spec.nproc_per_node} for each node: give all of them the same"
+            )
+        return ""
+
+    def welcome(self, node: NodeId) -> tuple[peers.Message, ...]:
+        """Return what a node that joins is told first."""
+        begin = do.BeginGeneration(self.state.generation)
+        joined = peers.Joined(node, self._spec.run_id, self._spec.run_dir.name, asdict(self._spec.settings))
+        return joined, self._world(), peers.Order(encode(begin), self.state.capture_interval)
+
+    # --- orders ---------------------------------------------------------------------------------------------------
+
+    def perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each kind of order
+        """Have one order carried out, by whom it concerns."""
+        match effect:
+            case do.ReportIncident(incident):
+                tell(incident_line(incident))
+            case do.Announce(what, reason):
+                tell(f"{what}: {reason}" if reason else what)
+            case do.StopJob(exit_code, reason):
+                self._over = True
+                self._on_over(exit_code, reason)
+            case do.BeginGeneration(generation):
+                if generation > 0:
+                    self._store.renew()
+                self._new_life(None)
+                self._to_all(effect)
+            case do.DiscardAbove(_, version):
+                self._new_life(version)
+                self._to_all(effect)
+            case do.SetBuddies():
+                self._publish_buddies()
+            case do.StartWorker(_, node) | do.ReportReplicas(node):
+                self._to(node, effect)
+            case do.AssignRank(transcript_from=source):
+                self._store.when_fresh(lambda: self._to_worker(effect, source))
+                self._publish_buddies()
+            case do.ResumeFrom(source=source):
+                self._to_worker(effect, source)
+            case _:
+                self._to_worker(effect)
+
+    def _to_worker(self, effect: Any, source: NodeId | None = None) -> None:
+        member = self.state.members.get(effect.worker)
+        if member is not None:
+            self._to(member.node, effect, source)
+
+    def _to(self, node: NodeId, effect: Effect, source: NodeId | None = None) -> None:
+        peer = None if source is None else self._peer(source)
+        if source is not None and peer is None:
+            return  # its loss is told next, and with it comes another order
+        if node == self._here:
+            self.node.perform(effect, self.state.capture_interval, peer)
+        elif self.hub is not None:
+            self.hub.send(node, peers.Order(encode(effect), self.state.capture_interval, peer))
+
+    def _to_all(self, effect: Effect) -> None:
+        for node in self.state.nodes:
+            self._to(node, effect)
+
+    def _peer(self, node: NodeId) -> peers.Peer | None:
+        found = self.state.nodes.get(node)
+        return None if found is None else peers.Peer(node, found.place.address, found.place.port)
+
+    # --- what every node knows ------------------------------------------------------------------------------------
+
+    def _world(self) -> peers.World:
+        return peers.World(self.state.generation, self._life, self._store.host, self._store.port)
+
+    def _new_life(self, rollback: Version | None) -> None:
+        """Begin to count anew what is safe: what was reported before is of a life that did not happen."""
+        self._life = self.state.epoch
+        world = self._world()
+        self.node.set_world(world)
+        if self.hub is not None:
+            self.hub.broadcast(world)
+        if self._tracking is not None:
+            self._tracking.new_life(self._life, rollback)
+            self._publish_committed()
+
+    def _publish_committed(self) -> None:
+        assert self._tracking is not None
+        if (told := self._tracking.committed_news(self._life)) is not None:
+            self.node.committed(told)
+            if self.hub is not None:
+                self.hub.broadcast(told)
+
+    def _publish_buddies(self) -> None:
+        """Tell those nodes for which something has changed."""
+        if self._tracking is None:
+            return
+        for node, told in self._tracking.buddies_news(self.state, self._peer):
+            if node == self._here:
+                self.node.set_buddies(told)
+            elif self.hub is not None:
+                self.hub.send(node, told)
+
+    # --- what there is to see -------------------------------------------------------------------------------------
+
+    def status(self) -> Mapping[str, Any]:
+        """Return what viewers see."""
+        return status_object(self.state, self.node.vault.board, self._record.parts)
+
+    def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
+        """Return who holds the rank, with its pid."""
+        owner = self.state.owner(rank)
+        return None if owner is None or owner.pid is None else (owner.worker, owner.pid)
+
+    def _decided(self) -> None:
+        self.control.notify()
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    async def end(self, exit_code: int, reason: str) -> None:
+        """Decide nothing more, and tell everyone."""
+        self._over = True
+        if self._health is not None:
+            self._health.close()
+        self._server.close()
+        if self.hub is not None:
+            await self.hub.end(peers.End(exit_code, reason))
+        await self.control.close()
+        self._store.close()
+
+    def close(self, exit_code: int, reason: str) -> None:
+        """Leave the records; last of all."""
+        self._journal.close()
+        self._record.end(exit_code, reason)

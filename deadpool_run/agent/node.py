@@ -1,0 +1,159 @@
+"""What one machine contributes to a job: its workers, their memory, and copies of others'. Decides nothing.
+
+The coordinator is above it, in this process or in another one: facts go up, orders come down.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from deadpool_run.agent.copies import Copies
+from deadpool_run.agent.nursery import Nursery
+from deadpool_run.agent.output import Output
+from deadpool_run.agent.performer import Performer, Situation
+from deadpool_run.agent.processes import Process
+from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.agent.workforce import Workforce
+from deadpool_run.core import effects as do
+from deadpool_run.core.effects import Effect
+from deadpool_run.core.events import Event, LoopFinished, ReplicasReported, TranscriptSealed
+from deadpool_run.ids import Rank, Version, WorkerId
+from deadpool_run.vault.vault import Vault
+from deadpool_run.wire.peers import Beat, Buddies, Committed, Peer, Safe, World
+
+
+class Above(Protocol):
+    """The coordinator, seen from a node."""
+
+    def fact(self, event: Event) -> None:
+        """Take in what has happened on the node."""
+
+    def safe(self, told: Safe) -> None:
+        """Take in what other nodes hold of one of the node's ranks."""
+
+
+class Node:
+    """One life of a node in the job. `above` may be replaced when the coordinator moves."""
+
+    def __init__(  # noqa: PLR0913 - the parts of a machine's launch
+        self,
+        spec: LaunchSpec,
+        situation: Situation,
+        *,
+        nursery: Nursery,
+        output: Output,
+        vault: Vault,
+        mark: dict[str, str],
+        above: Above,
+    ) -> None:
+        self.above = above
+        self.vault = vault
+        self.copies: Copies | None = None
+        self._situation = situation
+        self._life = 0
+        self._safe: dict[Rank, Safe] = {}
+        self._finished: dict[Rank, LoopFinished] = {}
+        self._workforce = Workforce(nursery, self._submit, vault.captured, self._captured)
+        self._performer = Performer(
+            spec=spec,
+            situation=situation,
+            mark=mark,
+            workforce=self._workforce,
+            vault=vault,
+            output=output,
+            copies=lambda: self.copies,
+            fetch_failed=self._submit,
+        )
+
+    # --- orders -------------------------------------------------------------------------------------------------
+
+    def set_world(self, world: World) -> None:
+        """Take in what assignments from now on depend on."""
+        self._life = world.life
+        self._performer.set_world(world)
+
+    def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:
+        """Carry out one order for this node."""
+        match effect:
+            case do.ReportReplicas(node, rank, epoch):
+                held = () if self.copies is None else self.copies.versions(rank)
+                self._submit(ReplicasReported(node, rank, epoch, held))
+            case do.DiscardAbove(_, version):
+                self._safe.clear()
+                self._finished.clear()
+                if self.copies is not None:
+                    self.copies.discard_above(self._life, version)
+            case do.BeginGeneration():
+                self._safe.clear()
+                self._finished.clear()
+                self._performer.perform(effect, capture_interval, source)
+            case _:
+                self._performer.perform(effect, capture_interval, source)
+
+    def set_buddies(self, told: Buddies) -> None:
+        """Take in whom to send copies to, and whose to hold."""
+        if self.copies is not None:
+            self.copies.keep([Rank(rank) for rank in told.keep])
+            self.copies.set_buddies({Rank(int(rank)): peers for rank, peers in told.mine.items()})
+
+    def committed(self, told: Committed) -> None:
+        """Let the node's workers know which of their snapshots are needed."""
+        if told.life == self._life:
+            self.vault.board.tell(Version(told.version) if told.version >= 0 else None, told.abandoned)
+
+    # --- what is to be seen -------------------------------------------------------------------------------------
+
+    def pid(self, worker: WorkerId) -> int | None:
+        """Return the process of a worker that lives here."""
+        return self._workforce.pid(worker)
+
+    def processes(self) -> Iterator[Process]:
+        """Every worker process that has not been reaped."""
+        return self._workforce.processes()
+
+    def beat(self) -> Beat:
+        """Return what the node's workers say on its board."""
+        ranks = self._workforce.ranks()
+        return Beat(tuple((rank, *self.vault.board.cells[rank].words()) for rank in ranks))
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def end_workers(self) -> None:
+        """End every worker at once. Their exits are still reaped by the loop."""
+        self._workforce.close()
+
+    def close(self) -> None:
+        """Let go of all memory; after the last worker is gone."""
+        if self.copies is not None:
+            self.copies.close()
+        self.vault.close()
+
+    # --- news ---------------------------------------------------------------------------------------------------
+
+    def replicated(self, rank: Rank, versions: tuple[Version, ...], transcript: bool, life: int) -> None:
+        """Pass on what other nodes hold of a rank that lives here."""
+        if life != self._life:
+            return
+        told = self._safe[rank] = Safe(life, rank, versions, transcript)
+        self.above.safe(told)
+        waiting = self._finished.get(rank)
+        if waiting is not None and waiting.version in versions:
+            del self._finished[rank]
+            self.above.fact(waiting)
+
+    def _captured(self, rank: Rank, version: Version) -> None:
+        if self.copies is not None:
+            self.copies.captured(rank, version)
+
+    def _submit(self, event: Event) -> None:
+        """Pass a fact on; that a rank is through only once its last snapshot is safe from the loss of this node."""
+        if self.copies is not None and isinstance(event, TranscriptSealed | LoopFinished):
+            rank = self._workforce.rank(event.worker)
+            if rank is not None and isinstance(event, TranscriptSealed):
+                self.copies.sealed(rank)
+            elif rank is not None and isinstance(event, LoopFinished) and not self._is_safe(rank, event.version):
+                self._finished[rank] = event
+                return
+        self.above.fact(event)
+
+    def _is_safe(self, rank: Rank, version: Version) -> bool:
+        return rank in self._safe and version in self._safe[rank].versions

@@ -1,0 +1,144 @@
+"""Several machines on the command line: how many, which of them in reserve, and how they find each other. Pure but for the token.
+
+`--nnodes` counts every machine that the command is started on, the spare ones included.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from deadpool_run.agent.spec import Cluster
+from deadpool_run.cli.options import Values
+from deadpool_run.errors import UsageError
+
+DEFAULT_PORT = 29400
+"""Of torchrun's c10d rendezvous."""
+_SPARES = re.compile(r"([0-9]+)([wn]?)")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)(?:i?B)?(?:/s)?", re.IGNORECASE)
+_FACTORS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the machines of a job are for."""
+
+    nodes: int
+    """Those that hold ranks."""
+    spare_nodes: int
+    spares: int
+    """Workers in reserve, on those that hold ranks."""
+
+    @property
+    def machines(self) -> int:
+        """All of them."""
+        return self.nodes + self.spare_nodes
+
+
+def shape(values: Values) -> Shape:
+    """Return what `--nnodes` and `--spares` ask for. Raises `UsageError`."""
+    machines = 1 if values.flag("standalone") else _machines(values)
+    workers, nodes = _spares(values, machines)
+    if nodes >= machines and nodes:
+        advice = "--nnodes counts the spare machines too" if machines > 1 else "spare workers are written 2w, or just 2"
+        raise values.refuse("spares", f"no machine of {machines} is left to hold ranks", advice)
+    return Shape(machines - nodes, nodes, workers)
+
+
+def cluster(values: Values, machines: int, host_name: str, token: Callable[[str], bytes]) -> Cluster | None:
+    """Return how the machines find each other; None for one machine. `token` reads the one of a file, or the user's own."""
+    if machines == 1:
+        return None
+    return Cluster(
+        endpoints=_endpoints(values),
+        token=token(values.text("token_file")),
+        node_name=values.text("node_name") or host_name,
+        node_rank=values.count("node_rank", 0) if values["node_rank"].text else None,
+        leaf=values.text("topology"),
+        node_timeout_s=values.seconds("node_timeout"),
+        bandwidth=_bandwidth(values),
+        own_directory=bool(values.text("run_dir")),
+    )
+
+
+def host_of(endpoint: str) -> tuple[str, str]:
+    """Return the host and the port (or nothing) of `host`, `host:port`, `[v6]:port` or a bare IPv6 address."""
+    if endpoint.startswith("["):
+        host, _, rest = endpoint[1:].partition("]")
+        return host, rest.removeprefix(":")
+    if endpoint.count(":") > 1:
+        return endpoint, ""
+    host, _, port = endpoint.partition(":")
+    return host, port
+
+
+def _machines(values: Values) -> int:
+    low, _, high = values.text("nnodes").partition(":")
+    if not low.isdigit() or int(low) < 1 or not (high or low).isdigit():
+        raise values.refuse(
+            "nnodes", "not a number of machines", "write one number from 1, which counts the spare ones"
+        )
+    if (high or low) != low:
+        advice = f"the number of ranks is fixed: write --nnodes {high} --spares {int(high) - int(low)}n"
+        raise values.refuse("nnodes", "two different numbers", advice)
+    return int(low)
+
+
+def _spares(values: Values, machines: int) -> tuple[int, int]:
+    """Return spare workers and spare machines. A bare number means machines where there are several."""
+    found = {"w": 0, "n": 0}
+    for word in values.words("spares"):
+        match = _SPARES.fullmatch(word)
+        if match is None:
+            raise values.refuse(
+                "spares", "not a number of spares", "write 2, 2w (workers), 1n (machines) or both: 1n,2w"
+            )
+        found[match[2] or ("n" if machines > 1 else "w")] += int(match[1])
+    return found["w"], found["n"]
+
+
+def _endpoints(values: Values) -> tuple[tuple[str, int], ...]:
+    words = values.words("rdzv_endpoint")
+    if not words and values.text("master_addr"):
+        return ((values.text("master_addr"), _port(values, "master_port", values.text("master_port") or "29500")),)
+    if not words:
+        raise UsageError(
+            "--nnodes asks for several machines, and nobody says where they meet\n"
+            "give all of them the same --rdzv-endpoint HOST:PORT, with an address of the first one"
+        )
+    found = []
+    for word in words:
+        host, port = host_of(word)
+        if not host:
+            raise values.refuse(
+                "rdzv_endpoint", "no host in it", "write HOST:PORT, with an address of the first machine"
+            )
+        found.append((host, _port(values, "rdzv_endpoint", port or str(DEFAULT_PORT))))
+    return tuple(found)
+
+
+def _port(values: Values, name: str, text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) < 1 << 16:
+        raise values.refuse(name, f"{text!r} is no port", "write a number from 1 to 65535")
+    return int(text)
+
+
+def _bandwidth(values: Values) -> int | None:
+    text = values.text("replica_bandwidth")
+    if not text:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0:
+        raise values.refuse("replica_bandwidth", "not a number of bytes per second", "write for example 500M or 2G")
+    return int(float(match[1]) * _FACTORS[match[2].upper()])
+
+
+def read_token(path: Path) -> bytes:
+    """Return the token of a file. Raises `UsageError`."""
+    try:
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"token file {path}: {error.strerror}\ngive another with --token-file") from error
+    if not token:
+        raise UsageError(f"token file {path} is empty\nput some random text into it, the same on every machine")
+    return token

@@ -1,0 +1,162 @@
+"""How two agents prove to each other that they have the job's token, without saying it. No sockets here.
+
+    caller                                    listener
+    Hello(version, role, nonce)        ->
+                                       <-     Challenge(nonce, proof)
+    Proof(proof)                       ->
+                                       <-     Welcome()          (or Refused(reason) instead of any answer)
+
+A proof is HMAC-SHA256 (RFC 2104) under the token over who proves, the role and both nonces, so that one side's proof is
+of no use as the other's, for another role, or in another conversation.
+"""
+
+import hmac
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire import typed
+from deadpool_run.wire.frames import pack
+
+VERSION = 1
+"""Of all that agents say to each other. Agents of two versions refuse each other."""
+MAX_BYTES = 4096
+"""Of a frame before the other side has proved anything."""
+_NONCE_BYTES = 32
+
+
+class Role(StrEnum):
+    """What a connection is for."""
+
+    MEMBER = "member"
+    """An agent's with the coordinator's: facts one way, orders the other."""
+    VAULT = "vault"
+    """Between two agents: copies of snapshots."""
+    VOTE = "vote"
+    """Between two agents: who is to be the coordinator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first word of whoever connects."""
+
+    version: int
+    role: Role
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The listener's proof, and what the caller has to prove its own with."""
+
+    nonce: str
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The caller's proof."""
+
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Both sides know each other; what follows is the role's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The listener hangs up, and says why."""
+
+    reason: str
+
+
+Word = Hello | Challenge | Proof | Welcome | Refused
+_KINDS: Mapping[str, type[Word]] = {kind.__name__: kind for kind in (Hello, Challenge, Proof, Welcome, Refused)}
+
+WRONG_TOKEN = "the tokens are not the same"  # noqa: S105 - no password
+
+
+class RefusedError(Exception):
+    """The other side is not one of ours, or says that we are none of theirs; the text says why."""
+
+
+def encode(word: Word) -> bytes:
+    """Return the word as one frame."""
+    return pack(json.dumps(typed.encode(word), separators=(",", ":")).encode(), MAX_BYTES)
+
+
+def decode(body: bytes) -> Word:
+    """Return the word of one frame's body. Raises `ProtocolError`."""
+    try:
+        parts = json.loads(body)
+    except ValueError as error:
+        raise ProtocolError(f"no greeting of an agent: {body[:40]!r}") from error
+    if not isinstance(parts, dict):
+        raise ProtocolError(f"no greeting of an agent: {body[:40]!r}")
+    word: Word = typed.decode(_KINDS, parts)
+    return word
+
+
+class Caller:
+    """The side that connects. Say `hello`, then send what `answer` returns until it returns None: then both are sure."""
+
+    def __init__(self, token: bytes, role: Role) -> None:
+        self._token = token
+        self.hello = Hello(VERSION, role, secrets.token_hex(_NONCE_BYTES))
+
+    def answer(self, heard: Word) -> Word | None:
+        """Return what to say to this. Raises `RefusedError`."""
+        match heard:
+            case Challenge(nonce, proof):
+                if not _is_proof(proof, self._token, "listener", self.hello.role, self.hello.nonce, nonce):
+                    raise RefusedError(WRONG_TOKEN)
+                return Proof(_proof(self._token, "caller", self.hello.role, self.hello.nonce, nonce))
+            case Welcome():
+                return None
+            case Refused(reason):
+                raise RefusedError(reason)
+            case _:
+                raise RefusedError(f"it answered with {type(heard).__name__}")
+
+
+class Listener:
+    """The side that was connected to. `role` is set once the caller has said it, and proved once `answer` says Welcome."""
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._hello: Hello | None = None
+        self._nonce = secrets.token_hex(_NONCE_BYTES)
+
+    @property
+    def role(self) -> Role:
+        """What the caller wants."""
+        assert self._hello is not None
+        return self._hello.role
+
+    def answer(self, heard: Word) -> Word:
+        """Return what to say to this; after `Welcome` and `Refused` nothing more is said."""
+        match heard:
+            case Hello(version, role, nonce) if self._hello is None:
+                if version != VERSION:
+                    return Refused(f"it speaks version {version} of the agents' protocol, and this one {VERSION}")
+                self._hello = heard
+                return Challenge(self._nonce, _proof(self._token, "listener", role, nonce, self._nonce))
+            case Proof(proof) if self._hello is not None:
+                known = _is_proof(proof, self._token, "caller", self._hello.role, self._hello.nonce, self._nonce)
+                return Welcome() if known else Refused(WRONG_TOKEN)
+            case _:
+                return Refused(f"{type(heard).__name__} was not expected")
+
+
+def _proof(token: bytes, side: str, role: Role, caller_nonce: str, listener_nonce: str) -> str:
+    words = "\n".join((f"deadpool-run agents {VERSION}", side, role, caller_nonce, listener_nonce))
+    return hmac.new(token, words.encode(), "sha256").hexdigest()
+
+
+def _is_proof(claimed: str, token: bytes, side: str, role: Role, caller_nonce: str, listener_nonce: str) -> bool:  # noqa: PLR0913, PLR0917 - what a proof is over
+    return hmac.compare_digest(claimed.encode(), _proof(token, side, role, caller_nonce, listener_nonce).encode())

@@ -1,0 +1,45 @@
+"""Frames of a byte stream: a 4-byte big-endian length, then that many bytes. No sockets here."""
+
+import struct
+from collections.abc import Iterator
+
+from deadpool_run.errors import ProtocolError
+
+_LENGTH = struct.Struct(">I")
+
+
+def pack(body: bytes, limit: int) -> bytes:
+    """Return the body as one frame. Raises `ProtocolError` if it is over the limit (bytes)."""
+    if len(body) > limit:
+        raise ProtocolError(f"a frame of {len(body)} bytes is over the limit of {limit}: {body[:40]!r}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Cuts a byte stream into bodies. Holds at most one frame and one read beyond it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = bytearray()
+
+    @property
+    def missing(self) -> int:
+        """Bytes to read until the frame in hand is complete (or its length is known); never 0."""
+        if len(self._bytes) < _LENGTH.size:
+            return _LENGTH.size - len(self._bytes)
+        (length,) = _LENGTH.unpack_from(self._bytes)
+        return int(_LENGTH.size + length - len(self._bytes))
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield every body that is complete with `data`. Raises `ProtocolError`."""
+        self._bytes += data
+        while len(self._bytes) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._bytes)
+            if length > self._limit:
+                raise ProtocolError(f"a frame of {length} bytes is over the limit of {self._limit}")
+            end = _LENGTH.size + length
+            if len(self._bytes) < end:
+                return
+            body = bytes(self._bytes[_LENGTH.size : end])
+            del self._bytes[:end]
+            yield body

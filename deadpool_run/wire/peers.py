@@ -1,0 +1,171 @@
+"""What the agents of a job say to each other over a member's connection, and how it becomes bytes. No sockets here.
+
+A frame is a 4-byte big-endian length and a JSON object, whose `type` names the message class; its fields are checked
+against the class. Events and effects travel as `wire.facts` has them.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deadpool_run.core.events import Place
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire import typed
+from deadpool_run.wire.frames import pack
+
+MAX_FRAME_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Where a node's agent listens."""
+
+    node: str
+    address: str
+    port: int
+
+
+# --- a node's agent to the coordinator's ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Take this node in. `nproc_per_node` must be everybody's."""
+
+    place: Place
+    nproc_per_node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """An event of this node."""
+
+    event: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Safe:
+    """What all holders of a rank's copies now have complete, in this life of the world."""
+
+    life: int
+    rank: int
+    versions: tuple[int, ...]
+    transcript: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """I live. `cells` are what the node's workers say on its board: the rank, then a cell's words."""
+
+    cells: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A viewer's request, as on the control socket."""
+
+    number: int
+    request: dict[str, Any]
+
+
+# --- the coordinator's agent to a node's -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The node is taken in under this id. `settings` are the job's, whatever the node's own command line said."""
+
+    node: str
+    run_id: str
+    run_name: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What every assignment depends on. `life` begins anew with each generation and each rollback."""
+
+    generation: int
+    life: int
+    store_host: str
+    store_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An effect for this node. `source` is where the node that the effect names is to be reached."""
+
+    effect: dict[str, Any]
+    capture_interval: int
+    source: Peer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Buddies:
+    """Whom the copies of this node's ranks go to, and of which ranks it is to hold copies."""
+
+    mine: dict[str, tuple[Peer, ...]]
+    keep: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The newest version that is safe everywhere (-1: none), and newer ones that will never be."""
+
+    life: int
+    version: int
+    abandoned: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To an `Ask`."""
+
+    number: int
+    answer: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """This node is taken for lost: end your workers; you may join again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job is over."""
+
+    exit_code: int
+    reason: str
+
+
+ToHead = Join | Fact | Safe | Beat | Ask
+ToNode = Joined | World | Order | Buddies | Committed | Answer | Evict | End | Beat
+Message = ToHead | ToNode
+
+_KINDS: Mapping[str, type[Message]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Join, Fact, Safe, Beat, Ask),
+        *(Joined, World, Order, Buddies, Committed, Answer, Evict, End),
+    )
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return the message as one frame. Raises `ProtocolError` if it is too large."""
+    return pack(json.dumps(typed.encode(message), separators=(",", ":")).encode(), MAX_FRAME_BYTES)
+
+
+def decode(body: bytes) -> Message:
+    """Return the message of one frame's body. Raises `ProtocolError` for anything that is not one."""
+    try:
+        parts = json.loads(body)
+    except ValueError as error:
+        raise ProtocolError(f"not a message of this protocol: {body[:80]!r}") from error
+    if not isinstance(parts, dict):
+        raise ProtocolError(f"not a message of this protocol: {body[:80]!r}")
+    message: Message = typed.decode(_KINDS, parts)
+    return message
