@@ -1,0 +1,225 @@
+"""A real job over several hosts, each of them a network namespace with an agent of its own, and what a test does to them."""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kit.account import Account, Event, States
+from kit.cluster import SCRIPTS
+from kit.netns import Hosts
+from kit.processes import MARK, kill_marked, marked, wait_gone
+
+PORT = 29400
+START_TIMEOUT_S = 90.0
+LINES_SHOWN = 40
+
+
+class Agent:
+    """One host's `deadpool-run`, which writes into files of its own."""
+
+    def __init__(self, host: int, command: Sequence[str], env: dict[str, str], folder: Path) -> None:
+        self.host = host
+        self.mark = env[MARK]
+        self._output = folder / f"agent{host}.{self.mark[:4]}.log"
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env
+            )
+        self.pidfd = os.pidfd_open(self.process.pid)
+        self.exit_code: int | None = None
+
+    @property
+    def output(self) -> str:
+        """What it and its workers printed so far."""
+        return self._output.read_text(errors="replace")
+
+    def everything(self, number: signal.Signals) -> list[int]:
+        """Send a signal to the agent and all that it started, at once; return the pids."""
+        found = marked(self.mark)
+        for pid in sorted(found, key=lambda pid: pid != self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return list(found)
+
+
+class Fleet:
+    """`hosts` agents, on namespaces `net`. The first host is the endpoint, so that its agent founds the job."""
+
+    def __init__(
+        self,
+        home: Path,
+        net: Hosts,
+        *args: str,
+        hosts: int = 4,
+        spares: str = "1",
+        nproc: int = 2,
+        options: Sequence[str] = (),
+        script: str = "train.py",
+        node_timeout_s: float = 2.0,
+    ) -> None:
+        self.home = home
+        self.net = net
+        self.run_dir = home / "run"
+        self.flags = home / "flags"
+        self.temporary = home / "tmp"
+        self.events: list[Event] = []
+        self._partial = b""
+        self._token = uuid.uuid4().hex
+        for folder in (self.flags, self.temporary):
+            folder.mkdir()
+        os.mkfifo(home / "events")
+        os.mkfifo(self.flags / "release")
+        self._fifo = os.open(home / "events", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._gate = os.open(self.flags / "release", os.O_RDWR | os.O_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._fifo, selectors.EVENT_READ, None)
+        self._words = (
+            *("--no-config", "--nnodes", str(hosts), "--spares", spares, "--nproc-per-node", str(nproc)),
+            *("--rdzv-endpoint", f"{net.addresses[0]}:{PORT}", "--node-timeout", str(node_timeout_s)),
+            *("--run-dir", str(self.run_dir), *options),
+            *(str(SCRIPTS / script), "--flags", str(self.flags), *args),
+        )
+        self.agents = [self.start(host) for host in range(hosts)]
+
+    def start(self, host: int) -> Agent:
+        """Start an agent on a host (again)."""
+        words = ("--node-name", f"h{host}", *self._words)
+        command = ["ip", "netns", "exec", self.net.names[host], sys.executable, "-m", "deadpool_run", *words]
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("DEADPOOL_", "PET_"))}
+        env = {
+            **inherited,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(self.temporary),
+            "KIT_EVENTS": str(self.home / "events"),
+            "DEADPOOL_TOKEN": self._token,
+            MARK: uuid.uuid4().hex,
+        }
+        agent = Agent(host, command, env, self.home)
+        self._selector.register(agent.pidfd, selectors.EVENT_READ, agent)
+        return agent
+
+    # --- reading and waiting -------------------------------------------------------------------------------------
+
+    @property
+    def account(self) -> Account:
+        """What the script told so far."""
+        return Account(self.events)
+
+    def wait_until(self, met: Callable[[], Any], what: str, timeout_s: float = START_TIMEOUT_S) -> Any:
+        """Return the first true value of `met`, asked whenever a script has told anything or an agent has ended."""
+        deadline = time.monotonic() + timeout_s
+        while not (value := met()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise AssertionError(f"no {what} within {timeout_s} s\n{self.told()}")
+            self._read(left)
+            if all(agent.exit_code is not None for agent in self.agents) and not met():
+                raise AssertionError(f"every agent ended before {what}\n{self.told()}")
+        return value
+
+    def wait_state(self, rank: int, version: int, *, pid_not: Sequence[int] = ()) -> Event:
+        """Return the first account of the rank at this version or later, by a process other than these."""
+
+        def met() -> list[Event]:
+            found = self.account.of("state", rank=rank)
+            return [e for e in found if e["version"] >= version and e["pid"] not in pid_not][:1]
+
+        return self.wait_until(met, f"rank {rank} at version {version}")[0]
+
+    def wait_output(self, host: int, text: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until the host's agent has said this. A file cannot be waited for: it is looked at when anything happens."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.agents[host].output:
+            assert time.monotonic() < deadline, f"no {text!r} on host {host} within {timeout_s} s\n{self.told()}"
+            self._read(0.05)
+
+    def wait_exit(self, hosts: Sequence[int], timeout_s: float = 120.0) -> list[int]:
+        """Return the exit codes of these hosts' agents."""
+        agents = [self.agents[host] for host in hosts]
+        self.wait_until(lambda: all(agent.exit_code is not None for agent in agents), f"end of hosts {hosts}", timeout_s)
+        while self._read(0):
+            pass
+        return [agent.exit_code for agent in agents if agent.exit_code is not None]
+
+    def _read(self, timeout_s: float) -> int:
+        ready = self._selector.select(max(0.0, timeout_s))
+        for key, _ in ready:
+            if isinstance(key.data, Agent):
+                self._selector.unregister(key.fd)
+                key.data.exit_code = key.data.process.wait()
+            else:
+                *lines, self._partial = (self._partial + os.read(key.fd, 1 << 16)).split(b"\n")
+                self.events += map(json.loads, lines)
+        return len(ready)
+
+    def told(self) -> str:
+        """Return the end of everything that is known, for a failure's message."""
+        parts = {f"host {a.host} ({a.exit_code})": "\n".join(a.output.splitlines()[-LINES_SHOWN:]) for a in self.agents}
+        parts["events"] = "\n".join(map(json.dumps, self.events[-16:]))
+        parts["running"] = "\n".join(f"{a.host}: {pid} {c}" for a in self.agents for pid, c in marked(a.mark).items())
+        return "\n".join(f"--- {name}\n{text}" for name, text in parts.items())
+
+    # --- acting --------------------------------------------------------------------------------------------------
+
+    def power_off(self, host: int) -> None:
+        """Kill all of a host's processes at once."""
+        self.agents[host].everything(signal.SIGKILL)
+
+    def host_of(self, rank: int) -> int:
+        """Return the host whose process holds the rank, by its own account."""
+        pid = self.account.pids(rank)[-1]
+        return next(agent.host for agent in self.agents if pid in marked(agent.mark))
+
+    def journal(self, folder: Path | None = None) -> list[dict[str, Any]]:
+        """Return the decisions of the coordinator's journal."""
+        _head, *lines = ((folder or self.run_dir) / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return every repair that a coordinator reported."""
+        journals = [path.parent for path in self.run_dir.rglob("journal.jsonl")]
+        effects = [effect for folder in journals for line in self.journal(folder) for effect in line["effects"]]
+        return [effect["incident"] for effect in effects if effect["type"] == "ReportIncident"]
+
+    # --- what is promised ----------------------------------------------------------------------------------------
+
+    def check_repaired(self, reference: States, lost: Sequence[int], hosts: Sequence[int]) -> None:
+        """Wait for the end of these hosts' agents, and assert all that is promised of a job that lost these ranks."""
+        assert self.wait_exit(hosts) == [0] * len(hosts), self.told()
+        self.account.check_same_as(reference)
+        world_size = 1 + max(rank for rank, _ in reference)
+        self.account.check_ranks(lost, world_size)
+        assert self.account.steps_lost() <= 1, self.told()
+        assert all(incident["steps_lost"] <= 1 for incident in self.incidents()), self.incidents()
+        for host in hosts:
+            assert not marked(self.agents[host].mark), f"processes of host {host} outlived the job"
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the job if it runs, and release what this holds."""
+        left = {}
+        for agent in self.agents:
+            if agent.exit_code is None:
+                agent.everything(signal.SIGCONT)
+                agent.process.kill()
+                agent.exit_code = agent.process.wait()
+            left |= wait_gone(agent.mark, 10)
+            kill_marked(agent.mark)
+            os.close(agent.pidfd)
+        self._selector.close()
+        for fd in (self._fifo, self._gate):
+            os.close(fd)
+        assert not left, f"processes that outlived their agent by 10 s: {left}"
+
+
