@@ -25,6 +25,9 @@ class Copies(Protocol):
     def sealed(self, rank: Rank) -> None:
         """Send a transcript that a worker here has just completed."""
 
+    def left(self, rank: Rank) -> None:
+        """Note that the rank lives elsewhere now."""
+
     def discard_above(self, life: int, version: Version) -> None:
         """Forget what was made after this version in an older life."""
 
@@ -39,6 +42,9 @@ class Copies(Protocol):
 
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """Bring a snapshot into the rank's memory here."""
+
+    def tell_all(self) -> None:
+        """Say again what is safe, to a coordinator that has not heard it."""
 
     def report(self) -> dict[str, Any]:
         """Return what there is to see of it."""

@@ -25,12 +25,14 @@ from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import CaptureSkipped, Event, JobSubmitted, Place, SnapshotCommitted
+from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import State
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
 from deadpool_run.wire import peers
 from deadpool_run.wire.facts import encode
 
 JOURNAL_NAME = "journal.jsonl"
+_COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING})
 
 
 class Head:
@@ -167,12 +169,11 @@ class Head:
                 self._new_life(version)
                 self._to_all(effect)
             case do.SetBuddies():
-                self._publish_buddies()
+                pass  # told with all else that follows from who is where
             case do.StartWorker(_, node) | do.ReportReplicas(node):
                 self._to(node, effect)
             case do.AssignRank(transcript_from=source):
                 self._store.when_fresh(lambda: self._to_worker(effect, source))
-                self._publish_buddies()
             case do.ResumeFrom(source=source):
                 self._to_worker(effect, source)
             case _:
@@ -224,8 +225,8 @@ class Head:
                 self.hub.broadcast(told)
 
     def _publish_buddies(self) -> None:
-        """Tell those nodes for which something has changed."""
-        if self._tracking is None:
+        """Tell those nodes for which something has changed. Not in a repair: what was left behind is still needed."""
+        if self._tracking is None or self.state.phase not in _COPIED_IN:
             return
         for node, told in self._tracking.buddies_news(self.state, self._peer):
             if node == self._here:
@@ -245,6 +246,7 @@ class Head:
         return None if owner is None or owner.pid is None else (owner.worker, owner.pid)
 
     def _decided(self) -> None:
+        self._publish_buddies()
         self.control.notify()
 
     # --- the end --------------------------------------------------------------------------------------------------

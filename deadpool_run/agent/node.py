@@ -50,6 +50,7 @@ class Node:
         self.copies: Copies | None = None
         self._situation = situation
         self._life = 0
+        self._mine: set[Rank] = set()
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
         self._workforce = Workforce(nursery, self._submit, vault.captured, self._captured)
@@ -83,6 +84,7 @@ class Node:
                 if self.copies is not None:
                     self.copies.discard_above(self._life, version)
             case do.BeginGeneration():
+                self._mine.clear()
                 self._safe.clear()
                 self._finished.clear()
                 self._performer.perform(effect, capture_interval, source)
@@ -91,9 +93,14 @@ class Node:
 
     def set_buddies(self, told: Buddies) -> None:
         """Take in whom to send copies to, and whose to hold."""
-        if self.copies is not None:
-            self.copies.keep([Rank(rank) for rank in told.keep])
-            self.copies.set_buddies({Rank(int(rank)): peers for rank, peers in told.mine.items()})
+        if self.copies is None:
+            return
+        mine = {Rank(int(rank)): peers for rank, peers in told.mine.items()}
+        for rank in self._mine - mine.keys():
+            self.copies.left(rank)
+        self._mine = set(mine)
+        self.copies.keep([Rank(rank) for rank in told.keep])
+        self.copies.set_buddies(mine)
 
     def committed(self, told: Committed) -> None:
         """Let the node's workers know which of their snapshots are needed."""

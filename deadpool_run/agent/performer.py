@@ -141,7 +141,7 @@ class Performer:
             copies.fetch(rank, order.version, source, done)
 
     def _fail(self, worker: WorkerId, epoch: Epoch, source: Peer | None, failure: str) -> None:
-        node = self._situation.node if source is None else NodeId(source.node)
+        node = self._situation.node if source is None else source.node
         self._fetch_failed(FetchFailed(worker, epoch, node, failure))
 
     def _assign(self, order: do.AssignRank, capture_interval: int) -> None:

@@ -18,6 +18,7 @@ class Tracking:
         self.commits = Commits(world_size)
         self._committed: Committed | None = None
         self._buddies: dict[NodeId, Buddies] = {}
+        self._seen: tuple[object, ...] = ()
         self._protected = False
 
     def new_life(self, life: int, rollback: Version | None) -> None:
@@ -44,6 +45,10 @@ class Tracking:
 
     def buddies_news(self, state: State, peer: Callable[[NodeId], Peer | None]) -> Iterator[tuple[NodeId, Buddies]]:
         """Yield each node that is to send or to hold something else than it was told, with all of what it now is."""
+        seen = (state.buddies, state.former_buddies, tuple(seat.node for seat in state.seats), tuple(state.nodes))
+        if seen == self._seen:
+            return
+        self._seen = seen
         mine: dict[NodeId, dict[str, tuple[Peer, ...]]] = defaultdict(dict)
         keep: dict[NodeId, list[Rank]] = defaultdict(list)
         for seat in state.seats:

@@ -11,6 +11,7 @@ from typing import Any
 
 from deadpool_run.core.events import Place
 from deadpool_run.errors import ProtocolError
+from deadpool_run.ids import NodeId
 from deadpool_run.wire import typed
 from deadpool_run.wire.frames import pack
 
@@ -21,7 +22,7 @@ MAX_FRAME_BYTES = 16 << 20
 class Peer:
     """Where a node's agent listens."""
 
-    node: str
+    node: NodeId
     address: str
     port: int
 

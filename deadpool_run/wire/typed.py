@@ -1,10 +1,11 @@
 """Dataclasses as JSON and back, checked against their annotations: what comes from a file or a network is not trusted.
 
-Known are numbers, text, booleans, enumerations, None, tuples and mappings from text, and dataclasses of these.
+Known are numbers, text, booleans, enumerations, None, tuples, frozen sets, mappings, and dataclasses of these. A mapping
+whose keys are not text becomes a list of pairs.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -15,7 +16,31 @@ from deadpool_run.errors import ProtocolError
 
 def encode(thing: Any) -> dict[str, Any]:
     """Return a dataclass as values that JSON knows; `type` names its class."""
-    return {"type": type(thing).__name__, **asdict(thing)}
+    return {"type": type(thing).__name__, **_fields(thing)}
+
+
+def plain(value: Any) -> Any:
+    """Return any known value as values that JSON knows."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if is_dataclass(value):
+        return _fields(value)
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: plain(item) for key, item in value.items()}
+        return [[plain(key), plain(item)] for key, item in value.items()]
+    if isinstance(value, frozenset):
+        return [plain(item) for item in sorted(value)]
+    return [plain(item) for item in value]
+
+
+def _fields(thing: Any) -> dict[str, Any]:
+    return {name: plain(getattr(thing, name)) for name in _names(type(thing))}
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def decode(kinds: Mapping[str, type[Any]], parts: Mapping[str, Any]) -> Any:
@@ -30,7 +55,7 @@ def decode(kinds: Mapping[str, type[Any]], parts: Mapping[str, Any]) -> Any:
 def build(kind: Any, parts: Mapping[str, Any]) -> Any:
     """Return the dataclass with these fields. Raises ValueError, KeyError or TypeError."""
     hints = _hints(kind)
-    if set(parts) != {field.name for field in fields(kind)}:
+    if parts.keys() != set(_names(kind)):
         raise ValueError(f"a {kind.__name__} with fields {sorted(parts)}")
     return kind(**{name: _value(hints[name], value) for name, value in parts.items()})
 
@@ -41,6 +66,8 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any) -> Any:
+    if hint is Any:
+        return value
     if isinstance(hint, NewType):
         return _value(hint.__supertype__, value)
     origin = get_origin(hint)
@@ -48,10 +75,16 @@ def _value(hint: Any, value: Any) -> Any:
         return None if value is None else _value(next(arm for arm in get_args(hint) if arm is not NoneType), value)
     if origin is tuple:
         return _tuple(get_args(hint), value)
-    if origin is dict:
-        _, inner = get_args(hint)
-        return {str(key): item if inner is Any else _value(inner, item) for key, item in value.items()}
+    if origin is frozenset:
+        return frozenset(_tuple((get_args(hint)[0], ...), value))
+    if origin in (dict, Mapping):
+        return _mapping(*get_args(hint), value)
     return _single(hint, value)
+
+
+def _mapping(key_hint: Any, hint: Any, value: Any) -> dict[Any, Any]:
+    pairs = value.items() if isinstance(value, Mapping) else _tuple((tuple[Any, Any], ...), value)
+    return {_value(key_hint, key): item if hint is Any else _value(hint, item) for key, item in pairs}
 
 
 def _single(hint: Any, value: Any) -> Any:
