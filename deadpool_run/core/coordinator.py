@@ -5,7 +5,7 @@ Pure: it is told facts and the time, and returns the next state and orders. It n
 
 from typing import assert_never
 
-from deadpool_run.core import ending, nodes, pool, processes, repair, timers, words, world
+from deadpool_run.core import ending, nodes, pool, processes, repair, takeover, timers, words, world
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
@@ -33,9 +33,10 @@ def step(settings: Settings, state: State, event: Event, now: float) -> tuple[St
     `now` is in seconds of one monotonic clock and never falls. A fact that means nothing (any more) changes nothing.
     """
     turn = Turn(settings, state, now)
-    if state.phase is not JobPhase.STOPPED:
-        _hear(turn, event)
-        _advance(turn)
+    for fact in takeover.sift(turn, event):
+        if turn.state.phase is not JobPhase.STOPPED:
+            _hear(turn, fact)
+            _advance(turn)
     return turn.state, tuple(turn.effects)
 
 
@@ -63,6 +64,8 @@ def _hear(turn: Turn, event: Event) -> None:
             processes.kill_requested(turn, event)
         case ev.TimeAdvanced():
             timers.advance(turn)
+        case ev.CoordinatorMoved() | ev.NodeResynced():
+            takeover.hear(turn, event)
         case _:
             assert_never(event)
 

@@ -15,6 +15,7 @@ class KillHow(StrEnum):
     EXIT = "exit"
 
 
+_NO_EPOCH = Epoch(0)
 ONLY_NODE = NodeId("node")
 """What the node of a job on one machine is called."""
 
@@ -55,6 +56,57 @@ class NodeLost:
 
     node: NodeId
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorMoved:
+    """This state machine runs on another node from now on, in a larger term.
+
+    What the last one did after the entry that was followed last is not known: each node's agent says what is there
+    (`NodeResynced`).
+    """
+
+    term: int
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFound:
+    """What an agent knows of one worker, whoever ordered it. Exactly one of `code` and `signal` is set once it ended.
+
+    `rank` is the one that it was given, -1 if none, and `epoch` that of the order that gave it.
+    """
+
+    worker: WorkerId
+    pid: int
+    rank: int = -1
+    epoch: Epoch = _NO_EPOCH
+    ready: bool = False
+    initialized: bool = False
+    """Its script called `init()`."""
+    finished: bool = False
+    """It has said `LoopFinished`, and was not told to drain since."""
+    released: bool = False
+    """It was told to leave its loop."""
+    code: int | None = None
+    signal: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether the process exists."""
+        return self.code is None and self.signal is None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResynced:
+    """Told once by each node's agent after the coordinator moved: every worker of this generation that was started there.
+
+    `discarded` are the epoch and the version of the last `DiscardAbove` that the node knows of.
+    """
+
+    node: NodeId
+    workers: tuple[WorkerFound, ...]
+    discarded: tuple[Epoch, Version] = (_NO_EPOCH, Version(-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +327,8 @@ Event = (
     JobSubmitted
     | NodeJoined
     | NodeLost
+    | CoordinatorMoved
+    | NodeResynced
     | SnapshotCommitted
     | ReplicasReported
     | FetchFailed

@@ -20,11 +20,14 @@ def ask(turn: Turn, rank: Rank, but: NodeId | None = None) -> None:
     """Ask everyone (but one) who may have copies of the rank: its vault is gone."""
     state = turn.state
     barren = frozenset() if state.repair is None else state.repair.barren
+    # After the coordinator moved, copies may also be where the last one had them sent without being followed.
+    likely = (
+        (list(state.nodes),)
+        if state.term
+        else tuple(buddies[rank] if buddies else () for buddies in (state.buddies, state.former_buddies))
+    )
     holders = [
-        node
-        for buddies in (state.buddies, state.former_buddies)
-        for node in (buddies[rank] if buddies else ())
-        if node in state.nodes and node != but and (rank, node) not in barren
+        node for nodes in likely for node in nodes if node in state.nodes and node != but and (rank, node) not in barren
     ]
     _set(turn, rank, {}, frozenset(holders))
     turn.set_seat(rank, asked_in=state.epoch)
@@ -35,7 +38,8 @@ def reported(turn: Turn, event: ev.ReplicasReported) -> None:
     """Note what a node holds, if it was asked and nothing has changed since."""
     seat = turn.state.seats[event.rank] if 0 <= event.rank < len(turn.state.seats) else None
     if seat is not None and event.node in seat.asked and event.epoch == seat.asked_in:
-        _set(turn, event.rank, {**seat.copies, event.node: frozenset(event.versions)}, seat.asked - {event.node})
+        held = {event.node: frozenset(event.versions)} if event.versions or not turn.state.term else {}
+        _set(turn, event.rank, {**seat.copies, **held}, seat.asked - {event.node})
 
 
 def forget(turn: Turn, rank: Rank, node: NodeId) -> bool:

@@ -38,6 +38,8 @@ def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:
     homes = [(seat.node, seat.local_rank) for seat in state.seats if seat.owner is not None]
     if len(set(homes)) < len(homes):
         yield f"two ranks have the same place on a node: {homes}"
+    if state.epoch <= state.term << 20 and state.term:
+        yield f"epoch {state.epoch} may have been used before term {state.term}"
     for rank, buddies in enumerate(state.buddies):
         if len(set(buddies)) < len(buddies) or (state.phase is JobPhase.RUNNING and state.seats[rank].node in buddies):
             yield f"the copies of rank {rank} are not on other nodes: {buddies}"
@@ -66,6 +68,8 @@ def _broken_members(state: State) -> Iterator[str]:
             yield f"worker {worker} holds a rank while {member.phase}"
         if member.rank is None and member.phase in HOLDS_RANK - {MemberPhase.ENDING}:
             yield f"worker {worker} holds no rank while {member.phase}"
+        if member.claimed is not None and (member.rank is not None or member.phase is not MemberPhase.ENDING):
+            yield f"worker {worker} was given rank {member.claimed} by another coordinator, and is not ended for it"
         if member.phase is MemberPhase.ENDED:
             yield f"worker {worker} has ended and is remembered"
         if member.newcomer and member.phase in ATTACHED:

@@ -141,6 +141,9 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             ev.ScriptInitialized: _M.REHEARSING,
             ev.SetupCompleted: _M.REHEARSING,
             ev.NewcomerRehearsed: _M.REHEARSED,
+            # The coordinator has moved, and the last one had brought it further than was known.
+            ev.SurvivorDrained: _M.DRAINED,
+            ev.DrainFailed: _M.ENDING,
         },
         _M.REHEARSED: {**_NEWCOMER, do.ResumeFrom: _M.RESTORING},
         _M.RESTORING: {**_SURVIVOR, ev.RankRestored: _M.RESTORED},

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from deadpool_run.core.effects import Incident
-from deadpool_run.core.events import Place
+from deadpool_run.core.events import Event, Place, WorkerFound
 from deadpool_run.core.lifecycle import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
@@ -49,6 +49,8 @@ class Member:
     ending_grace_s: float = 0.0
     kills: int = 0
     """How often it was killed outright."""
+    claimed: Rank | None = None
+    """A rank that it was given by another coordinator, and that is not its own: the rank waits for its end. Implies ENDING."""
     blameless: bool = False
     """It is ended for what others could not give it: that says nothing of the script."""
 
@@ -115,6 +117,23 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """The coordinator came to another node, and has not heard of every node yet. Nothing is decided meanwhile."""
+
+    began_at: float
+    to: NodeId
+    waiting: frozenset[NodeId]
+    """Who has not said what is there."""
+    found: Mapping[NodeId, tuple[WorkerFound, ...]] = field(default_factory=dict)
+    lost: Mapping[NodeId, str] = field(default_factory=dict)
+    """Nodes that were lost meanwhile, and why."""
+    discarded: tuple[Epoch, Version] = (NO_EPOCH, NO_VERSION)
+    """Of the newest `DiscardAbove` that any node knows of."""
+    deferred: tuple[Event, ...] = ()
+    """What was told meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
 class Suspicion:
     """A collective failed and nobody is known to be dead. Belongs to the present epoch."""
 
@@ -159,6 +178,9 @@ class State:
     """One per rank, in order."""
     epoch: Epoch = NO_EPOCH
     """Never falls. 0 before the first world."""
+    term: int = 0
+    """How often the coordinator moved, or more: never falls. Epochs and workers' numbers begin at `term << 20`."""
+    move: Move | None = None
     generation: int = 0
     """Worlds begun from the top, counted from 0."""
     restarts: int = 0
@@ -178,6 +200,8 @@ class State:
     """Per rank, where its copies are sent to; empty while nothing is copied."""
     former_buddies: tuple[tuple[NodeId, ...], ...] = ()
     """Those before them, who may hold what the present ones have not received yet."""
+    buddies_told: bool = True
+    """Every node was told of the present ones, as far as is known."""
     committed: bool = False
     """Some version of this generation lies on other nodes, of every rank."""
     members: Mapping[WorkerId, Member] = field(default_factory=dict)

@@ -60,5 +60,7 @@ def set_buddies(turn: Turn) -> None:
         return
     chosen = buddies.choose(turn.settings, state)
     if chosen != state.buddies:
-        turn.set(buddies=chosen, former_buddies=state.buddies)
+        turn.set(buddies=chosen, former_buddies=state.buddies, buddies_told=False)
+    if not turn.state.buddies_told:
+        turn.set(buddies_told=True)
         turn.effects.append(do.SetBuddies(chosen))

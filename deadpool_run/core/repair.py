@@ -35,13 +35,14 @@ class Fallen:
 def lost(turn: Turn, fallen: Sequence[Fallen], why: str) -> None:
     """Repair the loss of these ranks' workers, lost at once."""
     for one in fallen:
-        _note_loss(turn, one)
+        note_loss(turn, one)
     begin_epoch(turn, why)
     for one in fallen:  # in the new epoch, which the answers name
         _find_copies(turn, one)
 
 
-def _note_loss(turn: Turn, fallen: Fallen) -> None:
+def note_loss(turn: Turn, fallen: Fallen) -> None:
+    """Note it in the incident, which it may begin."""
     member = fallen.member
     assert member.rank is not None
     repair = turn.state.repair or Repair(began_at=turn.now)
@@ -172,17 +173,18 @@ def report(turn: Turn) -> None:
 
 
 def _fill_vacancies(turn: Turn) -> None:
-    vacant = turn.state.vacant()
+    claimed = {member.claimed for member in turn.state.members.values()}
+    vacant = [seat for seat in turn.state.vacant() if seat.rank not in claimed]
     unknown = {seat.node for seat in vacant if not holders.is_known(seat)}  # ranks that lived together go together
     for seating in placement.replacements(turn.state, [seat for seat in vacant if seat.node not in unknown]):
         seat = turn.state.seats[seating.rank]
         turn.assign(seating, newcomer=True, transcript_from=holders.nearest(seat, seating.member, None))
-        _replaced(turn, seating.rank, seating.member)
+        replaced(turn, seating.rank, seating.member)
     if vacant and not turn.state.vacant():
         turn.set_repair(promoted_at=turn.now)
 
 
-def _replaced(turn: Turn, rank: Rank, member: Member) -> None:
+def replaced(turn: Turn, rank: Rank, member: Member) -> None:
     """Note who takes the place of the rank's last loss."""
     repair = turn.state.repair
     assert repair is not None

@@ -18,6 +18,8 @@ class Settings:
     """Copies of each snapshot on other nodes; with one node there are none."""
     join_timeout_s: float = 600.0
     """Too few nodes for the world are waited for so long."""
+    node_timeout_s: float = 5.0
+    """A node that is not heard of for so long is lost; one that hears of no coordinator for twice as long ends its workers."""
     max_restarts: int | None = None
     """Restarts of the whole world. None: 3 while a script that called `init()` sets up, 0 for any other (as torchrun)."""
     repair_timeout_s: float = 60.0

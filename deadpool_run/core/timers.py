@@ -36,6 +36,7 @@ class Due(StrEnum):
     SPARE_NODES = "spare nodes"
     NODES = "nodes"
     NO_PLACE = "no place"
+    MOVED = "moved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,9 @@ class Deadline:
 def deadlines(settings: Settings, state: State) -> Iterator[Deadline]:
     """Yield every deadline of the state. Each ends by being met, so that time never stands still at one."""
     if state.phase is JobPhase.STOPPED:
+        return
+    if state.move is not None:
+        yield Deadline(state.move.began_at + settings.node_timeout_s, Due.MOVED)
         return
     for member in state.members.values():
         yield from _of_member(settings, state, member)
@@ -107,7 +111,7 @@ def advance(turn: Turn) -> None:
         _do(turn, min(due, key=lambda deadline: deadline.at))
 
 
-def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901 - one case for each reason
+def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901, PLR0912 - one case for each reason
     member = deadline.member
     settings = turn.settings
     match deadline.due:
@@ -140,6 +144,8 @@ def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901 - one case for ea
         case Due.NODES:
             count = f"{len(turn.state.nodes)} of the {settings.nodes} nodes that the world needs are there"
             ending.stop(turn, 1, f"{count}, and no other came within {settings.join_timeout_s:g} s")
+        case Due.MOVED:
+            pass  # met in `takeover`, before anything else
         case Due.NO_PLACE:
             ranks = ", ".join(str(seat.rank) for seat in turn.state.vacant())
             left = f"every worker of the {len(turn.state.nodes)} nodes that are left holds another"

@@ -45,9 +45,15 @@ def restart(turn: Turn, reason: str) -> None:
     if turn.state.restarts >= allowed:
         ending.stop(turn, 1, f"{reason}{describe_limit(turn.state, allowed)}")
         return
+    turn.set(restarts=turn.state.restarts + 1)
+    end(turn, f"starting the world again ({turn.state.restarts} of at most {allowed})", reason)
+
+
+def end(turn: Turn, what: str, reason: str) -> None:
+    """End the world, to begin it again, however often that was done."""
     turn.enter(JobPhase.RESTARTING, reason)
-    turn.set(restarts=turn.state.restarts + 1, suspicion=None)
-    turn.announce(f"starting the world again ({turn.state.restarts} of at most {allowed})", reason)
+    turn.set(suspicion=None)
+    turn.announce(what, reason)
     for member in turn.state.owners():
         if member.phase is MemberPhase.ENDING:
             continue
@@ -59,7 +65,7 @@ def restart(turn: Turn, reason: str) -> None:
 
 def advance_restarting(turn: Turn) -> None:
     """Begin again when nobody of the old world is left."""
-    if not any(True for _ in turn.state.owners()):
+    if all(member.rank is None and member.claimed is None for member in turn.state.members.values()):
         turn.set(generation=turn.state.generation + 1)
         _begin(turn, turn.state.reason)
 

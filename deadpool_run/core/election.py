@@ -1,0 +1,310 @@
+"""Which agent's coordinator has authority: one small state machine in each agent. Pure; `now` is the agent's own clock.
+
+A head has authority while a majority of its roster answers. An answer extends it from when the question was *sent*, and
+nobody votes for another head before that long after it *heard* the question: so two never have authority at once, provided
+that clocks run at the same rate. A closed connection proves that a process ended; silence proves nothing.
+"""
+
+from dataclasses import replace
+from typing import assert_never
+
+from deadpool_run.core.electorate import (
+    NEVER,
+    Agent,
+    AgentEnded,
+    AgentJoined,
+    AskVotes,
+    Claim,
+    Event,
+    Fence,
+    GiveVote,
+    HeardFromAgent,
+    HeardFromHead,
+    LinkBroken,
+    LogFollowed,
+    LoseNode,
+    Output,
+    Role,
+    Roster,
+    ShareRoster,
+    TakeOver,
+    Tick,
+    VoteAsked,
+    VoteGiven,
+)
+from deadpool_run.ids import NodeId
+
+FOREVER = float("inf")
+
+
+def first_head(me: NodeId, timeout_s: float, now: float) -> Agent:
+    """Return the agent that the job begins with."""
+    return Agent(me, timeout_s, Role.HEAD, (Roster(1, me, (me,)),), now)
+
+
+def follower(me: NodeId, timeout_s: float, term: int, roster: Roster, now: float) -> Agent:
+    """Return an agent that a head of this term has taken in, with the first roster that it is in."""
+    return Agent(me, timeout_s, Role.FOLLOWER, (roster,), now, term=term, promised=term, seen=term)
+
+
+def step(agent: Agent, event: Event, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    """Return what the agent knows next, and what it is to do. `now` never falls."""
+    if agent.role is Role.FENCED:
+        return agent, ()
+    agent, outputs = _hear(agent, event, now)
+    while agent.role is not Role.FENCED:
+        agent, more = _advance(agent, now)
+        outputs += more
+        if not more:
+            break
+    return agent, outputs
+
+
+def next_deadline(agent: Agent) -> float | None:
+    """Return when `Tick` is to be told, if nothing else happens before."""
+    match agent.role:
+        case Role.FENCED:
+            return None
+        case Role.HEAD:
+            silent = [_silent_at(agent, other) for other in agent.roster.agents if other != agent.me]
+            until = min([*silent, _authority_until(agent)])
+            return None if until == FOREVER else until
+        case Role.FOLLOWER | Role.CANDIDATE:
+            due = [agent.heard_at + 2 * agent.timeout_s, *_bid_at(agent)]
+            if agent.role is Role.CANDIDATE:
+                due += [max(agent.asked_at, agent.claimed_at) + agent.timeout_s / 10]
+            return min(due)
+
+
+def may_vote(agent: Agent, asked: VoteAsked, now: float) -> bool:
+    """Tell whether the candidate is to be voted for."""
+    return (
+        agent.role is not Role.HEAD
+        and asked.term > agent.term
+        and is_free(agent, asked)
+        and asked.candidate in agent.roster.agents
+        and asked.roster >= agent.roster.number
+        and has_no_head(agent, now)
+        and (agent.me not in agent.roster.standbys or asked.log >= agent.log)
+    )
+
+
+def is_free(agent: Agent, asked: VoteAsked) -> bool:
+    """Tell whether it has voted for nobody else in the term, or in a larger one."""
+    return asked.term > agent.promised or (asked.term, asked.candidate) == (agent.promised, agent.voted_for)
+
+
+def has_no_head(agent: Agent, now: float) -> bool:
+    """Tell whether the head ended, or has been silent for so long that it has lost this agent's share of its authority."""
+    return agent.closed_at is not None or now >= agent.heard_at + agent.timeout_s
+
+
+def has_authority(agent: Agent, now: float) -> bool:
+    """Tell whether the head's authority lasts."""
+    return now < _authority_until(agent)
+
+
+def _hear(  # noqa: C901, PLR0911 - one case for each fact
+    agent: Agent, event: Event, now: float
+) -> tuple[Agent, tuple[Output, ...]]:
+    match event:
+        case HeardFromHead():
+            return _heard_from_head(agent, event, now)
+        case HeardFromAgent():
+            return _heard_from_agent(agent, event), ()
+        case LinkBroken():
+            if event.closed and agent.closed_at is None and agent.role is not Role.HEAD:
+                return replace(agent, closed_at=now), ()
+            return agent, ()  # silence is found by the clock
+        case AgentJoined():
+            return _joined(agent, event.agent, now)
+        case AgentEnded():
+            return replace(agent, ended=agent.ended | {event.agent}), ()
+        case LogFollowed():
+            return replace(agent, log=max(agent.log, event.log)), ()
+        case VoteAsked():
+            return _asked(agent, event, now)
+        case VoteGiven():
+            return _voted(agent, event), ()
+        case Tick():
+            return agent, ()
+        case _:
+            assert_never(event)
+
+
+def _heard_from_head(agent: Agent, event: HeardFromHead, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    if event.term < max(agent.term, agent.promised):
+        return agent, ()
+    if event.term == agent.term and (agent.role is Role.HEAD or event.roster.number < agent.roster.number):
+        return agent, ()
+    if agent.role is Role.HEAD:
+        return _fence(agent, f"another coordinator, of term {event.term}, has taken over")
+    if agent.me not in event.roster.agents:
+        return _fence(agent, "the coordinator has given this node up")
+    same = event.term == agent.term
+    agent = replace(agent, role=Role.FOLLOWER, term=event.term, promised=event.term, rosters=(event.roster,))
+    voted_for = agent.voted_for if same else event.roster.head
+    return replace(agent, heard_at=now, closed_at=None, voted_for=voted_for, bid=0, votes=frozenset()), ()
+
+
+def _heard_from_agent(agent: Agent, event: HeardFromAgent) -> Agent:
+    mine = agent.term if agent.role is Role.HEAD else agent.bid
+    if event.term != mine or event.agent not in agent.roster.agents:
+        return agent
+    answers = {**agent.answers, event.agent: max(event.sent_at, agent.answers.get(event.agent, NEVER))}
+    known = {**agent.known, event.agent: max(event.roster, agent.known.get(event.agent, 0))}
+    return replace(agent, answers=answers, known=known)
+
+
+def _joined(agent: Agent, other: NodeId, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    if agent.role is not Role.HEAD or other in agent.roster.agents:
+        return agent, ()
+    agent = replace(
+        agent,
+        answers={**agent.answers, other: now},
+        waits_from={**agent.waits_from, other: now},
+        ended=agent.ended - {other},
+    )
+    return _set_roster(agent, (*agent.roster.agents, other))
+
+
+def _set_roster(agent: Agent, agents: tuple[NodeId, ...]) -> tuple[Agent, tuple[Output, ...]]:
+    roster = Roster(agent.roster.number + 1, agent.me, agents)
+    return replace(agent, rosters=(*agent.rosters, roster)), (ShareRoster(roster),)
+
+
+def _asked(agent: Agent, asked: VoteAsked, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    granted = may_vote(agent, asked, now)
+    if granted:
+        agent = replace(agent, promised=asked.term, voted_for=asked.candidate)
+        if agent.bid < asked.term:  # its own bid is void
+            agent = replace(agent, role=Role.FOLLOWER, bid=0, bids_from=now + agent.timeout_s / 2)
+    agent = replace(agent, seen=max(agent.seen, asked.term))
+    vote = VoteGiven(asked.term, agent.me, granted, agent.closed_at is not None, agent.promised)
+    return agent, (GiveVote(asked.candidate, vote),)
+
+
+def _voted(agent: Agent, vote: VoteGiven) -> Agent:
+    agent = replace(agent, seen=max(agent.seen, vote.promised))
+    if agent.role is not Role.CANDIDATE or vote.term != agent.bid or vote.voter not in agent.roster.agents:
+        return agent
+    ended = agent.ended | ({agent.roster.head} if vote.closed else set())
+    return replace(agent, ended=ended, votes=agent.votes | ({vote.voter} if vote.granted else set()))
+
+
+def _advance(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    """Do what is due; nothing is due any more when nothing is put out."""
+    if agent.role is Role.HEAD:
+        return _advance_head(agent, now)
+    if now >= agent.heard_at + 2 * agent.timeout_s:
+        return _fence(agent, f"no coordinator was heard of for {2 * agent.timeout_s:g} s")
+    if agent.role is Role.FOLLOWER:
+        return _bid(agent, now) if any(now >= at for at in _bid_at(agent)) else (agent, ())
+    return _advance_candidate(agent, now)
+
+
+def _advance_candidate(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    """Ask again, since messages are lost, until enough have voted; then claim, until enough follow."""
+    if not _is_elected(agent, now):
+        return _bid(agent, now) if now >= agent.asked_at + agent.timeout_s / 10 else (agent, ())
+    if _has_majority(agent, agent.roster, {agent.me, *agent.answers}):
+        return _take_over(agent, now)
+    if now >= agent.claimed_at + agent.timeout_s / 10:
+        return replace(agent, claimed_at=now), (Claim(agent.bid, _next_roster(agent)),)
+    return agent, ()
+
+
+def _advance_head(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    while len(agent.rosters) > 1 and _has_majority(agent, agent.rosters[0], _who_know(agent, agent.rosters[1].number)):
+        agent = replace(agent, rosters=agent.rosters[1:])
+    if not has_authority(agent, now):
+        roster = agent.rosters[0]
+        left = [other for other in roster.agents if other == agent.me or _silent_at(agent, other) > now]
+        count = f"{len(left)} of the {len(roster.agents)} nodes"
+        return _fence(agent, f"only {count} have answered within {agent.timeout_s:g} s, which is no majority")
+    for other in agent.roster.agents:
+        if other != agent.me and (other in agent.ended or now >= _silent_at(agent, other)):
+            agent, outputs = _set_roster(agent, tuple(each for each in agent.roster.agents if each != other))
+            why = "its agent ended" if other in agent.ended else f"it has not answered for {agent.timeout_s:g} s"
+            return agent, (LoseNode(other, why), *outputs)
+    return agent, ()
+
+
+def _bid_at(agent: Agent) -> tuple[float, ...]:
+    """Return when the agent asks for votes next, if it is a standby that has not."""
+    if agent.role is not Role.FOLLOWER or agent.me not in agent.roster.standbys:
+        return ()
+    gone_at = agent.heard_at + agent.timeout_s if agent.closed_at is None else agent.closed_at
+    patience_s = agent.roster.standbys.index(agent.me) * agent.timeout_s / 2
+    return (max(gone_at + patience_s, agent.bids_from),)
+
+
+def _bid(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    """Ask for votes; for those of a larger term if others have voted in one."""
+    if agent.role is Role.FOLLOWER or agent.seen > agent.bid:
+        term = max(agent.seen, agent.promised, agent.term) + 1
+        agent = replace(
+            agent, role=Role.CANDIDATE, bid=term, votes=frozenset({agent.me}), answers={}, known={}, claimed_at=NEVER
+        )
+        agent = replace(agent, promised=term, voted_for=agent.me, seen=term)
+    if agent.closed_at is not None:
+        agent = replace(agent, ended=agent.ended | {agent.roster.head})
+    return replace(agent, asked_at=now), (AskVotes(VoteAsked(agent.bid, agent.me, agent.log, agent.roster.number)),)
+
+
+def _is_elected(agent: Agent, now: float) -> bool:
+    """Tell whether enough have voted, and the old head has ended or has lost its authority and ended its workers."""
+    over = agent.roster.head in agent.ended or now >= agent.heard_at + 1.25 * agent.timeout_s
+    return over and _has_majority(agent, agent.roster, agent.votes)
+
+
+def _take_over(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    roster, head = _next_roster(agent), agent.roster.head
+    agent = replace(
+        agent,
+        role=Role.HEAD,
+        term=agent.bid,
+        rosters=(agent.roster, roster),
+        waits_from=dict.fromkeys(roster.agents, now),
+        closed_at=None,
+    )
+    why = "its agent ended" if head in agent.ended else "it is silent, and its coordinator has no authority any more"
+    return agent, (TakeOver(agent.term, roster), LoseNode(head, why))
+
+
+def _next_roster(agent: Agent) -> Roster:
+    """Return the roster without the old head. Others that ended are given up once the coordinator can be told."""
+    agents = tuple(other for other in agent.roster.agents if other != agent.roster.head)
+    return Roster(agent.roster.number + 1, agent.me, agents)
+
+
+def _has_majority(agent: Agent, roster: Roster, who: frozenset[NodeId] | set[NodeId]) -> bool:
+    """Tell whether these are more than half of those that count."""
+    counting = [other for other in roster.agents if other not in agent.ended]
+    return 2 * sum(other in who for other in counting) > len(counting)
+
+
+def _who_know(agent: Agent, number: int) -> set[NodeId]:
+    return {agent.me, *(other for other, known in agent.known.items() if known >= number)}
+
+
+def _authority_until(agent: Agent) -> float:
+    """Return when too few will have answered, of some roster that counts; infinity for a head that is alone."""
+    until = FOREVER
+    for roster in agent.rosters:
+        counting = [other for other in roster.agents if other not in agent.ended]
+        answers = sorted(
+            (FOREVER if other == agent.me else agent.answers.get(other, NEVER) for other in counting),
+            reverse=True,
+        )
+        until = min(until, answers[len(counting) // 2] + agent.timeout_s)
+    return until
+
+
+def _silent_at(agent: Agent, other: NodeId) -> float:
+    answered = agent.answers.get(other, NEVER)
+    return max(answered, agent.waits_from.get(other, NEVER)) + agent.timeout_s
+
+
+def _fence(agent: Agent, reason: str) -> tuple[Agent, tuple[Output, ...]]:
+    return replace(agent, role=Role.FENCED), (Fence(reason),)

@@ -1,0 +1,218 @@
+"""The agents among whom a coordinator has authority: what they tell one another, and what each knows. See `election`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from deadpool_run.ids import NodeId
+
+STANDBYS = 2
+NEVER = float("-inf")
+
+
+class Role(StrEnum):
+    """What an agent is to the others."""
+
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    HEAD = "head"
+    FENCED = "fenced"
+    """It ends its workers, and obeys and votes no more. Its node may join again under another name."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogIndex:
+    """How far a log is followed: the term of its last entry, and the number of entries."""
+
+    term: int = 0
+    entries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The agents that count, in order of arrival. `number` grows with each change, over terms too."""
+
+    number: int
+    head: NodeId
+    agents: tuple[NodeId, ...]
+
+    @property
+    def standbys(self) -> tuple[NodeId, ...]:
+        """Return who follows the log, in the order in which they take over."""
+        return tuple(agent for agent in self.agents if agent != self.head)[:STANDBYS]
+
+
+@dataclass(frozen=True, slots=True)
+class HeardFromHead:
+    """A message of a head, with its present roster. A heartbeat is answered at once, with when it was sent."""
+
+    term: int
+    roster: Roster
+
+
+@dataclass(frozen=True, slots=True)
+class HeardFromAgent:
+    """An agent answered the heartbeat of this term that was sent at `sent_at`; it knows the roster of this number."""
+
+    agent: NodeId
+    term: int
+    sent_at: float
+    roster: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBroken:
+    """The connection to the head is gone. `closed`: by its end or a reset, which an agent's end alone causes."""
+
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AgentJoined:
+    """The head has taken an agent in."""
+
+    agent: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEnded:
+    """An agent's process ended for sure: its connection was closed, or its host refuses one."""
+
+    agent: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class LogFollowed:
+    """The log is followed as far as this."""
+
+    log: LogIndex
+
+
+@dataclass(frozen=True, slots=True)
+class VoteAsked:
+    """A standby would take over."""
+
+    term: int
+    candidate: NodeId
+    log: LogIndex
+    roster: int
+
+
+@dataclass(frozen=True, slots=True)
+class VoteGiven:
+    """An agent's answer. `closed`: the old head's process ended, as it saw; `promised` is the largest term it voted in."""
+
+    term: int
+    voter: NodeId
+    granted: bool
+    closed: bool
+    promised: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A deadline was reached."""
+
+
+Event = (
+    HeardFromHead | HeardFromAgent | LinkBroken | AgentJoined | AgentEnded | LogFollowed | VoteAsked | VoteGiven | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AskVotes:
+    """Ask every agent of the roster."""
+
+    asked: VoteAsked
+
+
+@dataclass(frozen=True, slots=True)
+class GiveVote:
+    """Answer a candidate."""
+
+    candidate: NodeId
+    vote: VoteGiven
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Send a heartbeat of this term to every agent of the roster, with the roster: enough votes are there."""
+
+    term: int
+    roster: Roster
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Decide from now on: a majority follows."""
+
+    term: int
+    roster: Roster
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRoster:
+    """Tell every agent the head's new roster."""
+
+    roster: Roster
+
+
+@dataclass(frozen=True, slots=True)
+class LoseNode:
+    """The node is lost: tell the coordinator."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """End every worker of this node, and obey nobody; only then close its connections."""
+
+    reason: str
+
+
+Output = AskVotes | GiveVote | Claim | TakeOver | ShareRoster | LoseNode | Fence
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """What one agent knows of the others."""
+
+    me: NodeId
+    timeout_s: float
+    role: Role
+    rosters: tuple[Roster, ...]
+    """The newest last. A head has those before it too, until a majority of each knows the next."""
+    heard_at: float
+    """When the head was last heard of (an agent that has just joined has just heard of it)."""
+    term: int = 0
+    """Of the head that it follows or is."""
+    closed_at: float | None = None
+    """When the head's process was seen to end."""
+    log: LogIndex = LogIndex()
+    promised: int = 0
+    """The largest term that it voted in, or its head's. Never falls."""
+    voted_for: NodeId | None = None
+    seen: int = 0
+    """The largest term that anybody is known to have voted in."""
+    ended: frozenset[NodeId] = frozenset()
+    """Agents whose process ended for sure: they do not count."""
+    bid: int = 0
+    """The term that it is a candidate for."""
+    votes: frozenset[NodeId] = frozenset()
+    asked_at: float = NEVER
+    claimed_at: float = NEVER
+    bids_from: float = NEVER
+    """It is no candidate before this."""
+    answers: Mapping[NodeId, float] = field(default_factory=dict)
+    """When the newest heartbeat that each agent answered was sent. Never changed in place."""
+    waits_from: Mapping[NodeId, float] = field(default_factory=dict)
+    """Since when each agent's answers are waited for. Never changed in place."""
+    known: Mapping[NodeId, int] = field(default_factory=dict)
+    """The number of the newest roster that each agent knows. Never changed in place."""
+
+    @property
+    def roster(self) -> Roster:
+        """Return the newest roster."""
+        return self.rosters[-1]

@@ -1,0 +1,104 @@
+"""The coordinator came to another node: first hear what is there, then decide once, in a new epoch.
+
+What the last coordinator ordered after the entry that was followed last is not known; the workers that each agent finds
+are the truth. Until every node has told, or is lost, nothing is decided, and what is told meanwhile waits.
+"""
+
+from dataclasses import replace
+
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+from deadpool_run.core import nodes, reconcile
+from deadpool_run.core.lifecycle import JobPhase, MemberPhase
+from deadpool_run.core.membership import Member, Move
+from deadpool_run.core.turn import Turn
+from deadpool_run.ids import Epoch, NodeId, WorkerId
+
+TERM_BITS = 20
+"""A term has room for so many epochs and workers, so that no number is ever used by two coordinators."""
+
+
+def sift(turn: Turn, event: ev.Event) -> tuple[ev.Event, ...]:
+    """Return the facts to decide on now: none while nodes are waited for, and in the end all that waited with them."""
+    if isinstance(event, ev.CoordinatorMoved):
+        if not _moved(turn, event):
+            return ()
+    elif turn.state.move is None:
+        return (event,)
+    elif not _noted(turn, turn.state.move, event):
+        turn.set(move=replace(turn.state.move, deferred=(*turn.state.move.deferred, event)))
+    move = turn.state.move
+    if move is None or (move.waiting and turn.now < move.began_at + turn.settings.node_timeout_s):
+        return ()
+    _settle(turn, move)
+    return (*move.deferred, ev.TimeAdvanced())
+
+
+def hear(turn: Turn, event: ev.CoordinatorMoved | ev.NodeResynced) -> None:
+    """End what is on a node that comes late, and that nobody ordered there."""
+    if isinstance(event, ev.NodeResynced) and event.node in turn.state.nodes:
+        for found in event.workers:
+            if found.alive and found.worker not in turn.state.members and found.worker < turn.state.term << TERM_BITS:
+                reconcile.end_stray(turn, event.node, found)
+
+
+def _moved(turn: Turn, event: ev.CoordinatorMoved) -> bool:
+    """Begin the term; False if there is nothing to wait for."""
+    state = turn.state
+    if event.term <= state.term:
+        return False
+    first = event.term << TERM_BITS
+    turn.set(term=event.term)
+    if state.phase is JobPhase.STOPPED:
+        assert state.stop is not None
+        turn.effects.append(do.StopJob(state.stop.exit_code, state.stop.reason))  # it may not have been performed
+        return False
+    before = state.move.deferred if state.move is not None else ()
+    turn.set(
+        epoch=Epoch(max(state.epoch, first) + 1),
+        next_worker=WorkerId(max(state.next_worker, first)),
+        suspicion=None,
+        buddies_told=False,
+        move=Move(turn.now, event.node, waiting=frozenset(state.nodes), deferred=before),
+    )
+    turn.announce(f"the coordinator is on node {_name(turn, event.node)} now", f"it moved, in term {event.term}")
+    return True
+
+
+def _name(turn: Turn, node: NodeId) -> str:
+    return turn.state.nodes[node].place.name if node in turn.state.nodes else node
+
+
+def _noted(turn: Turn, move: Move, event: ev.Event) -> bool:
+    """Take in what is waited for; False if it is something else."""
+    match event:
+        case ev.NodeResynced() if event.node in move.waiting:
+            found = {**move.found, event.node: event.workers}
+            discarded = max(move.discarded, event.discarded)
+            turn.set(move=replace(move, waiting=move.waiting - {event.node}, found=found, discarded=discarded))
+        case ev.NodeLost() if event.node in turn.state.nodes:
+            lost = {event.node: event.reason, **move.lost}
+            turn.set(move=replace(move, waiting=move.waiting - {event.node}, lost=lost))
+        case ev.TimeAdvanced():
+            pass
+        case _:
+            return False
+    return True
+
+
+def _settle(turn: Turn, move: Move) -> None:
+    """Compare what is believed with what is there, and have the job go on from that."""
+    turn.set(move=None)
+    silent = f"it did not answer the new coordinator within {turn.settings.node_timeout_s:g} s"
+    lost = {**dict.fromkeys(sorted(move.waiting), silent), **move.lost}
+    members: list[Member] = []
+    for node, reason in lost.items():
+        name = _name(turn, node)
+        fell = nodes.remove(turn, node)
+        turn.announce(f"node {name} is lost: {reason}", f"{len(fell)} workers were on it")
+        members += fell
+    found = {node: workers for node, workers in move.found.items() if node not in lost}
+    why = f"the coordinator moved to node {_name(turn, move.to)}"
+    reconcile.go_on(turn, reconcile.compare(turn, found, members), move.discarded, why)
+    for member in turn.state.in_phase(MemberPhase.STARTING):
+        turn.set_member(member.worker, since=turn.now)
