@@ -1,7 +1,7 @@
-"""One connection between a node's agent and the coordinator's: messages of `wire.peers`, and signs of life.
+"""One connection between two agents: messages of `wire.peers`, never blocking.
 
-Both sides say something at least every fifth of the time-out. A connection that is closed is told at once; one that is
-silent, once nothing was heard for the time-out.
+It tells at once when the other side's end of it is closed. That the other side is silent is for those to find who know what
+is to be heard when.
 """
 
 import asyncio
@@ -12,45 +12,33 @@ from collections.abc import Callable
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.frames import Frames
-from deadpool_run.wire.peers import MAX_FRAME_BYTES, Beat, Message, decode, encode
+from deadpool_run.wire.peers import MAX_FRAME_BYTES, Message, decode, encode
 
 _READ_BYTES = 256 << 10
 MAX_UNSENT_BYTES = 64 << 20
 """A peer that lets this much wait for it is as good as silent."""
-BEATS = 5
-"""Signs of life per time-out."""
 
 
 class Link:
     """An authenticated connection, used in the running loop.
 
-    `on_message` is told every message but empty beats; `on_lost` is told once why it ended, and whether the other side's kernel
-    closed it (its process has ended) or it merely fell silent. `beat` makes the sign of life.
+    `on_message` is told every message, and `on_lost` once, why it ended, and whether the other side closed it: then its process
+    has ended, or it has said so before.
     """
 
     def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        timeout_s: float,
-        on_message: Callable[[Message], None],
-        on_lost: Callable[[str, bool], None],
-        beat: Callable[[], Beat] = Beat,
+        self, sock: socket.socket, on_message: Callable[[Message], None], on_lost: Callable[[str, bool], None]
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._timeout_s = timeout_s
         self._on_message = on_message
         self._on_lost = on_lost
-        self._beat = beat
         self._loop = asyncio.get_running_loop()
         self._frames = Frames(MAX_FRAME_BYTES)
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
-        self._heard_at = self._loop.time()
         self._flushed: asyncio.Event | None = None
         self._loop.add_reader(sock, self._read)
-        self._timer = self._loop.call_later(timeout_s / BEATS, self._tick)
 
     @property
     def open(self) -> bool:
@@ -79,21 +67,12 @@ class Link:
         """Hang up; `on_lost` is not called."""
         if not self.open:
             return
-        self._timer.cancel()
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
         self._unsent.clear()
         if self._flushed is not None:
             self._flushed.set()
-
-    def _tick(self) -> None:
-        silent_s = self._loop.time() - self._heard_at
-        if silent_s > self._timeout_s:
-            self._lose(f"nothing was heard of it for {silent_s:.1f} s", closed=False)
-            return
-        self._timer = self._loop.call_later(self._timeout_s / BEATS, self._tick)
-        self.send(self._beat())
 
     def _read(self) -> None:
         try:
@@ -106,16 +85,9 @@ class Link:
         if not data:
             self._lose("its connection was closed", closed=True)
             return
-        now = self._loop.time()
-        if now - self._heard_at > self._timeout_s:
-            self._lose(f"nothing was heard of it for {now - self._heard_at:.1f} s", closed=False)  # we were frozen
-            return
-        self._heard_at = now
         try:
             for body in self._frames.feed(data):
-                message = decode(body)
-                if message != Beat():
-                    self._on_message(message)
+                self._on_message(decode(body))
                 if not self.open:
                     return
         except ProtocolError as error:

@@ -56,9 +56,22 @@ class Safe:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """I live. `cells` are what the node's workers say on its board: the rank, then a cell's words."""
+class Rejoin:
+    """Go on with this node, which another coordinator has taken in; `found` is its `NodeResynced`."""
 
+    node: NodeId
+    found: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The answer to a `Pulse`, at once. `cells` are what the node's workers say on its board: the rank, then a cell's words."""
+
+    term: int
+    sent_at: float
+    roster: int
+    node: str = ""
+    """Said only where the connection does not tell it."""
     cells: tuple[tuple[int, ...], ...] = ()
 
 
@@ -77,10 +90,49 @@ class Ask:
 class Joined:
     """The node is taken in under this id. `settings` are the job's, whatever the node's own command line said."""
 
-    node: str
+    node: NodeId
     run_id: str
     run_name: str
     settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """I live, and decide. `sent_at` is the coordinator's clock, `roster` the number of the last `Agents`."""
+
+    term: int
+    sent_at: float
+    roster: int
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """Who counts when a coordinator is to be chosen, in order of arrival; `number` grows with each change."""
+
+    term: int
+    number: int
+    head: NodeId
+    agents: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """To a standby: all that was decided so far. `entries` counts the facts that led to it; `now` is the last one's time."""
+
+    term: int
+    entries: int
+    now: float
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """To a standby: a further fact, decided on at `now`."""
+
+    term: int
+    entries: int
+    now: float
+    event: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +194,50 @@ class End:
     reason: str
 
 
-ToHead = Join | Fact | Safe | Beat | Ask
-ToNode = Joined | World | Order | Buddies | Committed | Answer | Evict | End | Beat
-Message = ToHead | ToNode
+# --- between any two agents, while a coordinator is chosen ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskVote:
+    """See `core.electorate.VoteAsked`; the log's index is `log_term` and `log_entries`."""
+
+    term: int
+    candidate: NodeId
+    log_term: int
+    log_entries: int
+    roster: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """See `core.electorate.VoteGiven`."""
+
+    term: int
+    voter: NodeId
+    granted: bool
+    closed: bool
+    promised: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Enough have voted for me: follow me from now on. Answered with a `Beat`."""
+
+    sent_at: float
+    agents: Agents
+
+
+ToHead = Join | Rejoin | Fact | Safe | Beat | Ask
+ToNode = Joined | Pulse | Agents | LogState | LogEntry | World | Order | Buddies | Committed | Answer | Evict | End
+Between = AskVote | Vote | Claim
+Message = ToHead | ToNode | Between
 
 _KINDS: Mapping[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
-        *(Join, Fact, Safe, Beat, Ask),
-        *(Joined, World, Order, Buddies, Committed, Answer, Evict, End),
+        *(Join, Rejoin, Fact, Safe, Beat, Ask),
+        *(Joined, Pulse, Agents, LogState, LogEntry, World, Order, Buddies, Committed, Answer, Evict, End),
+        *(AskVote, Vote, Claim),
     )
 }
 

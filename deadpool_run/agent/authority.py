@@ -1,0 +1,155 @@
+"""The shell of `core.election`: who decides for this job, as this agent knows it. One timer, no polling."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol, assert_never
+
+from deadpool_run.agent.canvass import Canvass
+from deadpool_run.core import election, electorate
+from deadpool_run.core.electorate import Agent, Event, Output, Role, Roster
+from deadpool_run.ids import NodeId
+from deadpool_run.wire import peers
+from deadpool_run.wire.peers import Peer
+
+
+class Body(Protocol):
+    """What acts on what is found."""
+
+    def take_over(self, term: int) -> None:
+        """Decide from now on."""
+
+    def share(self, agents: peers.Agents) -> None:
+        """Tell every node who counts now."""
+
+    def lose_node(self, node: NodeId, reason: str) -> None:
+        """Tell the coordinator that a node is lost."""
+
+    def follow(self, head: Peer, term: int) -> None:
+        """Obey another coordinator from now on."""
+
+    def fence(self, reason: str) -> None:
+        """End this node's workers, and leave the job."""
+
+
+class Authority:
+    """One life of this node among the others, in the running loop. Where the others listen is known from the rosters."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        addresses: Mapping[NodeId, Peer],
+        body: Body,
+        token: bytes,
+    ) -> None:
+        self._agent = agent
+        self._addresses = dict(addresses)
+        self._body = body
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._answer: Callable[[peers.Message], None] | None = None
+        self._closed = False
+        self.canvass = Canvass(
+            token,
+            agent.timeout_s,
+            self._heard,
+            lambda node: self.hear(electorate.AgentEnded(node)),
+        )
+        self._set_timer()
+
+    @property
+    def agent(self) -> Agent:
+        """To read, never to change."""
+        return self._agent
+
+    def know(self, peer: Peer) -> None:
+        """Note where an agent listens."""
+        self._addresses[peer.node] = peer
+
+    def hear(self, event: Event) -> None:
+        """Take in a fact."""
+        if self._closed:
+            return
+        before = self._agent
+        self._agent, outputs = election.step(self._agent, event, self._loop.time())
+        for output in outputs:
+            self._act(output)
+        after = self._agent
+        if after.role is Role.FOLLOWER and after.term > before.term and after.roster.head in self._addresses:
+            self._body.follow(self._addresses[after.roster.head], after.term)
+        self._set_timer()
+
+    def hear_roster(self, told: peers.Agents) -> None:
+        """Take in a head's roster."""
+        for peer in told.agents:
+            self.know(peer)
+        self.hear(electorate.HeardFromHead(told.term, _roster(told)))
+
+    def roster(self) -> peers.Agents:
+        """Return the newest roster, as it is told."""
+        return self._told(self._agent.term, self._agent.roster)
+
+    def close(self) -> None:
+        """Have no part in it any more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.canvass.close()
+
+    def _act(self, output: Output) -> None:
+        match output:
+            case electorate.AskVotes(asked):
+                log = asked.log
+                ask = peers.AskVote(asked.term, asked.candidate, log.term, log.entries, asked.roster)
+                self.canvass.say(self._others(self._agent.roster), ask)
+            case electorate.GiveVote(_, vote):
+                if self._answer is not None:
+                    self._answer(peers.Vote(vote.term, vote.voter, vote.granted, vote.closed, vote.promised))
+            case electorate.Claim(term, roster):
+                self.canvass.say(self._others(roster), peers.Claim(self._loop.time(), self._told(term, roster)))
+            case electorate.TakeOver(term):
+                self._body.take_over(term)
+            case electorate.ShareRoster(roster):
+                self._body.share(self._told(self._agent.term, roster))
+            case electorate.LoseNode(node, reason):
+                self._body.lose_node(node, reason)
+            case electorate.Fence(reason):
+                self._body.fence(reason)
+            case _:
+                assert_never(output)
+
+    def _heard(self, message: peers.Message, answer: Callable[[peers.Message], None]) -> None:
+        """Take in what another agent says on a connection for votes."""
+        self._answer = answer
+        match message:
+            case peers.AskVote(term, candidate, log_term, log_entries, roster):
+                log = electorate.LogIndex(log_term, log_entries)
+                self.hear(electorate.VoteAsked(term, candidate, log, roster))
+            case peers.Vote(term, voter, granted, closed, promised):
+                self.hear(electorate.VoteGiven(term, voter, granted, closed, promised))
+            case peers.Claim(sent_at, agents):
+                self.hear_roster(agents)
+                if self._agent.term == agents.term:
+                    answer(peers.Beat(agents.term, sent_at, self._agent.roster.number, node=self._agent.me))
+            case peers.Beat(term, sent_at, roster, node=node) if node:
+                self.hear(electorate.HeardFromAgent(NodeId(node), term, sent_at, roster))
+            case _:
+                pass  # of no meaning here
+        self._answer = None
+
+    def _others(self, roster: Roster) -> list[Peer]:
+        found = (self._addresses.get(node) for node in roster.agents if node != self._agent.me)
+        return [peer for peer in found if peer is not None]
+
+    def _told(self, term: int, roster: Roster) -> peers.Agents:
+        known = (self._addresses.get(node, Peer(node, "", 0)) for node in roster.agents)
+        return peers.Agents(term, roster.number, roster.head, tuple(known))
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = None if self._closed else election.next_deadline(self._agent)
+        self._timer = None if deadline is None else self._loop.call_at(deadline, self.hear, electorate.Tick())
+
+
+def _roster(told: peers.Agents) -> Roster:
+    return Roster(told.number, told.head, tuple(peer.node for peer in told.agents))

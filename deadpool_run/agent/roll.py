@@ -1,0 +1,58 @@
+"""What a node knows of each of its workers, whoever ordered them: what a coordinator that comes to be asks first."""
+
+from dataclasses import replace
+
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+from deadpool_run.core.effects import Effect
+from deadpool_run.core.events import Event, NodeResynced, WorkerFound
+from deadpool_run.ids import Epoch, NodeId, Version, WorkerId
+
+
+class Roll:
+    """Every worker of this generation that was started here, those that ended included."""
+
+    def __init__(self) -> None:
+        self._found: dict[WorkerId, WorkerFound] = {}
+        self._discarded = (Epoch(0), Version(-1))
+
+    def ordered(self, effect: Effect) -> None:
+        """Note an order as it is carried out."""
+        match effect:
+            case do.BeginGeneration():
+                self._found = {worker: found for worker, found in self._found.items() if found.alive}
+                self._discarded = (Epoch(0), Version(-1))
+            case do.DiscardAbove(epoch, version):
+                self._discarded = (epoch, version)
+            case do.AssignRank(worker, rank, epoch):
+                self._change(worker, rank=rank, epoch=epoch)
+            case do.AbortStep(worker):
+                self._change(worker, finished=False)
+            case do.ReleaseWorker(worker):
+                self._change(worker, released=True)
+            case _:
+                pass
+
+    def told(self, event: Event) -> None:
+        """Note a fact as it is told."""
+        match event:
+            case ev.WorkerStarted(worker, pid):
+                self._found[worker] = WorkerFound(worker, pid)
+            case ev.WorkerReady(worker):
+                self._change(worker, ready=True)
+            case ev.ScriptInitialized(worker):
+                self._change(worker, initialized=True)
+            case ev.LoopFinished(worker):
+                self._change(worker, finished=True)
+            case ev.WorkerExited(worker, code, signal):
+                self._change(worker, code=code, signal=signal)
+            case _:
+                pass
+
+    def call(self, node: NodeId) -> NodeResynced:
+        """Return what there is."""
+        return NodeResynced(node, tuple(self._found.values()), self._discarded)
+
+    def _change(self, worker: WorkerId, **changes: object) -> None:
+        if worker in self._found:
+            self._found[worker] = replace(self._found[worker], **changes)  # type: ignore[arg-type]

@@ -1,0 +1,45 @@
+"""What a standby knows: the coordinator's state, followed fact by fact, so that it can go on from there."""
+
+from dataclasses import dataclass
+
+from deadpool_run.core import coordinator
+from deadpool_run.core.electorate import LogIndex
+from deadpool_run.core.membership import State
+from deadpool_run.core.settings import Settings
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire import typed
+from deadpool_run.wire.facts import decode_event
+from deadpool_run.wire.peers import LogEntry, LogState
+
+
+@dataclass(slots=True)
+class Known:
+    """The state after so many facts, the last of them decided on at `now`, a time of the coordinator's clock."""
+
+    index: LogIndex
+    now: float
+    state: State
+
+
+class Replica:
+    """Follows one log at a time; a new one begins with `LogState`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.known: Known | None = None
+
+    def begin(self, told: LogState) -> None:
+        """Take in a whole state. Raises `ProtocolError`."""
+        try:
+            state: State = typed.build(State, told.state)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(f"not a coordinator's state: {error}") from error
+        self.known = Known(LogIndex(told.term, told.entries), told.now, state)
+
+    def follow(self, told: LogEntry) -> None:
+        """Take in the next fact. Raises `ProtocolError` if one is missing."""
+        known = self.known
+        if known is None or known.index != LogIndex(told.term, told.entries - 1):
+            raise ProtocolError(f"entry {told.entries} of term {told.term} does not follow {known and known.index}")
+        state, _ = coordinator.step(self._settings, known.state, decode_event(told.event), told.now)
+        self.known = Known(LogIndex(told.term, told.entries), told.now, state)
