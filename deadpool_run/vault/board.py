@@ -2,25 +2,36 @@
 
 A worker says here, without a system call, where it is and which snapshots it holds; its peers on the node read from it
 which snapshot is committed; the agent reads it for status and health. A cell has one writer at a time: the worker that
-holds the rank (the agent only while no worker does). Every word is an aligned 8-byte integer, so that a reader sees
-either the old or the new value, never a mixture.
+holds the rank (the agent only while no worker does, or while the worker waits for what the agent brings). Every word is
+an aligned 8-byte integer, so that a reader sees either the old or the new value, never a mixture.
+
+Where a job spans nodes, its peers' cells are on other boards. What is committed is then told by the agent in the header,
+and the cells of ranks that live elsewhere are mirrored, for status only.
 """
 
 import mmap
 import os
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 
 from deadpool_run.ids import Version
 
 WORDS = 16
 CELL_BYTES = WORDS * 8
-_HEADER_WORDS = 8
+_HEADER_WORDS = 64
+_COMMITTED = 1
+_ABANDONED_COUNT = 2
+_ABANDONED = 8
+MAX_ABANDONED = _HEADER_WORDS - _ABANDONED
+"""Abandoned versions that the header has room for."""
 _MAGIC = 0x6465_6164_706F_6F6C
 
 EMPTY = -1
 """A slot that holds nothing."""
 BUSY = -2
 """A slot that is being written."""
+FROM_CELLS = -2
+"""In the place of the committed version: it is to be read from the cells, all of which are written here."""
 
 
 class Phase(IntEnum):
@@ -106,6 +117,17 @@ class Cell:
         """Say what a slot holds. `BUSY` must be said before the first byte changes, the version after the last."""
         self._words[self._base + _Word.SLOT0 + slot] = version
 
+    def words(self) -> tuple[int, ...]:
+        """Return all words, to be mirrored on another node's board."""
+        return tuple(self._words[self._base : self._base + WORDS])
+
+    def put(self, words: Sequence[int]) -> None:
+        """Become a mirror of a cell elsewhere. Nobody here waits for copies that are made there."""
+        if len(words) != WORDS:
+            raise ValueError(f"a cell has {WORDS} words, not {len(words)}")
+        for word, value in enumerate(words):
+            self._words[self._base + word] = 0 if word == _Word.COPYING else value
+
     @property
     def held(self) -> tuple[Version, ...]:
         """The complete versions, oldest first."""
@@ -124,8 +146,28 @@ class Board:
         self._words = memoryview(self._mmap).cast("q")
         self.cells = tuple(Cell(self._words, rank) for rank in range(world_size))
 
+    def tell(self, committed: Version | None, abandoned: Collection[int]) -> None:
+        """Say what is committed and which versions above it never will be. By the agent only; from now on the cells do not count.
+
+        Of more than `MAX_ABANDONED` abandoned versions the newest are kept. A reader may see part of the old list with
+        part of the new one: both were true.
+        """
+        newest = sorted(abandoned)[-MAX_ABANDONED:]
+        self._words[_COMMITTED] = EMPTY if committed is None else committed
+        self._words[_ABANDONED_COUNT] = 0
+        for at, version in enumerate(newest):
+            self._words[_ABANDONED + at] = version
+        self._words[_ABANDONED_COUNT] = len(newest)
+
+    def mirror(self, rank: int, words: Sequence[int]) -> None:
+        """Show the cell of a rank that lives on another node, as its agent last sent it. Raises ValueError."""
+        self.cells[rank].put(words)
+
     def committed(self) -> Version | None:
-        """Return the newest version that every rank holds complete, or None."""
+        """Return the newest version that every rank holds complete (and, over several nodes, its buddies), or None."""
+        told = self._words[_COMMITTED]
+        if told != FROM_CELLS:
+            return Version(told) if told >= 0 else None
         common = set(self.cells[0].slots)
         for cell in self.cells[1:]:
             common.intersection_update(cell.slots)
@@ -142,6 +184,9 @@ class Board:
         The second matters as much as the first: only the newest skip is announced, and a rank whose capture interval
         is another one for a moment passes over a version without a word.
         """
+        if self._words[_COMMITTED] != FROM_CELLS:
+            count = min(self._words[_ABANDONED_COUNT], MAX_ABANDONED)
+            return set(self._words[_ABANDONED : _ABANDONED + count])
         held = {version for cell in self.cells for version in cell.slots if version >= 0}
         lost = self.skipped()
         for cell in self.cells:
@@ -167,6 +212,7 @@ def create_board(world_size: int) -> int:
     os.ftruncate(fd, board_bytes(world_size))
     board = Board(fd, world_size)
     board._words[0] = _MAGIC  # noqa: SLF001 - same module
+    board._words[_COMMITTED] = FROM_CELLS  # noqa: SLF001 - as above
     for cell in board.cells:
         cell.clear(keep_slots=False)
     board.close()
