@@ -6,15 +6,17 @@ it, so that nothing is left on a disk and nothing is bound by the size of /dev/s
 
 A writer says *busy* in the header before the first byte changes and *complete* after the last one; the digests tell a
 header or a manifest that is not whole. The bytes of a slot are `[0, header.used_bytes)`, which is what is to be sent to
-copy a snapshot elsewhere.
+copy a snapshot elsewhere. A header is never the same twice, so that whoever reads a slot while its worker may be
+overwriting it compares the header before with that after.
 """
 
 import hashlib
 import json
 import os
 import struct
+import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -22,7 +24,7 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.board import BUSY, EMPTY, Cell
 
-FORMAT = 1
+FORMAT = 2
 HEADER_BYTES = 4096
 """The first byte behind the header: a page of its own, so that the tensors begin on a page."""
 ALIGNMENT = 64
@@ -32,8 +34,9 @@ MAX_MANIFEST_BYTES = 1 << 30
 _SLOT_MAGIC = b"deadslot"
 _BLOB_MAGIC = b"deadblob"
 _DIGEST_BYTES = 16
-_SLOT = struct.Struct(f"<8sIIqQQ{_DIGEST_BYTES}s")
+_SLOT = struct.Struct(f"<8sIIqQQQ{_DIGEST_BYTES}s")
 _BLOB = struct.Struct(f"<8sIIQ{_DIGEST_BYTES}s")
+_HEAD_BYTES = _SLOT.size + _DIGEST_BYTES
 _WRITE_BYTES = 1 << 30
 
 
@@ -114,6 +117,8 @@ class SlotHeader:
     manifest_bytes: int = 0
     digest: bytes = b""
     """Of the manifest: BLAKE2b of 16 bytes."""
+    writes: int = field(default=0, compare=False)
+    """Grows with each header that is written; begins at the clock, so that two slots' headers are never the same."""
 
     @property
     def used_bytes(self) -> int:
@@ -162,7 +167,9 @@ def read_exactly(fd: int, nbytes: int, offset: int) -> bytes:
 
 
 def write_header(fd: int, header: SlotHeader) -> None:
-    """Replace the slot's header."""
+    """Replace the slot's header; how often it was written is counted here."""
+    before = read_header(fd)
+    writes = max(time.monotonic_ns(), 0 if before is None else before.writes + 1)
     body = _SLOT.pack(
         _SLOT_MAGIC,
         FORMAT,
@@ -170,6 +177,7 @@ def write_header(fd: int, header: SlotHeader) -> None:
         header.version,
         header.manifest_offset,
         header.manifest_bytes,
+        writes,
         header.digest,
     )
     write_all(fd, body + digest_of(body), 0)
@@ -187,16 +195,36 @@ def mark_empty(fd: int) -> None:
 
 def read_header(fd: int) -> SlotHeader | None:
     """Return the slot's header; None if there is none that is whole and of this format."""
-    head = os.pread(fd, _SLOT.size + _DIGEST_BYTES, 0)
+    return parse_header(os.pread(fd, _HEAD_BYTES, 0), os.fstat(fd).st_size)
+
+
+def read_identified(fd: int) -> tuple[SlotHeader | None, bytes]:
+    """Return the slot's header as `read_header` does, and its `identity`, both of one moment."""
+    head = os.pread(fd, _HEAD_BYTES, 0)
+    return parse_header(head, os.fstat(fd).st_size), head[_SLOT.size :]
+
+
+def parse_header(head: bytes, size: int) -> SlotHeader | None:
+    """Return the header that a slot of `size` bytes begins with; None if it is not whole or not of this format."""
     body = head[: _SLOT.size]
-    if len(head) < _SLOT.size + _DIGEST_BYTES or digest_of(body) != head[_SLOT.size :]:
+    if len(head) < _HEAD_BYTES or digest_of(body) != head[_SLOT.size : _HEAD_BYTES]:
         return None
-    magic, form, state, version, offset, nbytes, digest = _SLOT.unpack(body)
+    magic, form, state, version, offset, nbytes, writes, digest = _SLOT.unpack(body)
     if magic != _SLOT_MAGIC or form != FORMAT or state not in iter(SegmentState):
         return None
-    if nbytes > MAX_MANIFEST_BYTES or offset + nbytes > os.fstat(fd).st_size:
+    if nbytes > MAX_MANIFEST_BYTES or offset + nbytes > size:
         return None
-    return SlotHeader(SegmentState(state), version, offset, nbytes, digest)
+    return SlotHeader(SegmentState(state), version, offset, nbytes, digest, writes)
+
+
+def identity(fd: int) -> bytes:
+    """Return what tells a complete slot's content from any other that ever was: its header's digest."""
+    return os.pread(fd, _DIGEST_BYTES, _SLOT.size)
+
+
+def manifest_is_whole(fd: int, header: SlotHeader) -> bool:
+    """Tell whether the manifest has the digest that the header says. Raises `SnapshotError` if the file is too short."""
+    return digest_of(read_exactly(fd, header.manifest_bytes, header.manifest_offset)) == header.digest
 
 
 def complete_version(fd: int) -> Version | None:
@@ -309,17 +337,29 @@ def clear_blob(fd: int) -> None:
     os.ftruncate(fd, HEADER_BYTES)
 
 
-def read_blob(fd: int) -> bytes | None:
-    """Return what the blob segment holds, or None if it holds nothing whole."""
+def blob_bytes(fd: int) -> int | None:
+    """Return the size of the segment up to its blob's end, or None if its header says that it holds none."""
     head = os.pread(fd, _BLOB.size, 0)
     if len(head) < _BLOB.size:
         return None
-    magic, form, state, nbytes, digest = _BLOB.unpack(head)
+    magic, form, state, nbytes, _ = _BLOB.unpack(head)
     if magic != _BLOB_MAGIC or form != FORMAT or state != SegmentState.COMPLETE:
         return None
-    if HEADER_BYTES + nbytes > os.fstat(fd).st_size:
+    return HEADER_BYTES + nbytes if HEADER_BYTES + nbytes <= os.fstat(fd).st_size else None
+
+
+def blob_identity(fd: int) -> bytes:
+    """Return what tells a complete blob from any other: the digest of its content."""
+    return os.pread(fd, _DIGEST_BYTES, _BLOB.size - _DIGEST_BYTES)
+
+
+def read_blob(fd: int) -> bytes | None:
+    """Return what the blob segment holds, or None if it holds nothing whole."""
+    end = blob_bytes(fd)
+    if end is None:
         return None
-    data = read_exactly(fd, nbytes, HEADER_BYTES)
+    digest = blob_identity(fd)
+    data = read_exactly(fd, end - HEADER_BYTES, HEADER_BYTES)
     return data if digest_of(data) == digest else None
 
 

@@ -1,25 +1,57 @@
-"""The memory that outlives a worker: the node's board and, for each rank, two snapshot slots and a transcript.
+"""The memory that outlives a worker: the node's board and, for each rank that lives here, two slots and a transcript.
 
 All are memfds that this process holds and hands to the rank's workers; they take no name and no disk, and are gone with
-their last holder. A slot is empty until its worker gives it a size.
+their last holder. A rank's are made when they are first asked for, and a slot is empty until its worker gives it a size.
+Other threads read slots to send them elsewhere; they are given duplicates, so that none can be closed under them.
 """
 
 import os
+import threading
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.board import BUSY, EMPTY, Board, create_board
-from deadpool_run.vault.segments import complete_versions
+from deadpool_run.vault.segments import (
+    SegmentState,
+    blob_bytes,
+    complete_version,
+    complete_versions,
+    identity,
+    read_identified,
+)
 
-_NAMES = ("slot0", "slot1", "transcript")
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One snapshot that a slot holds complete. `token` tells its content from any other; `nbytes` is its size."""
+
+    version: Version
+    token: bytes
+    nbytes: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """One rank's memory files, as descriptors."""
+
+    slots: tuple[int, int]
+    transcript: int
+
+    def close(self) -> None:
+        """Let go of them."""
+        for fd in (*self.slots, self.transcript):
+            os.close(fd)
 
 
 class Vault:
     """Holder of one generation's memory at a time. Descriptors stay the vault's: duplicate what you give away."""
 
     def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
+        self.world_size = world_size
+        self._lock = threading.Lock()
         self._fill()
 
     def __enter__(self) -> Self:
@@ -32,12 +64,21 @@ class Vault:
 
     def descriptors(self, rank: Rank) -> dict[str, int]:
         """Return what a worker of this rank needs: `board`, `slot0`, `slot1`, `transcript`."""
-        return {"board": self._board_fd, **self._ranks[rank]}
+        with self._lock:
+            own = self._ranks.get(rank)
+            if own is None:
+                own = self._ranks[rank] = _create(rank)
+        return {"board": self._board_fd, "slot0": own.slots[0], "slot1": own.slots[1], "transcript": own.transcript}
+
+    def lives_here(self, rank: Rank) -> bool:
+        """Tell whether there is memory of the rank's own, whatever it holds."""
+        return rank in self._ranks
 
     def captured(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, the versions that a rank whose worker is dead has left complete."""
-        fds = self._ranks[rank]
-        return complete_versions((fds["slot0"], fds["slot1"]), self.board.cells[rank])
+        with self._lock:
+            own = self._ranks.get(rank)
+            return () if own is None else complete_versions(own.slots, self.board.cells[rank])
 
     def vacate(self, rank: Rank) -> None:
         """Forget the rank's dead owner, not its snapshots; what it was writing when it died is none."""
@@ -47,6 +88,84 @@ class Vault:
             if version == BUSY:
                 cell.set_slot(slot, EMPTY)
 
+    def held(self, rank: Rank) -> tuple[Held, ...]:
+        """Return what the rank's own slots hold complete, oldest first."""
+        with self._lock:
+            return self._held(rank)
+
+    def open(self, rank: Rank, held: Held) -> int | None:
+        """Return a duplicate, which the caller closes, of the slot that holds this; None if none does any more."""
+        with self._lock:
+            if held not in self._held(rank):
+                return None
+            return os.dup(self._ranks[rank].slots[held.slot])
+
+    def open_slot(self, rank: Rank, slot: int) -> int | None:
+        """Return a duplicate, which the caller closes, of a slot, whatever it holds; None if the rank is not here."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            return None if own is None else os.dup(own.slots[slot])
+
+    def still(self, rank: Rank, held: Held) -> bool:
+        """Tell whether the slot has not been touched since it was found to hold this."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            return (
+                own is not None
+                and self.board.cells[rank].slots[held.slot] == held.version
+                and identity(own.slots[held.slot]) == held.token
+            )
+
+    def open_transcript(self, rank: Rank) -> int | None:
+        """Return a duplicate, which the caller closes, of the rank's transcript; None if it has none complete here."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            if own is None or blob_bytes(own.transcript) is None:
+                return None
+            return os.dup(own.transcript)
+
+    def has_transcript(self, rank: Rank) -> bool:
+        """Tell whether the rank's transcript is complete here."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            return own is not None and blob_bytes(own.transcript) is not None
+
+    def set_slot(self, rank: Rank, slot: int, fd: int, version: int) -> None:
+        """Say on the board what a slot of the rank holds, which has no worker now or one that waits for this.
+
+        `fd` is of the slot; if the rank has other memory by now, nothing is said.
+        """
+        with self._lock:
+            own = self._ranks.get(rank)
+            if own is not None and os.path.samestat(os.fstat(own.slots[slot]), os.fstat(fd)):
+                self.board.cells[rank].set_slot(slot, version)
+
+    def committed(self) -> Version | None:
+        """Return what the board says is committed; None if it is closed."""
+        with self._lock:
+            return self.board.committed() if self._ranks else None
+
+    def take(self, rank: Rank) -> Segments | None:
+        """Let the rank go: return its memory, which becomes the caller's, and show it as empty."""
+        with self._lock:
+            own = self._ranks.pop(rank, None)
+            self.board.cells[rank].clear(keep_slots=False)
+            return own
+
+    def put(self, rank: Rank, slots: tuple[int | None, int | None], transcript: int | None) -> None:
+        """Give the rank memory that was filled elsewhere, in the place of what it had; None: an empty one."""
+        fresh = _create(rank, slots, transcript)
+        with self._lock:
+            old = self._ranks.pop(rank, None)
+            self._ranks[rank] = fresh
+            cell = self.board.cells[rank]
+            cell.clear(keep_slots=False)
+            for slot, fd in enumerate(fresh.slots):
+                version = complete_version(fd)
+                cell.set_slot(slot, EMPTY if version is None else version)
+        if old is not None:
+            old.close()
+
     def renew(self) -> None:
         """Forget everything: fresh memory, so that no straggler of the last generation can reach this one's."""
         self.close()
@@ -54,16 +173,32 @@ class Vault:
 
     def close(self) -> None:
         """Let go of all of it."""
-        self.board.close()
-        os.close(self._board_fd)
-        for fds in self._ranks:
-            for fd in fds.values():
-                os.close(fd)
+        with self._lock:
+            self.board.close()
+            os.close(self._board_fd)
+            for own in self._ranks.values():
+                own.close()
+            self._ranks.clear()
+
+    def _held(self, rank: Rank) -> tuple[Held, ...]:
+        own = self._ranks.get(rank)
+        found = []
+        for slot, said in enumerate(self.board.cells[rank].slots if own is not None else ()):
+            assert own is not None
+            header, token = read_identified(own.slots[slot])
+            if said >= 0 and header is not None and header.state is SegmentState.COMPLETE and header.version == said:
+                found.append(Held(Version(said), token, header.used_bytes, slot))
+        return tuple(sorted(found, key=lambda held: held.version))
 
     def _fill(self) -> None:
-        self._board_fd = create_board(self._world_size)
-        self.board = Board(self._board_fd, self._world_size)
-        self._ranks = [
-            {name: os.memfd_create(f"deadpool-{rank}-{name}", os.MFD_CLOEXEC) for name in _NAMES}
-            for rank in range(self._world_size)
-        ]
+        with self._lock:
+            self._board_fd = create_board(self.world_size)
+            self.board = Board(self._board_fd, self.world_size)
+            self._ranks: dict[Rank, Segments] = {}
+
+
+def _create(rank: Rank, slots: tuple[int | None, int | None] = (None, None), transcript: int | None = None) -> Segments:
+    def made(name: str, fd: int | None) -> int:
+        return os.memfd_create(f"deadpool-{rank}-{name}", os.MFD_CLOEXEC) if fd is None else fd
+
+    return Segments((made("slot0", slots[0]), made("slot1", slots[1])), made("transcript", transcript))
