@@ -198,6 +198,12 @@ def read_header(fd: int) -> SlotHeader | None:
     return parse_header(os.pread(fd, _HEAD_BYTES, 0), os.fstat(fd).st_size)
 
 
+def read_identified(fd: int) -> tuple[SlotHeader | None, bytes]:
+    """Return the slot's header as `read_header` does, and its `identity`, both of one moment."""
+    head = os.pread(fd, _HEAD_BYTES, 0)
+    return parse_header(head, os.fstat(fd).st_size), head[_SLOT.size :]
+
+
 def parse_header(head: bytes, size: int) -> SlotHeader | None:
     """Return the header that a slot of `size` bytes begins with; None if it is not whole or not of this format."""
     body = head[: _SLOT.size]

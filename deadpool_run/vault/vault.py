@@ -13,7 +13,24 @@ from typing import Self
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.board import BUSY, EMPTY, Board, create_board
-from deadpool_run.vault.segments import complete_version, complete_versions
+from deadpool_run.vault.segments import (
+    SegmentState,
+    blob_bytes,
+    complete_version,
+    complete_versions,
+    identity,
+    read_identified,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One snapshot that a slot holds complete. `token` tells its content from any other; `nbytes` is its size."""
+
+    version: Version
+    token: bytes
+    nbytes: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +88,62 @@ class Vault:
             if version == BUSY:
                 cell.set_slot(slot, EMPTY)
 
-    def borrow(self, rank: Rank) -> Segments | None:
-        """Return duplicates, which the caller closes, of the rank's own memory; None if it has none here."""
+    def held(self, rank: Rank) -> tuple[Held, ...]:
+        """Return what the rank's own slots hold complete, oldest first."""
+        with self._lock:
+            return self._held(rank)
+
+    def open(self, rank: Rank, held: Held) -> int | None:
+        """Return a duplicate, which the caller closes, of the slot that holds this; None if none does any more."""
+        with self._lock:
+            if held not in self._held(rank):
+                return None
+            return os.dup(self._ranks[rank].slots[held.slot])
+
+    def open_slot(self, rank: Rank, slot: int) -> int | None:
+        """Return a duplicate, which the caller closes, of a slot, whatever it holds; None if the rank is not here."""
         with self._lock:
             own = self._ranks.get(rank)
-            if own is None:
+            return None if own is None else os.dup(own.slots[slot])
+
+    def still(self, rank: Rank, held: Held) -> bool:
+        """Tell whether the slot has not been touched since it was found to hold this."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            return (
+                own is not None
+                and self.board.cells[rank].slots[held.slot] == held.version
+                and identity(own.slots[held.slot]) == held.token
+            )
+
+    def open_transcript(self, rank: Rank) -> int | None:
+        """Return a duplicate, which the caller closes, of the rank's transcript; None if it has none complete here."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            if own is None or blob_bytes(own.transcript) is None:
                 return None
-            return Segments((os.dup(own.slots[0]), os.dup(own.slots[1])), os.dup(own.transcript))
+            return os.dup(own.transcript)
+
+    def has_transcript(self, rank: Rank) -> bool:
+        """Tell whether the rank's transcript is complete here."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            return own is not None and blob_bytes(own.transcript) is not None
+
+    def set_slot(self, rank: Rank, slot: int, fd: int, version: int) -> None:
+        """Say on the board what a slot of the rank holds, which has no worker now or one that waits for this.
+
+        `fd` is of the slot; if the rank has other memory by now, nothing is said.
+        """
+        with self._lock:
+            own = self._ranks.get(rank)
+            if own is not None and os.path.samestat(os.fstat(own.slots[slot]), os.fstat(fd)):
+                self.board.cells[rank].set_slot(slot, version)
+
+    def committed(self) -> Version | None:
+        """Return what the board says is committed; None if it is closed."""
+        with self._lock:
+            return self.board.committed() if self._ranks else None
 
     def take(self, rank: Rank) -> Segments | None:
         """Let the rank go: return its memory, which becomes the caller's, and show it as empty."""
@@ -113,6 +179,16 @@ class Vault:
             for own in self._ranks.values():
                 own.close()
             self._ranks.clear()
+
+    def _held(self, rank: Rank) -> tuple[Held, ...]:
+        own = self._ranks.get(rank)
+        found = []
+        for slot, said in enumerate(self.board.cells[rank].slots if own is not None else ()):
+            assert own is not None
+            header, token = read_identified(own.slots[slot])
+            if said >= 0 and header is not None and header.state is SegmentState.COMPLETE and header.version == said:
+                found.append(Held(Version(said), token, header.used_bytes, slot))
+        return tuple(sorted(found, key=lambda held: held.version))
 
     def _fill(self) -> None:
         with self._lock:

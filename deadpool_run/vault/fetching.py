@@ -1,0 +1,145 @@
+"""Bringing to this node what a newcomer of a rank needs: each in a thread of its own, which ends with it."""
+
+import mmap
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+from deadpool_run.errors import DeadpoolError, ProtocolError, SnapshotError
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import fields, segments, stream
+from deadpool_run.vault.board import BUSY, EMPTY
+from deadpool_run.vault.outbound import Dial, Peer
+from deadpool_run.vault.replicas import TRANSCRIPT, Memory
+from deadpool_run.vault.sources import Shared, is_sound
+from deadpool_run.vault.stream import Outcome
+
+
+class Errand:
+    """One thing that is brought from a peer, once the errand before it has ended.
+
+    `on_end` is called on its thread with what went wrong, or None.
+    """
+
+    def __init__(  # noqa: PLR0913 - what it asks, does and tells
+        self,
+        *,
+        name: str,
+        peer: Peer,
+        dial: Dial,
+        act: Callable[[socket.socket], None],
+        on_end: Callable[[str | None], object],
+        after: "Errand | None",
+    ) -> None:
+        """Begin."""
+        self._peer, self._dial, self._act, self._on_end, self._after = peer, dial, act, on_end, after
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._stopping = False
+        self.thread = threading.Thread(target=self._run, name=f"deadpool-{name}", daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Have it end, and fail if it is not over."""
+        with self._lock:
+            self._stopping = True
+            if self._sock is not None:
+                stream.shut_down(self._sock)
+
+    def _run(self) -> None:
+        if self._after is not None:
+            self._after.thread.join()  # it was stopped: two must not write to the same memory
+            self._after = None
+        failure = None
+        try:
+            self._connect_and_act()
+        except (OSError, DeadpoolError) as error:
+            failure = f"{self._peer.node} ({self._peer.address}:{self._peer.port}): {error}"
+        self._on_end(failure)
+
+    def _connect_and_act(self) -> None:
+        if self._stopping:
+            raise ConnectionError("no longer wanted")
+        with self._dial(self._peer.address, self._peer.port) as sock:
+            with self._lock:
+                if self._stopping:
+                    raise ConnectionError("no longer wanted")
+                self._sock = sock
+            try:
+                stream.prepare(sock)
+                self._act(sock)
+            finally:
+                with self._lock:
+                    self._sock = None
+
+
+def bring_transcript(sock: socket.socket, shared: Shared, rank: Rank, life: int) -> Memory:
+    """Return the rank's transcript, in memory that becomes the caller's. Raises OSError and `DeadpoolError`."""
+    memory = Memory(os.memfd_create(f"deadpool-{rank}-transcript", os.MFD_CLOEXEC))
+    try:
+        nbytes, token = _ask(sock, rank, TRANSCRIPT, life)
+        with memory.view(nbytes) as view:
+            _receive(sock, shared, view)
+        _check(is_sound(memory.fd, TRANSCRIPT, token, nbytes), f"the transcript of rank {rank}")
+    except BaseException:
+        memory.close()
+        raise
+    return memory
+
+
+def bring_snapshot(sock: socket.socket, shared: Shared, rank: Rank, version: Version, life: int) -> None:
+    """Replace what the rank's slots hold by this version, in slot 0. Raises OSError and `DeadpoolError`.
+
+    The worker may have the slots' descriptors already, so that they stay the same files.
+    """
+    nbytes, token = _ask(sock, rank, version, life)
+    fds = [fd for slot in (0, 1) if (fd := shared.vault.open_slot(rank, slot)) is not None]
+    held = EMPTY
+    try:
+        if len(fds) < 2:
+            raise SnapshotError(f"rank {rank} does not live here any more")
+        for slot, fd in enumerate(fds):
+            shared.vault.set_slot(rank, slot, fd, EMPTY)
+            segments.mark_empty(fd)
+        shared.vault.set_slot(rank, 0, fds[0], BUSY)
+        _fill(sock, shared, fds[0], nbytes)
+        sound = is_sound(fds[0], version, token, nbytes) and segments.read_manifest(fds[0], version).rank == rank
+        _check(sound, f"snapshot {version} of rank {rank}")
+        held = version
+    finally:
+        if fds:
+            if held == EMPTY:
+                segments.mark_empty(fds[0])
+            shared.vault.set_slot(rank, 0, fds[0], held)
+        for fd in fds:
+            os.close(fd)
+
+
+def _check(sound: bool, what: str) -> None:
+    if not sound:
+        raise SnapshotError(f"{what} came damaged")
+
+
+def _fill(sock: socket.socket, shared: Shared, fd: int, nbytes: int) -> None:
+    size = max(os.fstat(fd).st_size, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+    os.ftruncate(fd, size)
+    with mmap.mmap(fd, size) as mapped, memoryview(mapped) as whole, whole[:nbytes] as view:
+        _receive(sock, shared, view)
+
+
+def _ask(sock: socket.socket, rank: Rank, version: Version | None, life: int) -> tuple[int, bytes]:
+    """Ask for a segment, and return its size and token; it follows."""
+    stream.send_frame(sock, {"do": "get", "rank": rank, "version": version, "life": life})
+    answer = stream.receive_frame(sock)
+    if answer is None:
+        raise ConnectionError("the peer hung up")
+    if answer.get("say") != "have":
+        raise SnapshotError(str(answer.get("why"))[:200])
+    return fields.segment_bytes(answer), fields.token(answer.get("token"))
+
+
+def _receive(sock: socket.socket, shared: Shared, view: memoryview) -> None:
+    outcome = stream.receive_segment(sock, view, shared.received)
+    if outcome is not Outcome.WHOLE:
+        raise ProtocolError(f"what was asked for came {outcome.name.lower()}")

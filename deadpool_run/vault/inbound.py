@@ -1,0 +1,107 @@
+"""The side of a vault that peers speak to: takes copies from owners, and gives what is held to whoever needs it.
+
+An owner says `put`, and is told to go on, that this very content is here already, or why it is not taken; behind the
+segment it is told what is held now. Whoever says `get` is told the size of what follows.
+"""
+
+import logging
+import socket
+import threading
+from typing import Any
+
+from deadpool_run.errors import ProtocolError
+from deadpool_run.ids import Rank
+from deadpool_run.vault import fields, stream
+from deadpool_run.vault.replicas import TRANSCRIPT, Copy
+from deadpool_run.vault.sources import Shared, find, is_sound
+from deadpool_run.vault.stream import Outcome
+
+_LOG = logging.getLogger("deadpool_run")
+_LIFE_WAIT_S = 5.0
+
+
+class Served:
+    """One connection of a peer, on a thread of its own."""
+
+    def __init__(self, sock: socket.socket, shared: Shared) -> None:
+        self._sock = sock
+        self._shared = shared
+        self.thread = threading.Thread(target=self._run, name="deadpool-serve", daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Have the thread end."""
+        stream.shut_down(self._sock)
+
+    def _run(self) -> None:
+        with self._sock:
+            try:
+                stream.prepare(self._sock)
+                while not self._shared.closing.is_set():
+                    message = stream.receive_frame(self._sock, idle=lambda: not self._shared.closing.is_set())
+                    if message is None:
+                        return
+                    self._obey(message)
+            except ProtocolError as error:
+                _LOG.warning("a connection between vaults is given up: %s", error)
+            except OSError as error:
+                _LOG.debug("a connection between vaults broke: %s", error)
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        match message.get("do"):
+            case "put":
+                self._take(message)
+            case "get":
+                self._give(message)
+            case other:
+                raise ProtocolError(f"a message between vaults asks for {str(other)[:40]!r}")
+
+    # --- put -----------------------------------------------------------------------------------------------------
+
+    def _take(self, message: dict[str, Any]) -> None:
+        replicas = self._shared.replicas
+        rank, version = fields.rank(message, self._shared.vault.world_size), fields.version(message)
+        token, life = fields.token(message.get("token")), fields.number(message, "life")
+        nbytes, held = fields.segment_bytes(message), fields.identities(message.get("held"))
+        refusal = "it lives here" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, life)
+        if refusal is None and not replicas.has(rank, version, token, life):
+            stream.send_frame(self._sock, {"say": "go"})
+            refusal = self._receive(rank, Copy(version, token, nbytes, life, replicas.spare(rank, version)))
+        if refusal is not None:
+            stream.send_frame(self._sock, {"say": "no", "why": refusal})
+            return
+        left = replicas.trim(rank, life, held)
+        transcript = replicas.transcript(rank)
+        told = {"held": fields.encode(left), "transcript": None if transcript is None else transcript.hex()}
+        stream.send_frame(self._sock, {"say": "held", **told})
+
+    def _receive(self, rank: Rank, copy: Copy) -> str | None:
+        """Receive a copy and take it among the others; return why not."""
+        whole = False
+        try:
+            with copy.memory.view(copy.nbytes) as view:
+                outcome = stream.receive_segment(self._sock, view, self._shared.received)
+            whole = outcome is Outcome.WHOLE and is_sound(copy.memory.fd, copy.version, copy.token, copy.nbytes)
+        finally:
+            if not whole:
+                self._shared.replicas.put_back(rank, copy.memory)
+        if not whole:
+            return "torn" if outcome is Outcome.TORN else "damaged"
+        return self._shared.replicas.add(rank, copy)
+
+    # --- get -----------------------------------------------------------------------------------------------------
+
+    def _give(self, message: dict[str, Any]) -> None:
+        rank, version = fields.rank(message, self._shared.vault.world_size), fields.version(message)
+        # This node may have been told less than the one that asks: it must not give what is void there.
+        self._shared.life.wait_for(fields.number(message, "life"), _LIFE_WAIT_S)
+        source = find(self._shared, rank, version)
+        if source is None:
+            what = "transcript" if version is TRANSCRIPT else f"snapshot {version}"
+            stream.send_frame(self._sock, {"say": "no", "why": f"it holds no {what} of rank {rank}"})
+            return
+        try:
+            stream.send_frame(self._sock, {"say": "have", "nbytes": source.nbytes, "token": source.token.hex()})
+            source.send(self._sock, self._shared)
+        finally:
+            source.close()

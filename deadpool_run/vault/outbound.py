@@ -1,0 +1,247 @@
+"""The side of a vault that sends: for each rank that lives here and each of its buddies, a thread that keeps it up to date.
+
+What is to be sent is not queued but looked up when the last delivery has ended: the newest snapshot, so that one which
+waited is replaced by a newer one, and training never waits. Within a life none is sent that is older than one that was.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from deadpool_run.errors import ProtocolError
+from deadpool_run.ids import NodeId, Rank, Version
+from deadpool_run.wire.peers import Peer
+from deadpool_run.vault import fields, stream
+from deadpool_run.vault.fields import Identity
+from deadpool_run.vault.replicas import TRANSCRIPT
+from deadpool_run.vault.sources import Shared, Source, open_held, open_transcript
+from deadpool_run.vault.vault import Held, Vault
+
+_LOG = logging.getLogger("deadpool_run")
+_RETRY_S = (0.05, 1.0)
+"""The first and the longest wait after a failed delivery, unless there is a newer version before."""
+
+Dial = Callable[[str, int], socket.socket]
+
+
+class Home:
+    """What counts of the snapshots of a rank that lives here. Safe to use from any thread.
+
+    After a roll-back to version v, a slot may still hold a newer version of the life before, until the worker has
+    emptied it: above v, only what was captured since counts.
+    """
+
+    def __init__(self, vault: Vault, rank: Rank, floor: Version | None) -> None:
+        self._vault = vault
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._floor = floor
+        self._since: set[Version] = set()
+
+    def captured(self, version: Version) -> None:
+        """Note a version of this life."""
+        with self._lock:
+            held = {each.version for each in self._vault.held(self._rank)}
+            self._since = {each for each in self._since if each in held} | {version}
+
+    def discard_above(self, version: Version) -> None:
+        """Note that newer versions are of a life that is over."""
+        with self._lock:
+            self._floor, self._since = version, set()
+
+    def held(self) -> list[Held]:
+        """Return what counts, oldest first."""
+        with self._lock:
+            found = self._vault.held(self._rank)
+            return [
+                each
+                for each in found
+                if self._floor is None or each.version <= self._floor or each.version in self._since
+            ]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the buddy is known to hold, of one life."""
+
+    life: int
+    held: list[Identity] = field(default_factory=list)
+    transcript: bytes | None = None
+    last: Version | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    version: Version | None
+    source: Source
+    life: int
+    held: list[Identity]
+
+
+class Link:
+    """Keeps one buddy of one rank up to date. All methods are the loop's."""
+
+    def __init__(  # noqa: PLR0913 - what it reads, writes and tells
+        self,
+        *,
+        rank: Rank,
+        peer: Peer,
+        home: Home,
+        shared: Shared,
+        dial: Dial,
+        on_change: Callable[[Rank], None],
+    ) -> None:
+        """Begin. `on_change` is called on the link's thread when the buddy holds something else than before."""
+        self._rank = rank
+        self._peer = peer
+        self._home = home
+        self._shared = shared
+        self._dial = dial
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        self._known = _Known(shared.life.number)
+        self._sock: socket.socket | None = None
+        self._stopping = False
+        self._woken = True
+        self._retry_at = 0.0
+        self._retry_s = _RETRY_S[0]
+        self.thread = threading.Thread(target=self._run, name=f"deadpool-send-{rank}", daemon=True)
+        self.thread.start()
+
+    def wake(self) -> None:
+        """Look at once whether there is something to send."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Have the thread end."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            if self._sock is not None:
+                stream.shut_down(self._sock)
+
+    def safe(self, life: int) -> tuple[frozenset[Identity], bytes | None]:
+        """Return what the buddy holds of this life, and the token of its transcript."""
+        with self._changed:
+            known = self._known
+            return (frozenset(known.held), known.transcript) if known.life == life else (frozenset(), None)
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (offer := self._await_offer()) is not None:
+            done = False
+            try:
+                done = self._deliver(offer)
+            except (OSError, ProtocolError) as error:
+                _LOG.debug("rank %d cannot be copied to %s: %s", self._rank, self._peer.node, error)
+                self._hang_up()
+            finally:
+                offer.source.close()
+            with self._changed:
+                self._retry_s = _RETRY_S[0] if done else min(self._retry_s * 2, _RETRY_S[1])
+                self._retry_at = 0.0 if done else time.monotonic() + self._retry_s
+                self._woken |= done
+        self._hang_up()
+
+    def _await_offer(self) -> _Offer | None:
+        """Wait until there is something to send; None: the end."""
+        with self._changed:
+            while not self._stopping:
+                wait_s = self._retry_at - time.monotonic() if self._retry_at else 0.0
+                if self._woken or (self._retry_at and wait_s <= 0):
+                    self._woken, self._retry_at = False, 0.0
+                    offer = self._choose()
+                    if offer is not None:
+                        return offer
+                    continue
+                self._changed.wait(wait_s if self._retry_at else None)
+        return None
+
+    def _choose(self) -> _Offer | None:
+        life = self._shared.life.number
+        if self._known.life != life:
+            self._known = _Known(life)
+        known, held = self._known, self._home.held()
+        identities = [(each.version, each.token) for each in held]
+        if known.transcript is None:
+            source = open_transcript(self._shared.vault, self._rank)
+            if source is not None:
+                return _Offer(TRANSCRIPT, source, life, identities)
+        missing = [each for each in held if (each.version, each.token) not in known.held]
+        for each in sorted(missing, key=self._urgency, reverse=True):
+            if known.last is None or each.version > known.last:
+                source = open_held(self._shared.vault, self._rank, each)
+                if source is not None:
+                    return _Offer(each.version, source, life, identities)
+        return None
+
+    def _urgency(self, held: Held) -> tuple[bool, Version]:
+        """Sort the newest last; behind it, for a buddy that has nothing, the committed one, which nobody may give up."""
+        return self._known.last is None and held.version == self._shared.vault.committed(), held.version
+
+    def _deliver(self, offer: _Offer) -> bool:
+        """Send what the buddy does not hold. False: try again later. Raises OSError and `ProtocolError`."""
+        sock = self._connected()
+        stream.send_frame(
+            sock,
+            {
+                "do": "put",
+                "rank": self._rank,
+                "version": offer.version,
+                "token": offer.source.token.hex(),
+                "nbytes": offer.source.nbytes,
+                "life": offer.life,
+                "held": fields.encode(offer.held),
+            },
+        )
+        answer = self._answer(sock)
+        if answer.get("say") == "go":
+            offer.source.send(sock, self._shared, lambda: self._shared.life.number == offer.life)
+            answer = self._answer(sock)
+        if answer.get("say") != "held":
+            _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer.get("why"))
+            return False
+        self._learn(offer, answer)
+        return True
+
+    def _learn(self, offer: _Offer, answer: dict[str, Any]) -> None:
+        held, content = fields.identities(answer.get("held")), answer.get("transcript")
+        transcript = None if content is None else fields.token(content)
+        if offer.version is TRANSCRIPT and transcript != offer.source.token:
+            raise ProtocolError("a transcript that was taken is not held")
+        with self._changed:
+            if self._known.life != offer.life:
+                return
+            if offer.version is not TRANSCRIPT:
+                self._known.last = offer.version
+            self._known.held, self._known.transcript = held, transcript
+        self._on_change(self._rank)
+
+    def _answer(self, sock: socket.socket) -> dict[str, Any]:
+        answer = stream.receive_frame(sock)
+        if answer is None:
+            raise ConnectionError("the peer hung up")
+        return answer
+
+    def _connected(self) -> socket.socket:
+        if self._sock is None:
+            sock = self._dial(self._peer.address, self._peer.port)
+            with self._changed:
+                self._sock = sock
+                if self._stopping:
+                    raise ConnectionError("no longer wanted")
+            stream.prepare(sock)
+        return self._sock
+
+    def _hang_up(self) -> None:
+        with self._changed:
+            sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()

@@ -1,0 +1,298 @@
+"""Copies of snapshots and transcripts of ranks that live on other nodes.
+
+A complete copy is never touched: a new one is received into memory of its own and takes its place among the copies only
+when it is whole. So each rank takes two copies and one spare, which rotate. All methods are safe to use from any thread.
+"""
+
+import mmap
+import os
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.segments import blob_bytes, blob_identity
+from deadpool_run.vault.vault import Held, Segments, Vault
+
+Token = bytes
+TRANSCRIPT = None
+"""In the place of a version: the rank's transcript."""
+_MAX_SPARES = 1
+
+
+class Memory:
+    """A memory file and, while copies rotate, its mapping, so that its pages are found again without a fault each."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._mapped: mmap.mmap | None = None
+
+    def view(self, nbytes: int) -> memoryview:
+        """Return the first `nbytes` bytes, which the caller releases. Raises OSError if there is no room for them."""
+        if self._mapped is None or len(self._mapped) < nbytes:
+            self.unmap()
+            size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            if size > os.fstat(self.fd).st_size:
+                os.ftruncate(self.fd, size)
+            self._mapped = mmap.mmap(self.fd, size)
+        return memoryview(self._mapped)[:nbytes]
+
+    def unmap(self) -> None:
+        """Give back the mapping; the content stays."""
+        if self._mapped is not None:
+            self._mapped.close()
+            self._mapped = None
+
+    def give(self) -> int:
+        """Return the descriptor, which becomes the caller's."""
+        self.unmap()
+        return self.fd
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.unmap()
+        os.close(self.fd)
+
+
+@dataclass(slots=True)
+class Copy:
+    """A complete copy. `life` is that in which its owner sent it."""
+
+    version: Version | None
+    token: Token
+    nbytes: int
+    life: int
+    memory: Memory
+    readers: int = 0
+
+
+@dataclass(slots=True)
+class _Rank:
+    copies: dict[Version | None, Copy] = field(default_factory=dict)
+    spares: list[Memory] = field(default_factory=list)
+    life: int = 0
+
+
+class Replicas:
+    """The copies of a node."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ranks: dict[Rank, _Rank] = {}
+        self._kept: frozenset[Rank] = frozenset()
+        self._life = 0
+
+    # --- the loop's ----------------------------------------------------------------------------------------------
+
+    def keep(self, ranks: Collection[Rank]) -> None:
+        """Hold copies of these ranks from now on, and none of any other."""
+        with self._lock:
+            self._kept = frozenset(ranks)
+            for rank in self._ranks.keys() - self._kept:
+                self._drop(rank)
+
+    def discard_above(self, life: int, version: Version) -> None:
+        """Forget newer versions of older lives, and refuse from now on what older lives send."""
+        with self._lock:
+            self._life = life
+            for own in self._ranks.values():
+                for copy in list(own.copies.values()):
+                    if copy.version is not TRANSCRIPT and copy.version > version and copy.life < life:
+                        self._free(own, own.copies.pop(copy.version))
+
+    def renew(self, life: int) -> None:
+        """Forget everything of older lives."""
+        with self._lock:
+            self._life = life
+            for rank, own in list(self._ranks.items()):
+                for copy in list(own.copies.values()):
+                    if copy.life < life:
+                        self._free(own, own.copies.pop(copy.version))
+                if not own.copies:
+                    self._drop(rank)
+
+    def versions(self, rank: Rank) -> tuple[Version, ...]:
+        """Return, oldest first, the versions of a rank whose transcript is here as well."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            if own is None or TRANSCRIPT not in own.copies:
+                return ()
+            return tuple(sorted(version for version in own.copies if version is not TRANSCRIPT))
+
+    def ranks(self) -> dict[Rank, tuple[Version, ...]]:
+        """Return what is held of whom."""
+        return {rank: self.versions(rank) for rank in sorted(self._ranks)}
+
+    def drop(self, rank: Rank) -> None:
+        """Forget what is held of the rank."""
+        with self._lock:
+            self._drop(rank)
+
+    def move_to(self, vault: Vault, rank: Rank) -> bool:
+        """Make the copies of a rank its own memory here; False if they are not enough to begin with."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            if own is None or TRANSCRIPT not in own.copies or len(own.copies) == 1:
+                return False
+            transcript = own.copies.pop(TRANSCRIPT).memory.give()
+            newest = sorted((v for v in own.copies if v is not TRANSCRIPT), reverse=True)[:2]
+            fds = [own.copies.pop(version).memory.give() for version in newest]
+            self._drop(rank)
+        vault.put(rank, (fds[0], fds[1] if len(fds) > 1 else None), transcript)
+        return True
+
+    def take_over(self, rank: Rank, life: int, segments: Segments, held: Collection[Held]) -> None:
+        """Hold what a rank leaves behind that lives elsewhere from now on, until it is no longer kept."""
+        parts = {each.slot: each for each in held}
+        with self._lock:
+            own = self._ranks.setdefault(rank, _Rank())
+            own.life = max(own.life, life)
+            for slot, fd in enumerate(segments.slots):
+                if slot in parts:
+                    part = parts[slot]
+                    self._add(own, Copy(part.version, part.token, part.nbytes, life, Memory(fd)))
+                else:
+                    os.close(fd)
+            nbytes = blob_bytes(segments.transcript)
+            if nbytes is None:
+                os.close(segments.transcript)
+            else:
+                token = blob_identity(segments.transcript)
+                self._add(own, Copy(TRANSCRIPT, token, nbytes, life, Memory(segments.transcript)))
+
+    def close(self) -> None:
+        """Let go of all of it."""
+        with self._lock:
+            self._kept = frozenset()
+            for rank in list(self._ranks):
+                self._drop(rank)
+
+    # --- for what arrives ----------------------------------------------------------------------------------------
+
+    def refusal(self, rank: Rank, life: int) -> str | None:
+        """Return why nothing is taken from this life of the rank; None if it is."""
+        with self._lock:
+            return self._refusal(rank, life)
+
+    def spare(self, rank: Rank, version: Version | None) -> Memory:
+        """Return memory to receive into: the caller's until it is given to `add` or `put_back`."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            if own is not None and own.spares and version is not TRANSCRIPT:
+                return own.spares.pop()
+        return Memory(os.memfd_create(f"deadpool-{rank}-copy", os.MFD_CLOEXEC))
+
+    def put_back(self, rank: Rank, memory: Memory) -> None:
+        """Give back memory that nothing whole came into."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            if own is None:
+                memory.close()
+            else:
+                self._spare(own, memory)
+
+    def has(self, rank: Rank, copy: Version | None, token: Token, life: int) -> bool:
+        """Tell whether this very content is here; it is then of this life as well."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            held = None if own is None else own.copies.get(copy)
+            if own is None or held is None or held.token != token:
+                return False
+            held.life = own.life = max(own.life, life)
+            return True
+
+    def add(self, rank: Rank, copy: Copy) -> str | None:
+        """Take a copy that is whole among the others; return why not if it has become unwelcome. Memory is then freed."""
+        with self._lock:
+            refusal = self._refusal(rank, copy.life)
+            if refusal is not None:
+                copy.memory.close()
+                return refusal
+            own = self._ranks.setdefault(rank, _Rank())
+            own.life = copy.life
+            self._add(own, copy)
+            return None
+
+    def trim(self, rank: Rank, life: int, kept: Collection[tuple[Version, Token]]) -> list[tuple[Version, Token]]:
+        """Forget what the rank's owner does not hold (any more), unless a newer life speaks; return what is left."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            if own is None:
+                return []
+            left = []
+            for version, copy in list(own.copies.items()):
+                if version is TRANSCRIPT:
+                    continue
+                if life >= own.life and (version, copy.token) not in kept:
+                    self._free(own, own.copies.pop(version))
+                else:
+                    left.append((version, copy.token))
+            return sorted(left)
+
+    def transcript(self, rank: Rank) -> Token | None:
+        """Return the token of the rank's transcript, if it is here."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            copy = None if own is None else own.copies.get(TRANSCRIPT)
+            return None if copy is None else copy.token
+
+    # --- for what is sent from here ------------------------------------------------------------------------------
+
+    def open(self, rank: Rank, version: Version | None) -> tuple[Copy, int] | None:
+        """Return a copy and a descriptor to read it by, which must be given to `shut`; None if it is not here."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            copy = None if own is None else own.copies.get(version)
+            if copy is None:
+                return None
+            copy.readers += 1
+            return copy, os.dup(copy.memory.fd)
+
+    def still(self, rank: Rank, copy: Copy) -> bool:
+        """Tell whether the copy is still one."""
+        with self._lock:
+            own = self._ranks.get(rank)
+            return own is not None and own.copies.get(copy.version) is copy
+
+    def shut(self, copy: Copy, fd: int) -> None:
+        """Note that a reader has done."""
+        os.close(fd)
+        with self._lock:
+            copy.readers -= 1
+
+    # --- with the lock held --------------------------------------------------------------------------------------
+
+    def _refusal(self, rank: Rank, life: int) -> str | None:
+        if rank not in self._kept:
+            return "not kept here"
+        own = self._ranks.get(rank)
+        newest = max(self._life, 0 if own is None else own.life)
+        return f"of life {life}, before {newest}" if life < newest else None
+
+    def _add(self, own: _Rank, copy: Copy) -> None:
+        old = own.copies.pop(copy.version, None)
+        own.copies[copy.version] = copy
+        if old is not None:
+            self._free(own, old)
+
+    def _free(self, own: _Rank, copy: Copy) -> None:
+        """Use a copy's memory again, unless somebody still reads it, by a descriptor of their own."""
+        if copy.readers or copy.version is TRANSCRIPT:
+            copy.memory.close()
+        else:
+            self._spare(own, copy.memory)
+
+    def _spare(self, own: _Rank, memory: Memory) -> None:
+        if len(own.spares) < _MAX_SPARES:
+            own.spares.append(memory)
+        else:
+            memory.close()
+
+    def _drop(self, rank: Rank) -> None:
+        own = self._ranks.pop(rank, None)
+        if own is None:
+            return
+        for copy in own.copies.values():
+            copy.memory.close()
+        for memory in own.spares:
+            memory.close()

@@ -1,0 +1,326 @@
+"""Copies between the vaults of a job's nodes: the one door to it, for the agent.
+
+The methods are the loop's and none blocks; all that reads or writes sockets runs in threads, and what they find out is
+told in the loop. A *life* is what goes on between roll-backs: each has a larger number than the last, everything sent
+carries it, and what an older life sends is refused once a newer one is known.
+"""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from deadpool_run.ids import NodeId, Rank, Version
+from deadpool_run.vault import fetching
+from deadpool_run.vault.fetching import Errand
+from deadpool_run.vault.inbound import Served
+from deadpool_run.vault.outbound import Dial, Home, Link, Peer
+from deadpool_run.vault.replicas import Memory, Replicas
+from deadpool_run.vault.sources import Life, Shared
+from deadpool_run.vault.stream import Bucket, Meter
+from deadpool_run.vault.vault import Vault
+
+__all__ = ["OnSafe", "Peer", "Replicator"]
+
+MAX_SERVED = 1024
+"""Connections of peers at a time: eight ranks of a thousand nodes could not all ask one node for what it holds."""
+_CLOSE_S = 10.0
+
+OnSafe = Callable[[Rank, tuple[Version, ...], bool, int], None]
+Done = Callable[[str | None], None]
+_Safe = tuple[tuple[Version, ...], bool, int]
+
+
+class Replicator:
+    """Sends what is captured here to buddies, holds copies for others, and brings newcomers their state.
+
+    `dial` connects to a peer's vault, authenticated; it is called in threads, blocks, must end by itself (close waits
+    for it, a while) and raises OSError. `on_safe` is told, in the loop, the versions that all buddies of a rank that
+    lives here hold complete, and whether they hold its transcript, in which life; each time that changes. Of a rank that
+    has no buddies, it is what its own slots hold.
+    """
+
+    def __init__(
+        self,
+        vault: Vault,
+        loop: asyncio.AbstractEventLoop,
+        dial: Dial,
+        on_safe: OnSafe,
+        bandwidth: int | None = None,
+    ) -> None:
+        """Begin. `bandwidth` bounds the bytes a second that are sent, on all connections together."""
+        closing = threading.Event()
+        self._shared = Shared(vault, Replicas(), Life(), Bucket(bandwidth, closing), Meter(), Meter(), closing)
+        self._vault = vault
+        self._loop = loop
+        self._dial = dial
+        self._on_safe = on_safe
+        self._floor: Version | None = None
+        self._homes: dict[Rank, Home] = {}
+        self._links: dict[Rank, dict[NodeId, Link]] = {}
+        self._peers: dict[Rank, tuple[Peer, ...]] = {}
+        self._told: dict[Rank, _Safe] = {}
+        self._errands: dict[Rank, Errand] = {}
+        self._served: list[Served] = []
+        self._ending: list[Link | Errand] = []
+
+    # --- who holds whose copies ----------------------------------------------------------------------------------
+
+    def set_buddies(self, buddies: Mapping[Rank, tuple[Peer, ...]]) -> None:
+        """Copy each of these ranks, which live here, to these peers from now on; no other rank to anyone."""
+        for rank in self._peers.keys() - buddies.keys():
+            self._told.pop(rank, None)
+            for link in self._links.pop(rank, {}).values():
+                self._end(link)
+        before, self._peers = self._peers, dict(buddies)
+        for rank, peers in buddies.items():
+            links = self._links.setdefault(rank, {})
+            kept = {peer.node for peer in peers if peer in before.get(rank, ())}
+            for node in links.keys() - kept:
+                self._end(links.pop(node))
+            for peer in peers:
+                if peer.node not in links:
+                    links[peer.node] = Link(
+                        rank=rank,
+                        peer=peer,
+                        home=self._home(rank),
+                        shared=self._shared,
+                        dial=self._dial,
+                        on_change=self._in_loop,
+                    )
+            self._tell(rank)
+
+    def keep(self, ranks: Collection[Rank]) -> None:
+        """Hold copies of these ranks, whose present or former buddy this node is, and of no others."""
+        self._shared.replicas.keep(ranks)
+
+    # --- what happens here ---------------------------------------------------------------------------------------
+
+    def captured(self, rank: Rank, version: Version) -> None:
+        """Note that the rank's worker holds this version complete."""
+        self._home(rank).captured(version)
+        self._wake(rank)
+
+    def sealed(self, rank: Rank) -> None:
+        """Note that the rank's transcript is complete."""
+        self._wake(rank)
+
+    def left(self, rank: Rank) -> None:
+        """Note that the rank lives elsewhere now: what it leaves here is a copy like others, which `keep` may drop."""
+        held = [] if rank not in self._homes else self._homes.pop(rank).held()
+        for link in self._links.pop(rank, {}).values():
+            self._end(link)
+        self._peers.pop(rank, None)
+        self._told.pop(rank, None)
+        segments = self._vault.take(rank)
+        if segments is not None:
+            self._shared.replicas.take_over(rank, self._shared.life.number, segments, held)
+
+    def discard_above(self, life: int, version: Version) -> None:
+        """All go on from this version: newer ones of older lives are void. What is held is sent again, as of this life."""
+        self._floor = version
+        for home in self._homes.values():
+            home.discard_above(version)
+        self._shared.replicas.discard_above(life, version)
+        self._begin(life)
+
+    def renew(self, life: int) -> None:
+        """Forget all copies: the world begins from the top. The vault is renewed beside it; buddies are set anew."""
+        self._floor = None
+        self._homes.clear()
+        for errand in self._errands.values():
+            self._end(errand)
+        self._errands.clear()
+        for links in self._links.values():
+            for link in links.values():
+                self._end(link)
+        self._links.clear()
+        self._peers.clear()
+        self._told.clear()
+        self._shared.replicas.renew(life)
+        self._begin(life)
+
+    # --- newcomers -----------------------------------------------------------------------------------------------
+
+    def versions(self, rank: Rank) -> tuple[Version, ...]:
+        """Return, oldest first, what can be had of the rank here; nothing without its transcript."""
+        if not self._vault.lives_here(rank):
+            return self._shared.replicas.versions(rank)
+        return () if not self._vault.has_transcript(rank) else tuple(held.version for held in self._home(rank).held())
+
+    def seat(self, rank: Rank, source: Peer | None, done: Done) -> None:
+        """Prepare the rank's memory here for a newcomer, and say `done`, with what went wrong if anything did.
+
+        Without a source, what lies here counts: the rank's own memory if it lived here last, else the copies. With one,
+        the slots are empty and the transcript comes from there. Its descriptors are new ones, unless it lived here.
+        """
+        if source is not None:
+            self._errands[rank] = self._bring_transcript(rank, source, done)
+            return
+        self._give_up_errand(rank)
+        here = self._vault.has_transcript(rank)
+        if not here and self._shared.replicas.move_to(self._vault, rank):
+            here = True
+            for held in self._vault.held(rank):
+                self._home(rank).captured(held.version)
+        why = None if here else f"nothing of rank {rank} to begin with lies here"
+        self._loop.call_soon(self._seated, rank, done, why)
+
+    def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
+        """Bring this version to the rank's slots here, which hold nothing else then, and say `done` as `seat` does."""
+        life = self._shared.life.number
+
+        def act(sock: socket.socket) -> None:
+            fetching.bring_snapshot(sock, self._shared, rank, version, life)
+
+        def end(failure: str | None) -> None:
+            if failure is None:
+                self._home(rank).captured(version)
+            self._seated(rank, done, failure)
+
+        self._errands[rank] = Errand(
+            name=f"fetch-{rank}",
+            peer=source,
+            dial=self._dial,
+            act=act,
+            on_end=lambda why: self._call(end, why),
+            after=self._give_up_errand(rank),
+        )
+
+    def _bring_transcript(self, rank: Rank, source: Peer, done: Done) -> Errand:
+        brought: list[Memory] = []
+        life = self._shared.life.number
+
+        def act(sock: socket.socket) -> None:
+            brought.append(fetching.bring_transcript(sock, self._shared, rank, life))
+
+        def end(failure: str | None) -> None:
+            if brought and self._errands.get(rank) is errand:
+                self._vault.put(rank, (None, None), brought.pop().give())
+                self._shared.replicas.drop(rank)
+            elif brought:
+                brought.pop().close()
+                failure = failure or "no longer wanted"
+            self._seated(rank, done, failure)
+
+        def on_end(why: str | None) -> None:
+            if not self._call(end, why) and brought:
+                brought.pop().close()
+
+        errand = Errand(
+            name=f"seat-{rank}",
+            peer=source,
+            dial=self._dial,
+            act=act,
+            on_end=on_end,
+            after=self._give_up_errand(rank),
+        )
+        return errand
+
+    def _give_up_errand(self, rank: Rank) -> Errand | None:
+        errand = self._errands.pop(rank, None)
+        if errand is not None:
+            self._end(errand)
+        return errand
+
+    def _seated(self, rank: Rank, done: Done, failure: str | None) -> None:
+        if failure is None:
+            self._wake(rank)
+        done(failure)
+
+    # --- connections, the view, the end --------------------------------------------------------------------------
+
+    def serve(self, sock: socket.socket) -> None:
+        """Serve a peer that has connected to this node, until it hangs up."""
+        self._served = [each for each in self._served if each.thread.is_alive()]
+        if self._shared.closing.is_set() or len(self._served) >= MAX_SERVED:
+            sock.close()
+            return
+        self._served.append(Served(sock, self._shared))
+
+    def tell_all(self) -> None:
+        """Say again what is safe, of every rank: to a coordinator that has not heard it."""
+        for rank, safe in self._told.items():
+            self._on_safe(rank, *safe)
+
+    def report(self) -> dict[str, Any]:
+        """Return what a status shows: bytes, bytes a second, and how far the buddies of each rank are behind."""
+        shared = self._shared
+        ranks = {}
+        for rank, (safe, transcript, _) in sorted(self._told.items()):
+            held = [each.version for each in self._home(rank).held()]
+            newest, newest_safe = max(held, default=None), max(safe, default=None)
+            lag = None if newest is None or newest_safe is None else max(0, newest - newest_safe)
+            ranks[rank] = {"newest": newest, "safe": newest_safe, "transcript": transcript, "lag": lag}
+        return {
+            "sent_bytes": shared.sent.total,
+            "received_bytes": shared.received.total,
+            "sent_bytes_per_s": shared.sent.rate(),
+            "received_bytes_per_s": shared.received.rate(),
+            "ranks": ranks,
+            "copies": {rank: list(versions) for rank, versions in shared.replicas.ranks().items()},
+        }
+
+    def close(self) -> None:
+        """End every thread and let go of all memory but the vault's. Blocks, a short while; nothing is told after."""
+        self._shared.closing.set()
+        running: list[Link | Errand | Served] = [*self._ending, *self._errands.values(), *self._served]
+        running += [link for links in self._links.values() for link in links.values()]
+        for each in running:
+            each.stop()
+        deadline = time.monotonic() + _CLOSE_S
+        for each in running:
+            each.thread.join(max(0.0, deadline - time.monotonic()))
+        self._shared.replicas.close()
+
+    def _home(self, rank: Rank) -> Home:
+        return self._homes.setdefault(rank, Home(self._vault, rank, self._floor))
+
+    def _begin(self, life: int) -> None:
+        """Begin a life: nothing is safe in it yet."""
+        self._shared.life.begin(life)
+        for rank in self._peers.keys() | self._homes.keys():
+            self._wake(rank)
+
+    def _wake(self, rank: Rank) -> None:
+        for link in self._links.get(rank, {}).values():
+            link.wake()
+        self._tell(rank)
+
+    def _tell(self, rank: Rank) -> None:
+        """Say what is safe of the rank, if that is not what was said last; nothing before it is known who its buddies are."""
+        if rank not in self._peers:
+            return
+        life, links = self._shared.life.number, self._links.get(rank, {})
+        if links:
+            told = [link.safe(life) for link in links.values()]
+            common = frozenset.intersection(*(held for held, _ in told))
+            safe = (tuple(sorted(version for version, _ in common)), all(transcript for _, transcript in told), life)
+        else:
+            held = tuple(each.version for each in self._home(rank).held())
+            safe = (held, self._vault.has_transcript(rank), life)
+        if self._told.get(rank) != safe:
+            self._told[rank] = safe
+            self._on_safe(rank, *safe)
+
+    def _in_loop(self, rank: Rank) -> None:
+        """Note, on a link's thread, that its buddy holds something else than before."""
+        self._call(self._tell, rank)
+
+    def _call(self, what: Callable[..., None], *arguments: object) -> bool:
+        """Have the loop call it; False if the loop is over."""
+        if self._shared.closing.is_set():
+            return False
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            self._loop.call_soon_threadsafe(what, *arguments)
+            return True
+        return False
+
+    def _end(self, each: Link | Errand) -> None:
+        """Have a thread end; it is waited for in the end."""
+        each.stop()
+        self._ending = [other for other in self._ending if other.thread.is_alive()]
+        self._ending.append(each)

@@ -1,0 +1,214 @@
+"""Bytes between vaults: small JSON frames, and segments as pieces that carry their own digest.
+
+A frame is its length (4 bytes, big-endian) and a JSON object. A segment is sent as pieces of at most `PIECE_BYTES`, each
+behind its length and CRC-32, and ends with a piece of no bytes that says whether the whole was one content: a segment
+may be overwritten while it is read. The checksum is taken from the segment before `sendfile` gives the same pages to the
+socket, so that pages which change on their way are found out by the receiver.
+
+All sockets block, with time-outs of the kernel: a peer that neither reads nor answers for `TIMEOUT_S` is an `OSError`.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+from deadpool_run.errors import ProtocolError
+
+TIMEOUT_S = 10.0
+MAX_FRAME_BYTES = 64 << 10
+PIECE_BYTES = 1 << 20
+"""Small enough to stay in a core's cache between its checksum and its copy."""
+
+_LENGTH = struct.Struct(">I")
+_PIECE = struct.Struct("<II")
+_TIMEVAL = struct.Struct("@ll")
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_RATE_S = 5
+
+
+class Outcome(IntEnum):
+    """How a segment came."""
+
+    WHOLE = 0
+    TORN = 1
+    """Its sender saw it change while it was being sent."""
+    DAMAGED = 2
+    """It is not what its sender read."""
+
+
+class Bucket:
+    """Bounds the bytes a second of all who share it. Their turns are in the order in which they ask."""
+
+    def __init__(self, bytes_per_s: int | None, closing: threading.Event) -> None:
+        self._rate = bytes_per_s
+        self._closing = closing
+        self._lock = threading.Lock()
+        self._next = 0.0
+
+    def take(self, nbytes: int) -> None:
+        """Wait until so many bytes may be sent, or until closing."""
+        if self._rate is None:
+            return
+        now = time.monotonic()
+        with self._lock:
+            turn = max(now, self._next)
+            self._next = turn + nbytes / self._rate
+        self._closing.wait(turn - now)
+
+
+class Meter:
+    """Counts bytes, and their rate over the last seconds. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total = 0
+        self._seconds: dict[int, int] = {}
+
+    def add(self, nbytes: int) -> None:
+        """Count bytes that went now."""
+        second = int(time.monotonic())
+        with self._lock:
+            self._total += nbytes
+            self._seconds[second] = self._seconds.get(second, 0) + nbytes
+            for old in [each for each in self._seconds if each < second - _RATE_S]:
+                del self._seconds[old]
+
+    @property
+    def total(self) -> int:
+        """Bytes so far."""
+        return self._total
+
+    def rate(self) -> float:
+        """Return the bytes a second over the last whole seconds."""
+        now = int(time.monotonic())
+        with self._lock:
+            return sum(n for second, n in self._seconds.items() if now - _RATE_S <= second < now) / _RATE_S
+
+
+def prepare(sock: socket.socket) -> None:
+    """Set the socket's time-outs, and have a peer found out that vanishes in silence."""
+    sock.setblocking(True)
+    limit = _TIMEVAL.pack(int(TIMEOUT_S), 0)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    if sock.family in {socket.AF_INET, socket.AF_INET6}:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def shut_down(sock: socket.socket) -> None:
+    """End every wait on the socket, in whatever thread; its own thread closes it."""
+    with contextlib.suppress(OSError):  # it is closed, or was never connected
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def send_frame(sock: socket.socket, message: dict[str, Any]) -> None:
+    """Send a message. Raises OSError."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    sock.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive_frame(sock: socket.socket, *, idle: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
+    """Return the next message, or None if the peer hung up before it. Raises OSError and `ProtocolError`.
+
+    `idle` is asked when nothing came for `TIMEOUT_S`: whether to wait on.
+    """
+    head = bytearray(_LENGTH.size)
+    while True:
+        try:
+            count = sock.recv_into(head)
+            break
+        except BlockingIOError:
+            if not idle():
+                raise
+    if count == 0:
+        return None
+    receive_into(sock, memoryview(head)[count:])
+    (length,) = _LENGTH.unpack(head)
+    if length > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a message between vaults of {length} bytes is longer than {MAX_FRAME_BYTES}")
+    body = bytearray(length)
+    receive_into(sock, memoryview(body))
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("a message between vaults is no JSON") from error
+    if not isinstance(message, dict):
+        raise ProtocolError("a message between vaults is no JSON object")
+    return message
+
+
+def receive_into(sock: socket.socket, view: memoryview) -> None:
+    """Fill `view`. Raises OSError, also if the peer hangs up or nothing comes for `TIMEOUT_S`."""
+    while view:
+        count = sock.recv_into(view, 0, socket.MSG_WAITALL)
+        if count == 0:
+            raise ConnectionError("the peer hung up in the middle of a message")
+        view = view[count:]
+
+
+def send_segment(  # noqa: PLR0913 - what is sent, where, and under which bounds
+    sock: socket.socket, fd: int, nbytes: int, *, still: Callable[[], bool], bucket: Bucket, meter: Meter
+) -> Outcome:
+    """Send the first `nbytes` bytes of a file. `still` tells whether nothing of them has changed. Raises OSError.
+
+    Returns `TORN` as soon as something has; what was sent of it is then no segment.
+    """
+    with mmap.mmap(fd, nbytes, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
+        offset, outcome = 0, Outcome.WHOLE
+        while offset < nbytes and outcome is Outcome.WHOLE:
+            end = min(offset + PIECE_BYTES, nbytes)
+            bucket.take(end - offset)
+            with view[offset:end] as piece:
+                head = _PIECE.pack(end - offset, zlib.crc32(piece))
+            sock.sendall(head, socket.MSG_MORE)
+            _send_file(sock, fd, offset, end)
+            meter.add(end - offset)
+            offset = end
+            if not still():
+                outcome = Outcome.TORN
+    sock.sendall(_PIECE.pack(0, outcome))
+    return outcome
+
+
+def _send_file(sock: socket.socket, fd: int, offset: int, end: int) -> None:
+    while offset < end:
+        count = os.sendfile(sock.fileno(), fd, offset, end - offset)
+        if count == 0:
+            raise OSError(f"a segment ends at byte {offset}, {end - offset} bytes early")
+        offset += count
+
+
+def receive_segment(sock: socket.socket, view: memoryview, meter: Meter) -> Outcome:
+    """Fill `view`, which has the size that was announced. Raises OSError and `ProtocolError`."""
+    head = bytearray(_PIECE.size)
+    offset, outcome = 0, Outcome.WHOLE
+    while True:
+        receive_into(sock, memoryview(head))
+        length, number = _PIECE.unpack(head)
+        if length == 0:
+            break
+        if length > PIECE_BYTES or offset + length > len(view):
+            raise ProtocolError(f"a piece of {length} bytes at {offset} of {len(view)}")
+        with view[offset : offset + length] as piece:
+            receive_into(sock, piece)
+            if zlib.crc32(piece) != number:
+                outcome = Outcome.DAMAGED
+        meter.add(length)
+        offset += length
+    if number != Outcome.WHOLE:
+        return Outcome.TORN
+    if offset != len(view):
+        raise ProtocolError(f"a segment of {len(view)} bytes ended after {offset}")
+    return outcome

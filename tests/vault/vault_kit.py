@@ -1,0 +1,191 @@
+"""Nodes without workers: a vault and its replicator each, over real sockets, and slots written as a worker writes them."""
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable
+
+from deadpool_run.ids import NodeId, Rank, Version
+from deadpool_run.vault import segments, stream
+from deadpool_run.vault.board import BUSY, EMPTY
+from deadpool_run.vault.replication import Peer, Replicator
+from deadpool_run.vault.segments import HEADER_BYTES, SegmentState, SlotHeader
+from deadpool_run.vault.vault import Vault
+
+LIMIT_S = 10.0
+KIB = 1 << 10
+
+
+def content(rank, version, token=0, nbytes=200 * KIB):
+    """Return the bytes that stand for a rank's tensors."""
+    return random.Random(f"{rank} {version} {token}").randbytes(nbytes)
+
+
+def fill_slot(fd, rank, version, body):
+    """Write a complete slot, as a worker does."""
+    segments.mark_busy(fd)
+    segments.write_all(fd, body, HEADER_BYTES)
+    manifest = segments.encode_manifest(
+        version=Version(version),
+        rank=Rank(rank),
+        tensors=segments.encode_entries(()),
+        value_tensors=segments.encode_entries(()),
+        blobs=[(HEADER_BYTES, len(body))],
+        values={},
+    )
+    end = HEADER_BYTES + len(body)
+    segments.write_all(fd, manifest, end)
+    header = SlotHeader(SegmentState.COMPLETE, version, end, len(manifest), segments.digest_of(manifest))
+    segments.write_header(fd, header)
+
+
+def body_of(fd, version):
+    """Return what a slot holds, which must be this version, complete."""
+    manifest = segments.read_manifest(fd, Version(version))
+    (offset, nbytes), *_ = manifest.blobs
+    return segments.read_exactly(fd, nbytes, offset)
+
+
+class Node:
+    """One node: what happens to it, and what was told of it."""
+
+    def __init__(self, name, world_size=4, *, bandwidth=None, dial=None):
+        self.name = name
+        self.vault = Vault(world_size)
+        self.told = {}
+        self._changed = asyncio.Condition()
+        self._pulses = set()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.replicator = Replicator(
+            self.vault, asyncio.get_running_loop(), dial or connect, self._on_safe, bandwidth=bandwidth
+        )
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+        self._open = True
+
+    @property
+    def peer(self):
+        return Peer(NodeId(self.name), *self.listener.getsockname())
+
+    def capture(self, rank, version, token=0, *, slot=None, body=None, announce=True):
+        """Have the rank's worker capture a version."""
+        fds = self.vault.descriptors(Rank(rank))
+        cell = self.vault.board.cells[rank]
+        if slot is None:
+            slot = min((held, at) for at, held in enumerate(cell.slots))[1]
+        cell.set_slot(slot, BUSY)
+        fill_slot(fds[f"slot{slot}"], rank, version, content(rank, version, token) if body is None else body)
+        cell.set_slot(slot, version)
+        if announce:
+            self.replicator.captured(Rank(rank), Version(version))
+
+    def empty_above(self, rank, version):
+        """Have the rank's worker go back to a version."""
+        cell, fds = self.vault.board.cells[rank], self.vault.descriptors(Rank(rank))
+        for slot, held in enumerate(cell.slots):
+            if held > version:
+                cell.set_slot(slot, EMPTY)
+                segments.mark_empty(fds[f"slot{slot}"])
+
+    def seal(self, rank, data=b"a transcript"):
+        segments.write_blob(self.vault.descriptors(Rank(rank))["transcript"], data)
+        self.replicator.sealed(Rank(rank))
+
+    def body(self, rank, version):
+        """Return what the rank's own slots here hold of a version."""
+        cell, fds = self.vault.board.cells[rank], self.vault.descriptors(Rank(rank))
+        return body_of(fds[f"slot{cell.slots.index(version)}"], version)
+
+    def transcript(self, rank):
+        return segments.read_blob(self.vault.descriptors(Rank(rank))["transcript"])
+
+    def copy_of(self, rank, version):
+        """Return what a copy holds that is kept here."""
+        copy, fd = self.replicator._shared.replicas.open(Rank(rank), Version(version))
+        try:
+            return body_of(fd, version)
+        finally:
+            self.replicator._shared.replicas.shut(copy, fd)
+
+    async def until(self, true: Callable[[], bool], limit_s=LIMIT_S):
+        """Wait until something is true that changes when something is told."""
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(true), limit_s)
+            except TimeoutError:
+                raise AssertionError(f"not within {limit_s:g} s; told: {self.told}") from None
+
+    async def until_safe(self, rank, *versions, transcript=True, life=0):
+        await self.until(lambda: self.told.get(rank) == (versions, transcript, life))
+
+    async def seat(self, rank, source=None):
+        return await self._asked(lambda done: self.replicator.seat(Rank(rank), source, done))
+
+    async def fetch(self, rank, version, source):
+        return await self._asked(lambda done: self.replicator.fetch(Rank(rank), Version(version), source, done))
+
+    async def _asked(self, ask):
+        answer = asyncio.get_running_loop().create_future()
+        ask(answer.set_result)
+        return await asyncio.wait_for(answer, LIMIT_S)
+
+    def _on_safe(self, rank, versions, transcript, life):
+        self.told[rank] = (versions, transcript, life)
+        pulse = self._loop.create_task(self._pulse())
+        self._pulses.add(pulse)
+        pulse.add_done_callback(self._pulses.discard)
+
+    async def _pulse(self):
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):  # it was shut down
+            while True:
+                sock, _ = self.listener.accept()
+                self._loop.call_soon_threadsafe(self.replicator.serve, sock)
+
+    async def close(self):
+        if self._open:
+            self._open = False
+            stream.shut_down(self.listener)
+            await asyncio.to_thread(self._thread.join)
+            self.listener.close()
+            await asyncio.sleep(0)  # what was accepted last is given to the replicator
+            self.replicator.close()
+            self.vault.close()
+            await asyncio.gather(*self._pulses)
+
+
+def connect(address, port):
+    return socket.create_connection((address, port), timeout=LIMIT_S)
+
+
+@contextlib.asynccontextmanager
+async def cluster(*names, **options):
+    """Nodes of these names; all are closed in the end."""
+    made = [Node(name, **options) for name in names]
+    try:
+        yield made
+    finally:
+        for node in made:
+            await node.close()
+
+
+def in_loop(test):
+    """Run a coroutine function as a test."""
+
+    def run(*args, **kwargs):
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60), debug=False)
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    run.__signature__ = __import__("inspect").signature(test)
+    return run
+
+
+def sizes(*fds):
+    return [os.fstat(fd).st_size for fd in fds]
