@@ -18,7 +18,8 @@ from deadpool_run.agent import processes, rendezvous
 from deadpool_run.agent.environment import base_environment, omp_banner
 from deadpool_run.agent.follower import EndedError, Follower, LostError
 from deadpool_run.agent.head import Head
-from deadpool_run.agent.node import Above, Node
+from deadpool_run.agent.membership import Membership
+from deadpool_run.agent.node import Node
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.nursery_main import MARK
 from deadpool_run.agent.output import Output
@@ -28,12 +29,10 @@ from deadpool_run.agent.processes import Process
 from deadpool_run.agent.run_record import RECORD_NAME
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.tell import tell
-from deadpool_run.core.events import ONLY_NODE, Event, Place, StopRequested
+from deadpool_run.core.events import ONLY_NODE, Event, JobSubmitted, Place, StopRequested
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 from deadpool_run.ids import NodeId
-from deadpool_run.vault.replication import Replicator
-from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import Role
 
@@ -69,8 +68,7 @@ class _Agent:
         self._mark = {MARK: uuid.uuid4().hex}
         self._head: Head | None = None
         self._node: Node | None = None
-        self._follower: Follower | None = None
-        self._server: PeerServer | None = None
+        self._member: Membership | None = None
 
     async def main(self) -> int:
         spec = self._spec
@@ -86,17 +84,16 @@ class _Agent:
         try:
             if banner := omp_banner(spec, os.environ):
                 tell(banner)
-            if spec.cluster is None:
-                return await self._lead(Situation(ONLY_NODE, "127.0.0.1", replicates=False), None)
-            return await self._meet()
+            return await (self._alone() if spec.cluster is None else self._among_others())
         finally:
             await self._end()
 
-    # --- leading a job ----------------------------------------------------------------------------------------------
+    # --- one machine ------------------------------------------------------------------------------------------------
 
-    async def _lead(self, situation: Situation, listener: socket.socket | None) -> int:
-        """Be the coordinator's agent, and its own node's."""
+    async def _alone(self) -> int:
+        """Be the coordinator's agent and its only node's."""
         spec = self._spec
+        situation = Situation(ONLY_NODE, "127.0.0.1", replicates=False)
         exit_code, reason = _FAILED
         output = Output(spec)
         try:
@@ -104,99 +101,97 @@ class _Agent:
                 spec,
                 situation,
                 nursery=self._nursery,
-                log_dir=None if output.root is None else str(output.root),
-                place=self._place(situation, listener),
+                output=output,
                 on_over=self._on_stop,
                 on_lost=self._on_lost,
             )
-            head.node = self._make_node(spec, situation, output, head)
-            if listener is not None:
-                self._serve(listener)
+            self._node = head.node = Node(
+                spec, situation, nursery=self._nursery, output=output, mark=self._mark, above=head
+            )
             await head.begin()
+            head.submit(JobSubmitted())
             exit_code, reason = await self._over
         finally:
             if self._head is not None:
-                await self._head.end(exit_code, reason)
+                await self._head.end(peers.End(exit_code, reason))
             self._nursery.close()
             await self._end_node(output)
             if self._head is not None:
                 self._head.close(exit_code, reason)
         return exit_code
 
-    def _place(self, situation: Situation, listener: socket.socket | None) -> Place:
-        cluster = self._spec.cluster
-        if cluster is None or listener is None:
-            return Place()
-        port = int(listener.getsockname()[1])
-        return Place(cluster.node_name, situation.address, port, cluster.leaf, cluster.node_rank)
+    # --- several machines -------------------------------------------------------------------------------------------
 
-    def _make_node(self, spec: LaunchSpec, situation: Situation, output: Output, above: Above) -> Node:
-        vault = Vault(spec.settings.world_size)
-        node = self._node = Node(
-            spec, situation, nursery=self._nursery, output=output, vault=vault, mark=self._mark, above=above
-        )
-        if spec.cluster is not None:
-            token = spec.cluster.token
-            node.copies = Replicator(
-                vault,
-                asyncio.get_running_loop(),
-                lambda address, port: rendezvous.dial_vault(address, port, token),
-                node.replicated,
-                spec.cluster.bandwidth,
-            )
-        return node
-
-    # --- following one ----------------------------------------------------------------------------------------------
-
-    async def _meet(self) -> int:
+    async def _among_others(self) -> int:
         """Find the job, or found it; and find it again after we were taken for lost."""
         cluster = self._spec.cluster
         assert cluster is not None
-        first = True
+        first, timeout_s = True, self._spec.settings.join_timeout_s
         while True:
-            found = await rendezvous.find(cluster, self._over, may_found=first)
-            if isinstance(found, rendezvous.Founder):
-                situation = Situation(NodeId(cluster.node_name), found.address, replicates=True)
-                _make_run_dir(self._spec.run_dir)
-                return await self._lead(situation, found.listener)
+            found = await rendezvous.find(cluster, self._over, may_found=first, timeout_s=timeout_s)
             if isinstance(found, rendezvous.Over):
                 tell(found.reason)
                 return found.exit_code
             try:
-                return await self._follow(found)
+                return await self._be_member(found)
+            except EndedError as ended:
+                tell(f"the job has ended: {ended}")
+                return ended.end.exit_code
             except LostError as error:
                 first = False
-                tell(f"{error}; this node's workers are ended, and it asks to be taken in again as a spare")
+                tell(f"{error}; this node's workers are ended, and it asks to be taken in again, as a spare")
 
-    async def _follow(self, found: rendezvous.Found) -> int:
-        """Be a node of a job that is led elsewhere. Raises `LostError` when it is lost to it."""
+    async def _be_member(self, found: rendezvous.Founder | rendezvous.Found) -> int:
+        """Be a node of the job to its end. Raises `LostError` if it goes on without us, `EndedError` if it refuses us."""
         cluster = self._spec.cluster
         assert cluster is not None
-        self._serve(found.listener)
-        assert self._server is not None
-        place = Place(cluster.node_name, found.address, self._server.port, cluster.leaf, cluster.node_rank)
-        self._follower = Follower(found.sock, cluster.node_timeout_s, peers.Join(place, self._spec.nproc_per_node))
-        output: Output | None = None
+        server = PeerServer(found.listener, cluster.token, self._on_peer)
         try:
-            joined = await self._follower.joined(self._over)
-            spec = self._spec_of(joined)
-            _make_run_dir(spec.run_dir)
-            output = Output(spec)
-            situation = Situation(NodeId(joined.node), found.address, replicates=True)
-            node = self._make_node(spec, situation, output, self._follower)
-            tell(f"joined run {joined.run_id} as node {joined.node}")
-            end = await self._follower.follow(node, self._over)
-        except EndedError as error:
-            end = error.end
+            place = Place(cluster.node_name, found.address, server.port, cluster.leaf, cluster.node_rank)
+            if isinstance(found, rendezvous.Founder):
+                node_id = NodeId(cluster.node_name)
+                return await self._live(self._spec, Situation(node_id, found.address, replicates=True), place)
+            follower = Follower(found.sock, peers.Join(place, self._spec.nproc_per_node))
+            try:
+                joined, agents = await follower.taken_in(self._over)
+                situation = Situation(joined.node, found.address, replicates=True)
+                return await self._live(self._spec_of(joined), situation, (follower, joined, agents))
+            finally:
+                follower.close()
         finally:
-            self._follower.close()
+            server.close()
+
+    async def _live(
+        self, spec: LaunchSpec, situation: Situation, begin: Place | tuple[Follower, peers.Joined, peers.Agents]
+    ) -> int:
+        exit_code, reason, fenced = *_FAILED, False
+        _make_run_dir(spec.run_dir)
+        output = Output(spec)
+        member = self._member = Membership(spec, situation, nursery=self._nursery, mark=self._mark, output=output)
+        self._node = member.node
+        try:
+            if isinstance(begin, Place):
+                await member.found(begin)
+            else:
+                follower, joined, agents = begin
+                tell(f"joined run {joined.run_id} as node {joined.node}")
+                member.join(follower, agents)
+            await asyncio.wait({member.over, self._over}, return_when=asyncio.FIRST_COMPLETED)
+            exit_code, reason = member.over.result() if member.over.done() else self._over.result()
+            if exit_code and member.head is None:
+                tell(f"the job has ended: {reason}")
+        except LostError as error:
+            fenced, reason = True, str(error)
+            raise
+        finally:
+            await member.end(exit_code, reason, fenced=fenced)
+            if not fenced:
+                self._nursery.close()
             await self._end_node(output)
-            if self._server is not None:
-                self._server.close()
-                self._server = None
-        if end.exit_code:
-            tell(f"the job has ended: {end.reason}")
-        return end.exit_code
+            if member.head is not None:
+                member.head.close(exit_code, reason)
+            self._member = None
+        return exit_code
 
     def _spec_of(self, joined: peers.Joined) -> LaunchSpec:
         """Return our launch with what is the job's in it."""
@@ -210,19 +205,11 @@ class _Agent:
             run_dir=base / f"node-{joined.node}",
         )
 
-    def _serve(self, listener: socket.socket) -> None:
-        cluster = self._spec.cluster
-        assert cluster is not None
-        self._server = PeerServer(listener, cluster.token, self._on_peer)
-
     def _on_peer(self, role: Role, sock: socket.socket) -> None:
-        node, head = self._node, self._head
-        if role is Role.MEMBER and head is not None and head.hub is not None:
-            head.hub.accept(sock)
-        elif role is Role.VAULT and node is not None and isinstance(node.copies, Replicator):
-            node.copies.serve(sock)
-        else:
+        if self._member is None:
             sock.close()
+        else:
+            self._member.accept(role, sock)
 
     # --- what the parts ask of the whole ----------------------------------------------------------------------------
 
@@ -231,8 +218,8 @@ class _Agent:
         event: Event = StopRequested(number)
         if self._head is not None:
             self._head.submit(event)
-        elif self._follower is not None and self._follower.is_member:
-            self._follower.fact(event)
+        elif self._member is not None:
+            self._member.wish(event)
         else:
             self._on_stop(128 + number, f"it was ended by {signal.Signals(number).name} before it had joined a job")
 
@@ -259,8 +246,9 @@ class _Agent:
     def _ours(self) -> Iterator[Process]:
         if self._node is not None:
             yield from self._node.processes()
-        if self._head is not None and self._head.store.process is not None:
-            yield self._head.store.process
+        head = self._head if self._member is None else self._member.head
+        if head is not None and head.store.process is not None:
+            yield head.store.process
         yield self._nursery.process
 
     def _reap_strangers(self) -> None:
@@ -285,8 +273,6 @@ class _Agent:
 
     async def _end(self) -> None:
         """End what is left, however the job ended; nothing outlives this."""
-        if self._server is not None:
-            self._server.close()
         self._nursery.close()
         await processes.wait_gone([process for process in self._ours() if process.alive], _END_TIMEOUT_S)
         processes.kill_strangers(_END_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """The shell of `core.election`: who decides for this job, as this agent knows it. One timer, no polling."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol, assert_never
 
 from deadpool_run.agent.canvass import Canvass
@@ -88,6 +88,11 @@ class Authority:
         """Return the newest roster, as it is told."""
         return self._told(self._agent.term, self._agent.roster)
 
+    def claim(self, but: Collection[NodeId]) -> None:
+        """Have those of the roster that are not connected follow this node, which leads."""
+        message = peers.Claim(self._loop.time(), self.roster())
+        self.canvass.say([peer for peer in self._others(self._agent.roster) if peer.node not in but], message)
+
     def close(self) -> None:
         """Have no part in it any more."""
         self._closed = True
@@ -126,6 +131,8 @@ class Authority:
                 self.hear(electorate.VoteAsked(term, candidate, log, roster))
             case peers.Vote(term, voter, granted, closed, promised):
                 self.hear(electorate.VoteGiven(term, voter, granted, closed, promised))
+                if self._agent.role is Role.HEAD:  # it came late: enough had voted
+                    answer(peers.Claim(self._loop.time(), self.roster()))
             case peers.Claim(sent_at, agents):
                 self.hear_roster(agents)
                 if self._agent.term == agents.term:

@@ -2,69 +2,92 @@
 
 import asyncio
 import socket
-from typing import Any
+from collections.abc import Callable
 
-from deadpool_run.agent.node import Node
 from deadpool_run.coordinator.link import Link
-from deadpool_run.core.events import Event
-from deadpool_run.errors import ProtocolError
+from deadpool_run.core.events import Event, StopRequested
 from deadpool_run.wire import peers
-from deadpool_run.wire.facts import decode_effect, encode
+from deadpool_run.wire.facts import encode
 
 
 class LostError(Exception):
     """The coordinator takes this node for lost, or will; the text says why."""
 
 
-class Follower:
-    """One membership. When it is lost, the node's workers are ended at once: somebody else has their ranks now."""
+class EndedError(Exception):
+    """The job is over, or does not take us in."""
 
-    def __init__(self, sock: socket.socket, timeout_s: float, join: peers.Join) -> None:
-        """Ask to be taken in."""
+    def __init__(self, end: peers.End) -> None:
+        super().__init__(end.reason)
+        self.end = end
+
+
+class Limbo:
+    """Above a node while nobody leads: what the next coordinator asks for anyway is dropped."""
+
+    def __init__(self) -> None:
+        self.wishes: list[StopRequested] = []
+
+    def fact(self, event: Event) -> None:
+        """Keep a user's wish."""
+        if isinstance(event, StopRequested):
+            self.wishes.append(event)
+
+    def safe(self, told: peers.Safe) -> None:
+        """Drop it: all is told again."""
+
+
+class Follower:
+    """One connection. `begin` says who hears of it; what came before is heard then, in order."""
+
+    def __init__(self, sock: socket.socket, first_word: peers.Join | peers.Rejoin) -> None:
         loop = asyncio.get_running_loop()
-        self._node: Node | None = None
         self._early: list[peers.Message] = []
-        self._joined: asyncio.Future[peers.Joined] = loop.create_future()
-        self._end: asyncio.Future[peers.End] = loop.create_future()
-        self._link = Link(
-            sock,
-            timeout_s=timeout_s,
-            on_message=self._heard,
-            on_lost=lambda why, _: self._lose(f"the coordinator is out of reach: {why}"),
-            beat=self._beat,
-        )
-        self._link.send(join)
+        self._taken: asyncio.Future[tuple[peers.Joined, peers.Agents]] = loop.create_future()
+        self._joined: peers.Joined | None = None
+        self._answered: asyncio.Future[bool] = loop.create_future()
+        self._on_message: Callable[[peers.Message], None] | None = None
+        self._on_lost: Callable[[str, bool], None] | None = None
+        self._link = Link(sock, self._heard, self._lost)
+        self._link.send(first_word)
+
+    async def taken_in(self, stop: asyncio.Future[tuple[int, str]]) -> tuple[peers.Joined, peers.Agents]:
+        """Return what the coordinator answers to `Join`. Raises `LostError`, and `EndedError` if it does not take us in."""
+        await asyncio.wait({self._taken, stop}, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
+        if self._taken.done():
+            return self._taken.result()
+        raise EndedError(peers.End(*stop.result()))
 
     @property
-    def is_member(self) -> bool:
-        """Whether the coordinator has taken this node in, and has not lost it."""
-        return self._joined.done() and not self._end.done()
+    def was_answered(self) -> bool:
+        """Whether the coordinator has said anything: until then an end of the connection proves nothing."""
+        return self._answered.done() and not self._answered.cancelled() and self._answered.result()
 
-    async def joined(self, stop: asyncio.Future[tuple[int, str]]) -> peers.Joined:
-        """Return what the coordinator answers. Raises `LostError`, and `EndedError` if the job is over or refuses us."""
-        waited: set[asyncio.Future[Any]] = {self._joined, self._end, stop}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if self._joined.done():
-            return self._joined.result()
-        raise EndedError(self._end.result() if self._end.done() else peers.End(*stop.result()))
+    async def answered(self) -> bool:
+        """Return whether the coordinator says anything, once it has, or once the connection has ended."""
+        return await self._answered
 
-    async def follow(self, node: Node, stop: asyncio.Future[tuple[int, str]]) -> peers.End:
-        """Obey until the job is over. Raises `LostError` once this node is none of it any more."""
-        self._node = node
+    def begin(self, on_message: Callable[[peers.Message], None], on_lost: Callable[[str, bool], None]) -> None:
+        """Have what is and was said heard; `on_lost` as of a `Link`."""
+        self._on_message, self._on_lost = on_message, on_lost
         early, self._early = self._early, []
         for message in early:
-            self._obey(node, message)
-        waited: set[asyncio.Future[Any]] = {self._end, stop}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        return self._end.result() if self._end.done() else peers.End(*stop.result())
+            on_message(message)
+        if not self._link.open:
+            on_lost("its connection was closed", True)
 
     def close(self) -> None:
         """Hang up."""
         self._link.close()
-        for future in (self._joined, self._end):
-            if future.done() and not future.cancelled():
-                future.exception()  # looked at, so that nobody warns of it
-            future.cancel()
+        if not self._answered.done():
+            self._answered.set_result(False)
+        if self._taken.done() and not self._taken.cancelled():
+            self._taken.exception()  # looked at, so that nobody warns of it
+        self._taken.cancel()
+
+    def send(self, message: peers.ToHead) -> None:
+        """Say something."""
+        self._link.send(message)
 
     def fact(self, event: Event) -> None:
         """Pass on what has happened here."""
@@ -74,48 +97,29 @@ class Follower:
         """Pass on what other nodes hold of a rank of ours."""
         self._link.send(told)
 
-    def _beat(self) -> peers.Beat:
-        return peers.Beat() if self._node is None else self._node.beat()
-
     def _heard(self, message: peers.Message) -> None:
+        if not self._answered.done():
+            self._answered.set_result(True)
+        if self._on_message is not None:
+            self._on_message(message)
+            return
+        self._early.append(message)
+        if self._taken.done():
+            return
         match message:
             case peers.Joined():
-                if not self._joined.done():
-                    self._joined.set_result(message)
+                self._joined = message
+            case peers.Agents() if self._joined is not None:
+                self._taken.set_result((self._joined, message))
             case peers.End():
-                if not self._end.done():
-                    self._end.set_result(message)
+                self._taken.set_exception(EndedError(message))
             case peers.Evict(reason):
-                self._link.close()
-                self._lose(f"the coordinator takes this node for lost: {reason}")
-            case _ if self._node is None:
-                self._early.append(message)
+                self._taken.set_exception(LostError(reason))
             case _:
-                self._obey(self._node, message)
+                pass
 
-    def _obey(self, node: Node, message: peers.Message) -> None:
-        match message:
-            case peers.World():
-                node.set_world(message)
-            case peers.Order(effect, capture_interval, source):
-                node.perform(decode_effect(effect), capture_interval, source)
-            case peers.Buddies():
-                node.set_buddies(message)
-            case peers.Committed():
-                node.committed(message)
-            case _:
-                raise ProtocolError(f"a coordinator does not say {type(message).__name__}")
-
-    def _lose(self, why: str) -> None:
-        if self._node is not None:
-            self._node.end_workers()  # before all else: their ranks are, or will be, somebody else's
-        if not self._end.done():
-            self._end.set_exception(LostError(why))
-
-
-class EndedError(Exception):
-    """The job is over, or does not take us in."""
-
-    def __init__(self, end: peers.End) -> None:
-        super().__init__(end.reason)
-        self.end = end
+    def _lost(self, why: str, closed: bool) -> None:
+        if self._on_lost is not None:
+            self._on_lost(why, closed)
+        elif not self._taken.done():
+            self._taken.set_exception(LostError(f"the coordinator is out of reach: {why}"))

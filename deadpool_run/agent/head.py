@@ -3,14 +3,15 @@
 On one machine all orders go to the one node by plain calls; on several, to each node by its connection.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any, assert_never
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+from deadpool_run.agent.assembly import Assembly
 from deadpool_run.agent.health import Health, sights_of
 from deadpool_run.agent.incident_line import incident_line
 from deadpool_run.agent.node import Node
 from deadpool_run.agent.nursery import Nursery
+from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Situation
 from deadpool_run.agent.report import status_object
 from deadpool_run.agent.run_record import RunRecord
@@ -19,16 +20,16 @@ from deadpool_run.agent.store import LOOPBACK, Store
 from deadpool_run.agent.tell import tell
 from deadpool_run.agent.tracking import Tracking
 from deadpool_run.coordinator.control import ControlServer
-from deadpool_run.coordinator.hub import Hub
 from deadpool_run.coordinator.journal import Journal
+from deadpool_run.coordinator.replica import Known
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
-from deadpool_run.core.events import CaptureSkipped, Event, JobSubmitted, Place, SnapshotCommitted
+from deadpool_run.core.events import CaptureSkipped, Event, SnapshotCommitted
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import State
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
-from deadpool_run.wire import peers
+from deadpool_run.wire import peers, typed
 from deadpool_run.wire.facts import encode
 
 JOURNAL_NAME = "journal.jsonl"
@@ -44,28 +45,29 @@ class Head:
         situation: Situation,
         *,
         nursery: Nursery,
-        log_dir: str | None,
-        place: Place,
+        output: Output,
         on_over: Callable[[int, str], None],
         on_lost: Callable[[str], None],
+        known: Known | None = None,
     ) -> None:
+        """Begin anew, or go on from what another coordinator is `known` to have decided."""
         self.node: Node
         """Our own machine's; set before `begin`."""
         self._spec = spec
         self._here = situation.node
-        self._place = place
         self._on_over = on_over
         self._over = False
         self._life = 0
         cluster = spec.cluster
         self._store = Store(nursery, on_lost, LOOPBACK if cluster is None else situation.address)
-        self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings)
+        self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
         self.control = ControlServer(spec.run_dir, spec.settings.world_size, self)
-        self._server = CoordinatorServer(spec.settings, self, self._journal, self._decided)
-        self.hub = None if cluster is None else Hub(self, cluster.node_timeout_s, situation.node)
+        self._server = CoordinatorServer(spec.settings, self, self._journal, self._decided, known)
         self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
+        self.assembly: Assembly | None = None
+        """The other nodes; None on one machine. Set before `begin`."""
         self._health: Health | None = None
-        self._record = RunRecord(spec, log_dir)
+        self._record = RunRecord(spec, None if output.root is None else str(output.root))
 
     @property
     def store(self) -> Store:
@@ -77,8 +79,13 @@ class Head:
         """To read, never to change."""
         return self._server.state
 
+    @property
+    def server(self) -> CoordinatorServer:
+        """The shell of the coordinator."""
+        return self._server
+
     async def begin(self) -> None:
-        """Open the control socket and submit the job."""
+        """Open the control socket, and look after ranks that hang."""
         self._health = Health(
             self._spec.hang_timeout_s,
             look=lambda: sights_of(self.state, self.node.vault.board),
@@ -87,7 +94,6 @@ class Head:
             say=tell,
         )
         await self.control.start()
-        self.submit(JobSubmitted(self._here, self._place))
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
@@ -113,40 +119,18 @@ class Head:
         if commits.protected and self._tracking.is_news_of_protection() and commits.committed is not None:
             self.submit(SnapshotCommitted(commits.committed, self.state.epoch))
 
-    def heard(self, node: NodeId, message: peers.ToHead) -> None:
-        """Take in what an agent says beside facts."""
-        match message:
-            case peers.Safe():
-                self.safe(message)
-            case peers.Beat(cells):
-                for rank, *words in cells:
-                    owner = self.state.seats[rank].node if 0 <= rank < len(self.state.seats) else None
-                    if owner == node:
-                        self.node.vault.board.mirror(rank, words)
-            case peers.Ask(number, request):
-                if self.hub is not None:
-                    self.hub.send(node, peers.Answer(number, dict(self.control.answer(request))))
-            case peers.Join() | peers.Fact():
-                pass  # the hub's own
-            case _:
-                assert_never(message)
+    def mirror(self, node: NodeId, cells: Iterable[tuple[int, ...]]) -> None:
+        """Show on our board what a node's workers say on theirs."""
+        for rank, *words in cells:
+            owner = self.state.seats[rank].node if 0 <= rank < len(self.state.seats) else None
+            if owner == node:
+                self.node.vault.board.mirror(rank, words)
 
-    # --- nodes ----------------------------------------------------------------------------------------------------
-
-    def refusal(self, join: peers.Join) -> str:
-        """Return why a node cannot be taken in; empty if it can."""
-        if join.nproc_per_node != self._spec.nproc_per_node:
-            return (
-                f"node {join.place.name} was started with --nproc-per-node {join.nproc_per_node}, and the job has "
-                f"{self._spec.nproc_per_node} for each node: give all of them the same"
-            )
-        return ""
-
-    def welcome(self, node: NodeId) -> tuple[peers.Message, ...]:
+    def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
         """Return what a node that joins is told first."""
         begin = do.BeginGeneration(self.state.generation)
-        joined = peers.Joined(node, self._spec.run_id, self._spec.run_dir.name, asdict(self._spec.settings))
-        return joined, self._world(), peers.Order(encode(begin), self.state.capture_interval)
+        joined = peers.Joined(node, self._spec.run_id, self._spec.run_dir.name, typed.plain(self._spec.settings))
+        return joined, self.world(), peers.Order(encode(begin), self.state.capture_interval)
 
     # --- orders ---------------------------------------------------------------------------------------------------
 
@@ -190,8 +174,8 @@ class Head:
             return  # its loss is told next, and with it comes another order
         if node == self._here:
             self.node.perform(effect, self.state.capture_interval, peer)
-        elif self.hub is not None:
-            self.hub.send(node, peers.Order(encode(effect), self.state.capture_interval, peer))
+        elif self.assembly is not None:
+            self.assembly.send(node, peers.Order(encode(effect), self.state.capture_interval, peer))
 
     def _to_all(self, effect: Effect) -> None:
         for node in self.state.nodes:
@@ -203,16 +187,22 @@ class Head:
 
     # --- what every node knows ------------------------------------------------------------------------------------
 
-    def _world(self) -> peers.World:
+    def world(self) -> peers.World:
+        """Return what every assignment depends on."""
         return peers.World(self.state.generation, self._life, self._store.host, self._store.port)
+
+    def go_on(self) -> None:
+        """Take over what our own node knows of the world; only the store is another one."""
+        self._life = self.node.life
+        self.node.set_world(self.world())
 
     def _new_life(self, rollback: Version | None) -> None:
         """Begin to count anew what is safe: what was reported before is of a life that did not happen."""
         self._life = self.state.epoch
-        world = self._world()
+        world = self.world()
         self.node.set_world(world)
-        if self.hub is not None:
-            self.hub.broadcast(world)
+        if self.assembly is not None:
+            self.assembly.broadcast(world)
         if self._tracking is not None:
             self._tracking.new_life(self._life, rollback)
             self._publish_committed()
@@ -221,8 +211,8 @@ class Head:
         assert self._tracking is not None
         if (told := self._tracking.committed_news(self._life)) is not None:
             self.node.committed(told)
-            if self.hub is not None:
-                self.hub.broadcast(told)
+            if self.assembly is not None:
+                self.assembly.broadcast(told)
 
     def _publish_buddies(self) -> None:
         """Tell those nodes for which something has changed. Not in a repair: what was left behind is still needed."""
@@ -231,8 +221,8 @@ class Head:
         for node, told in self._tracking.buddies_news(self.state, self._peer):
             if node == self._here:
                 self.node.set_buddies(told)
-            elif self.hub is not None:
-                self.hub.send(node, told)
+            elif self.assembly is not None:
+                self.assembly.send(node, told)
 
     # --- what there is to see -------------------------------------------------------------------------------------
 
@@ -247,18 +237,20 @@ class Head:
 
     def _decided(self) -> None:
         self._publish_buddies()
+        if self.assembly is not None:
+            self.assembly.decided()
         self.control.notify()
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    async def end(self, exit_code: int, reason: str) -> None:
+    async def end(self, message: peers.End | peers.Evict) -> None:
         """Decide nothing more, and tell everyone."""
         self._over = True
         if self._health is not None:
             self._health.close()
         self._server.close()
-        if self.hub is not None:
-            await self.hub.end(peers.End(exit_code, reason))
+        if self.assembly is not None:
+            await self.assembly.end(message)
         await self.control.close()
         self._store.close()
 

@@ -11,14 +11,15 @@ from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Performer, Situation
 from deadpool_run.agent.processes import Process
+from deadpool_run.agent.roll import Roll
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.workforce import Workforce
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
-from deadpool_run.core.events import Event, LoopFinished, ReplicasReported, TranscriptSealed
+from deadpool_run.core.events import Event, LoopFinished, NodeResynced, ReplicasReported, TranscriptSealed
 from deadpool_run.ids import Rank, Version, WorkerId
 from deadpool_run.vault.vault import Vault
-from deadpool_run.wire.peers import Beat, Buddies, Committed, Peer, Safe, World
+from deadpool_run.wire.peers import Buddies, Committed, Peer, Safe, World
 
 
 class Above(Protocol):
@@ -41,16 +42,16 @@ class Node:
         *,
         nursery: Nursery,
         output: Output,
-        vault: Vault,
         mark: dict[str, str],
         above: Above,
     ) -> None:
         self.above = above
-        self.vault = vault
+        vault = self.vault = Vault(spec.settings.world_size)
         self.copies: Copies | None = None
         self._situation = situation
         self._life = 0
         self._mine: set[Rank] = set()
+        self._roll = Roll()
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
         self._workforce = Workforce(nursery, self._submit, vault.captured, self._captured)
@@ -74,6 +75,7 @@ class Node:
 
     def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:
         """Carry out one order for this node."""
+        self._roll.ordered(effect)
         match effect:
             case do.ReportReplicas(node, rank, epoch):
                 held = () if self.copies is None else self.copies.versions(rank)
@@ -107,6 +109,11 @@ class Node:
         if told.life == self._life:
             self.vault.board.tell(Version(told.version) if told.version >= 0 else None, told.abandoned)
 
+    @property
+    def life(self) -> int:
+        """The life of the world that the node knows of."""
+        return self._life
+
     # --- what is to be seen -------------------------------------------------------------------------------------
 
     def pid(self, worker: WorkerId) -> int | None:
@@ -117,10 +124,13 @@ class Node:
         """Every worker process that has not been reaped."""
         return self._workforce.processes()
 
-    def beat(self) -> Beat:
-        """Return what the node's workers say on its board."""
-        ranks = self._workforce.ranks()
-        return Beat(tuple((rank, *self.vault.board.cells[rank].words()) for rank in ranks))
+    def cells(self) -> tuple[tuple[int, ...], ...]:
+        """Return what the node's workers say on its board: the rank, then a cell's words."""
+        return tuple((rank, *self.vault.board.cells[rank].words()) for rank in self._workforce.ranks())
+
+    def resynced(self) -> NodeResynced:
+        """Return what a coordinator that comes to be asks first."""
+        return self._roll.call(self._situation.node)
 
     # --- the end ------------------------------------------------------------------------------------------------
 
@@ -153,6 +163,7 @@ class Node:
 
     def _submit(self, event: Event) -> None:
         """Pass a fact on; that a rank is through only once its last snapshot is safe from the loss of this node."""
+        self._roll.told(event)
         if self.copies is not None and isinstance(event, TranscriptSealed | LoopFinished):
             rank = self._workforce.rank(event.worker)
             if rank is not None and isinstance(event, TranscriptSealed):

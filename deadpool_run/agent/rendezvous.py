@@ -47,8 +47,10 @@ class Over:
     reason: str
 
 
-async def find(cluster: Cluster, stop: asyncio.Future[tuple[int, str]], *, may_found: bool) -> Founder | Found | Over:
-    """Return what there is. Who `may_found` waits for as long as it takes; who was in the job before, while it runs.
+async def find(
+    cluster: Cluster, stop: asyncio.Future[tuple[int, str]], *, may_found: bool, timeout_s: float
+) -> Founder | Found | Over:
+    """Return what there is. Who was in the job before does not found another, and waits while somebody may lead it.
 
     Raises `UsageError` if the tokens are not the same, or no endpoint can be looked up.
     """
@@ -70,6 +72,8 @@ async def find(cluster: Cluster, stop: asyncio.Future[tuple[int, str]], *, may_f
         refusals = refusals + 1 if error is not None and error.errno == errno.ECONNREFUSED else 0
         if not may_found and refusals >= _REFUSALS:
             return Over(1, "nobody leads the job any more: it has ended, or its coordinator's node is lost")
+        if time.monotonic() - began > timeout_s:
+            return Over(1, f"nobody at {_names(cluster)} has taken this node in within {timeout_s:g} s ({error})")
         if not told and time.monotonic() - began > _SAY_AFTER_S:
             told = True
             tell(f"waiting for the job's first node at {_names(cluster)} ({error})")
@@ -77,6 +81,14 @@ async def find(cluster: Cluster, stop: asyncio.Future[tuple[int, str]], *, may_f
         if done:
             return Over(*stop.result())
         pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def dial_member(address: str, port: int, token: bytes) -> socket.socket:
+    """Return a connection to a coordinator that has our token. Blocking; raises OSError."""
+    try:
+        return handshake.dial(address, port, Role.MEMBER, token)
+    except RefusedError as error:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
 
 
 def dial_vault(address: str, port: int, token: bytes) -> socket.socket:

@@ -1,11 +1,15 @@
-"""The coordinator's side of its connections with the agents of other nodes: who joins, who is lost, and what each is told."""
+"""The coordinator's side of its connections with the agents of other nodes: who joins, whose process ends, and what each is told.
+
+That a node is silent is not found here: it is told by who judges all nodes together.
+"""
 
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 from deadpool_run.coordinator.link import Link
-from deadpool_run.core.events import Event, NodeJoined, NodeLost
+from deadpool_run.core.events import Event
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
@@ -18,17 +22,23 @@ _FLUSH_S = 2.0
 class Owner(Protocol):
     """What the hub needs of the coordinator's agent."""
 
-    def refusal(self, join: peers.Join) -> str:
+    def refusal(self, join: peers.Join | peers.Rejoin) -> str:
         """Return why the node cannot be taken in; empty if it can."""
 
-    def welcome(self, node: NodeId) -> tuple[peers.Message, ...]:
-        """Return what a node that joins is told first, `Joined` before all."""
+    def joined(self, node: NodeId, join: peers.Join) -> None:
+        """Take a new node in; it can be spoken to."""
+
+    def rejoined(self, rejoin: peers.Rejoin) -> None:
+        """Go on with a node that the last coordinator took in; it can be spoken to."""
 
     def heard(self, node: NodeId, message: peers.ToHead) -> None:
         """Take in what an agent says beside facts."""
 
     def submit(self, event: Event) -> None:
         """Take in a fact."""
+
+    def hung_up(self, node: NodeId) -> None:
+        """Note that an agent's process has ended."""
 
 
 @dataclass(slots=True)
@@ -40,11 +50,10 @@ class _Connection:
 class Hub:
     """Every other agent by its node. Used in the running loop."""
 
-    def __init__(self, owner: Owner, timeout_s: float, taken: NodeId) -> None:
-        """Serve nobody yet. A node that is silent for `timeout_s` is lost; `taken` is our own node's id."""
+    def __init__(self, owner: Owner, taken: set[NodeId]) -> None:
+        """Serve nobody yet. `taken` are ids that nodes have had."""
         self._owner = owner
-        self._timeout_s = timeout_s
-        self._names = {taken}
+        self._names = taken
         self._by_number: dict[int, _Connection] = {}
         self._by_node: dict[NodeId, _Connection] = {}
         self._next = 0
@@ -52,17 +61,21 @@ class Hub:
 
     def accept(self, sock: socket.socket) -> None:
         """Serve an authenticated connection."""
+        if self._closed:
+            sock.close()
+            return
         number = self._next
         self._next += 1
         link = Link(
             sock,
-            timeout_s=self._timeout_s,
-            on_message=lambda message: self._heard(number, message),
-            on_lost=lambda why, _: self._lost(number, why),
+            lambda message: self._heard(number, message),
+            lambda _, closed: self._lost(number, closed=closed),
         )
         self._by_number[number] = _Connection(link)
-        if self._closed:
-            link.close()
+
+    def nodes(self) -> Collection[NodeId]:
+        """Return who is connected."""
+        return self._by_node.keys()
 
     def send(self, node: NodeId, message: peers.ToNode) -> None:
         """Say something to a node; nothing happens if it is lost."""
@@ -75,13 +88,13 @@ class Hub:
             connection.link.send(message)
 
     def evict(self, node: NodeId, reason: str) -> None:
-        """Hang up on a node; its agent ends its workers."""
-        if found := self._by_node.get(node):
+        """Hang up on a node, and tell it so first: its agent ends its workers."""
+        if found := self._by_node.pop(node, None):
             found.link.send(peers.Evict(reason))
-            self._drop(found, reason)
+            self._forget(found)
 
-    async def end(self, message: peers.End) -> None:
-        """Tell every agent that the job is over, and hang up."""
+    async def end(self, message: peers.End | peers.Evict) -> None:
+        """Tell every agent that the job, or this coordinator's part in it, is over, and hang up."""
         self._closed = True
         self.broadcast(message)
         for connection in list(self._by_number.values()):
@@ -93,8 +106,8 @@ class Hub:
     def _heard(self, number: int, message: peers.Message) -> None:
         connection = self._by_number[number]
         if connection.node is None:
-            if isinstance(message, peers.Join):
-                self._join(connection, message)
+            if isinstance(message, peers.Join | peers.Rejoin):
+                self._take_in(connection, message)
             else:
                 raise ProtocolError(f"its first word is {type(message).__name__}")
         elif isinstance(message, peers.Fact):
@@ -104,15 +117,19 @@ class Hub:
         else:
             raise ProtocolError(f"a node does not say {type(message).__name__}")
 
-    def _join(self, connection: _Connection, join: peers.Join) -> None:
+    def _take_in(self, connection: _Connection, join: peers.Join | peers.Rejoin) -> None:
         if refusal := self._owner.refusal(join):
-            connection.link.send(peers.End(1, refusal))
+            refused = peers.End(1, refusal) if isinstance(join, peers.Join) else peers.Evict(refusal)
+            connection.link.send(refused)
             return
-        node = connection.node = self._new_name(join.place.name)
-        self._by_node[node] = connection
-        for message in self._owner.welcome(node):
-            connection.link.send(message)
-        self._owner.submit(NodeJoined(node, join.place))
+        if isinstance(join, peers.Rejoin):
+            connection.node = join.node
+            self._by_node[join.node] = connection
+            self._owner.rejoined(join)
+        else:
+            connection.node = self._new_name(join.place.name)
+            self._by_node[connection.node] = connection
+            self._owner.joined(connection.node, join)
 
     def _new_name(self, name: str) -> NodeId:
         """Return an id that no life of any node has had."""
@@ -123,13 +140,14 @@ class Hub:
         self._names.add(node)
         return node
 
-    def _lost(self, number: int, why: str) -> None:
+    def _lost(self, number: int, *, closed: bool) -> None:
         if connection := self._by_number.get(number):
-            self._drop(connection, why)
+            self._forget(connection)
+            if connection.node is not None and self._by_node.get(connection.node) is connection:
+                del self._by_node[connection.node]
+                if closed:
+                    self._owner.hung_up(connection.node)
 
-    def _drop(self, connection: _Connection, why: str) -> None:
-        connection.link.close()
+    def _forget(self, connection: _Connection) -> None:
+        connection.link.close_when_flushed()
         self._by_number = {number: other for number, other in self._by_number.items() if other is not connection}
-        if connection.node is not None:
-            self._by_node.pop(connection.node, None)
-            self._owner.submit(NodeLost(connection.node, why))

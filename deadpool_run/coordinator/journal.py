@@ -6,7 +6,7 @@ The first line names the format and holds the settings. A failure in the field b
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from deadpool_run.core.events import Event
 from deadpool_run.core.membership import State
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import ProtocolError
+from deadpool_run.wire import typed
 from deadpool_run.wire.facts import decode_effect, decode_event, encode
 
 FORMAT = 1
@@ -58,11 +59,12 @@ class Journal:
     says why.
     """
 
-    def __init__(self, path: Path, settings: Settings) -> None:
-        """Create the file. Raises OSError (FileExistsError if there is one already)."""
+    def __init__(self, path: Path, settings: Settings, state: State | None = None) -> None:
+        """Create the file. Raises OSError (FileExistsError if there is one already). `state` is what it begins with."""
         self.failure: OSError | None = None
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._append({"format": FORMAT, "settings": asdict(settings)})
+        begins = None if state is None else typed.plain(state)
+        self._append({"format": FORMAT, "settings": typed.plain(settings), "state": begins})
 
     def append(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
         """Append one line."""
@@ -89,8 +91,7 @@ def replay(path: Path) -> Replay:
     torn = bool(lines.pop())
     if not lines:
         raise ProtocolError(f"{path} is not a journal: it has no complete line")
-    settings = _settings(lines[0])
-    state = coordinator.new_state(settings)
+    settings, state = _header(lines[0])
     divergences = []
     for number, entry in _entries(lines):
         state, effects = coordinator.step(settings, state, entry.event, entry.now)
@@ -99,12 +100,14 @@ def replay(path: Path) -> Replay:
     return Replay(settings, state, len(lines) - 1, tuple(divergences), torn)
 
 
-def _settings(line: bytes) -> Settings:
+def _header(line: bytes) -> tuple[Settings, State]:
     try:
         header = json.loads(line)
         if header["format"] != FORMAT:
             raise ProtocolError(f"a journal of format {header['format']}; this version reads format {FORMAT}")
-        return Settings(**header["settings"])
+        settings = Settings(**header["settings"])
+        begins = header.get("state")
+        return settings, coordinator.new_state(settings) if begins is None else typed.build(State, begins)
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(f"the first line is not that of a journal: {line[:80]!r}") from error
 

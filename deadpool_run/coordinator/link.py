@@ -17,6 +17,7 @@ from deadpool_run.wire.peers import MAX_FRAME_BYTES, Message, decode, encode
 _READ_BYTES = 256 << 10
 MAX_UNSENT_BYTES = 64 << 20
 """A peer that lets this much wait for it is as good as silent."""
+_LINGER_S = 5.0
 
 
 class Link:
@@ -38,6 +39,7 @@ class Link:
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._flushed: asyncio.Event | None = None
+        self._closing = False
         self._loop.add_reader(sock, self._read)
 
     @property
@@ -62,6 +64,17 @@ class Link:
             self._flushed = asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._flushed.wait(), timeout_s)
+
+    def close_when_flushed(self) -> None:
+        """Say what is left to say and hang up; nothing is heard any more. What the other side never takes is dropped in the end."""
+        if not self.open:
+            return
+        self._loop.remove_reader(self._sock)
+        if not self._unsent:
+            self.close()
+            return
+        self._closing = True
+        self._loop.call_later(_LINGER_S, self.close)
 
     def close(self) -> None:
         """Hang up; `on_lost` is not called."""
@@ -112,6 +125,8 @@ class Link:
         self._loop.remove_writer(self._sock)
         if self._flushed is not None:
             self._flushed.set()
+        if self._closing:
+            self.close()
 
     def _lose(self, why: str, *, closed: bool) -> None:
         if self.open:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from deadpool_run.coordinator.journal import Journal
+from deadpool_run.coordinator.replica import Known
 from deadpool_run.core import coordinator
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, TimeAdvanced
@@ -23,18 +24,29 @@ class Performer(Protocol):
 class CoordinatorServer:
     """Decides one event at a time, in the order of arrival, and has the decision carried out before the next.
 
-    `now` is the running loop's clock: seconds, monotonic, of this machine.
+    Time is the running loop's clock, set forward where another machine's coordinator was ahead of it.
     """
 
     def __init__(
-        self, settings: Settings, performer: Performer, journal: Journal, on_decided: Callable[[], None]
+        self,
+        settings: Settings,
+        performer: Performer,
+        journal: Journal,
+        on_decided: Callable[[], None],
+        known: Known | None = None,
     ) -> None:
+        """Begin anew, or go on from what another coordinator is known to have decided."""
         self._settings = settings
         self._performer = performer
         self._journal = journal
         self._on_decided = on_decided
         self._loop = asyncio.get_running_loop()
-        self._state = coordinator.new_state(settings)
+        self._state = coordinator.new_state(settings) if known is None else known.state
+        self._ahead_s = 0.0 if known is None else max(0.0, known.now - self._loop.time())
+        self.entries = 0 if known is None else known.index.entries
+        """Facts that led to the state."""
+        self.on_entry: Callable[[float, Event], None] | None = None
+        """Told each fact and when it was decided on, before anything is done about it."""
         self._events: deque[Event] = deque()
         self._deciding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -43,6 +55,10 @@ class CoordinatorServer:
     def state(self) -> State:
         """To read, never to change."""
         return self._state
+
+    def now(self) -> float:
+        """Return the time that decisions are made at: seconds, monotonic, also over a move from another machine."""
+        return self._loop.time() + self._ahead_s
 
     def submit(self, event: Event) -> None:
         """Take a fact in. Performing an order may submit another: it waits for its turn."""
@@ -64,9 +80,12 @@ class CoordinatorServer:
             self._timer.cancel()
 
     def _decide(self, event: Event) -> None:
-        now = self._loop.time()
+        now = self.now()
         self._state, effects = coordinator.step(self._settings, self._state, event, now)
         self._journal.append(now, event, effects)
+        self.entries += 1
+        if self.on_entry is not None:
+            self.on_entry(now, event)
         for effect in effects:
             self._performer.perform(effect)
 
@@ -75,4 +94,5 @@ class CoordinatorServer:
         if self._timer is not None:
             self._timer.cancel()
         deadline = coordinator.next_deadline(self._settings, self._state)
-        self._timer = None if deadline is None else self._loop.call_at(deadline, self.submit, TimeAdvanced())
+        at = None if deadline is None else deadline - self._ahead_s
+        self._timer = None if at is None else self._loop.call_at(at, self.submit, TimeAdvanced())

@@ -10,10 +10,11 @@ from deadpool_run.errors import DeadpoolError, ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import fields, segments, stream
 from deadpool_run.vault.board import BUSY, EMPTY
-from deadpool_run.vault.outbound import Dial, Peer
+from deadpool_run.vault.outbound import Dial
 from deadpool_run.vault.replicas import TRANSCRIPT, Memory
 from deadpool_run.vault.sources import Shared, is_sound
 from deadpool_run.vault.stream import Outcome
+from deadpool_run.wire.peers import Peer
 
 
 class Errand:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.wire.peers import Peer
+from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import fields, stream
 from deadpool_run.vault.fields import Identity
 from deadpool_run.vault.replicas import TRANSCRIPT
 from deadpool_run.vault.sources import Shared, Source, open_held, open_transcript
 from deadpool_run.vault.vault import Held, Vault
+from deadpool_run.wire.peers import Peer
 
 _LOG = logging.getLogger("deadpool_run")
 _RETRY_S = (0.05, 1.0)

@@ -17,11 +17,12 @@ from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault import fetching
 from deadpool_run.vault.fetching import Errand
 from deadpool_run.vault.inbound import Served
-from deadpool_run.vault.outbound import Dial, Home, Link, Peer
+from deadpool_run.vault.outbound import Dial, Home, Link
 from deadpool_run.vault.replicas import Memory, Replicas
 from deadpool_run.vault.sources import Life, Shared
 from deadpool_run.vault.stream import Bucket, Meter
 from deadpool_run.vault.vault import Vault
+from deadpool_run.wire.peers import Peer
 
 __all__ = ["OnSafe", "Peer", "Replicator"]
 

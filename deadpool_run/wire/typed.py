@@ -35,7 +35,8 @@ def plain(value: Any) -> Any:
 
 
 def _fields(thing: Any) -> dict[str, Any]:
-    return {name: plain(getattr(thing, name)) for name in _names(type(thing))}
+    kind: Any = type(thing)
+    return {name: plain(getattr(thing, name)) for name in _names(kind)}
 
 
 @cache
@@ -66,20 +67,22 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any) -> Any:
+    origin, arms = get_origin(hint), get_args(hint)
     if hint is Any:
-        return value
-    if isinstance(hint, NewType):
-        return _value(hint.__supertype__, value)
-    origin = get_origin(hint)
-    if origin in (UnionType, Union):
-        return None if value is None else _value(next(arm for arm in get_args(hint) if arm is not NoneType), value)
-    if origin is tuple:
-        return _tuple(get_args(hint), value)
-    if origin is frozenset:
-        return frozenset(_tuple((get_args(hint)[0], ...), value))
-    if origin in (dict, Mapping):
-        return _mapping(*get_args(hint), value)
-    return _single(hint, value)
+        result = value
+    elif isinstance(hint, NewType):
+        result = _value(hint.__supertype__, value)
+    elif origin in (UnionType, Union):
+        result = None if value is None else _value(next(arm for arm in arms if arm is not NoneType), value)
+    elif origin is tuple:
+        result = _tuple(arms, value)
+    elif origin is frozenset:
+        result = frozenset(_tuple((arms[0], ...), value))
+    elif origin in (dict, Mapping):
+        result = _mapping(arms[0], arms[1], value)
+    else:
+        result = _single(hint, value)
+    return result
 
 
 def _mapping(key_hint: Any, hint: Any, value: Any) -> dict[Any, Any]:

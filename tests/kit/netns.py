@@ -48,6 +48,17 @@ class Hosts:
         """Drop every packet from and to the host; nobody is told."""
         _ip("-n", self.hub, "link", "set", f"p{host}", "nomaster")
 
+    def mend(self, host):
+        """Undo `cut`."""
+        _ip("-n", self.hub, "link", "set", f"p{host}", "master", "bridge")
+
+    def part(self, hosts):
+        """Have these hosts reach only each other, and the others only each other; nobody is told."""
+        _ip("-n", self.hub, "link", "add", "other", "type", "bridge")
+        _ip("-n", self.hub, "link", "set", "other", "up")
+        for host in hosts:
+            _ip("-n", self.hub, "link", "set", f"p{host}", "master", "other")
+
     def close(self):
         """Remove them."""
         for name in (*self.names, self.hub):

@@ -1,6 +1,24 @@
 """A job over four hosts, one of them in reserve, loses one, in every way in which hosts are lost."""
 
+import signal
+
+import pytest
+
 STEPS = 30
+
+
+def begun(fleet, layout="ddp", *, version=5, **options):
+    """Start a job and wait until every rank is well on its way; return it, and which ranks each host holds."""
+    job = fleet("--layout", layout, "--steps", str(STEPS), **options)
+    ranks = 2 * (4 - int(options.get("spares", "1")))
+    for rank in range(ranks):
+        job.wait_state(rank, version)
+    homes = {rank: job.host_of(rank) for rank in range(ranks)}
+    return job, {host: [rank for rank in homes if homes[rank] == host] for host in range(4)}
+
+
+def others(*hosts):
+    return [host for host in range(4) if host not in hosts]
 
 
 def test_an_unfailed_job_over_several_hosts_is_that_of_one(fleet, reference):
@@ -8,10 +26,55 @@ def test_an_unfailed_job_over_several_hosts_is_that_of_one(fleet, reference):
     job.check_repaired(reference("ddp", STEPS), [], [0, 1, 2, 3])
 
 
-def test_a_host_that_loses_its_power(fleet, reference):
-    job = fleet("--layout", "ddp", "--steps", str(STEPS))
-    job.wait_state(2, 5)
-    lost = job.host_of(2)
-    ranks = [rank for rank in range(6) if job.host_of(rank) == lost]
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+@pytest.mark.parametrize("whose", ["the coordinator's", "another"])
+def test_a_host_that_loses_its_power(fleet, reference, whose, layout):
+    job, ranks = begun(fleet, layout)
+    lost = 0 if whose == "the coordinator's" else next(host for host in (2, 1, 3) if ranks[host])
     job.power_off(lost)
-    job.check_repaired(reference("ddp", STEPS), ranks, [host for host in range(4) if host != lost])
+    job.check_repaired(reference(layout, STEPS), ranks[lost], others(lost))
+
+
+@pytest.mark.parametrize("layout", ["hsdp", "tp", "pp"])
+def test_a_host_of_two_in_layouts_of_four_ranks(fleet, reference, layout):
+    job, ranks = begun(fleet, layout, spares="2")
+    lost = next(host for host in (2, 1, 3) if ranks[host])
+    job.power_off(lost)
+    job.check_repaired(reference(layout, STEPS, 4), ranks[lost], others(lost))
+
+
+@pytest.mark.parametrize("whose", ["the coordinator's", "another"])
+def test_a_host_whose_link_goes_down(fleet, net, reference, whose):
+    job, ranks = begun(fleet)
+    lost = 0 if whose == "the coordinator's" else next(host for host in (2, 1, 3) if ranks[host])
+    net.cut(lost)
+    job.check_repaired(reference("ddp", STEPS), ranks[lost], others(lost))
+    job.wait_output(lost, "this node's workers are ended")
+
+
+@pytest.mark.parametrize("whose", ["the coordinator's", "another"])
+def test_a_host_that_freezes_and_thaws_after_it_was_replaced(fleet, reference, whose):
+    job, ranks = begun(fleet)
+    lost = 0 if whose == "the coordinator's" else next(host for host in (2, 1, 3) if ranks[host])
+    job.agents[lost].everything(signal.SIGSTOP)
+    for rank in ranks[lost]:
+        job.wait_state(rank, 8, pid_not=job.account.pids(rank)[:1])
+    job.agents[lost].everything(signal.SIGCONT)
+    job.check_repaired(reference("ddp", STEPS), ranks[lost], others(lost))
+    job.wait_output(lost, "this node's workers are ended")
+
+
+def test_a_partition_of_three_and_one(fleet, net, reference):
+    job, ranks = begun(fleet)
+    lost = next(host for host in (2, 1, 3) if ranks[host])
+    net.part([lost])
+    job.check_repaired(reference("ddp", STEPS), ranks[lost], others(lost))
+
+
+def test_a_partition_of_two_and_two_stops_both_sides_and_says_why(fleet, net):
+    job, _ = begun(fleet, options=("--join-timeout", "5"))
+    net.part([2, 3])
+    codes = job.wait_exit([0, 1, 2, 3])
+    assert codes == [1, 1, 1, 1]
+    assert "which is no majority" in job.agents[0].output
+    assert all("no coordinator was heard of" in job.agents[host].output for host in (2, 3))

@@ -1,0 +1,139 @@
+"""The other nodes of a job that is led from here: told, heard, counted, and two of them kept ready to take over."""
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, assert_never
+
+from deadpool_run.agent.authority import Authority
+from deadpool_run.coordinator.hub import Hub
+from deadpool_run.core import electorate
+from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodeResynced
+from deadpool_run.errors import ProtocolError
+from deadpool_run.ids import NodeId
+from deadpool_run.wire import peers, typed
+from deadpool_run.wire.facts import decode_event, encode
+
+if TYPE_CHECKING:
+    from deadpool_run.agent.head import Head
+
+PULSES = 5
+"""Signs of life per time-out."""
+
+
+class Assembly:
+    """Every node but our own, in the running loop."""
+
+    def __init__(self, head: "Head", authority: Authority, nproc_per_node: int) -> None:
+        self._head = head
+        self._authority = authority
+        self._nproc_per_node = nproc_per_node
+        self._hub = Hub(self, {NodeId(name) for name in (*head.state.leaves, authority.agent.me) if name})
+        self._standbys: set[NodeId] = set()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        head.server.on_entry = self._log
+        self._pulse()
+
+    # --- speaking -------------------------------------------------------------------------------------------------
+
+    def send(self, node: NodeId, message: peers.ToNode) -> None:
+        """Say something to a node; nothing happens if it is lost."""
+        self._hub.send(node, message)
+
+    def broadcast(self, message: peers.ToNode) -> None:
+        """Say something to every node."""
+        self._hub.broadcast(message)
+
+    def lose(self, node: NodeId, reason: str) -> None:
+        """Hang up on a node, and tell the coordinator."""
+        self._hub.evict(node, reason)
+        self._standbys.discard(node)
+        self._head.submit(NodeLost(node, reason))
+
+    def decided(self) -> None:
+        """Bring those who are to take over up to date, if they are others than before."""
+        if self._head.state.move is not None:
+            return  # what is deferred is not told; there will be a decision when it is over
+        wanted = set(self._authority.agent.roster.standbys)
+        self._standbys &= wanted
+        for node in wanted - self._standbys:
+            self._standbys.add(node)
+            server, term = self._head.server, self._authority.agent.term
+            self.send(node, peers.LogState(term, server.entries, server.now(), typed.plain(server.state)))
+
+    async def end(self, message: peers.End | peers.Evict) -> None:
+        """Tell every agent, and hang up."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._hub.end(message)
+
+    def _pulse(self) -> None:
+        agent = self._authority.agent
+        self._timer = self._loop.call_later(agent.timeout_s / PULSES, self._pulse)
+        self.broadcast(peers.Pulse(agent.term, self._loop.time(), agent.roster.number))
+        if agent.term > 0:  # those that another coordinator had taken in may not know of this one
+            self._authority.claim(but=self._hub.nodes())
+
+    def _log(self, now: float, event: Event) -> None:
+        if self._standbys:
+            entry = peers.LogEntry(self._authority.agent.term, self._head.server.entries, now, encode(event))
+            for node in self._standbys:
+                self.send(node, entry)
+
+    # --- hearing: what the hub asks -------------------------------------------------------------------------------
+
+    def accept(self, sock: socket.socket) -> None:
+        """Serve an authenticated connection."""
+        self._hub.accept(sock)
+
+    def refusal(self, join: peers.Join | peers.Rejoin) -> str:
+        """Return why a node cannot be taken in; empty if it can."""
+        if isinstance(join, peers.Rejoin):
+            known = join.node in self._authority.agent.roster.agents
+            return "" if known else f"node {join.node} was lost before the coordinator moved"
+        if join.nproc_per_node != self._nproc_per_node:
+            return (
+                f"node {join.place.name} was started with --nproc-per-node {join.nproc_per_node}, and the job has "
+                f"{self._nproc_per_node} for each node: give all of them the same"
+            )
+        return ""
+
+    def joined(self, node: NodeId, join: peers.Join) -> None:
+        """Take a new node in."""
+        for message in self._head.welcome(node):
+            self.send(node, message)
+        self._authority.know(peers.Peer(node, join.place.address, join.place.port))
+        self._authority.hear(electorate.AgentJoined(node))
+        self._head.submit(NodeJoined(node, join.place))
+
+    def rejoined(self, rejoin: peers.Rejoin) -> None:
+        """Go on with a node that the last coordinator took in."""
+        found = decode_event(rejoin.found)
+        if not isinstance(found, NodeResynced) or found.node != rejoin.node:
+            raise ProtocolError(f"node {rejoin.node} does not say what it has")
+        self.send(rejoin.node, self._authority.roster())
+        self.send(rejoin.node, self._head.world())
+        self._head.submit(found)
+
+    def heard(self, node: NodeId, message: peers.ToHead) -> None:
+        """Take in what an agent says beside facts."""
+        match message:
+            case peers.Safe():
+                self._head.safe(message)
+            case peers.Beat(term, sent_at, roster):
+                self._authority.hear(electorate.HeardFromAgent(node, term, sent_at, roster))
+                self._head.mirror(node, message.cells)
+            case peers.Ask(number, request):
+                self.send(node, peers.Answer(number, dict(self._head.control.answer(request))))
+            case peers.Join() | peers.Rejoin() | peers.Fact():
+                pass  # the hub's own
+            case _:
+                assert_never(message)
+
+    def submit(self, event: Event) -> None:
+        """Take in a fact."""
+        self._head.submit(event)
+
+    def hung_up(self, node: NodeId) -> None:
+        """Note that an agent's process has ended."""
+        self._authority.hear(electorate.AgentEnded(node))

@@ -1,0 +1,277 @@
+"""One life of this node in a job that spans several: it follows a coordinator, or is it, and may come from the one to the other.
+
+Whoever decides, the node and its workers stay: what is above them is replaced.
+"""
+
+import asyncio
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+from deadpool_run.agent import rendezvous
+from deadpool_run.agent.assembly import Assembly
+from deadpool_run.agent.authority import Authority
+from deadpool_run.agent.follower import Follower, Limbo, LostError
+from deadpool_run.agent.head import Head
+from deadpool_run.agent.node import Node
+from deadpool_run.agent.nursery import Nursery
+from deadpool_run.agent.output import Output
+from deadpool_run.agent.performer import Situation
+from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.agent.tell import tell
+from deadpool_run.coordinator.replica import Replica
+from deadpool_run.core import election, electorate
+from deadpool_run.core.electorate import Role, Roster
+from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place
+from deadpool_run.errors import ProtocolError
+from deadpool_run.ids import NodeId
+from deadpool_run.vault.replication import Replicator
+from deadpool_run.wire import peers
+from deadpool_run.wire.auth import Role as Purpose
+from deadpool_run.wire.facts import decode_effect, encode
+from deadpool_run.wire.peers import Peer
+
+_AGAIN_S = 0.05
+
+
+class Membership:
+    """Made in the running loop; `over` is the end of the job, or `LostError` where it goes on without this node."""
+
+    def __init__(
+        self, spec: LaunchSpec, situation: Situation, *, nursery: Nursery, mark: dict[str, str], output: Output
+    ) -> None:
+        assert spec.cluster is not None
+        self._spec = spec
+        self._situation = situation
+        self._nursery = nursery
+        self._output = output
+        self._token = spec.cluster.token
+        self._timeout_s = spec.cluster.node_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[tuple[int, str]] = self._loop.create_future()
+        self.head: Head | None = None
+        self._follower: Follower | None = None
+        self._limbo = Limbo()
+        self._replica = Replica(spec.settings)
+        self._callers: list[socket.socket] = []  # members that came before we knew that we lead
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._authority: Authority
+        self.node = Node(spec, situation, nursery=nursery, output=output, mark=mark, above=self._limbo)
+        token = self._token
+        self._replicator = Replicator(
+            self.node.vault,
+            self._loop,
+            lambda address, port: rendezvous.dial_vault(address, port, token),
+            self.node.replicated,
+            spec.cluster.bandwidth,
+        )
+        self.node.copies = self._replicator
+
+    # --- how it begins --------------------------------------------------------------------------------------------
+
+    async def found(self, place: Place) -> None:
+        """Lead a new job."""
+        here = self._situation.node
+        agent = election.first_head(here, self._timeout_s, self._loop.time())
+        self._authority = Authority(agent, {here: Peer(here, place.address, place.port)}, self, self._token)
+        head = self._lead()
+        await head.begin()
+        head.submit(JobSubmitted(here, place))
+
+    def join(self, follower: Follower, told: peers.Agents) -> None:
+        """Follow the coordinator that has taken this node in."""
+        roster = Roster(told.number, told.head, tuple(peer.node for peer in told.agents))
+        agent = election.follower(self._situation.node, self._timeout_s, told.term, roster, self._loop.time())
+        addresses = {peer.node: peer for peer in told.agents}
+        self._authority = Authority(agent, addresses, self, self._token)
+        self._obey(follower)
+
+    def accept(self, purpose: Purpose, sock: socket.socket) -> None:
+        """Serve another agent's authenticated connection."""
+        if purpose is Purpose.VAULT:
+            self._replicator.serve(sock)
+        elif purpose is Purpose.VOTE:
+            self._authority.canvass.accept(sock)
+        elif self.head is not None and self.head.assembly is not None:
+            self.head.assembly.accept(sock)
+        elif self._authority.agent.role is Role.CANDIDATE:
+            self._callers.append(sock)
+        else:
+            sock.close()
+
+    def wish(self, event: Event) -> None:
+        """Pass on what a user wants."""
+        self.node.above.fact(event)
+
+    # --- leading: what the authority asks -------------------------------------------------------------------------
+
+    def take_over(self, term: int) -> None:
+        """Decide from now on: go on from what the last coordinator is known to have decided."""
+        known = self._replica.known
+        if known is None:
+            self.fence("this node is to lead the job, and was not told what had been decided")
+            return
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+        head = self._lead()
+        head.go_on()
+        head.submit(CoordinatorMoved(term, self._situation.node))
+        head.submit(self.node.resynced())
+        self._replicator.tell_all()
+        self._do(head.begin())
+        tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
+        callers, self._callers = self._callers, []
+        for sock in callers:
+            self.accept(Purpose.MEMBER, sock)
+
+    def share(self, agents: peers.Agents) -> None:
+        """Tell every node who counts now."""
+        if self.head is not None and self.head.assembly is not None:
+            self.head.assembly.broadcast(agents)
+
+    def lose_node(self, node: NodeId, reason: str) -> None:
+        """Tell the coordinator that a node is lost."""
+        if self.head is not None and self.head.assembly is not None:
+            self.head.assembly.lose(node, reason)
+
+    def _lead(self) -> Head:
+        head = self.head = Head(
+            self._spec,
+            self._situation,
+            nursery=self._nursery,
+            output=self._output,
+            on_over=self._over,
+            on_lost=self.fence,
+            known=self._replica.known,
+        )
+        head.node = self.node
+        head.assembly = Assembly(head, self._authority, self._spec.nproc_per_node)
+        self._above(head)
+        return head
+
+    # --- following ------------------------------------------------------------------------------------------------
+
+    def follow(self, head: Peer, term: int) -> None:
+        """Obey another coordinator from now on."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+        self.node.above = self._limbo
+        self._do(self._rejoin(head, term))
+
+    async def _rejoin(self, head: Peer, term: int) -> None:
+        """Connect to the coordinator of this term, unless a newer one comes first."""
+        while self._is_awaited(term):
+            try:
+                sock = await self._loop.run_in_executor(
+                    None, rendezvous.dial_member, head.address, head.port, self._token
+                )
+            except OSError:
+                await asyncio.wait({self.over}, timeout=_AGAIN_S)  # it is found out elsewhere whether it still lives
+                continue
+            if not self._is_awaited(term):
+                sock.close()
+                return
+            follower = Follower(sock, peers.Rejoin(self._situation.node, encode(self.node.resynced())))
+            self._obey(follower)
+            self._replicator.tell_all()
+            if await follower.answered():
+                return
+            if self._follower is follower:  # it did not lead yet, or any more: that says nothing of its life
+                self._follower = None
+
+    def _is_awaited(self, term: int) -> bool:
+        return not self.over.done() and self._authority.agent.term == term and self._follower is None
+
+    def _obey(self, follower: Follower) -> None:
+        self._follower = follower
+        self._above(follower)
+        follower.begin(lambda message: self._heard(follower, message), lambda _, closed: self._cut(follower, closed))
+
+    def _above(self, above: Follower | Head) -> None:
+        self.node.above = above
+        wishes, self._limbo.wishes = self._limbo.wishes, []
+        for wish in wishes:
+            above.fact(wish)
+
+    def _heard(self, follower: Follower, message: peers.Message) -> None:  # noqa: C901, PLR0912 - one case for each message
+        match message:
+            case _ if follower is not self._follower:
+                pass  # another coordinator is obeyed meanwhile
+            case peers.Pulse(term, sent_at, number):
+                agent = self._authority.agent
+                if number == agent.roster.number:
+                    self._authority.hear(electorate.HeardFromHead(term, agent.roster))
+                follower.send(peers.Beat(term, sent_at, number, cells=self.node.cells()))
+            case peers.Agents():
+                self._authority.hear_roster(message)
+            case peers.LogState():
+                self._replica.begin(message)
+                self._followed()
+            case peers.LogEntry():
+                self._replica.follow(message)
+                self._followed()
+            case peers.World():
+                self.node.set_world(message)
+            case peers.Order(effect, capture_interval, source):
+                self.node.perform(decode_effect(effect), capture_interval, source)
+            case peers.Buddies():
+                self.node.set_buddies(message)
+            case peers.Committed():
+                self.node.committed(message)
+            case peers.Evict(reason):
+                self.fence(f"the coordinator takes this node for lost: {reason}")
+            case peers.End(exit_code, reason):
+                self._over(exit_code, reason)
+            case peers.Joined():
+                pass  # taken in already
+            case _:
+                raise ProtocolError(f"a coordinator does not say {type(message).__name__}")
+
+    def _followed(self) -> None:
+        if self._replica.known is not None:
+            self._authority.hear(electorate.LogFollowed(self._replica.known.index))
+
+    def _cut(self, follower: Follower, closed: bool) -> None:
+        if follower is self._follower:
+            self.node.above = self._limbo
+        if follower is self._follower and follower.was_answered:
+            self._authority.hear(electorate.LinkBroken(closed))
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def fence(self, reason: str) -> None:
+        """End this node's workers before all else: others have their ranks, or will."""
+        self.node.end_workers()
+        if not self.over.done():
+            self.over.set_exception(LostError(reason))
+
+    async def end(self, exit_code: int, reason: str, *, fenced: bool) -> None:
+        """Decide and obey no more; the node is still to be closed."""
+        self._authority.close()
+        if self._follower is not None:
+            self._follower.close()
+        for sock in self._callers:
+            sock.close()
+        if self.head is not None:
+            await self.head.end(peers.Evict(reason) if fenced else peers.End(exit_code, reason))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.over.done() and not self.over.cancelled():
+            self.over.exception()  # looked at
+
+    def _over(self, exit_code: int, reason: str) -> None:
+        if not self.over.done():
+            self.over.set_result((exit_code, reason))
+
+    def _do(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.over.done():
+            self.over.set_exception(error)
