@@ -41,7 +41,7 @@ def test_what_is_committed(safe, committed, abandoned):
 
 def test_what_was_committed_stays_so_when_buddies_change():
     made = commits((0, 1), (0, 1))
-    made.safe(Rank(0), (), False, 1)
+    made.safe(Rank(0), (), True, 1)
     assert made.committed == 1
     assert not made.protected
     made.safe(Rank(0), (Version(1),), True, 1)
