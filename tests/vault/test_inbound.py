@@ -196,7 +196,7 @@ async def test_only_what_the_owner_holds_is_kept_in_three_memories():
             if version == 0:
                 await off(seal, owner)
         assert node.replicator.versions(Rank(0)) == (4, 5)
-        files = {os.stat(fd).st_ino for fd, of in processes.descriptors().items() if "deadpool-0-copy" in of}
+        files = {os.fstat(fd).st_ino for fd, of in processes.descriptors().items() if "deadpool-0-copy" in of}
         assert len(files) <= 3 + 1, "two, a spare, and the transcript"
 
 

@@ -59,6 +59,7 @@ class Node:
         self._changed = asyncio.Condition()
         self._pulses = set()
         self.listener = socket.create_server(("127.0.0.1", 0))
+        self.peer = Peer(NodeId(name), *self.listener.getsockname())
         self.replicator = Replicator(
             self.vault, asyncio.get_running_loop(), dial or connect, self._on_safe, bandwidth=bandwidth
         )
@@ -66,10 +67,6 @@ class Node:
         self._thread = threading.Thread(target=self._accept)
         self._thread.start()
         self._open = True
-
-    @property
-    def peer(self):
-        return Peer(NodeId(self.name), *self.listener.getsockname())
 
     def capture(self, rank, version, token=0, *, slot=None, body=None, announce=True):
         """Have the rank's worker capture a version."""
@@ -122,6 +119,10 @@ class Node:
     async def until_safe(self, rank, *versions, transcript=True, life=0):
         await self.until(lambda: self.told.get(rank) == (versions, transcript, life))
 
+    async def until_serving(self):
+        async with self._changed:
+            await asyncio.wait_for(self._changed.wait_for(lambda: self.replicator._served), LIMIT_S)
+
     async def seat(self, rank, source=None):
         return await self._asked(lambda done: self.replicator.seat(Rank(rank), source, done))
 
@@ -135,6 +136,13 @@ class Node:
 
     def _on_safe(self, rank, versions, transcript, life):
         self.told[rank] = (versions, transcript, life)
+        self._tick()
+
+    def _serve(self, sock):
+        self.replicator.serve(sock)
+        self._tick()
+
+    def _tick(self):
         pulse = self.loop.create_task(self._pulse())
         self._pulses.add(pulse)
         pulse.add_done_callback(self._pulses.discard)
@@ -147,7 +155,7 @@ class Node:
         with contextlib.suppress(OSError):  # it was shut down
             while True:
                 sock, _ = self.listener.accept()
-                self.loop.call_soon_threadsafe(self.replicator.serve, sock)
+                self.loop.call_soon_threadsafe(self._serve, sock)
 
     async def close(self):
         if self._open:
