@@ -1,5 +1,6 @@
 """What a vault takes and gives, asked by a peer that the test plays; and what it is not talked into."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -263,6 +264,29 @@ async def test_a_newer_life_may_be_heard_of_from_its_owner_first():
 
 
 @in_loop
+async def test_a_version_that_was_made_again_is_another_content():
+    """The owner knows of the roll-back, and this node does not yet."""
+    async with pair() as (node, owner):
+        owner.write(5)
+        await off(owner.put_all, 5)
+        await off(seal, owner)
+        five = [5, owner.token.hex()]
+        owner.write(6)
+        await off(lambda: owner.put_all(6, held=[five, [6, owner.token.hex()]]))
+        first = owner.token.hex()
+        owner.write(6, token=1)
+        held = [five, [6, owner.token.hex()]]
+        assert owner.token.hex() != first
+        answer = await off(lambda: owner.ask(**(owner.offer(5, 1, held) | {"token": five[1]})))
+        assert answer["held"] == [five], "the 6 that is here is not the owner's"
+        assert node.replicator.versions(Rank(0)) == (5,)
+        await off(lambda: owner.put_all(6, life=1, held=held))
+        owner.write(6, token=2)
+        assert (await off(lambda: owner.put_all(6, life=1)))["held"] == [[6, owner.token.hex()]]
+        assert node.copy_of(0, 6) == content(0, 6, 2)
+
+
+@in_loop
 async def test_a_generation_forgets_everything_before_it():
     async with pair() as (node, owner):
         owner.write(5)
@@ -278,7 +302,8 @@ async def test_who_asks_too_early_is_answered_when_this_node_knows_as_much():
     async with pair() as (node, owner):
         owner.write(5)
         await off(owner.put_all, 5)
-        asking = off(lambda: owner.ask(do="get", rank=0, version=5, life=1))
+        asking = asyncio.create_task(off(lambda: owner.ask(do="get", rank=0, version=5, life=1)))
+        assert not (await asyncio.wait({asking}, timeout=0.3))[0], "it was given what may be void"
         node.replicator.discard_above(1, Version(4))
         assert (await asking)["say"] == "no", "5 is void there"
 

@@ -56,6 +56,7 @@ class Node:
         self.name = name
         self.vault = Vault(world_size)
         self.told = {}
+        self.heard = lambda *_: None
         self._changed = asyncio.Condition()
         self._pulses = set()
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -136,6 +137,7 @@ class Node:
 
     def _on_safe(self, rank, versions, transcript, life):
         self.told[rank] = (versions, transcript, life)
+        self.heard(rank, versions, transcript, life)
         self._tick()
 
     def _serve(self, sock):
