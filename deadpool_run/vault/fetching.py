@@ -52,12 +52,14 @@ class Errand:
         if self._after is not None:
             self._after.thread.join()  # it was stopped: two must not write to the same memory
             self._after = None
-        failure = None
+        failure: str | None = "an error that was not foreseen"
         try:
             self._connect_and_act()
+            failure = None
         except (OSError, DeadpoolError) as error:
             failure = f"{self._peer.node} ({self._peer.address}:{self._peer.port}): {error}"
-        self._on_end(failure)
+        finally:
+            self._on_end(failure)
 
     def _connect_and_act(self) -> None:
         if self._stopping:

@@ -293,7 +293,7 @@ class Replicator:
 
     def _tell(self, rank: Rank) -> None:
         """Say what is safe of the rank, if that is not what was said last; nothing before it is known who its buddies are."""
-        if rank not in self._peers:
+        if rank not in self._peers or self._shared.closing.is_set():
             return
         life, links = self._shared.life.number, self._links.get(rank, {})
         if links:

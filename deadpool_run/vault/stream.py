@@ -97,7 +97,7 @@ class Meter:
 def prepare(sock: socket.socket) -> None:
     """Set the socket's time-outs, and have a peer found out that vanishes in silence."""
     sock.setblocking(True)
-    limit = _TIMEVAL.pack(int(TIMEOUT_S), 0)
+    limit = _TIMEVAL.pack(int(TIMEOUT_S), int(TIMEOUT_S % 1 * 1e6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     if sock.family in {socket.AF_INET, socket.AF_INET6}:

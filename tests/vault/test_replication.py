@@ -1,6 +1,7 @@
 """Copies between nodes, as their agents see it."""
 
-from vault_kit import cluster, content, in_loop
+import pytest
+from vault_kit import FakeBuddy, cluster, connect, content, in_loop, off
 
 from deadpool_run.ids import Rank, Version
 
@@ -82,3 +83,209 @@ async def test_nothing_is_safe_of_a_rank_whose_buddies_are_not_known():
         assert a.told == {0: ((0, 1), True, 0)}
         a.replicator.discard_above(1, Version(0))
         assert a.told == {0: ((0,), True, 1)}
+
+
+@in_loop
+async def test_what_a_rank_leaves_behind_can_be_had_until_it_is_no_longer_kept():
+    async with cluster("a", "b") as (a, b):
+        a.capture(0, 4)
+        a.capture(0, 5)
+        a.seal(0)
+        a.replicator.left(Rank(0))
+        assert not a.vault.lives_here(Rank(0))
+        assert a.vault.board.cells[0].held == ()
+        assert a.replicator.versions(Rank(0)) == (4, 5)
+        assert await b.seat(0, a.peer) is None
+        a.replicator.discard_above(1, Version(4))
+        b.replicator.discard_above(1, Version(4))
+        assert a.replicator.versions(Rank(0)) == (4,)
+        assert "holds no snapshot 5" in await b.fetch(0, 5, a.peer)
+        assert await b.fetch(0, 4, a.peer) is None
+        assert b.body(0, 4) == content(0, 4)
+        a.replicator.keep(())
+        assert a.replicator.versions(Rank(0)) == ()
+
+
+@in_loop
+async def test_a_rank_that_comes_back_does_not_find_what_it_left():
+    async with cluster("a", "b") as (a, b):
+        a.capture(0, 4)
+        a.seal(0, b"old")
+        b.capture(0, 9)
+        b.seal(0, b"new")
+        a.replicator.left(Rank(0))
+        assert await a.seat(0, b.peer) is None
+        assert a.vault.captured(Rank(0)) == ()
+        assert a.transcript(0) == b"new"
+        assert a.replicator.versions(Rank(0)) == ()
+
+
+@in_loop
+async def test_a_dead_owners_node_seats_its_next_owner_with_what_lies_there():
+    async with cluster("a") as (a,):
+        a.capture(0, 4)
+        a.capture(0, 5)
+        a.seal(0)
+        before = a.vault.descriptors(Rank(0))
+        a.vault.vacate(Rank(0))
+        assert await a.seat(0) is None
+        assert a.vault.descriptors(Rank(0)) == before
+        assert a.vault.captured(Rank(0)) == (4, 5)
+
+
+@in_loop
+async def test_nothing_to_begin_with_is_said():
+    async with cluster("a", "b") as (a, b):
+        assert "nothing of rank 0" in await a.seat(0)
+        assert "holds no transcript of rank 0" in await a.seat(0, b.peer)
+        a.capture(0, 0)
+        assert "nothing of rank 0" in await a.seat(0), "without a transcript"
+
+
+@in_loop
+async def test_a_source_that_is_gone_is_said_and_slots_stay_empty():
+    async with cluster("a", "b", "c") as (a, b, c):
+        a.capture(0, 4)
+        a.seal(0)
+        assert await b.seat(0, a.peer) is None
+        await a.close()
+        assert "a (127.0.0.1" in await b.fetch(0, 4, a.peer)
+        assert b.vault.captured(Rank(0)) == ()
+        assert "a (127.0.0.1" in await c.seat(0, a.peer)
+
+
+@in_loop
+async def test_a_fetch_replaces_all_that_was_there_and_is_sent_on():
+    async with cluster("a", "b", "c") as (a, b, c):
+        a.capture(0, 4)
+        a.seal(0)
+        b.capture(0, 4, token=9)
+        b.capture(0, 5, token=9)
+        b.seal(0)
+        c.replicator.keep({Rank(0)})
+        b.replicator.set_buddies({Rank(0): (c.peer,)})
+        await b.until_safe(0, 5)
+        assert await b.fetch(0, 4, a.peer) is None
+        assert b.vault.board.cells[0].slots == (4, -1)
+        assert b.body(0, 4) == content(0, 4)
+        for node in (b, c):
+            node.replicator.discard_above(1, Version(4))
+        await b.until_safe(0, 4, life=1)
+        assert c.copy_of(0, 4) == content(0, 4)
+
+
+@in_loop
+async def test_of_two_orders_for_a_rank_the_later_counts():
+    async with cluster("a", "b") as (a, b):
+        a.capture(0, 4)
+        a.capture(0, 5)
+        a.seal(0)
+        assert await b.seat(0, a.peer) is None
+        first, second = b.loop.create_future(), b.loop.create_future()
+        b.replicator.fetch(Rank(0), Version(4), a.peer, first.set_result)
+        b.replicator.fetch(Rank(0), Version(5), a.peer, second.set_result)
+        assert await second is None
+        await first
+        assert b.vault.captured(Rank(0)) == (5,)
+        assert b.body(0, 5) == content(0, 5)
+
+
+@in_loop
+async def test_when_buddies_change_the_new_ones_get_everything():
+    async with cluster("a", "b", "c") as (a, b, c):
+        b.replicator.keep({Rank(0)})
+        a.capture(0, 4)
+        a.capture(0, 5)
+        a.seal(0)
+        a.vault.board.tell(Version(4), [])
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        await a.until_safe(0, 4, 5)
+        a.replicator.set_buddies({Rank(0): (b.peer, c.peer)})
+        assert a.told[0] == ((), False, 0), "not all have it"
+        c.replicator.keep({Rank(0)})
+        await a.until_safe(0, 4, 5)
+        assert c.copy_of(0, 4) == content(0, 4)
+        await b.close()
+        a.capture(0, 6, slot=0)
+        a.replicator.set_buddies({Rank(0): (c.peer,)})
+        await a.until_safe(0, 5, 6)
+
+
+@in_loop
+async def test_after_a_roll_back_nothing_is_sent_twice_and_all_of_it_is_reported():
+    async with cluster("a", "b") as (a, b):
+        b.replicator.keep({Rank(0)})
+        a.vault.board.tell(Version(4), [])
+        a.capture(0, 4)
+        a.capture(0, 5)
+        a.seal(0)
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        await a.until_safe(0, 4, 5)
+        sent = a.replicator.report()["sent_bytes"]
+        for node in (b, a):
+            node.replicator.discard_above(7, Version(4))
+        assert a.told[0] == ((), False, 7)
+        await a.until_safe(0, 4, life=7)
+        assert a.replicator.report()["sent_bytes"] == sent, "the buddy has this content already"
+        a.empty_above(0, 4)
+        a.capture(0, 5, token=1)
+        await a.until_safe(0, 4, 5, life=7)
+        assert b.copy_of(0, 5) == content(0, 5, 1)
+
+
+@in_loop
+async def test_a_new_generation_begins_from_nothing():
+    async with cluster("a", "b") as (a, b):
+        b.replicator.keep({Rank(0)})
+        a.capture(0, 4)
+        a.seal(0)
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        await a.until_safe(0, 4)
+        for node in (a, b):
+            node.vault.renew()
+            node.replicator.renew(1)
+        assert b.replicator.versions(Rank(0)) == ()
+        a.capture(0, 0)
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        await a.until_safe(0, 0, transcript=False, life=1)
+        assert b.replicator.versions(Rank(0)) == ()
+
+
+@in_loop
+async def test_what_was_told_is_told_again_to_who_has_not_heard_it():
+    async with cluster("a") as (a,):
+        a.capture(0, 4)
+        a.replicator.set_buddies({Rank(0): ()})
+        a.told.clear()
+        a.replicator.tell_all()
+        assert a.told == {0: ((4,), False, 0)}
+
+
+@pytest.mark.parametrize("busy", ["serving", "sending", "fetching", "waiting to try again"])
+@in_loop
+async def test_a_replicator_closes_whatever_it_does(busy):
+    """That nothing is left of it is looked at behind every test."""
+    async with cluster("a") as (a,):
+        a.capture(0, 4, body=bytes(32 << 20))
+        a.seal(0)
+        match busy:
+            case "serving":
+                sock = await off(connect, *a.listener.getsockname())
+                sock.sendall(b"\0\0\0")
+                await a.until_serving()
+            case "sending" | "fetching":
+                sock = FakeBuddy()
+                if busy == "sending":
+                    a.replicator.set_buddies({Rank(0): (sock.peer,)})
+                else:
+                    a.replicator.fetch(Rank(0), Version(3), sock.peer, lambda _: None)
+                await off(sock.accept)
+                await off(sock.offered)
+            case _:
+                sock = FakeBuddy()
+                sock.listener.close()
+                a.replicator.set_buddies({Rank(0): (sock.peer,)})
+        began = a.loop.time()
+        await a.close()
+        assert a.loop.time() - began < 2
+        sock.close()

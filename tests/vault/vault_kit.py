@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import os
+import inspect
 import random
 import socket
 import threading
@@ -56,20 +56,18 @@ class Node:
         self.name = name
         self.vault = Vault(world_size)
         self.told = {}
+        self.heard = lambda *_: None
         self._changed = asyncio.Condition()
         self._pulses = set()
         self.listener = socket.create_server(("127.0.0.1", 0))
+        self.peer = Peer(NodeId(name), *self.listener.getsockname())
         self.replicator = Replicator(
             self.vault, asyncio.get_running_loop(), dial or connect, self._on_safe, bandwidth=bandwidth
         )
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._accept)
         self._thread.start()
         self._open = True
-
-    @property
-    def peer(self):
-        return Peer(NodeId(self.name), *self.listener.getsockname())
 
     def capture(self, rank, version, token=0, *, slot=None, body=None, announce=True):
         """Have the rank's worker capture a version."""
@@ -122,6 +120,10 @@ class Node:
     async def until_safe(self, rank, *versions, transcript=True, life=0):
         await self.until(lambda: self.told.get(rank) == (versions, transcript, life))
 
+    async def until_serving(self):
+        async with self._changed:
+            await asyncio.wait_for(self._changed.wait_for(lambda: self.replicator._served), LIMIT_S)
+
     async def seat(self, rank, source=None):
         return await self._asked(lambda done: self.replicator.seat(Rank(rank), source, done))
 
@@ -135,7 +137,15 @@ class Node:
 
     def _on_safe(self, rank, versions, transcript, life):
         self.told[rank] = (versions, transcript, life)
-        pulse = self._loop.create_task(self._pulse())
+        self.heard(rank, versions, transcript, life)
+        self._tick()
+
+    def _serve(self, sock):
+        self.replicator.serve(sock)
+        self._tick()
+
+    def _tick(self):
+        pulse = self.loop.create_task(self._pulse())
         self._pulses.add(pulse)
         pulse.add_done_callback(self._pulses.discard)
 
@@ -147,7 +157,7 @@ class Node:
         with contextlib.suppress(OSError):  # it was shut down
             while True:
                 sock, _ = self.listener.accept()
-                self._loop.call_soon_threadsafe(self.replicator.serve, sock)
+                self.loop.call_soon_threadsafe(self._serve, sock)
 
     async def close(self):
         if self._open:
@@ -176,6 +186,50 @@ async def cluster(*names, **options):
             await node.close()
 
 
+class FakeBuddy:
+    """The other end of an owner's link, played by the test. Its methods block: call them `off` the loop."""
+
+    def __init__(self, name="fake"):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(LIMIT_S)
+        self.peer = Peer(NodeId(name), *self.listener.getsockname())
+        self.sock = None
+        self.meter = stream.Meter()
+
+    def accept(self):
+        self.hang_up()
+        self.sock, _ = self.listener.accept()
+        stream.prepare(self.sock)
+
+    def offered(self):
+        """Return the next message, which must come."""
+        return stream.receive_frame(self.sock)
+
+    def say(self, **message):
+        stream.send_frame(self.sock, message)
+
+    def say_held(self, *held, transcript=None):
+        self.say(say="held", held=[[version, token] for version, token in held], transcript=transcript)
+
+    def take(self, offer):
+        """Have the offered segment sent; return how it came."""
+        self.say(say="go")
+        with memoryview(bytearray(offer["nbytes"])) as view:
+            return stream.receive_segment(self.sock, view, self.meter)
+
+    def hang_up(self):
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
+
+    def close(self):
+        self.hang_up()
+        self.listener.close()
+
+
+off = asyncio.to_thread
+
+
 def in_loop(test):
     """Run a coroutine function as a test."""
 
@@ -183,9 +237,5 @@ def in_loop(test):
         asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60), debug=False)
 
     run.__name__, run.__doc__ = test.__name__, test.__doc__
-    run.__signature__ = __import__("inspect").signature(test)
+    run.__signature__ = inspect.signature(test)
     return run
-
-
-def sizes(*fds):
-    return [os.fstat(fd).st_size for fd in fds]

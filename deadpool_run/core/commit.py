@@ -1,0 +1,139 @@
+"""Which snapshot is committed: safe for every rank, by what the ranks' own nodes report of their buddies. Pure.
+
+A report costs as much as it says that is new, whatever the world's size: versions are counted, never intersected.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from deadpool_run.ids import Rank, Version
+
+_NONE = Version(-1)
+_MAX_KEPT = 1024
+MAX_TOLD = 56
+"""Abandoned versions that are told: what a board has room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Safe:
+    versions: frozenset[Version] = frozenset()
+    transcript: bool = False
+
+    @property
+    def newest(self) -> Version:
+        return max(self.versions, default=_NONE)
+
+
+class Commits:
+    """What is safe, of one life at a time. What is reported of another life is not heard."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._newest = _NONE
+        self.begin(0)
+
+    def begin(self, life: int) -> None:
+        """Begin a generation: nothing is safe, nothing committed."""
+        self._life = life
+        self._committed = _NONE
+        self._forget_safe()
+        self._abandoned: set[Version] = set()
+        self._dropped = _NONE
+        """Abandoned versions up to this one are no longer listed; none of them is committed either."""
+
+    def discard_above(self, life: int, version: Version) -> None:
+        """Begin a life in which all go on from this version: newer ones may be made again, all is reported again.
+
+        What was committed stays so, unless all had to go back behind it.
+        """
+        self._life = life
+        self._committed = min(self._committed, version)
+        self._forget_safe()
+        self._abandoned = {each for each in self._abandoned if self._committed < each <= version}
+        self._dropped = min(self._dropped, version)
+
+    def safe(self, rank: Rank, versions: tuple[Version, ...], transcript: bool, life: int) -> None:
+        """Note what all buddies of a rank hold."""
+        if life != self._life or not 0 <= rank < self._world_size:
+            return
+        before, now = self._safe[rank], _Safe(frozenset(versions), transcript)
+        self._safe[rank] = now
+        self._transcripts += now.transcript - before.transcript
+        for version in before.versions - now.versions:
+            self._count[version] -= 1
+            self._full.discard(version)
+            if not self._count[version]:
+                del self._count[version]
+        for version in sorted(now.versions - before.versions):
+            self._add(version)
+        self._newest = max(self._newest, now.newest)
+        self._pass_over(before, now)
+        self._commit()
+
+    def skipped(self, rank: Rank, version: Version) -> None:
+        """Note that a rank will never hold this version."""
+        if 0 <= rank < self._world_size:
+            self._abandon(version)
+
+    @property
+    def committed(self) -> Version | None:
+        """The newest version that was safe for every rank at one time. Falls only if all had to go back behind it."""
+        return None if self._committed == _NONE else self._committed
+
+    @property
+    def abandoned(self) -> frozenset[Version]:
+        """Versions above the committed one that never will be: whoever holds one may overwrite it.
+
+        Of very many, those that somebody is known to hold, and then the newest.
+        """
+        if len(self._abandoned) <= MAX_TOLD:
+            return frozenset(self._abandoned)
+        wanted = sorted(self._abandoned, key=lambda each: (each in self._count, each))
+        return frozenset(wanted[-MAX_TOLD:])
+
+    @property
+    def protected(self) -> bool:
+        """Whether some version is safe for all ranks now, and every transcript is."""
+        return bool(self._full) and self._transcripts == self._world_size
+
+    def _forget_safe(self) -> None:
+        self._safe = [_Safe()] * self._world_size
+        self._count: Counter[Version] = Counter()
+        self._full: set[Version] = set()
+        self._transcripts = 0
+        self._newest = _NONE
+
+    def _add(self, version: Version) -> None:
+        self._count[version] += 1
+        if self._count[version] == self._world_size:
+            self._full.add(version)
+        # Only now is it known that there is such a version: others may have passed over it before.
+        late = self._count[version] == 1 and self._committed < version < self._newest
+        if late and any(version < safe.newest and version not in safe.versions for safe in self._safe):
+            self._abandon(version)
+
+    def _pass_over(self, before: _Safe, now: _Safe) -> None:
+        """Abandon what a rank lacks below its newest: none sends a version that is older than one it has sent.
+
+        Those that nobody has reported are found when somebody does.
+        """
+        if before.versions != now.versions:
+            for version in [each for each in self._count if each < now.newest and each not in now.versions]:
+                self._abandon(version)
+
+    def _abandon(self, version: Version) -> None:
+        if version <= self._committed:
+            return
+        self._abandoned.add(version)
+        if len(self._abandoned) > _MAX_KEPT:
+            oldest = min(self._abandoned)
+            self._abandoned.discard(oldest)
+            self._dropped = max(self._dropped, oldest)
+
+    def _commit(self) -> None:
+        newest = max(
+            (each for each in self._full if each > self._dropped and each not in self._abandoned), default=_NONE
+        )
+        if newest > self._committed:
+            self._committed = newest
+            self._abandoned = {each for each in self._abandoned if each > newest}

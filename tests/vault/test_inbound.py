@@ -1,0 +1,415 @@
+"""What a vault takes and gives, asked by a peer that the test plays; and what it is not talked into."""
+
+import asyncio
+import contextlib
+import json
+import os
+import struct
+import zlib
+
+import pytest
+from kit import processes
+from vault_kit import KIB, LIMIT_S, Node, connect, content, fill_slot, in_loop, off
+
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import segments, stream
+
+
+class Owner:
+    """An owner of rank 0 elsewhere, played by the test."""
+
+    def __init__(self, node):
+        self.sock = connect(*node.listener.getsockname())
+        self.sock.settimeout(LIMIT_S)
+        self.fd = segments.create_segment("played")
+
+    def write(self, version, token=0, rank=0):
+        fill_slot(self.fd, rank, version, content(rank, version, token))
+        header, self.token = segments.read_identified(self.fd)
+        self.bytes = os.pread(self.fd, header.used_bytes, 0)
+
+    def ask(self, **message):
+        stream.send_frame(self.sock, message)
+        return stream.receive_frame(self.sock)
+
+    def offer(self, version, life=0, held=None):
+        held = [[version, self.token.hex()]] if held is None else held
+        return {
+            "do": "put",
+            "rank": 0,
+            "version": version,
+            "token": self.token.hex(),
+            "nbytes": len(self.bytes),
+            "life": life,
+            "held": held,
+        }
+
+    def put(self, version, life=0, held=None, **other):
+        return self.ask(**(self.offer(version, life, held) | other))
+
+    def send(self, data=None, status=0):
+        """Send the pieces of a segment, and return the answer."""
+        data = self.bytes if data is None else data
+        for at in range(0, len(data), stream.PIECE_BYTES):
+            piece = data[at : at + stream.PIECE_BYTES]
+            self.sock.sendall(struct.pack("<II", len(piece), zlib.crc32(piece)) + piece)
+        self.sock.sendall(struct.pack("<II", 0, status))
+        return stream.receive_frame(self.sock)
+
+    def put_all(self, version, life=0, **other):
+        assert self.put(version, life, **other) == {"say": "go"}
+        return self.send()
+
+    def is_hung_up_on(self):
+        with contextlib.suppress(ConnectionResetError):
+            assert self.sock.recv(1) == b""
+
+    def close(self):
+        self.sock.close()
+        os.close(self.fd)
+
+
+@contextlib.asynccontextmanager
+async def pair():
+    node = Node("b")
+    node.replicator.keep({Rank(0)})
+    owner = Owner(node)
+    try:
+        yield node, owner
+    finally:
+        owner.close()
+        await node.close()
+
+
+def seal(owner):
+    """Have the transcript taken, without which nothing can be had."""
+    snapshot = owner.bytes, owner.token
+    fd = segments.create_segment("transcript")
+    segments.write_blob(fd, b"a transcript")
+    owner.token, owner.bytes = segments.blob_identity(fd), os.pread(fd, segments.blob_bytes(fd), 0)
+    os.close(fd)
+    held = [[snapshot_version(snapshot[0]), snapshot[1].hex()]]
+    answer = owner.put_all(None, held=held)
+    owner.bytes, owner.token = snapshot
+    return answer
+
+
+def snapshot_version(data):
+    return segments.parse_header(data, len(data)).version
+
+
+@in_loop
+async def test_a_whole_copy_counts():
+    async with pair() as (node, owner):
+        owner.write(5)
+        answer = await off(owner.put_all, 5)
+        assert answer == {"say": "held", "held": [[5, owner.token.hex()]], "transcript": None}
+        assert node.replicator.versions(Rank(0)) == (), "without a transcript nobody can rehearse"
+        answer = await off(seal, owner)
+        assert answer["transcript"] is not None
+        assert node.replicator.versions(Rank(0)) == (5,)
+        assert node.copy_of(0, 5) == content(0, 5)
+        assert (await off(owner.put, 5))["say"] == "held", "the same content is not sent twice"
+
+
+def flipped(data, at):
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("at", [-1, segments.HEADER_BYTES + 77, 3, 20])
+@in_loop
+async def test_a_flipped_byte_is_found_and_the_copy_before_stays(at):
+    async with pair() as (node, owner):
+        owner.write(5)
+        await off(owner.put_all, 5)
+        await off(seal, owner)
+        held = [[5, owner.token.hex()]]
+        owner.write(6)
+        assert await off(owner.put, 6, held=[*held, [6, owner.token.hex()]]) == {"say": "go"}
+        piece = owner.bytes
+        owner.sock.sendall(struct.pack("<II", len(piece), zlib.crc32(piece)) + flipped(piece, at % len(piece)))
+        owner.sock.sendall(bytes(8))
+        assert await off(stream.receive_frame, owner.sock) == {"say": "no", "why": "damaged"}
+        assert node.replicator.versions(Rank(0)) == (5,)
+        assert node.copy_of(0, 5) == content(0, 5)
+        assert (await off(owner.put_all, 6, held=[*held, [6, owner.token.hex()]]))["say"] == "held"
+        assert node.copy_of(0, 6) == content(0, 6)
+
+
+@pytest.mark.parametrize("lie", ["header", "manifest", "version", "token", "size"])
+@in_loop
+async def test_what_came_whole_must_also_be_what_was_announced(lie):
+    async with pair() as (node, owner):
+        owner.write(5)
+        changes = {}
+        match lie:
+            case "header":
+                owner.bytes = flipped(owner.bytes, 20)
+            case "manifest":
+                owner.bytes = flipped(owner.bytes, len(owner.bytes) - 9)
+            case "version":
+                changes = {"version": 6}
+            case "token":
+                changes = {"token": "00" * 16}
+            case "size":
+                owner.bytes += b"more"
+        assert await off(lambda: owner.ask(**(owner.offer(5) | changes))) == {"say": "go"}
+        assert await off(owner.send) == {"say": "no", "why": "damaged"}
+        assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
+
+
+@in_loop
+async def test_a_torn_copy_is_thrown_away():
+    async with pair() as (_node, owner):
+        owner.write(5)
+        assert await off(owner.put, 5) == {"say": "go"}
+        assert await off(owner.send, owner.bytes, 1) == {"say": "no", "why": "torn"}
+        assert await off(owner.put, 5) == {"say": "go"}, "it is not here"
+        assert await off(owner.send, b"", 1) == {"say": "no", "why": "torn"}
+
+
+@in_loop
+async def test_an_owner_that_dies_midway_leaves_what_was_there():
+    async with pair() as (node, owner):
+        owner.write(5)
+        await off(owner.put_all, 5)
+        await off(seal, owner)
+        owner.write(6)
+        assert await off(owner.put, 6) == {"say": "go"}
+        owner.sock.sendall(struct.pack("<II", 1000, 0) + bytes(500))
+        (served,) = node.replicator._served
+        owner.sock.close()
+        await off(served.thread.join, LIMIT_S)
+        assert node.replicator.versions(Rank(0)) == (5,)
+        assert node.copy_of(0, 5) == content(0, 5)
+
+
+@in_loop
+async def test_only_what_the_owner_holds_is_kept_in_three_memories():
+    async with pair() as (node, owner):
+        tokens = {}
+        for version in range(6):
+            owner.write(version)
+            tokens[version] = owner.token.hex()
+            held = [[each, tokens[each]] for each in (version - 1, version) if each >= 0]
+            answer = await off(lambda version=version, held=held: owner.put_all(version, held=held))
+            assert answer["held"] == held
+            if version == 0:
+                await off(seal, owner)
+        assert node.replicator.versions(Rank(0)) == (4, 5)
+        files = {os.fstat(fd).st_ino for fd, of in processes.descriptors().items() if "deadpool-0-copy" in of}
+        assert len(files) <= 3 + 1, "two, a spare, and the transcript"
+
+
+@in_loop
+async def test_ranks_that_are_not_kept_are_refused_and_those_no_longer_kept_are_dropped():
+    async with pair() as (node, owner):
+        owner.write(5)
+        assert (await off(lambda: owner.put(5, rank=1)))["why"] == "not kept here"
+        await off(owner.put_all, 5)
+        await off(seal, owner)
+        node.replicator.keep({Rank(1)})
+        assert node.replicator.versions(Rank(0)) == ()
+        assert (await off(owner.put, 5))["why"] == "not kept here"
+        node.replicator.keep({Rank(0)})
+        assert await off(owner.put, 5) == {"say": "go"}
+
+
+@in_loop
+async def test_a_rank_that_lives_here_takes_no_copies():
+    async with pair() as (node, owner):
+        node.capture(0, 5)
+        owner.write(6)
+        assert (await off(owner.put, 6))["why"] == "it lives here"
+
+
+@in_loop
+async def test_what_an_older_life_sends_is_refused_also_when_it_is_on_its_way():
+    async with pair() as (node, owner):
+        owner.write(5)
+        await off(owner.put_all, 5)
+        await off(seal, owner)
+        before = [[5, owner.token.hex()]]
+        owner.write(6)
+        held = [*before, [6, owner.token.hex()]]
+        await off(lambda: owner.put_all(6, held=held))
+        assert node.replicator.versions(Rank(0)) == (5, 6)
+        owner.write(7)
+        assert await off(lambda: owner.put(7, held=[*held[1:], [7, owner.token.hex()]])) == {"say": "go"}
+        node.replicator.discard_above(1, Version(5))
+        assert node.replicator.versions(Rank(0)) == (5,)
+        assert (await off(owner.send))["why"].startswith("of life 0")
+        assert (await off(owner.put, 6))["why"].startswith("of life 0")
+        assert node.replicator.versions(Rank(0)) == (5,)
+        owner.write(6, token=1)
+        held = [*before, [6, owner.token.hex()]]
+        assert (await off(lambda: owner.put_all(6, life=1, held=held)))["held"] == held
+        node.replicator.discard_above(2, Version(6))
+        assert node.copy_of(0, 6) == content(0, 6, 1)
+
+
+@in_loop
+async def test_a_newer_life_may_be_heard_of_from_its_owner_first():
+    async with pair() as (node, owner):
+        owner.write(5)
+        await off(owner.put_all, 5)
+        await off(seal, owner)
+        owner.write(6, token=1)
+        await off(lambda: owner.put_all(6, life=3))
+        assert (await off(owner.put, 5))["why"].startswith("of life 0")
+        node.replicator.discard_above(3, Version(5))
+        assert node.replicator.versions(Rank(0)) == (6,), "it was made in the life that begins"
+        node.replicator.renew(4)
+        assert node.replicator.versions(Rank(0)) == ()
+
+
+@in_loop
+async def test_a_version_that_was_made_again_is_another_content():
+    """The owner knows of the roll-back, and this node does not yet."""
+    async with pair() as (node, owner):
+        owner.write(5)
+        await off(owner.put_all, 5)
+        await off(seal, owner)
+        five = [5, owner.token.hex()]
+        owner.write(6)
+        await off(lambda: owner.put_all(6, held=[five, [6, owner.token.hex()]]))
+        first = owner.token.hex()
+        owner.write(6, token=1)
+        held = [five, [6, owner.token.hex()]]
+        assert owner.token.hex() != first
+        answer = await off(lambda: owner.ask(**(owner.offer(5, 1, held) | {"token": five[1]})))
+        assert answer["held"] == [five], "the 6 that is here is not the owner's"
+        assert node.replicator.versions(Rank(0)) == (5,)
+        await off(lambda: owner.put_all(6, life=1, held=held))
+        owner.write(6, token=2)
+        assert (await off(lambda: owner.put_all(6, life=1)))["held"] == [[6, owner.token.hex()]]
+        assert node.copy_of(0, 6) == content(0, 6, 2)
+
+
+@in_loop
+async def test_a_generation_forgets_everything_before_it():
+    async with pair() as (node, owner):
+        owner.write(5)
+        await off(owner.put_all, 5)
+        await off(seal, owner)
+        node.replicator.renew(1)
+        assert node.replicator.versions(Rank(0)) == ()
+        assert (await off(owner.put, 5))["why"].startswith("of life 0")
+
+
+@in_loop
+async def test_who_asks_too_early_is_answered_when_this_node_knows_as_much():
+    async with pair() as (node, owner):
+        owner.write(5)
+        await off(owner.put_all, 5)
+        asking = asyncio.create_task(off(lambda: owner.ask(do="get", rank=0, version=5, life=1)))
+        assert not (await asyncio.wait({asking}, timeout=0.3))[0], "it was given what may be void"
+        node.replicator.discard_above(1, Version(4))
+        assert (await asking)["say"] == "no", "5 is void there"
+
+
+def frame(body):
+    return struct.pack(">I", len(body)) + body
+
+
+BASE = {"do": "put", "rank": 0, "version": 5, "token": "00" * 16, "nbytes": 9000, "life": 0, "held": []}
+GARBAGE = {
+    "a long frame": struct.pack(">I", 1 << 31),
+    "no json": frame(b"\xff\xfe{"),
+    "no object": frame(b"[1]"),
+    "deep json": frame(b"[" * 60000),
+    "no verb": frame(b"{}"),
+    "another verb": frame(json.dumps({"do": "delete"}).encode()),
+} | {
+    f"{name} {value!r}"[:40]: frame(json.dumps(BASE | {name: value}).encode())
+    for name, values in {
+        "rank": (-1, 4, 1 << 70, "0", None, True, 0.0),
+        "version": (-2, "5", 1 << 70, []),
+        "token": ("", "zz", "00" * 17, 5, None),
+        "nbytes": (0, -1, 1 << 62, None, "9000"),
+        "life": (-1, None, "0"),
+        "held": (None, [5], [[5]], [[5, "00"]], [[5, "00" * 16]] * 4, {}),
+    }.items()
+    for value in values
+}
+
+
+@in_loop
+async def test_garbage_ends_its_connection_and_nothing_else():
+    async with pair() as (node, owner):
+        for name, data in GARBAGE.items():
+            stranger = connect(*node.listener.getsockname())
+            try:
+                stranger.sendall(data)
+                await off(lambda stranger=stranger: expect_end(stranger))
+            except AssertionError as error:
+                raise AssertionError(f"{name} was not refused: {error}") from None
+            finally:
+                stranger.close()
+        owner.write(5)
+        assert (await off(owner.put_all, 5))["say"] == "held"
+
+
+def expect_end(sock):
+    with contextlib.suppress(ConnectionResetError):
+        data = sock.recv(100)
+        assert data == b"", data
+
+
+@pytest.mark.parametrize("cut", [1, 3, 20])
+@in_loop
+async def test_a_frame_cut_short_is_nothing(cut):
+    async with pair() as (node, owner):
+        stranger = connect(*node.listener.getsockname())
+        stranger.sendall(frame(json.dumps(BASE).encode())[:cut])
+        stranger.shutdown(stream.socket.SHUT_WR)
+        await off(lambda: expect_end(stranger))
+        stranger.close()
+        owner.write(5)
+        assert (await off(owner.put_all, 5))["say"] == "held"
+
+
+@pytest.mark.parametrize("length", [stream.PIECE_BYTES + 1, 300 * KIB, (1 << 32) - 1])
+@in_loop
+async def test_a_piece_that_is_too_long_ends_the_connection(length):
+    async with pair() as (node, owner):
+        owner.write(5)
+        assert await off(owner.put, 5) == {"say": "go"}
+        owner.sock.sendall(struct.pack("<II", length, 0))
+        await off(lambda: expect_end(owner.sock))
+        assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
+
+
+@in_loop
+async def test_a_segment_that_ends_early_ends_the_connection():
+    async with pair() as (node, owner):
+        owner.write(5)
+        assert await off(owner.put, 5) == {"say": "go"}
+        owner.sock.sendall(bytes(8))
+        await off(lambda: expect_end(owner.sock))
+        assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
+
+
+@in_loop
+async def test_a_peer_that_stops_in_the_middle_of_a_message_is_given_up(monkeypatch):
+    monkeypatch.setattr(stream, "TIMEOUT_S", 0.3)
+    async with pair() as (_node, owner):
+        owner.sock.sendall(struct.pack(">I", 100) + b"{")
+        await off(lambda: expect_end(owner.sock))
+
+
+@in_loop
+async def test_a_peer_that_is_silent_between_messages_is_not(monkeypatch):
+    monkeypatch.setattr(stream, "TIMEOUT_S", 0.05)
+    asked = []
+    honest = stream.receive_frame
+
+    def receive_frame(sock, *, idle=lambda: False):
+        return honest(sock, idle=lambda: idle() and not asked.append(True))
+
+    monkeypatch.setattr(stream, "receive_frame", receive_frame)
+    async with pair() as (_node, owner):
+        while len(asked) < 3:
+            await off(owner.sock.gettimeout)
+        owner.write(5)
+        assert (await off(owner.put, 5)) == {"say": "go"}

@@ -1,0 +1,283 @@
+"""What an owner sends, and when, seen by a buddy that the test plays."""
+
+import os
+import socket
+
+import pytest
+from vault_kit import KIB, FakeBuddy, Node, content, in_loop, off
+
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import segments, stream
+from deadpool_run.vault.board import BUSY
+from deadpool_run.vault.stream import Outcome
+
+LARGE = os.urandom(32 * KIB * KIB)
+"""More than the sockets between two ends take in."""
+
+
+class Pair:
+    """An owner of rank 0, whose only buddy is played."""
+
+    def __init__(self, **options):
+        self.owner, self.buddy = Node("a", **options), FakeBuddy()
+
+    async def __aenter__(self):
+        return self.owner, self.buddy
+
+    async def __aexit__(self, *_):
+        self.buddy.close()
+        await self.owner.close()
+
+
+def link(owner, buddy):
+    owner.replicator.set_buddies({Rank(0): (buddy.peer,)})
+
+
+async def begin(owner, buddy):
+    """Connect, and let the transcript be taken."""
+    link(owner, buddy)
+    await off(buddy.accept)
+
+
+@in_loop
+async def test_the_transcript_comes_first_and_then_the_newest():
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 3)
+        owner.capture(0, 4)
+        owner.seal(0)
+        await begin(owner, buddy)
+        offer = await off(buddy.offered)
+        assert (offer["do"], offer["rank"], offer["version"], offer["life"]) == ("put", 0, None, 0)
+        assert [version for version, _ in offer["held"]] == [3, 4]
+        assert await off(buddy.take, offer) is Outcome.WHOLE
+        buddy.say_held(transcript=offer["token"])
+        offer = await off(buddy.offered)
+        assert offer["version"] == 4
+        await owner.until(lambda: owner.told[0] == ((), True, 0))
+
+
+@in_loop
+async def test_a_new_buddy_gets_the_committed_version_first():
+    async with Pair() as (owner, buddy):
+        owner.vault.board.tell(Version(3), [])
+        owner.capture(0, 3)
+        owner.capture(0, 4)
+        await begin(owner, buddy)
+        offer = await off(buddy.offered)
+        assert offer["version"] == 3
+        assert await off(buddy.take, offer) is Outcome.WHOLE
+        buddy.say_held((3, offer["token"]))
+        assert (await off(buddy.offered))["version"] == 4
+
+
+@in_loop
+async def test_a_waiting_version_is_replaced_by_a_newer_one_and_never_sent():
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1)
+        await begin(owner, buddy)
+        first = await off(buddy.offered)
+        owner.capture(0, 2)  # waits
+        owner.capture(0, 3)
+        assert first["version"] == 1
+        assert await off(buddy.take, first) is Outcome.TORN, "3 was written over it"
+        buddy.say(say="no", why="torn")
+        second = await off(buddy.offered)
+        assert second["version"] == 3
+        assert await off(buddy.take, second) is Outcome.WHOLE
+        buddy.say_held((3, second["token"]))
+        await owner.until(lambda: owner.told[0] == ((3,), False, 0))
+        owner.capture(0, 4, slot=owner.vault.board.cells[0].slots.index(2))
+        assert (await off(buddy.offered))["version"] == 4
+
+
+@in_loop
+async def test_no_older_version_follows_a_newer_one():
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1)
+        owner.capture(0, 2)
+        await begin(owner, buddy)
+        offer = await off(buddy.offered)
+        assert offer["version"] == 2
+        assert await off(buddy.take, offer) is Outcome.WHOLE
+        buddy.say_held((2, offer["token"]))
+        await owner.until(lambda: owner.told[0] == ((2,), False, 0))
+        owner.replicator.captured(Rank(0), Version(1))
+        owner.capture(0, 3, slot=0)
+        assert (await off(buddy.offered))["version"] == 3
+
+
+@in_loop
+async def test_a_slot_that_is_overwritten_while_it_is_sent_is_said_to_be_torn():
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1, body=LARGE)
+        await begin(owner, buddy)
+        offer = await off(buddy.offered)
+        buddy.say(say="go")
+        head = bytearray(8 + stream.PIECE_BYTES)
+        await off(stream.receive_into, buddy.sock, memoryview(head))  # it is on its way
+        owner.vault.board.cells[0].set_slot(0, BUSY)
+        with memoryview(bytearray(offer["nbytes"])) as view:
+            assert await off(stream.receive_segment, buddy.sock, view, buddy.meter) is Outcome.TORN
+
+
+@in_loop
+async def test_the_same_version_written_again_is_another_content():
+    """After a roll-back, the same slot holds the same version again, complete: only its header's count tells."""
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1, body=LARGE)
+        await begin(owner, buddy)
+        offer = await off(buddy.offered)
+        owner.capture(0, 1, slot=0, body=LARGE[::-1])
+        assert await off(buddy.take, offer) is Outcome.TORN
+        buddy.say(say="no", why="torn")
+        again = await off(buddy.offered)
+        assert again["version"] == 1
+        assert again["token"] != offer["token"]
+
+
+@in_loop
+async def test_pages_that_change_on_their_way_are_found_out():
+    """What `sendfile` has taken are the slot's own pages: they may change after the owner's last look."""
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1, body=LARGE[: 24 * KIB])
+        await begin(owner, buddy)
+        offer = await off(buddy.offered)
+        buddy.say(say="go")
+        end = bytearray(8)
+        whole = 8 + offer["nbytes"] + len(end)
+        peeked = bytearray(whole)
+        flags = socket.MSG_PEEK | socket.MSG_WAITALL
+        assert await off(buddy.sock.recv_into, peeked, whole, flags) == whole, "all of it lies in the socket"
+        assert peeked[-8:] == bytes(8), "the owner saw no change"
+        os.pwrite(owner.vault.descriptors(Rank(0))["slot0"], b"\0" * 4096, segments.HEADER_BYTES)
+        with memoryview(bytearray(offer["nbytes"])) as view:
+            outcome = await off(stream.receive_segment, buddy.sock, view, buddy.meter)
+            changed = view[segments.HEADER_BYTES : segments.HEADER_BYTES + 4096] == b"\0" * 4096
+        assert outcome is (Outcome.DAMAGED if changed else Outcome.WHOLE)
+
+
+@in_loop
+async def test_a_buddy_that_hangs_up_midway_is_tried_again():
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1, body=LARGE)
+        await begin(owner, buddy)
+        await off(buddy.offered)
+        buddy.say(say="go")
+        await off(stream.receive_into, buddy.sock, memoryview(bytearray(100 * KIB)))
+        await off(buddy.accept)
+        offer = await off(buddy.offered)
+        assert offer["version"] == 1
+        assert await off(buddy.take, offer) is Outcome.WHOLE
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"say": "held", "held": "x", "transcript": None},
+        {"say": "held", "held": [[1, "zz"]], "transcript": None},
+        {"say": "held", "held": [[-1, "00" * 16]], "transcript": None},
+        {"say": "held", "held": [[1, "00" * 16]] * 9, "transcript": None},
+        {"say": "held"},
+        {"say": "held", "held": [], "transcript": 7},
+    ],
+)
+@in_loop
+async def test_nonsense_for_an_answer_is_not_believed(answer):
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1)
+        await begin(owner, buddy)
+        await off(buddy.offered)
+        buddy.say(**answer)
+        await off(buddy.accept)  # another connection, on which it is offered again
+        assert (await off(buddy.offered))["version"] == 1
+        assert owner.told[0] == ((), False, 0)
+
+
+@in_loop
+async def test_a_buddy_that_does_not_answer_is_given_up(monkeypatch):
+    monkeypatch.setattr(stream, "TIMEOUT_S", 0.3)
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1)
+        await begin(owner, buddy)
+        await off(buddy.offered)
+        await off(buddy.accept)
+        assert (await off(buddy.offered))["version"] == 1
+
+
+@in_loop
+async def test_a_buddy_that_does_not_read_is_given_up(monkeypatch):
+    monkeypatch.setattr(stream, "TIMEOUT_S", 0.3)
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1, body=LARGE)
+        await begin(owner, buddy)
+        await off(buddy.offered)
+        buddy.say(say="go")
+        await off(buddy.accept)
+        assert (await off(buddy.offered))["version"] == 1
+
+
+@in_loop
+async def test_what_is_sent_is_void_when_a_new_life_begins():
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1)
+        owner.capture(0, 2, body=LARGE)
+        await begin(owner, buddy)
+        offer = await off(buddy.offered)
+        assert (offer["version"], offer["life"]) == (2, 0)
+        owner.replicator.discard_above(1, Version(1))
+        assert await off(buddy.take, offer) is Outcome.TORN
+        buddy.say(say="no", why="torn")
+        offer = await off(buddy.offered)
+        assert (offer["version"], offer["life"]) == (1, 1), "2 is of a life that did not happen"
+        assert [version for version, _ in offer["held"]] == [1]
+        assert await off(buddy.take, offer) is Outcome.WHOLE
+        buddy.say_held((1, offer["token"]))
+        await owner.until(lambda: owner.told[0] == ((1,), False, 1))
+        owner.empty_above(0, 1)
+        owner.capture(0, 2, token=1)
+        offer = await off(buddy.offered)
+        assert (offer["version"], offer["life"]) == (2, 1)
+
+
+@in_loop
+async def test_an_acknowledgement_of_an_older_life_does_not_count():
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1)
+        await begin(owner, buddy)
+        offer = await off(buddy.offered)
+        assert await off(buddy.take, offer) is Outcome.WHOLE
+        owner.replicator.discard_above(1, Version(1))
+        buddy.say_held((1, offer["token"]))
+        offer = await off(buddy.offered)
+        assert (offer["version"], offer["life"]) == (1, 1)
+        assert owner.told[0] == ((), False, 1)
+
+
+@in_loop
+async def test_a_cap_on_bandwidth_holds():
+    rate = 16 * KIB * KIB
+    async with Pair(bandwidth=rate) as (owner, buddy):
+        owner.capture(0, 1, body=LARGE[: 8 * KIB * KIB])
+        await begin(owner, buddy)
+        offer = await off(buddy.offered)
+        began = owner.loop.time()
+        assert await off(buddy.take, offer) is Outcome.WHOLE
+        took = owner.loop.time() - began
+        assert took > (offer["nbytes"] - stream.PIECE_BYTES) / rate * 0.9
+        report = owner.replicator.report()
+        assert report["sent_bytes"] == offer["nbytes"]
+
+
+@in_loop
+async def test_the_report_shows_how_far_buddies_are_behind():
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1)
+        await begin(owner, buddy)
+        offer = await off(buddy.offered)
+        assert await off(buddy.take, offer) is Outcome.WHOLE
+        buddy.say_held((1, offer["token"]))
+        await owner.until(lambda: owner.told[0] == ((1,), False, 0))
+        owner.capture(0, 2)
+        report = owner.replicator.report()
+        assert report["ranks"] == {0: {"newest": 2, "safe": 1, "transcript": False, "lag": 1}}
+        assert report["sent_bytes"] == offer["nbytes"] > len(content(0, 1))

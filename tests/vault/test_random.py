@@ -1,0 +1,229 @@
+"""Whatever happens to nodes, what vaults deliver is what the owner captured in this life; what is committed survives any one node.
+
+The rules are those of the simulated storage (tests/sim/storage.py), here with real vaults, sockets and threads. Ranks
+train in lockstep and capture under the slot rule; nodes are lost once all copies are where they should be; each repair
+brings every rank to the newest version that all can be brought to, and is followed by other buddies.
+"""
+
+import asyncio
+import os
+import random
+
+import pytest
+from vault_kit import LIMIT_S, Node, content, in_loop, off
+
+from deadpool_run.core.commit import Commits
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.segments import free_slot
+
+RANKS = 4
+SKIP = 0.1
+BODY_BYTES = 3000
+
+
+class Job:
+    """The coordinator's and the agents' part, without messages between them: all are told at the same moment."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        self.commits = Commits(RANKS)
+        self.reported = asyncio.Event()
+        self.nodes = {}
+        self.homes, self.buddies, self.former = {}, {}, {}
+        self.truth = [{} for _ in range(RANKS)]
+        """Per rank, version to the token of its content, in the life that counts."""
+        self.life = self.step = self.made = self.tokens = 0
+
+    def add_node(self):
+        self.made += 1
+        node = Node(f"n{self.made}", RANKS)
+        node.heard = self.heard
+        node.replicator.renew(self.life)
+        self.nodes[node.name] = node
+
+    def heard(self, rank, versions, transcript, life):
+        self.reported.set()
+        before = self.commits.committed
+        self.commits.safe(rank, versions, transcript, life)
+        self.tell()
+        now = self.commits.committed
+        if now != before:
+            self.check_committed(now)
+
+    def tell(self):
+        for node in self.nodes.values():
+            node.vault.board.tell(self.commits.committed, self.commits.abandoned)
+
+    def node_of(self, rank):
+        return self.nodes[self.homes[rank]]
+
+    def start(self):
+        for _ in range(self.rng.choice((2, 3, 4))):
+            self.add_node()
+        for rank in range(RANKS):
+            self.homes[rank] = self.rng.choice(list(self.nodes))
+            self.node_of(rank).seal(rank, f"of {rank}".encode())
+            self.capture(rank, 0, skip=0.0)
+        self.choose_buddies()
+
+    def choose_buddies(self):
+        self.former = self.buddies
+        self.buddies = {
+            rank: tuple(
+                self.rng.sample(
+                    [name for name in self.nodes if name != home],
+                    min(self.rng.choice((1, 1, 2)), len(self.nodes) - 1),
+                )
+            )
+            for rank, home in self.homes.items()
+        }
+        nodes = list(self.nodes.values())
+        self.rng.shuffle(nodes)
+        for node in nodes:
+            node.replicator.keep(
+                {Rank(r) for r in range(RANKS) if node.name in (*self.buddies[r], *self.former.get(r, ()))}
+            )
+            own = [rank for rank, home in self.homes.items() if home == node.name]
+            node.replicator.set_buddies(
+                {Rank(rank): tuple(self.nodes[name].peer for name in self.buddies[rank]) for rank in own}
+            )
+
+    # --- training ------------------------------------------------------------------------------------------------
+
+    def capture(self, rank, version, skip=SKIP):
+        """Capture if there is a free slot, as workers do; else say that it is skipped."""
+        node = self.node_of(rank)
+        cell, board = node.vault.board.cells[rank], node.vault.board
+        slot = free_slot(cell.slots, board.committed(), board.abandoned()) if self.rng.random() >= skip else None
+        if slot is None:
+            self.commits.skipped(Rank(rank), Version(version))
+            self.tell()
+            return
+        self.tokens += 1
+        self.truth[rank][version] = self.tokens
+        node.capture(rank, version, slot=slot, body=content(rank, version, self.tokens, BODY_BYTES))
+
+    def train(self):
+        """All end a step; a loss may come when only some have captured it."""
+        self.step += 1
+        ranks = [rank for rank in range(RANKS) if self.rng.random() < self.rng.choice((0.5, 1.0, 1.0))]
+        for rank in ranks:
+            self.capture(rank, self.step)
+
+    async def let_run(self):
+        """Let some of what is under way be done."""
+        for _ in range(self.rng.choice((0, 1, 10, 100))):
+            await off(os.sched_yield)
+
+    async def until_protected(self):
+        while not self.commits.protected:
+            self.reported.clear()
+            await asyncio.wait_for(self.reported.wait(), LIMIT_S)
+
+    # --- losses --------------------------------------------------------------------------------------------------
+
+    async def lose_node(self):
+        name = self.rng.choice(list(self.nodes))
+        node = self.nodes.pop(name)
+        await node.close()
+        await self.repair([rank for rank, home in self.homes.items() if home == name])
+
+    async def lose_worker(self):
+        """Its node lives; the rank may go elsewhere all the same."""
+        rank = self.rng.randrange(RANKS)
+        self.node_of(rank).vault.vacate(Rank(rank))
+        await self.repair([], moved=[rank])
+
+    async def repair(self, lost, moved=()):
+        while len(self.nodes) < 2 or self.rng.random() < 0.3:
+            self.add_node()
+        sources = {}
+        held = {rank: set(self.node_of(rank).vault.captured(Rank(rank))) for rank in range(RANKS) if rank not in lost}
+        for rank in lost:
+            sources[rank] = {
+                name: set(self.nodes[name].replicator.versions(Rank(rank)))
+                for name in (*self.buddies[rank], *self.former.get(rank, ()))
+                if name in self.nodes
+            }
+            held[rank] = set().union(*sources[rank].values())
+            for name, versions in sources[rank].items():
+                self.check_copies(rank, name, versions)
+        for rank in moved:
+            sources[rank] = {self.homes[rank]: held[rank]}
+        resume = max(set.intersection(*held.values()), default=None)
+        assert resume is not None, f"nobody can go on: {held}"
+        assert self.commits.committed is None or resume >= self.commits.committed, "what was committed is lost"
+        await self.bring(sources, resume)
+        self.choose_buddies()
+
+    async def bring(self, sources, resume):
+        seats = {}
+        for rank, holders in sources.items():
+            name = self.rng.choice(list(self.nodes))
+            near = self.rng.choice([None, *holders])
+            seats[rank] = near or name
+        before = dict(self.homes)
+        for rank, name in seats.items():
+            holders = [holder for holder, versions in sources[rank].items() if versions]
+            source = None if name in holders else self.nodes[holders[0]].peer
+            self.homes[rank] = name
+            if before[rank] in self.nodes and before[rank] != name:
+                self.nodes[before[rank]].replicator.left(Rank(rank))
+            assert await self.nodes[name].seat(rank, source) is None
+            assert self.nodes[name].transcript(rank) == f"of {rank}".encode()
+        self.life += 1
+        self.commits.discard_above(self.life, Version(resume))
+        for node in self.nodes.values():
+            node.replicator.discard_above(self.life, Version(resume))
+        self.tell()
+        for rank in range(RANKS):
+            self.truth[rank] = {version: token for version, token in self.truth[rank].items() if version <= resume}
+        await self.let_run()
+        for rank in range(RANKS):
+            node = self.node_of(rank)
+            if resume not in node.vault.captured(Rank(rank)):
+                source = next(name for name, versions in sources[rank].items() if resume in versions)
+                failure = await node.fetch(rank, resume, self.nodes[source].peer)
+                assert failure is None, failure
+            node.empty_above(rank, resume)
+            self.check_own(rank, resume)
+        self.step = resume
+
+    # --- what must hold ------------------------------------------------------------------------------------------
+
+    def check_own(self, rank, version):
+        expected = content(rank, version, self.truth[rank][version], BODY_BYTES)
+        assert self.node_of(rank).body(rank, version) == expected, f"rank {rank} resumes from another life's {version}"
+
+    def check_copies(self, rank, name, versions):
+        for version in versions:
+            expected = content(rank, version, self.truth[rank].get(version), BODY_BYTES)
+            assert self.nodes[name].copy_of(rank, version) == expected, f"{name} holds another {version} of rank {rank}"
+
+    def check_committed(self, version):
+        for rank, holders in self.buddies.items():
+            for name in holders:
+                if name in self.nodes:
+                    self.check_copies(rank, name, [version])
+
+    async def close(self):
+        nodes, self.nodes = list(self.nodes.values()), {}
+        for node in nodes:
+            await node.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+@in_loop
+async def test_what_is_delivered_is_what_was_captured(seed):
+    job = Job(seed)
+    try:
+        job.start()
+        for _ in range(8):
+            await job.until_protected()
+            for _ in range(job.rng.randint(0, 6)):
+                job.train()
+                await job.let_run()
+            await job.rng.choice((job.lose_node, job.lose_node, job.lose_worker))()
+        assert job.life == 8
+    finally:
+        await job.close()
