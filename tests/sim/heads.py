@@ -118,11 +118,11 @@ class Agent:
             case el.GiveVote():
                 self.send(output.candidate, lambda a: a.think(output.vote))
             case el.Claim():
-                self.beat(output.term, output.roster)
+                self.beat(output.term, output.rosters)
             case el.TakeOver():
                 self.take_over(output)
             case el.ShareRoster():
-                self.beat(self.mind.term, output.roster)
+                self.beat(self.mind.term, output.rosters)
                 self.share_log()
             case el.LoseNode():
                 self.decide(ev.NodeLost(output.node, output.reason))
@@ -134,16 +134,16 @@ class Agent:
         if self.loud and self.cluster.net.linked(asker, self.name):
             self.cluster.agents[asker].think(el.AgentEnded(self.name))
 
-    def beat(self, term: int, roster: el.Roster) -> None:
+    def beat(self, term: int, rosters: tuple[el.Roster, ...]) -> None:
         sent_at = self.now
-        for other in roster.agents:
+        for other in rosters[-1].agents:
             if other != self.name:
-                self.send(other, lambda a: a.hear_beat(self.name, term, roster, sent_at))
+                self.send(other, lambda a: a.hear_beat(self.name, term, rosters, sent_at))
 
-    def hear_beat(self, head: str, term: int, roster: el.Roster, sent_at: float) -> None:
+    def hear_beat(self, head: str, term: int, rosters: tuple[el.Roster, ...], sent_at: float) -> None:
         if not self.alive or self.fenced:
             return
-        self.think(el.HeardFromHead(term, roster))
+        self.think(el.HeardFromHead(term, rosters))
         if self.fenced or self.mind.term != term or self.mind.roster.head != head:
             return
         known = self.mind.roster.number
@@ -160,7 +160,7 @@ class Agent:
 
     def keep_beating(self) -> None:
         if self.alive and self.mind.role is el.Role.HEAD:
-            self.beat(self.mind.term, self.mind.roster)
+            self.beat(self.mind.term, self.mind.rosters)
             self.cluster.clock.after(BEAT_S, self.keep_beating)
 
     def fence(self, reason: str) -> None:
@@ -318,7 +318,7 @@ class Agent:
             case do.AssignRank():
                 cluster.ranks[effect.worker] = effect.rank
                 self.know(effect.worker, rank=effect.rank, epoch=effect.epoch)
-                storage.assign(effect.rank, self.name, known_there=effect.transcript_from is None)
+                storage.assign_on(self.name, effect.rank, key, known_there=effect.transcript_from is None)
                 self.pass_on(effect)
             case do.AbortStep():
                 self.know(effect.worker, finished=False)
@@ -359,7 +359,9 @@ class Agent:
 class Cluster:
     """One job on several nodes, with what befalls them as data."""
 
-    def __init__(self, seed: int, settings: Settings, faults: Iterable[Fault], *, steps: int, log_delay_s: float) -> None:
+    def __init__(
+        self, seed: int, settings: Settings, faults: Iterable[Fault], *, steps: int, log_delay_s: float
+    ) -> None:
         self.rng = random.Random(seed)
         self.settings, self.steps, self.log_delay_s = settings, steps, log_delay_s
         self.clock = Clock()
@@ -419,18 +421,21 @@ class Cluster:
     def join(self, name: str) -> None:
         """An agent comes up and finds the head, if it can be reached."""
         head = self.head
-        if self.stopped is not None or not head.decides() or not self.net.linked(name, head.name):
+        if self.stopped is not None or self.clock.now > 60.0:
+            return
+        if not head.decides() or not self.net.linked(name, head.name):
+            self.clock.after(0.5, lambda: self.join(name))
             return
         self.storage.join(name)
         head.think(el.AgentJoined(name))
         if head.fenced:
             return
-        mind = election.follower(name, T, head.mind.term, head.mind.roster, self.clock.now)
+        mind = election.follower(name, T, head.mind.term, head.mind.rosters, self.clock.now)
         agent = self.agents[name] = Agent(self, name, mind)
         agent.mind = dataclasses.replace(mind, heard_at=agent.now)
         agent.resynced = head.mind.term
         agent.arm()
-        head.beat(head.mind.term, head.mind.roster)
+        head.beat(head.mind.term, head.mind.rosters)
         head.decide(ev.NodeJoined(name, self.place(name)))
         self.troubled_at = self.clock.now
 
@@ -479,7 +484,9 @@ class Cluster:
         self.terms[term] = agent.name
         for other in self.agents.values():
             if other is not agent and other.alive and other.mind.role is el.Role.HEAD:
-                assert not election.has_authority(other.mind, other.now), f"{other.name} and {agent.name} have authority"
+                assert not election.has_authority(other.mind, other.now), (
+                    f"{other.name} and {agent.name} have authority"
+                )
 
     def check_epoch(self, agent: Agent) -> None:
         epoch = agent.state.epoch

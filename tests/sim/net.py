@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from machine import Clock
@@ -17,7 +18,8 @@ class Net:
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock, self._rng = clock, rng
-        self.cuts: set[Pair] = set()
+        self.cuts: Counter[Pair] = Counter()
+        """How many faults cut this pair now."""
         self._held: dict[Pair, list[Callable[[], None]]] = {}
         self._last: dict[Pair, float] = {}
 
@@ -29,22 +31,22 @@ class Net:
         self._clock.at(self._last[pair], lambda: self._arrive(pair, arrive))
 
     def _arrive(self, pair: Pair, arrive: Callable[[], None]) -> None:
-        if pair in self.cuts:
+        if self.cuts[pair]:
             self._held.setdefault(pair, []).append(arrive)
         else:
             arrive()
 
     def cut(self, pairs: Iterable[Pair]) -> None:
-        self.cuts |= set(pairs)
+        self.cuts.update(pairs)
 
     def heal(self, pairs: Iterable[Pair]) -> None:
-        for pair in sorted(self.cuts & set(pairs)):
-            self.cuts.discard(pair)
-            for arrive in self._held.pop(pair, []):
+        for pair in pairs:
+            self.cuts[pair] -= 1
+            for arrive in self._held.pop(pair, []) if not self.cuts[pair] else ():
                 self.send(*pair, arrive)
 
     def linked(self, one: str, other: str) -> bool:
-        return (one, other) not in self.cuts and (other, one) not in self.cuts
+        return not self.cuts[one, other] and not self.cuts[other, one]
 
 
 class CutStorage(Storage):
@@ -56,6 +58,7 @@ class CutStorage(Storage):
         self._before: tuple[tuple[str, ...], ...] = ()
         self._told = (0, 0, 0)
         self._begun = (0, 0, 0)
+        self._assigned: dict[int, tuple[int, int, int]] = {}
 
     def reaches(self, source: str, target: str) -> bool:
         return self.nodes[source].alive and (source == target or self._net.linked(source, target))
@@ -68,7 +71,17 @@ class CutStorage(Storage):
         self.nodes[name].slots, self.nodes[name].copies = {}, {}
         self.epochs.pop(name, None)
 
-    def set_buddies_on(self, name: str, buddies: tuple[tuple[str, ...], ...], key: tuple[int, int, int], epoch: int) -> None:
+    def assign_on(self, name: str, rank: int, key: tuple[int, int, int], *, known_there: bool) -> None:
+        home = self.homes.get(rank)
+        self.assign(rank, name, known_there=known_there)
+        if home is not None and key < self._assigned.get(rank, key):
+            self.homes[rank] = home  # an order that comes late, to a node that was given up
+        else:
+            self._assigned[rank] = key
+
+    def set_buddies_on(
+        self, name: str, buddies: tuple[tuple[str, ...], ...], key: tuple[int, int, int], epoch: int
+    ) -> None:
         if key > self._told:
             self._told = key
             if buddies != self.buddies:
@@ -100,6 +113,8 @@ class CutStorage(Storage):
     def _arrive(self, source, name, rank, snapshot, epoch):
         if self._net.linked(source.name, name):
             super()._arrive(source, name, rank, snapshot, epoch)
+        elif source.alive and self.nodes[name].alive:  # the connection does not know yet, and tries again
+            self._clock.after(0.1, lambda: self._arrive(source, name, rank, snapshot, epoch))
 
     def fetch(self, source: str, rank: int, version: int) -> bool:
         return self.reaches(source, self.homes[rank]) and super().fetch(source, rank, version)
