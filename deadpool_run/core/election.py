@@ -42,9 +42,9 @@ def first_head(me: NodeId, timeout_s: float, now: float) -> Agent:
     return Agent(me, timeout_s, Role.HEAD, (Roster(1, me, (me,)),), now)
 
 
-def follower(me: NodeId, timeout_s: float, term: int, roster: Roster, now: float) -> Agent:
-    """Return an agent that a head of this term has taken in, with the first roster that it is in."""
-    return Agent(me, timeout_s, Role.FOLLOWER, (roster,), now, term=term, promised=term, seen=term)
+def follower(me: NodeId, timeout_s: float, term: int, rosters: tuple[Roster, ...], now: float) -> Agent:
+    """Return an agent that a head of this term has taken in, with its rosters, of which the newest has the agent."""
+    return Agent(me, timeout_s, Role.FOLLOWER, rosters, now, term=term, promised=term, seen=term)
 
 
 def step(agent: Agent, event: Event, now: float) -> tuple[Agent, tuple[Output, ...]]:
@@ -66,8 +66,10 @@ def next_deadline(agent: Agent) -> float | None:
         case Role.FENCED:
             return None
         case Role.HEAD:
+            until = _authority_until(agent)
+            fresh_until = until - agent.timeout_s / 2  # from then on it blames nobody
             silent = [_silent_at(agent, other) for other in agent.roster.agents if other != agent.me]
-            until = min([*silent, _authority_until(agent)])
+            until = min([until, *(at for at in silent if at < fresh_until)])
             return None if until == FOREVER else until
         case Role.FOLLOWER | Role.CANDIDATE:
             due = [agent.heard_at + 2 * agent.timeout_s, *_bid_at(agent)]
@@ -135,21 +137,21 @@ def _hear(  # noqa: C901, PLR0911 - one case for each fact
 def _heard_from_head(agent: Agent, event: HeardFromHead, now: float) -> tuple[Agent, tuple[Output, ...]]:
     if event.term < max(agent.term, agent.promised):
         return agent, ()
-    if event.term == agent.term and (agent.role is Role.HEAD or event.roster.number < agent.roster.number):
+    if event.term == agent.term and (agent.role is Role.HEAD or event.rosters[-1].number < agent.roster.number):
         return agent, ()
     if agent.role is Role.HEAD:
         return _fence(agent, f"another coordinator, of term {event.term}, has taken over")
-    if agent.me not in event.roster.agents:
+    if agent.me not in event.rosters[-1].agents:
         return _fence(agent, "the coordinator has given this node up")
     same = event.term == agent.term
-    agent = replace(agent, role=Role.FOLLOWER, term=event.term, promised=event.term, rosters=(event.roster,))
-    voted_for = agent.voted_for if same else event.roster.head
+    agent = replace(agent, role=Role.FOLLOWER, term=event.term, promised=event.term, rosters=event.rosters)
+    voted_for = agent.voted_for if same else event.rosters[-1].head
     return replace(agent, heard_at=now, closed_at=None, voted_for=voted_for, bid=0, votes=frozenset()), ()
 
 
 def _heard_from_agent(agent: Agent, event: HeardFromAgent) -> Agent:
     mine = agent.term if agent.role is Role.HEAD else agent.bid
-    if event.term != mine or event.agent not in agent.roster.agents:
+    if event.term != mine or not any(event.agent in roster.agents for roster in agent.rosters):
         return agent
     answers = {**agent.answers, event.agent: max(event.sent_at, agent.answers.get(event.agent, NEVER))}
     known = {**agent.known, event.agent: max(event.roster, agent.known.get(event.agent, 0))}
@@ -169,8 +171,8 @@ def _joined(agent: Agent, other: NodeId, now: float) -> tuple[Agent, tuple[Outpu
 
 
 def _set_roster(agent: Agent, agents: tuple[NodeId, ...]) -> tuple[Agent, tuple[Output, ...]]:
-    roster = Roster(agent.roster.number + 1, agent.me, agents)
-    return replace(agent, rosters=(*agent.rosters, roster)), (ShareRoster(roster),)
+    rosters = (*agent.rosters, Roster(agent.roster.number + 1, agent.me, agents))
+    return replace(agent, rosters=rosters), (ShareRoster(rosters),)
 
 
 def _asked(agent: Agent, asked: VoteAsked, now: float) -> tuple[Agent, tuple[Output, ...]]:
@@ -186,7 +188,7 @@ def _asked(agent: Agent, asked: VoteAsked, now: float) -> tuple[Agent, tuple[Out
 
 def _voted(agent: Agent, vote: VoteGiven) -> Agent:
     agent = replace(agent, seen=max(agent.seen, vote.promised))
-    if agent.role is not Role.CANDIDATE or vote.term != agent.bid or vote.voter not in agent.roster.agents:
+    if agent.role is not Role.CANDIDATE or vote.term != agent.bid:
         return agent
     ended = agent.ended | ({agent.roster.head} if vote.closed else set())
     return replace(agent, ended=ended, votes=agent.votes | ({vote.voter} if vote.granted else set()))
@@ -207,10 +209,10 @@ def _advance_candidate(agent: Agent, now: float) -> tuple[Agent, tuple[Output, .
     """Ask again, since messages are lost, until enough have voted; then claim, until enough follow."""
     if not _is_elected(agent, now):
         return _bid(agent, now) if now >= agent.asked_at + agent.timeout_s / 10 else (agent, ())
-    if _has_majority(agent, agent.roster, {agent.me, *agent.answers}):
+    if _has_majorities(agent, {agent.me, *agent.answers}):
         return _take_over(agent, now)
     if now >= agent.claimed_at + agent.timeout_s / 10:
-        return replace(agent, claimed_at=now), (Claim(agent.bid, _next_roster(agent)),)
+        return replace(agent, claimed_at=now), (Claim(agent.bid, (*agent.rosters, _next_roster(agent))),)
     return agent, ()
 
 
@@ -223,7 +225,9 @@ def _advance_head(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
         count = f"{len(left)} of the {len(roster.agents)} nodes"
         return _fence(agent, f"only {count} have answered within {agent.timeout_s:g} s, which is no majority")
     for other in agent.roster.agents:
-        if other != agent.me and (other in agent.ended or now >= _silent_at(agent, other)):
+        # While too few have answered of late, it may be this node that is cut off: nobody is given up for that.
+        is_silent = now >= _silent_at(agent, other) and now < _authority_until(agent) - agent.timeout_s / 2
+        if other != agent.me and (other in agent.ended or is_silent):
             agent, outputs = _set_roster(agent, tuple(each for each in agent.roster.agents if each != other))
             why = "its agent ended" if other in agent.ended else f"it has not answered for {agent.timeout_s:g} s"
             return agent, (LoseNode(other, why), *outputs)
@@ -255,7 +259,7 @@ def _bid(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
 def _is_elected(agent: Agent, now: float) -> bool:
     """Tell whether enough have voted, and the old head has ended or has lost its authority and ended its workers."""
     over = agent.roster.head in agent.ended or now >= agent.heard_at + 1.25 * agent.timeout_s
-    return over and _has_majority(agent, agent.roster, agent.votes)
+    return over and _has_majorities(agent, agent.votes)
 
 
 def _take_over(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
@@ -264,7 +268,7 @@ def _take_over(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
         agent,
         role=Role.HEAD,
         term=agent.bid,
-        rosters=(agent.roster, roster),
+        rosters=(*agent.rosters, roster),
         waits_from=dict.fromkeys(roster.agents, now),
         closed_at=None,
     )
@@ -282,6 +286,10 @@ def _has_majority(agent: Agent, roster: Roster, who: frozenset[NodeId] | set[Nod
     """Tell whether these are more than half of those that count."""
     counting = [other for other in roster.agents if other not in agent.ended]
     return 2 * sum(other in who for other in counting) > len(counting)
+
+
+def _has_majorities(agent: Agent, who: frozenset[NodeId] | set[NodeId]) -> bool:
+    return all(_has_majority(agent, roster, who) for roster in agent.rosters)
 
 
 def _who_know(agent: Agent, number: int) -> set[NodeId]:

@@ -44,10 +44,10 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class HeardFromHead:
-    """A message of a head, with its present roster. A heartbeat is answered at once, with when it was sent."""
+    """A message of a head, with its rosters, the newest last. A heartbeat is answered at once, with when it was sent."""
 
     term: int
-    roster: Roster
+    rosters: tuple[Roster, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +136,10 @@ class GiveVote:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Send a heartbeat of this term to every agent of the roster, with the roster: enough votes are there."""
+    """Send a heartbeat of this term, with these rosters, to every agent of the newest: enough votes are there."""
 
     term: int
-    roster: Roster
+    rosters: tuple[Roster, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,9 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class ShareRoster:
-    """Tell every agent the head's new roster."""
+    """Send a heartbeat with these rosters to every agent: the newest is new."""
 
-    roster: Roster
+    rosters: tuple[Roster, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Agent:
     timeout_s: float
     role: Role
     rosters: tuple[Roster, ...]
-    """The newest last. A head has those before it too, until a majority of each knows the next."""
+    """The newest last, with those before it until a majority of each knows the next: authority needs a majority of all."""
     heard_at: float
     """When the head was last heard of (an agent that has just joined has just heard of it)."""
     term: int = 0

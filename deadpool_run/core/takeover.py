@@ -47,7 +47,6 @@ def _moved(turn: Turn, event: ev.CoordinatorMoved) -> bool:
     state = turn.state
     if event.term <= state.term:
         return False
-    first = event.term << TERM_BITS
     turn.set(term=event.term)
     if state.phase is JobPhase.STOPPED:
         assert state.stop is not None
@@ -55,14 +54,19 @@ def _moved(turn: Turn, event: ev.CoordinatorMoved) -> bool:
         return False
     before = state.move.deferred if state.move is not None else ()
     turn.set(
-        epoch=Epoch(max(state.epoch, first) + 1),
-        next_worker=WorkerId(max(state.next_worker, first)),
+        epoch=raised(state.epoch, event.term),
+        next_worker=WorkerId(max(state.next_worker, event.term << TERM_BITS)),
         suspicion=None,
         buddies_told=False,
         move=Move(turn.now, event.node, waiting=frozenset(state.nodes), deferred=before),
     )
     turn.announce(f"the coordinator is on node {_name(turn, event.node)} now", f"it moved, in term {event.term}")
     return True
+
+
+def raised(epoch: Epoch, term: int) -> Epoch:
+    """Return an epoch that nobody has used, whatever the last coordinator did."""
+    return Epoch(max(epoch, term << TERM_BITS) + 1)
 
 
 def _name(turn: Turn, node: NodeId) -> str:

@@ -5,11 +5,13 @@ A simulator that does not find them has gone blind; none of them is reachable by
 
 from collections.abc import Callable
 
+import agents
 import pytest
 from simulator import KINDS, NODE_KINDS
 
-from deadpool_run.core import buddies, holders, pool, repair, replicas, words, world
+from deadpool_run.core import buddies, election, holders, pool, reconcile, repair, replicas, takeover, words, world
 from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import MEMBER_TRANSITIONS, MemberPhase
 from deadpool_run.core.membership import State
 from deadpool_run.core.turn import Turn
@@ -153,3 +155,77 @@ NODE_PLANTS: dict[Plant, tuple[str, ...]] = {
     nobody_waits_for_the_first_copies: ("lose node",),
 }
 """Those that only a job on several nodes can show."""
+
+
+def an_agent_votes_twice_in_a_term(patch):
+    patch.setattr(election, "is_free", lambda _agent, _asked: True)
+
+
+def votes_are_given_while_the_head_is_heard(patch):
+    patch.setattr(election, "has_no_head", lambda _agent, _now: True)
+
+
+def a_head_without_a_majority_goes_on(patch):
+    patch.setattr(election, "has_authority", lambda _agent, _now: True)
+
+
+def only_the_newest_roster_counts(patch):
+    honest = election._has_majority
+    patch.setattr(election, "_has_majorities", lambda agent, who: honest(agent, agent.roster, who))
+
+
+def a_new_term_raises_no_epoch(patch):
+    patch.setattr(takeover, "raised", lambda epoch, _term: epoch + 1)
+
+
+def a_new_term_raises_no_workers_number(patch):
+    honest = takeover._moved
+
+    def moved(turn, event):
+        before = turn.state.next_worker
+        begun = honest(turn, event)
+        turn.set(next_worker=before)
+        return begun
+
+    patch.setattr(takeover, "_moved", moved)
+
+
+def what_agents_find_is_ignored(patch):
+    honest = reconcile.compare
+
+    def compare(turn, found, lost):
+        believed = {
+            node: [
+                ev.WorkerFound(m.worker, m.pid or 0, -1 if m.rank is None else m.rank, turn.state.epoch, ready=True)
+                for m in turn.state.on_node(node)
+            ]
+            for node in found
+        }
+        return honest(turn, believed, lost)
+
+    patch.setattr(reconcile, "compare", compare)
+
+
+def agents_obey_the_old_head_too(patch):
+    patch.setattr(agents, "obeys", lambda _mine, _theirs: True)
+
+
+def the_new_head_reads_its_own_clock(patch):
+    patch.setattr(agents, "rebased", lambda own_now, _last_now, _heard_at: own_now)
+
+
+ELECTION_PLANTS: tuple[Plant, ...] = (
+    an_agent_votes_twice_in_a_term,
+    votes_are_given_while_the_head_is_heard,
+    a_head_without_a_majority_goes_on,
+    only_the_newest_roster_counts,
+)
+"""Those that no job is needed to see."""
+HEAD_PLANTS: tuple[Plant, ...] = (
+    a_new_term_raises_no_epoch,
+    a_new_term_raises_no_workers_number,
+    what_agents_find_is_ignored,
+    agents_obey_the_old_head_too,
+    the_new_head_reads_its_own_clock,
+)
+"""Those that only a coordinator that moves can show."""

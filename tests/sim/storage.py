@@ -72,8 +72,13 @@ class Storage:
             return set(self.held(rank)) if rank in self.homes else set()
         return set.intersection(*(set(self.nodes[buddy].copies.get(rank, {})) for buddy in self.buddies[rank]))
 
-    def capture(self, rank: int, snapshot: Snapshot, epoch: int) -> bool:
+    def reaches(self, source: str, target: str) -> bool:  # noqa: ARG002 - for storage on a network that can be cut
+        return self.nodes[source].alive
+
+    def capture(self, rank: int, snapshot: Snapshot, epoch: int, node: str) -> bool:
         """Keep a snapshot; tell whether there was a free slot."""
+        if self.homes[rank] != node:
+            return False  # the rank has moved on, and this worker does not know yet
         committed, abandoned = self.committed(), self.abandoned()
         slots = self.nodes[self.homes[rank]].slots[rank]
         free = [

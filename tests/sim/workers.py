@@ -141,7 +141,7 @@ class Worker:
             self.then(0.1, lambda: self._initialized() if self._can_reach(source) else self._no_fetch(source))
 
     def _can_reach(self, source: str) -> bool:
-        return self.sim.storage.nodes[source].alive
+        return self.sim.storage.reaches(source, self.node)
 
     def _no_fetch(self, source: str) -> None:
         self.interrupt()
@@ -186,7 +186,7 @@ class Worker:
             return
         self.mode = Mode.DRAINED
         live = self.completed if self.held_live else None
-        captured = tuple(sorted(self.sim.storage.held(self.rank)))
+        captured = tuple(sorted(self.sim.storage.held(self.rank, self.node)))
         self.say(ev.SurvivorDrained(self.number, self.epoch, self.completed, live, captured))
 
     def _resume(self, order: do.ResumeFrom) -> None:
@@ -194,7 +194,7 @@ class Worker:
         assert self.mode in (Mode.DRAINED, Mode.REHEARSED), f"resumed while {self.mode}"
         self.mode = Mode.RESTORING
         self.sim.storage.empty_above(self.rank, order.version)
-        if self.has_state or order.version in self.sim.storage.held(self.rank):
+        if self.has_state or order.version in self.sim.storage.held(self.rank, self.node):
             assert order.source is None, "a snapshot that is here is to be fetched"
             self.then(0.1, lambda: self._restored(order.version))
         else:  # from another node, or from what this one holds as a buddy
@@ -209,11 +209,11 @@ class Worker:
 
     def _restored(self, version: int) -> None:
         if not (self.has_state and self.held_live and self.completed == version):
-            held = self.sim.storage.held(self.rank)
+            held = self.sim.storage.held(self.rank, self.node)
             assert version in held, f"rank {self.rank} is to resume from {version}, but holds {sorted(held)}"
             self.completed, self.token = version, held[version]
         self.has_state = self.held_live = True
-        self.to_capture = version not in self.sim.storage.held(self.rank)
+        self.to_capture = version not in self.sim.storage.held(self.rank, self.node)
         self.mode = Mode.RESTORED
         self.say(ev.RankRestored(self.number, self.epoch))
 
@@ -247,8 +247,8 @@ class Worker:
         """The last version is captured, however long that takes."""
         self.mode = Mode.FINISHED
         storage = self.sim.storage
-        if self.completed in storage.held(self.rank) or storage.capture(
-            self.rank, (self.completed, self.token), self.attached
+        if self.completed in storage.held(self.rank, self.node) or storage.capture(
+            self.rank, (self.completed, self.token), self.attached, self.node
         ):
             self.to_capture = False
             self.say(ev.LoopFinished(self.number, self.completed))
@@ -279,7 +279,7 @@ class Worker:
 
     def _capture(self, *, last_chance: bool = False) -> None:
         """Beside the step: it may wait for a slot until the next version is due."""
-        if self.sim.storage.capture(self.rank, (self.completed, self.token), self.attached):
+        if self.sim.storage.capture(self.rank, (self.completed, self.token), self.attached, self.node):
             self.to_capture = False
         elif last_chance:
             self.to_capture = False

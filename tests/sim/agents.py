@@ -1,0 +1,360 @@
+"""A simulated agent: its part in the election, its coordinator while it is the head, and what it does on its node.
+
+Each has its own clock. Orders carry the head's term; the log reaches the standbys late. What must hold is asserted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from workers import Worker
+
+from deadpool_run.core import coordinator, election
+from deadpool_run.core import effects as do
+from deadpool_run.core import electorate as el
+from deadpool_run.core import events as ev
+
+if TYPE_CHECKING:
+    from heads import Cluster
+
+T = 2.0
+"""The node time-out, in seconds."""
+BEAT_S = T / 5
+
+
+def obeys(mine: int, theirs: int) -> bool:
+    """Tell whether an agent that follows the head of term `mine` obeys an order of term `theirs`."""
+    return mine == theirs
+
+
+def rebased(own_now: float, last_now: float, heard_at: float) -> float:
+    """Return the time of the state at `own_now`: the last entry's, and what passed since it came, on this clock."""
+    return last_now + (own_now - heard_at)
+
+
+class Agent:
+    def __init__(self, cluster: Cluster, name: str, mind: el.Agent) -> None:
+        self.cluster, self.name, self.mind = cluster, name, mind
+        self.skew = cluster.skews.setdefault(name, cluster.rng.uniform(0.0, 1000.0))
+        self.alive, self.loud = True, False
+        """Loud: its process was killed, so that its host tells the others."""
+        self.found: dict[int, ev.WorkerFound] = {}
+        self.discarded = (0, -1)
+        self.log: list[tuple[float, ev.Event]] = []
+        self.log_term, self.log_heard_at = 0, 0.0
+        self.state = coordinator.new_state(cluster.settings)
+        self.resynced = 0
+        self.deciding = False
+        self.origin = 0.0
+        self.seq = 0
+        self.early: list[ev.Event] = []
+        self.plan = 0
+        self.fenced_why = ""
+
+    # --- its clock -----------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        return self.cluster.clock.now + self.skew
+
+    @property
+    def fenced(self) -> bool:
+        return self.mind.role is el.Role.FENCED
+
+    def arm(self) -> None:
+        """Keep one alarm: the next deadline of the election's and the coordinator's."""
+        self.plan += 1
+        plan, dues = self.plan, [election.next_deadline(self.mind)]
+        if self.decides():
+            at = coordinator.next_deadline(self.cluster.settings, self.state)
+            dues.append(None if at is None else at - self.origin)
+        due = min((at for at in dues if at is not None), default=None)
+        if due is not None:
+            self.cluster.clock.at(due - self.skew + 1e-9, lambda: self.alarm(plan))
+
+    def alarm(self, plan: int) -> None:
+        if plan != self.plan or not self.alive:
+            return
+        self.think(el.Tick())
+        if self.decides():
+            due = coordinator.next_deadline(self.cluster.settings, self.state)
+            if due is not None and due <= self.now + self.origin:
+                self.decide(ev.TimeAdvanced())
+        self.arm()
+
+    # --- the election --------------------------------------------------------------------------------------------
+
+    def decides(self) -> bool:
+        return self.alive and self.mind.role is el.Role.HEAD and self.deciding
+
+    def think(self, event: el.Event) -> None:
+        if not self.alive or self.fenced:
+            return
+        before = self.mind
+        self.mind, outputs = election.step(before, event, self.now)
+        assert self.mind.term >= before.term, f"a term fell: {before.term}, {self.mind.term}"
+        assert self.mind.promised >= before.promised, "a promise was taken back"
+        if outputs or not isinstance(event, (el.Tick, el.HeardFromAgent, el.HeardFromHead, el.LogFollowed)):
+            self.cluster.note(f"{self.name} hears {event}: {outputs}")
+        for output in outputs:
+            self.act(output)
+        self.arm()
+
+    def act(self, output: el.Output) -> None:
+        match output:
+            case el.AskVotes():
+                for other in self.mind.roster.agents:
+                    if other != self.name:
+                        self.send(other, lambda a, me=self.name: a.think(output.asked) or a.refuse(me))
+            case el.GiveVote():
+                self.send(output.candidate, lambda a: a.think(output.vote))
+            case el.Claim():
+                self.beat(output.term, output.rosters)
+            case el.TakeOver():
+                self.take_over(output)
+            case el.ShareRoster():
+                self.beat(self.mind.term, output.rosters)
+                self.share_log()
+            case el.LoseNode():
+                self.beat(self.mind.term, self.mind.rosters, output.node)  # it is told, if it can be
+                self.decide(ev.NodeLost(output.node, output.reason))
+            case el.Fence():
+                self.fence(output.reason)
+
+    def refuse(self, asker: str) -> None:
+        """A host tells who asks that nobody listens here."""
+        if self.loud and self.cluster.net.linked(asker, self.name):
+            self.cluster.agents[asker].think(el.AgentEnded(self.name))
+
+    def beat(self, term: int, rosters: tuple[el.Roster, ...], *given_up: str) -> None:
+        sent_at = self.now
+        for other in (*rosters[-1].agents, *given_up):
+            if other != self.name:
+                self.send(other, lambda a: a.hear_beat(self.name, term, rosters, sent_at))
+
+    def hear_beat(self, head: str, term: int, rosters: tuple[el.Roster, ...], sent_at: float) -> None:
+        if not self.alive or self.fenced:
+            return
+        self.think(el.HeardFromHead(term, rosters))
+        if self.fenced or self.mind.term != term or self.mind.roster.head != head:
+            return
+        known = self.mind.roster.number
+        self.send(head, lambda a: a.think(el.HeardFromAgent(self.name, term, sent_at, known)))
+        self.resync(head, term)
+
+    def resync(self, head: str, term: int) -> None:
+        """Once for each head: say what is here."""
+        if self.resynced < term:
+            self.resynced = term
+            workers = tuple(self.found.values())
+            told = ev.NodeResynced(self.name, workers, self.discarded)
+            self.send(head, lambda a: a.told(told, term))
+
+    def keep_beating(self) -> None:
+        if self.alive and self.mind.role is el.Role.HEAD:
+            self.beat(self.mind.term, self.mind.rosters)
+            self.cluster.clock.after(BEAT_S, self.keep_beating)
+
+    def fence(self, reason: str) -> None:
+        self.fenced_why = reason
+        self.deciding = False
+        for worker in self.cluster.on(self.name):
+            self.cluster.clock.after(self.cluster.rng.uniform(0.0, 0.2 * T), worker.vanish)
+        self.cluster.clock.after(0.25 * T, lambda: self.cluster.closed(self.name))
+        lives = sum(other.split("~")[0] == self.name.split("~")[0] for other in self.cluster.agents)
+        again = f"{self.name.split('~')[0]}~{lives}"
+        self.cluster.clock.after(self.cluster.rng.uniform(0.3, 3.0) * T, lambda: self.cluster.join(again))
+
+    # --- the coordinator -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self.deciding = True
+        self.keep_beating()
+        self.cluster.authority(self)
+        self.decide(ev.JobSubmitted(self.name, self.cluster.place(self.name)))
+        self.watch_commit()
+
+    def take_over(self, output: el.TakeOver) -> None:
+        for now, event in () if self.cluster.bare else self.log:
+            self.state, _ = coordinator.step(self.cluster.settings, self.state, event, now)
+        last = self.log[-1][0] if self.log else 0.0
+        self.origin = rebased(self.now, last, self.log_heard_at) - self.now
+        self.log_term = output.term
+        self.cluster.authority(self)
+        self.deciding = True
+        self.keep_beating()
+        self.decide(ev.CoordinatorMoved(output.term, self.name))
+        self.share_log()
+        self.resync(self.name, output.term)
+        for event in self.early:
+            self.told(event, output.term)
+        self.watch_commit()
+
+    def told(self, event: ev.Event, term: int) -> None:
+        """A fact comes from an agent that follows this one as the head of the term."""
+        if self.decides() and term == self.mind.term:
+            self.decide(event)
+        elif self.mind.bid == term:
+            self.early.append(event)
+
+    def decide(self, event: ev.Event) -> None:
+        if not self.decides() or self.cluster.stopped is not None:
+            return
+        if isinstance(event, ev.NodeResynced) and event.node not in self.mind.roster.agents:
+            return
+        before, now = self.state, self.now + self.origin
+        if self.cluster.bare:
+            self.write(now, event)
+            return
+        assert not self.log or now >= self.log[-1][0], f"time fell from {self.log[-1][0]:.3f} to {now:.3f}"
+        self.state, effects = coordinator.step(self.cluster.settings, before, event, now)
+        self.cluster.note(f"  {self.name} t{self.mind.term} {now:.3f} {event}")
+        for effect in effects:
+            self.cluster.note(f"             -> {effect}")
+        coordinator.check_invariants(self.cluster.settings, self.state)
+        assert self.state.epoch >= before.epoch, "an epoch fell"
+        self.cluster.check_epoch(self)
+        self.write(now, event)
+        for effect in effects:
+            self.perform(effect)
+        self.arm()
+
+    def write(self, now: float, event: ev.Event) -> None:
+        self.log.append((now, event))
+        self.mind, _ = election.step(self.mind, el.LogFollowed(el.LogIndex(self.mind.term, len(self.log))), self.now)
+        for standby in self.mind.roster.standbys:
+            self.send_entry(standby, len(self.log) - 1, now, event)
+
+    def send_entry(self, standby: str, index: int, now: float, event: ev.Event) -> None:
+        term = self.mind.term
+        delay = self.cluster.rng.uniform(0.0, self.cluster.log_delay_s)
+        follow = lambda a: a.follow(term, index, now, event)  # noqa: E731
+        self.cluster.clock.after(delay, lambda: self.send(standby, follow))
+
+    def share_log(self) -> None:
+        """Whoever is a standby now gets the whole log."""
+        term, entries = self.mind.term, list(self.log)
+        for standby in self.mind.roster.standbys:
+            self.send(standby, lambda a: a.follow_all(term, entries))
+
+    def follow_all(self, term: int, entries: list[tuple[float, ev.Event]]) -> None:
+        if term == self.mind.term and self.alive and (term, len(entries)) > (self.log_term, len(self.log)):
+            self.log, self.log_term, self.log_heard_at = list(entries), term, self.now
+            self.think(el.LogFollowed(el.LogIndex(term, len(self.log))))
+
+    def follow(self, term: int, index: int, now: float, event: ev.Event) -> None:
+        if term != self.mind.term or self.log_term != term or not self.alive or index < len(self.log):
+            return
+        waiting = self.cluster.gaps.setdefault((self.name, term), {})
+        waiting[index] = (now, event)
+        while len(self.log) in waiting:
+            self.log.append(waiting.pop(len(self.log)))
+            self.log_heard_at = self.now
+        self.think(el.LogFollowed(el.LogIndex(term, len(self.log))))
+
+    def perform(self, effect: do.Effect) -> None:
+        self.seq += 1
+        term, key = self.mind.term, (self.mind.term, self.seq, 0)
+        match effect:
+            case do.StopJob():
+                self.cluster.stop(self, effect)
+            case do.Announce() | do.ReportIncident() | do.SetCaptureInterval():
+                pass
+            case do.BeginGeneration() | do.SetBuddies() | do.DiscardAbove():
+                epoch = self.state.epoch
+                for other in self.state.nodes:
+                    self.order(other, effect, term, key, epoch)
+            case do.StartWorker() | do.ReportReplicas():
+                self.order(effect.node, effect, term, key, self.state.epoch)
+            case _:
+                if isinstance(effect, do.AssignRank):
+                    self.cluster.check_assignment(self, effect)
+                if isinstance(effect, do.AttachGroups):
+                    self.cluster.check_all_restored(self, effect)
+                node = self.cluster.workers_node(effect.worker, self.state)
+                self.order(node, effect, term, key, self.state.epoch)
+
+    def order(self, node: str, effect: do.Effect, term: int, key: tuple[int, int, int], epoch: int) -> None:
+        self.send(node, lambda a: a.obey(effect, term, key, epoch))
+
+    def watch_commit(self) -> None:
+        storage = self.cluster.storage
+        if self.decides() and self.cluster.stopped is None and not self.cluster.bare:
+            if self.state.buddies and not self.state.committed and storage.committed() >= 0 and not self.state.move:
+                self.decide(ev.SnapshotCommitted(storage.committed(), self.state.epoch))
+            self.cluster.clock.after(0.05, self.watch_commit)
+
+    # --- its node ------------------------------------------------------------------------------------------------
+
+    def send(self, target: str, what: Callable[[Agent], None]) -> None:
+        if self.alive:
+            self.cluster.net.send(self.name, target, lambda: what(self.cluster.agents[target]))
+
+    def obey(self, effect: do.Effect, term: int, key: tuple[int, int, int], epoch: int) -> None:
+        """Carry out an order of the head of that term."""
+        if not self.alive or self.fenced or not obeys(self.mind.term, term):
+            return
+        self.cluster.note(f"        {self.name} obeys t{term} {effect}")
+        cluster, storage = self.cluster, self.cluster.storage
+        match effect:
+            case do.BeginGeneration():
+                assert all(w.rank is None or not w.alive for w in cluster.on(self.name)), "the old world still lives"
+                storage.clear_on(self.name, key)
+                self.found = {number: found for number, found in self.found.items() if found.alive}
+            case do.StartWorker():
+                assert effect.worker not in cluster.workers, "a worker's number was given again"
+                worker = cluster.workers[effect.worker] = Worker(cluster, effect.worker, effect.node)
+                self.found[effect.worker] = ev.WorkerFound(effect.worker, 1000 + effect.worker)
+                worker.start()
+            case do.SetBuddies():
+                storage.set_buddies_on(self.name, effect.buddies, key, epoch)
+            case do.DiscardAbove():
+                self.discarded = max(self.discarded, (effect.epoch, effect.version))
+                storage.discard_on(self.name, effect.epoch, effect.version)
+            case do.ReportReplicas():
+                held = tuple(sorted(storage.nodes[self.name].has(effect.rank)))
+                self.report(ev.ReplicasReported(self.name, effect.rank, effect.epoch, held))
+            case do.KillWorker() | do.TerminateWorker():
+                worker = cluster.workers[effect.worker]
+                cluster.clock.after(cluster.rng.uniform(0.0, 0.1), lambda: worker.die(signal=9))
+            case do.AssignRank():
+                cluster.ranks[effect.worker] = effect.rank
+                self.know(effect.worker, rank=effect.rank, epoch=effect.epoch)
+                storage.assign_on(self.name, effect.rank, key, known_there=effect.transcript_from is None)
+                self.pass_on(effect)
+            case do.AbortStep():
+                self.know(effect.worker, finished=False)
+                self.pass_on(effect)
+            case do.ReleaseWorker():
+                self.know(effect.worker, released=True)
+                self.pass_on(effect)
+            case _:
+                self.pass_on(effect)
+
+    def pass_on(self, effect: do.Effect) -> None:
+        worker = self.cluster.workers[effect.worker]
+        worker.down.send(lambda: worker.obey(effect))
+
+    def know(self, worker: int, **changes: object) -> None:
+        if worker in self.found:
+            self.found[worker] = dataclasses.replace(self.found[worker], **changes)
+
+    def said(self, event: ev.Event) -> None:
+        """One of its workers said something, or ended."""
+        match event:
+            case ev.WorkerReady():
+                self.know(event.worker, ready=True)
+            case ev.ScriptInitialized():
+                self.know(event.worker, initialized=True)
+            case ev.LoopFinished():
+                self.know(event.worker, finished=True)
+            case ev.WorkerExited():
+                self.know(event.worker, code=event.code, signal=event.signal)
+        self.report(event)
+
+    def report(self, event: ev.Event) -> None:
+        if self.alive and not self.fenced:
+            term, head = self.mind.term, self.mind.roster.head
+            self.send(head, lambda a: a.told(event, term))

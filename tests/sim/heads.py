@@ -1,0 +1,304 @@
+"""Several agents, any of which may be the head: the real core and the real election against a network that is cut.
+
+Safety is asserted at each takeover, by every agent that is told something, by the workers, and after every decision;
+liveness by bounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterable
+
+from agents import Agent, T
+from machine import Clock
+from net import CutGathering, CutStorage, Net
+from outages import KINDS, Fault, planned
+from workers import Mode, Worker
+
+from deadpool_run.core import effects as do
+from deadpool_run.core import election
+from deadpool_run.core import electorate as el
+from deadpool_run.core import events as ev
+from deadpool_run.core.lifecycle import JobPhase
+from deadpool_run.core.settings import Settings
+
+BOUND_S = 40.0
+HORIZON_S = 600.0
+BARE_S = 16.0
+
+
+class Cluster:
+    """One job on several nodes, with what befalls them as data."""
+
+    def __init__(
+        self,
+        seed: int,
+        settings: Settings,
+        faults: Iterable[Fault],
+        *,
+        steps: int,
+        log_delay_s: float,
+        bare: bool = False,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.bare = bare
+        """Nothing is decided: only the election is looked at, which takes a hundredth of the time."""
+        self.settings, self.steps, self.log_delay_s = settings, steps, log_delay_s
+        self.clock = Clock()
+        self.net = Net(self.clock, self.rng)
+        self.storage = CutStorage(self.clock, self.rng, settings.world_size, self.net)
+        self.gathering = CutGathering(self)
+        self.tokens = itertools.count(1)
+        self.workers: dict[int, Worker] = {}
+        self.ranks: dict[int, int] = {}
+        self.breaks: set[str] = set()
+        self.agents: dict[str, Agent] = {}
+        self.skews: dict[str, float] = {}
+        self.gaps: dict[tuple[str, int], dict[int, tuple[float, ev.Event]]] = {}
+        self.terms: dict[int, str] = {}
+        self.epochs: dict[int, str] = {}
+        self.faults = list(faults)
+        self.done_to: list[str] = []
+        self.troubled_at = self.disturbed_at = 0.0
+        self.stopped: do.StopJob | None = None
+        self.ended_why = ""
+        self.uncovered = False
+        self.log: list[str] = []
+        names = [f"n{at}" for at in range(settings.nodes + settings.spare_nodes)]
+        first = names[0]
+        self.storage.join(first)
+        self.agents[first] = Agent(self, first, election.first_head(first, T, self.skews.setdefault(first, 500.0)))
+        for name in names[1:]:
+            self.clock.after(self.rng.uniform(0.0, 1.0), lambda name=name: self.join(name))
+        for fault in self.faults:
+            self.clock.at(fault.at, lambda fault=fault: fault.befall(self))
+        self.agents[first].begin()
+
+    # --- for workers ---------------------------------------------------------------------------------------------
+
+    @property
+    def state(self):
+        return self.head.state
+
+    @property
+    def head(self) -> Agent:
+        return self.agents[self.terms[max(self.terms)]]
+
+    def tell(self, event: ev.Event) -> None:
+        self.agents[self.workers[event.worker].node].said(event)
+
+    # --- the world -----------------------------------------------------------------------------------------------
+
+    def note(self, line: str) -> None:
+        self.log.append(f"{self.clock.now:9.4f} {line}")
+
+    def place(self, name: str) -> ev.Place:
+        return ev.Place(name=name)
+
+    def on(self, name: str) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.node == name]
+
+    def join(self, name: str) -> None:
+        """An agent comes up and finds the head, if it can be reached."""
+        head = self.head
+        if self.stopped is not None or self.clock.now > 60.0:
+            return
+        if not head.decides() or not self.net.linked(name, head.name):
+            self.clock.after(0.5, lambda: self.join(name))
+            return
+        self.storage.join(name)
+        head.think(el.AgentJoined(name))
+        if head.fenced:
+            return
+        mind = election.follower(name, T, head.mind.term, head.mind.rosters, self.clock.now)
+        agent = self.agents[name] = Agent(self, name, mind)
+        agent.mind = dataclasses.replace(mind, heard_at=agent.now)
+        agent.resynced = head.mind.term
+        agent.arm()
+        head.beat(head.mind.term, head.mind.rosters)
+        head.decide(ev.NodeJoined(name, self.place(name)))
+        self.troubled_at = self.clock.now
+
+    def closed(self, name: str) -> None:
+        """An agent's process has ended, or has fenced itself and closed its connections: who can hear of it does."""
+        agent = self.agents[name]
+        agent.loud = True
+        self.storage.lose(name)
+        for other in self.agents.values():
+            if other.alive and not other.fenced and other.name != name:
+                arrive = lambda other=other: self.hear_closed(other, name)  # noqa: E731
+                self.net.send(name, other.name, arrive)
+
+    def hear_closed(self, other: Agent, name: str) -> None:
+        if other.mind.roster.head == name and other.mind.role is not el.Role.HEAD:
+            other.think(el.LinkBroken(closed=True))
+        elif other.mind.role is el.Role.HEAD:
+            other.think(el.AgentEnded(name))
+
+    def end_agent(self, name: str, *, loud: bool) -> None:
+        """Its process is killed, and its nursery ends its workers; or its host is gone."""
+        agent = self.agents[name]
+        agent.alive = False
+        self.check_covered()
+        for worker in self.on(name):
+            worker.vanish() if not loud else self.clock.after(self.rng.uniform(0.0, 0.05), worker.vanish)
+        self.storage.lose(name)
+        if loud:
+            self.closed(name)
+
+    def check_covered(self) -> None:
+        state = self.state
+        calm = state.phase is JobPhase.RUNNING and state.repair is None and self.storage.committed() >= 0
+        self.uncovered = self.uncovered or not calm
+
+    def stop(self, agent: Agent, effect: do.StopJob) -> None:
+        assert election.has_authority(agent.mind, agent.now), "a head without authority stops the job"
+        self.stopped = effect
+
+    # --- what must hold ------------------------------------------------------------------------------------------
+
+    def authority(self, agent: Agent) -> None:
+        term = agent.mind.term
+        assert term not in self.terms, f"{agent.name} and {self.terms[term]} are heads of term {term}"
+        assert term > max(self.terms, default=-1), f"term {term} begins after {max(self.terms, default=0)}"
+        self.terms[term] = agent.name
+        for other in self.agents.values():
+            if other is not agent and other.alive and other.mind.role is el.Role.HEAD:
+                assert not election.has_authority(other.mind, other.now), (
+                    f"{other.name} and {agent.name} have authority"
+                )
+
+    def check_epoch(self, agent: Agent) -> None:
+        epoch = agent.state.epoch
+        assert self.epochs.setdefault(epoch, agent.name) == agent.name or epoch == 0, f"epoch {epoch} was used before"
+
+    def workers_node(self, worker: int, state) -> str:
+        if worker in state.members:
+            return state.members[worker].node
+        return self.workers[worker].node
+
+    def check_assignment(self, agent: Agent, order: do.AssignRank) -> None:
+        for other in self.workers.values():
+            if other.number != order.worker and self.ranks.get(other.number) == order.rank and other.alive:
+                assert other.node not in agent.state.nodes, f"rank {order.rank} was taken from living {other.number}"
+
+    def check_all_restored(self, agent: Agent, order: do.AttachGroups) -> None:
+        owners = [self.workers[member.worker] for member in agent.state.owners()]
+        stands = {(w.epoch, w.mode, w.completed, w.token) for w in owners if w.alive}
+        numbers = {worker.number for worker in owners}
+        for other in self.workers.values():
+            if other.alive and other.node in agent.state.nodes and other.number in self.ranks:
+                assert other.number in numbers, f"worker {other.number} has a rank, and does not own it"
+        assert len(stands) <= 1, f"attaching to epoch {order.epoch}, but the ranks stand at {stands}"
+
+    def run(self) -> str:
+        """Return how it ended: the reason of the stop, or of the last fence."""
+        try:
+            while not self.is_over():
+                assert self.clock.next() is not None, "nothing will ever happen again"
+                self.clock.run_next()
+                assert self.clock.now < HORIZON_S, "the job never ends"
+                self.check_liveness()
+            self.check_end()
+        except AssertionError as error:
+            tail = "\n".join(self.log[-80:])
+            raise AssertionError(f"{error} at {self.clock.now:.3f}\n{self.faults}\n{tail}") from error
+        return self.ended_why
+
+    def is_over(self) -> bool:
+        if self.bare and self.clock.now > BARE_S:
+            heads = [agent for agent in self.agents.values() if agent.decides()]
+            self.ended_why = "there is a head" if heads else "fenced"
+            return True
+        if self.stopped is not None:
+            self.ended_why = self.stopped.reason
+            return True
+        living = [agent for agent in self.agents.values() if agent.alive and not agent.fenced]
+        if living or any(worker.alive for worker in self.workers.values()):
+            return False
+        reasons = [agent.fenced_why for agent in self.agents.values() if agent.fenced]
+        self.ended_why = "fenced: " + (reasons[-1] if reasons else "everybody was killed")
+        return True
+
+    def check_liveness(self) -> None:
+        for agent in self.agents.values():
+            if agent.fenced and agent.loud:
+                late = [w.number for w in self.on(agent.name) if w.alive]
+                assert not late, f"workers {late} outlive the fence of {agent.name}"
+        head = self.head
+        if self.bare or not head.decides() or self.clock.now - self.troubled_at < BOUND_S:
+            return
+        enough = len(head.state.nodes) >= self.settings.nodes
+        at_work = (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING)
+        assert head.state.phase in at_work or not enough, f"still {head.state.phase}"
+
+    def check_fenced(self) -> None:
+        """Whoever no head with authority counts has ended its workers, if the last fault is long enough ago."""
+        if self.clock.now < self.disturbed_at + 3.3 * T:
+            return
+        heads = [a for a in self.agents.values() if a.decides() and election.has_authority(a.mind, a.now)]
+        if len(self.faults) == 1 and self.faults[0].leaves_two_halves(self):
+            assert not heads, f"{heads[0].name} has authority over half of the nodes"
+        counted = {name for head in heads for name in head.mind.roster.agents}
+        for agent in self.agents.values():
+            left = [worker.number for worker in self.on(agent.name) if worker.alive]
+            assert agent.name in counted or not left, f"workers {left} of {agent.name}, which is cut off, still live"
+
+    def check_end(self) -> None:
+        why = self.ended_why
+        if self.stopped is not None and self.stopped.exit_code == 0:
+            ended = [w for w in self.workers.values() if w.mode is Mode.LEAVING and w.rank is not None]
+            assert all(w.completed == self.steps for w in ended), "a rank left before its last step"
+            return
+        if why.startswith("fenced"):
+            assert not self.owed(), f"nobody goes on, though a majority could: {why}"
+            return
+        if self.bare:
+            return
+        lost = len(self.done_to)
+        excuses = {
+            "no place is left": lost > self.settings.spare_nodes,
+            "no other came": lost > self.settings.spare_nodes,
+            "no version is held": lost > self.settings.replicas or self.uncovered,
+            "every holder of rank": lost > self.settings.replicas or self.uncovered,
+            "no restart is allowed": not self.head.state.managed,
+            "is lost": not self.head.state.managed,
+            "had left the job already": self.uncovered,
+            "the world was started again": self.head.state.restarts > 2,
+            "without one completed step": lost > 3,
+        }
+        assert any(text in why and excused for text, excused in excuses.items()), f"stopped without need: {why}"
+
+    def owed(self) -> bool:
+        """Tell whether what befell the job leaves a majority that is bound to go on."""
+        return all(fault.leaves_majority(self) for fault in self.faults) and len(self.faults) < 2
+
+
+def heads_simulation(seed: int, kinds: tuple[str, ...] = KINDS) -> Cluster:
+    """Return the job of this seed."""
+    rng = random.Random(f"heads {seed}")
+    nodes = rng.randint(2, 4)
+    settings = Settings(
+        world_size=nodes * rng.randint(1, 2),
+        nodes=nodes,
+        spare_nodes=rng.randint(0, 2),
+        spares=rng.choice((0, 0, 2)),
+        replicas=rng.choice((1, 1, 2)),
+        node_timeout_s=T,
+        repair_timeout_s=5.0,
+        shutdown_timeout_s=3.0,
+        join_timeout_s=30.0,
+        max_restarts=3,
+    )
+    delay = rng.choice((0.0, 0.02, 0.5))
+    return Cluster(seed, settings, planned(rng, kinds), steps=rng.choice((40, 120)), log_delay_s=delay)
+
+
+def election_simulation(seed: int, kinds: tuple[str, ...] = (*KINDS, *("cut pair",) * 20)) -> Cluster:
+    """Return the agents of this seed, without a job, in a network of which single links fail too."""
+    rng = random.Random(f"election {seed}")
+    settings = Settings(world_size=1, nodes=1, spare_nodes=rng.randint(1, 5), node_timeout_s=T)
+    outages = [fault for _ in range(rng.choice((1, 1, 2, 3))) for fault in planned(rng, kinds)]
+    return Cluster(seed, settings, sorted(outages, key=lambda one: one.at), steps=0, log_delay_s=0.1, bare=True)

@@ -1,0 +1,139 @@
+"""The simulated network between agents, and the storage of nodes that cannot always reach one another."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from machine import Clock
+from storage import Storage
+from workers import Gathering, Worker
+
+Pair = tuple[str, str]
+
+
+class Net:
+    """Keeps each pair's order. What is sent into a cut is not lost but late: it arrives if the cut is ever healed."""
+
+    def __init__(self, clock: Clock, rng: random.Random) -> None:
+        self._clock, self._rng = clock, rng
+        self.cuts: Counter[Pair] = Counter()
+        """How many faults cut this pair now."""
+        self._held: dict[Pair, list[Callable[[], None]]] = {}
+        self._last: dict[Pair, float] = {}
+
+    def send(self, source: str, target: str, arrive: Callable[[], None]) -> None:
+        pair = source, target
+        slow = self._rng.random() < 0.03
+        delay = 0.0 if source == target else self._rng.uniform(0.1, 0.6) if slow else self._rng.uniform(0.001, 0.03)
+        self._last[pair] = max(self._last.get(pair, 0.0), self._clock.now + delay)
+        self._clock.at(self._last[pair], lambda: self._arrive(pair, arrive))
+
+    def _arrive(self, pair: Pair, arrive: Callable[[], None]) -> None:
+        if self.cuts[pair]:
+            self._held.setdefault(pair, []).append(arrive)
+        else:
+            arrive()
+
+    def cut(self, pairs: Iterable[Pair]) -> None:
+        self.cuts.update(pairs)
+
+    def heal(self, pairs: Iterable[Pair]) -> None:
+        for pair in pairs:
+            self.cuts[pair] -= 1
+            for arrive in self._held.pop(pair, []) if not self.cuts[pair] else ():
+                self.send(*pair, arrive)
+
+    def linked(self, one: str, other: str) -> bool:
+        return not self.cuts[one, other] and not self.cuts[other, one]
+
+
+class CutStorage(Storage):
+    """Storage whose nodes are told of changes one by one, if at all, and whose traffic the network may stop."""
+
+    def __init__(self, clock: Clock, rng: random.Random, world_size: int, net: Net) -> None:
+        super().__init__(clock, rng, world_size)
+        self._net = net
+        self._before: tuple[tuple[str, ...], ...] = ()
+        self._told = (0, 0, 0)
+        self._begun = (0, 0, 0)
+        self._assigned: dict[int, tuple[int, int, int]] = {}
+
+    def reaches(self, source: str, target: str) -> bool:
+        return self.nodes[source].alive and (source == target or self._net.linked(source, target))
+
+    def clear_on(self, name: str, key: tuple[int, int, int]) -> None:
+        if key > self._begun:
+            self._begun = key
+            self.homes, self.buddies, self._before = {}, (), ()
+            self.skipped = [-1] * self._world_size
+        self.nodes[name].slots, self.nodes[name].copies = {}, {}
+        self.epochs.pop(name, None)
+
+    def assign_on(self, name: str, rank: int, key: tuple[int, int, int], *, known_there: bool) -> None:
+        home = self.homes.get(rank)
+        self.assign(rank, name, known_there=known_there)
+        if home is not None and key < self._assigned.get(rank, key):
+            self.homes[rank] = home  # an order that comes late, to a node that was given up
+        else:
+            self._assigned[rank] = key
+
+    def set_buddies_on(
+        self, name: str, buddies: tuple[tuple[str, ...], ...], key: tuple[int, int, int], epoch: int
+    ) -> None:
+        if key > self._told:
+            self._told = key
+            if buddies != self.buddies:
+                self._before, self.buddies = self.buddies, buddies
+        node = self.nodes[name]
+        for rank in list(node.copies):
+            if all(not each or name not in each[rank] for each in (self._before, self.buddies)) and self.buddies:
+                node.copies.pop(rank)
+        for rank, home in self.homes.items():
+            if home == name:
+                for version, token in self.held(rank).items():
+                    self._send(rank, (version, token), epoch)
+
+    def discard_on(self, name: str, epoch: int, version: int) -> None:
+        """Forget what is of a life that did not happen, and refuse what is still on its way from it."""
+        self.epochs[name] = max(epoch, self.epochs.get(name, 0))
+        node = self.nodes[name]
+        for rank, slots in node.slots.items():
+            if self.homes.get(rank) != name:
+                node.slots[rank] = [slot if slot is None or slot[0] <= version else None for slot in slots]
+        for rank, copies in node.copies.items():
+            node.copies[rank] = {each: kept for each, kept in copies.items() if each <= version or kept[1] >= epoch}
+        for rank, home in self.homes.items():
+            if home == name:
+                for held, token in self.held(rank).items():
+                    if held <= version:
+                        self._send(rank, (held, token), epoch)
+
+    def _arrive(self, source, name, rank, snapshot, epoch):
+        if self._net.linked(source.name, name):
+            super()._arrive(source, name, rank, snapshot, epoch)
+        elif source.alive and self.nodes[name].alive:  # the connection does not know yet, and tries again
+            self._clock.after(0.1, lambda: self._arrive(source, name, rank, snapshot, epoch))
+
+    def fetch(self, source: str, rank: int, version: int) -> bool:
+        return self.reaches(source, self.homes[rank]) and super().fetch(source, rank, version)
+
+
+class CutGathering(Gathering):
+    """Collectives of hosts of which some cannot reach each other wait until they can."""
+
+    def arrive(self, worker: Worker) -> None:
+        here = {**self.present.get(worker.attached, {}), worker.rank: worker}
+        hosts = sorted({each.node for each in here.values()})
+        linked = all(self.sim.net.linked(one, other) for one in hosts for other in hosts)
+        if len(here) == self.sim.settings.world_size and not linked:
+            self.present.setdefault(worker.attached, {})[worker.rank] = worker
+        else:
+            super().arrive(worker)
+
+    def healed(self) -> None:
+        for here in list(self.present.values()):
+            if len(here) == self.sim.settings.world_size:
+                worker = here.pop(next(iter(here)))
+                self.arrive(worker)

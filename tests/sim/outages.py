@@ -1,0 +1,103 @@
+"""What befalls the nodes of a simulated job, as data: they are killed, lose power, or cannot reach one another."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import TYPE_CHECKING
+
+from agents import T
+
+if TYPE_CHECKING:
+    from heads import Cluster
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """Something that befalls the job. `whom` picks nodes; `kind` says what becomes of them."""
+
+    at: float
+    kind: str
+    whom: int = 0
+    heal_after: float | None = None
+
+    def befall(self, cluster: Cluster) -> None:
+        if cluster.stopped is not None:
+            return
+        cluster.note(f"!! {self}")
+        cluster.disturbed_at = cluster.clock.now
+        living = [a.name for a in cluster.agents.values() if a.alive and not a.fenced]
+        cluster.troubled_at = cluster.clock.now + (self.heal_after or 0.0) + 4 * T
+        if not living:
+            return
+        head = cluster.head.name if cluster.head.name in living else living[0]
+        whom = head if self.kind.endswith("head") else living[self.whom % len(living)]
+        match self.kind.split()[0]:
+            case "kill" | "power":
+                cluster.done_to.append(whom)
+                cluster.end_agent(whom, loud=self.kind.startswith("kill"))
+            case "worker":
+                alive = [w for w in cluster.workers.values() if w.alive]
+                if alive:
+                    alive[self.whom % len(alive)].die(signal=9)
+            case "cut":
+                self.cut(cluster, living, whom)
+
+    def cut(self, cluster: Cluster, living: list[str], whom: str) -> None:
+        """Split the living in two (`whom` among the smaller part), or cut one direction of one node's links."""
+        others = [name for name in living if name != whom]
+        if "pair" in self.kind and others:
+            other = others[self.whom // 3 % len(others)]
+            self.cut_pairs(cluster, [(whom, other), (other, whom)])
+            return
+        part = [whom] if "half" not in self.kind else [whom, *others[: max(0, len(living) // 2 - 1)]]
+        rest = [name for name in living if name not in part]
+        out = [(a, b) for a in part for b in rest]
+        into = [(b, a) for a in part for b in rest]
+        pairs = out if "deaf" in self.kind else into if "mute" in self.kind else out + into
+        cluster.done_to += part
+        cluster.check_covered()
+        self.cut_pairs(cluster, pairs)
+
+    def cut_pairs(self, cluster: Cluster, pairs: list[tuple[str, str]]) -> None:
+        cluster.net.cut(pairs)
+        cluster.clock.after(3.3 * T + 0.1, cluster.check_fenced)  # the head after T, who heard it last 2 T later
+        if self.heal_after is not None:
+            cluster.clock.after(self.heal_after, lambda: self.heal(cluster, pairs))
+
+    def heal(self, cluster: Cluster, pairs: list[tuple[str, str]]) -> None:
+        cluster.note(f"!! healed: {pairs}")
+        cluster.net.heal(pairs)
+        cluster.gathering.healed()
+        cluster.troubled_at = cluster.clock.now + 4 * T
+
+    def leaves_majority(self, cluster: Cluster) -> bool:
+        nodes = cluster.settings.nodes + cluster.settings.spare_nodes
+        if self.at < 1.5:
+            return False  # not all have joined
+        match self.kind.split()[0]:
+            case "power":
+                return nodes > 2
+            case "cut":
+                return nodes > 2 and ("half" not in self.kind or nodes % 2 == 1)
+        return True
+
+    def leaves_two_halves(self, cluster: Cluster) -> bool:
+        nodes = cluster.settings.nodes + cluster.settings.spare_nodes
+        return self.at >= 1.5 and "cut half" in self.kind and nodes % 2 == 0 and self.heal_after is None
+
+
+KINDS = (
+    *("kill head", "kill head", "kill head", "power head", "kill any", "power any", "worker", "worker"),
+    *("cut head", "cut any", "cut half any", "cut half head", "cut deaf head", "cut mute head", "cut deaf", "cut mute"),
+)
+
+
+def planned(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
+    at = rng.choice((rng.uniform(1.5, 6.0), rng.uniform(0.3, 3.0), rng.uniform(2.0, 5.0)))
+    faults = []
+    for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
+        heal = rng.choice((None, rng.uniform(0.1, 0.8) * T, rng.uniform(0.8, 4.0) * T))
+        faults.append(Fault(at, rng.choice(kinds), rng.randrange(12), heal))
+        at += rng.choice((rng.uniform(0.0, 0.3), rng.uniform(0.0, 1.5), rng.uniform(0.0, 6.0)))
+    return tuple(faults)
