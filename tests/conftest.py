@@ -10,15 +10,10 @@ from kit import processes
 from kit.cluster import Cluster
 
 
-def pytest_collection_finish() -> None:
-    """Let the collector pass over what was imported: to look through torch after each test takes longer than most tests."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(autouse=True)
 def _nothing_leaks_here() -> Iterator[None]:
     """Descriptors (memfds and sockets among them), threads and children of the test process are as before the test."""
+    gc.freeze()  # to look through what was there before, torch above all, takes longer than most tests
     before = (processes.descriptors(), set(threading.enumerate()), processes.children())
     yield
     gc.collect()
