@@ -1,7 +1,6 @@
 import difflib
 import re
 
-import pytest
 from launches import PYTHON, RECIPES, TORCHRUN, kill_rank, launched
 
 OURS = RECIPES / "minimal" / "train.py"
