@@ -5,11 +5,13 @@
 #   make PYTHON=python3.12 test   with another interpreter (3.11 or later)
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
 #                                 with torch's small CPU build; elsewhere pip fetches the CUDA one on Linux
+#   make JOBS=0 test              with the tests one after the other, for a debugger or a very slow machine
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 BENCH ?=
+JOBS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -36,7 +38,7 @@ demo: $(STAMP)  ## train a small GPT, kill a rank, compare the weights bit by bi
 	$(BIN)/python recipes/gpt/demo.py
 
 test: lint  ## lint, types, layering and the tests, as CI does
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' -n $(JOBS) --dist worksteal
 
 test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
 	$(BIN)/python -m pytest -m slow

@@ -13,6 +13,7 @@ from kit.cluster import Cluster
 @pytest.fixture(autouse=True)
 def _nothing_leaks_here() -> Iterator[None]:
     """Descriptors (memfds and sockets among them), threads and children of the test process are as before the test."""
+    gc.freeze()  # to look through what was there before, torch above all, takes longer than most tests
     before = (processes.descriptors(), set(threading.enumerate()), processes.children())
     yield
     gc.collect()

@@ -13,14 +13,15 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from deadpool_run.vault.board import Board, Cell
 from kit.account import Account, Event, States
-from kit.processes import MARK, kill_marked, marked, wait_gone
+from kit.processes import MARK, kill_marked, marked, thread_names, wait_gone
 
 SCRIPTS = Path(__file__).parent.parent / "process" / "scripts"
 LAYOUTS = ("ddp", "ddp-full", "fsdp", "hsdp", "tp", "pp", "plain")
@@ -288,18 +289,29 @@ class Cluster:
                 return self._board
         raise AssertionError(f"the agent has no board\n{self.told()}")
 
-    def kill_when(self, rank: int, seen: Callable[[Cell], bool], what: str, timeout_s: float = 30.0) -> int:
-        """Kill the rank's process the moment its cell of the board is seen so; return its pid.
-
-        The cell is a page of memory, which nothing can wait for: this looks as fast as it can.
-        """
-        cell, pid = self.board.cells[rank], self.pid_of(rank)
+    def look_until(self, seen: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+        """Wait for what nothing can be waited for, a page of memory or a process's state: look as fast as possible."""
         deadline = time.monotonic() + timeout_s
-        while not seen(cell):
+        while not seen():
             os.sched_yield()
-            assert time.monotonic() < deadline, f"rank {rank}: no {what} within {timeout_s} s\n{self.told()}"
+            assert time.monotonic() < deadline, f"no {what} within {timeout_s} s\n{self.told()}"
+
+    def kill_when(self, rank: int, seen: Callable[[Cell], bool], what: str) -> int:
+        """Kill the rank's process the moment its cell of the board is seen so; return its pid."""
+        cell, pid = self.board.cells[rank], self.pid_of(rank)
+        self.look_until(lambda: seen(cell), f"{what} of rank {rank}")
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    @contextmanager
+    def store_stopped(self) -> Iterator[None]:
+        """The store answers nobody for a while: members that meet there, to attach, stay in that phase."""
+        (store,) = (pid for pid in marked(self.mark) if "pt_tcpstore_uv" in thread_names(pid))
+        os.kill(store, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(store, signal.SIGCONT)
 
     # --- what is promised ----------------------------------------------------------------------------------------
 

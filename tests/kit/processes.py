@@ -51,6 +51,15 @@ def kill_marked(mark: str) -> None:
     wait_gone(mark, 10)
 
 
+def thread_names(pid: int) -> set[str]:
+    """Return the names that a process's threads have for the kernel; none if it is gone."""
+    names = set()
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            names.add((task / "comm").read_text(encoding="utf-8").strip())
+    return names
+
+
 def descriptors() -> dict[int, str]:
     """Return this process's open descriptors and what they are of."""
     found = {}

@@ -1,6 +1,7 @@
 """Real processes with deadpool groups, for tests: started by a fork server, joined with a bound, ended by pid."""
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 import torch
 import torch.distributed as dist
 
+from deadpool_run.agent.spec import DEFAULT_PRELOAD
 from deadpool_run.worker.groups import GroupState, Registry, install
 
 # Torch's stores look up the name of each other end; where no name server answers, do not wait long for it.
@@ -18,7 +20,7 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 LIMIT_S = 60.0
 TIMEOUT = timedelta(seconds=30)
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp", "kit.world"])
+_context.set_forkserver_preload([*DEFAULT_PRELOAD, "torch.distributed.nn.functional", "kit.world"])
 
 
 class Member:
@@ -53,6 +55,7 @@ class Member:
 
 
 def _main(pipe, place, target, args):
+    gc.freeze()  # what was forked is no garbage: no need to look through it, and thereby to copy it
     torch.set_num_threads(1)
     try:
         result = (True, target(Member(*place), *args))

@@ -1,6 +1,10 @@
 """What the end-to-end tests share: unfailed runs to compare with."""
 
+import fcntl
+import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from kit.account import States
@@ -11,19 +15,34 @@ REFERENCE_STEPS = 40
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], States]:
-    """Return every state of an unfailed run of a layout up to a version. Each layout is run once a session."""
+    """Return every state of an unfailed run of a layout up to a version. Each layout is run once a session.
+
+    Processes of one session that share the tests share the runs too: the first to need one makes it, the others wait.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     known: dict[str, States] = {}
 
     def states(layout: str, versions: int) -> States:
         if layout not in known:
-            cluster = Cluster(
-                tmp_path_factory.mktemp(layout), "--layout", layout, "--steps", str(REFERENCE_STEPS), spares=0
-            )
-            try:
-                assert cluster.wait_exit() == 0, cluster.told()
-            finally:
-                cluster.close()
-            known[layout] = cluster.account.states()
+            with (shared / f"reference-{layout}.json").open("a+", encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.seek(0)
+                told = file.read()
+                if not told:
+                    told = json.dumps(run(tmp_path_factory.mktemp(layout), layout))
+                    file.write(told)
+            known[layout] = {(rank, version): digest for rank, version, digest in json.loads(told)}
         return {(rank, version): digest for (rank, version), digest in known[layout].items() if version <= versions}
 
     return states
+
+
+def run(home: Path, layout: str) -> list[tuple[int, int, str]]:
+    """Return rank, version and digest of every state of an unfailed run."""
+    cluster = Cluster(home, "--layout", layout, "--steps", str(REFERENCE_STEPS), spares=0)
+    try:
+        assert cluster.wait_exit() == 0, cluster.told()
+    finally:
+        cluster.close()
+    return [(*where, digest) for where, digest in cluster.account.states().items()]

@@ -7,6 +7,7 @@ import pytest
 from kit.choice import often
 from kit.cluster import Cluster
 
+from deadpool_run.agent.health import is_stopped
 from deadpool_run.vault.board import Phase
 
 STEPS = 12
@@ -64,19 +65,29 @@ def test_the_newcomer_dies_in_its_rehearsal(cluster, reference, step):
     job.check_repaired(reference("ddp-full", STEPS), [1, 1])
 
 
-@pytest.mark.parametrize("phase", [Phase.DRAINED, Phase.ATTACHING])
-def test_a_survivor_dies_in_the_repair(cluster, reference, phase):
-    job = train(cluster, *die("rank=1,step=5,at=collective"))
-    job.wait_event("dying")
-    job.kill_when(2, lambda cell: cell.phase == phase, f"phase {phase.name}")
+def until_one_stops_itself(cluster, fault):
+    """Start a job whose rank 1 dies; return it and the process that this second fault has stopped."""
+    job = train(cluster, *die("rank=1,step=5,at=collective", f"{fault},how=sigstop"), script="hanging.py")
+    stopped = job.wait_event("dying", how="sigstop")["pid"]
+    job.look_until(lambda: is_stopped(stopped), "stopped process")
+    return job, stopped
+
+
+def test_a_survivor_dies_drained(cluster, reference):
+    """While it waits for another one, which does not drain for a moment."""
+    job, other = until_one_stops_itself(cluster, "rank=3,step=5,at=before")
+    job.kill_when(2, lambda cell: cell.phase == Phase.DRAINED, "phase DRAINED")
+    os.kill(other, signal.SIGCONT)
     job.check_repaired(reference("ddp-full", STEPS), [1, 2])
 
 
-def test_the_newcomer_dies_as_it_attaches(cluster, reference):
-    job = train(cluster, *die("rank=1,step=5,at=collective"))
-    job.wait_event("start", rank=1, nth=2)
-    job.kill_when(1, lambda cell: cell.phase == Phase.ATTACHING, "phase ATTACHING")
-    job.check_repaired(reference("ddp-full", STEPS), [1, 1])
+@pytest.mark.parametrize("rank", [1, 2], ids=["newcomer", "survivor"])
+def test_a_rank_dies_as_it_attaches(cluster, reference, rank):
+    job, newcomer = until_one_stops_itself(cluster, "rank=1,step=1,at=rehearsal")
+    with job.store_stopped():
+        os.kill(newcomer, signal.SIGCONT)
+        job.kill_when(rank, lambda cell: cell.phase == Phase.ATTACHING, "phase ATTACHING")
+    job.check_repaired(reference("ddp-full", STEPS), [1, rank])
 
 
 @pytest.mark.parametrize("at", often(["before", "optimizer,n=3", "after"], {"optimizer,n=3"}))

@@ -34,21 +34,24 @@ def test_runs_under_plain_python(start, tmp_path, parallel):
     assert completed(tmp_path / "a", 0) == list(range(10))
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_a_killed_rank_does_not_change_a_bit(start, tmp_path, parallel):
-    """The reference is torchrun with plain Gloo: neither protection nor a repair may change the arithmetic."""
-    script = ("--parallel", parallel, "--steps", 200, "--print-every", 50)
+@pytest.mark.parametrize(("parallel", "number"), [("ddp", 200), ("fsdp2", 100)])
+def test_a_killed_rank_does_not_change_a_bit(start, tmp_path, parallel, number):
+    """The reference is torchrun with plain Gloo: neither protection nor a repair may change the arithmetic.
+
+    So many steps last long enough for a rank to be killed a quarter of the way.
+    """
+    script = ("--parallel", parallel, "--steps", number, "--print-every", 50)
     plain, killed = tmp_path / "plain", tmp_path / "killed"
     start(*TORCHRUN, "--nproc-per-node", 2, TRAIN, *flags(plain, *script)).end()
     run = start(*launched(tmp_path, 2), TRAIN, *flags(killed, *script))
-    run.wait_for("step 50", lambda: min(map(len, (completed(killed, 0), completed(killed, 1)))) > 50)
+    run.wait_for("a quarter", lambda: min(map(len, (completed(killed, 0), completed(killed, 1)))) > number // 4)
     kill_rank(tmp_path, 0)
     run.end()
     assert digests(killed) == digests(plain)
     for rank in (0, 1):
         steps = completed(killed, rank)
-        assert set(steps) == set(range(200))
-        assert len(steps) <= 201, "more than one step was repeated"
+        assert set(steps) == set(range(number))
+        assert len(steps) <= number + 1, "more than one step was repeated"
 
 
 def test_another_run_has_another_digest(start, tmp_path):

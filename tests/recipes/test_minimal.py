@@ -1,7 +1,6 @@
 import difflib
 import re
 
-import pytest
 from launches import PYTHON, RECIPES, TORCHRUN, kill_rank, launched
 
 OURS = RECIPES / "minimal" / "train.py"
@@ -23,10 +22,8 @@ def test_protection_takes_one_import_and_at_most_six_changed_lines():
     assert len(removed) <= len(added)
 
 
-@pytest.mark.parametrize("script", [OURS, THEIRS], ids=["ours", "theirs"])
-def test_runs_under_torchrun(start, script):
-    text = start(*TORCHRUN, "--nproc-per-node", 2, script, 20).end()
-    assert set(weights(text)) == {"0", "1"}
+def test_runs_under_torchrun(start):
+    assert set(weights(start(*TORCHRUN, "--nproc-per-node", 2, OURS, 20).end())) == {"0", "1"}
 
 
 def test_runs_under_plain_python(start):
@@ -36,8 +33,8 @@ def test_runs_under_plain_python(start):
 def test_a_killed_rank_does_not_change_the_weights(start, tmp_path):
     steps = 600
     expected = weights(start(*TORCHRUN, "--nproc-per-node", 2, THEIRS, steps).end())
+    assert set(expected) == {"0", "1"}
     run = start(*launched(tmp_path, 2), OURS, steps)
     run.wait_for("step 300", lambda: run.text().count("loss ") == 2)
     kill_rank(tmp_path, 1)
     assert weights(run.end()) == expected
-    assert set(expected) == {"0", "1"}

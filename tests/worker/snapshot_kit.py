@@ -1,5 +1,6 @@
 """What the snapshot tests share: slots held by the test as an agent holds them, and children that write and read them."""
 
+import gc
 import hashlib
 import os
 import random
@@ -111,6 +112,7 @@ def in_child(target, *args):
 
 
 def _main(pipe, target, args):
+    gc.freeze()
     torch.set_num_threads(1)
     try:
         result = (True, target(*args))
