@@ -29,6 +29,8 @@ def decode(kinds: Mapping[str, type[Any]], parts: Mapping[str, Any]) -> Any:
 
 def build(kind: Any, parts: Mapping[str, Any]) -> Any:
     """Return the dataclass with these fields. Raises ValueError, KeyError or TypeError."""
+    if not isinstance(parts, Mapping):
+        raise TypeError(f"{str(parts)[:80]} is no {kind.__name__}")
     hints = _hints(kind)
     if set(parts) != {field.name for field in fields(kind)}:
         raise ValueError(f"a {kind.__name__} with fields {sorted(parts)}")
@@ -49,6 +51,8 @@ def _value(hint: Any, value: Any) -> Any:
     if origin is tuple:
         return _tuple(get_args(hint), value)
     if origin is dict:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{str(value)[:80]} is no mapping")
         _, inner = get_args(hint)
         return {str(key): item if inner is Any else _value(inner, item) for key, item in value.items()}
     return _single(hint, value)
@@ -59,7 +63,7 @@ def _single(hint: Any, value: Any) -> Any:
         return build(hint, value)
     if issubclass(hint, Enum):
         return hint(value)
-    if not isinstance(value, (hint, int) if hint is float else hint) or (hint is int and isinstance(value, bool)):
+    if not isinstance(value, (hint, int) if hint is float else hint) or (hint is not bool and isinstance(value, bool)):
         raise TypeError(f"{value!r} is no {hint.__name__}")
     return value
 

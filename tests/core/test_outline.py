@@ -36,8 +36,11 @@ def led(settings, present):
     return state
 
 
-@given(st.integers(1, 5), st.integers(0, 2), st.integers(1, 3), st.integers(0, 3), st.integers(0, 2), st.data())
-def test_it_is_what_the_coordinator_does(count, spare_nodes, per_node, spares, replicas, data):
+@given(
+    st.tuples(st.integers(1, 5), st.integers(0, 2), st.integers(1, 3)), st.integers(0, 3), st.integers(0, 2), st.data()
+)
+def test_it_is_what_the_coordinator_does(shape, spares, replicas, data):
+    count, spare_nodes, per_node = shape
     settings = Settings(
         world_size=count * per_node, nodes=count, spare_nodes=spare_nodes, spares=spares, replicas=replicas
     )
