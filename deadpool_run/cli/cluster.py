@@ -74,7 +74,7 @@ def host_of(endpoint: str) -> tuple[str, str]:
 
 def _machines(values: Values) -> int:
     low, _, high = values.text("nnodes").partition(":")
-    if not low.isdigit() or int(low) < 1 or not (high or low).isdigit():
+    if not low.isdecimal() or int(low) < 1 or not (high or low).isdecimal():
         raise values.refuse(
             "nnodes", "not a number of machines", "write one number from 1, which counts the spare ones"
         )
@@ -118,7 +118,7 @@ def _endpoints(values: Values) -> tuple[tuple[str, int], ...]:
 
 
 def _port(values: Values, name: str, text: str) -> int:
-    if not text.isdigit() or not 0 < int(text) < 1 << 16:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
         raise values.refuse(name, f"{text!r} is no port", "write a number from 1 to 65535")
     return int(text)
 
@@ -128,9 +128,10 @@ def _bandwidth(values: Values) -> int | None:
     if not text:
         return None
     match = _SIZE.fullmatch(text.strip())
-    if match is None or float(match[1]) == 0:
+    rate = 0 if match is None else int(float(match[1]) * _FACTORS[match[2].upper()])
+    if rate < 1:
         raise values.refuse("replica_bandwidth", "not a number of bytes per second", "write for example 500M or 2G")
-    return int(float(match[1]) * _FACTORS[match[2].upper()])
+    return rate
 
 
 def read_token(path: Path) -> bytes:

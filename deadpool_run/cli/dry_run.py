@@ -9,12 +9,22 @@ from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode
 from deadpool_run.cli.launch import Launch
 from deadpool_run.cli.options import Values
 from deadpool_run.cli.table import OPTIONS, Option
-from deadpool_run.ids import Epoch, Rank, WorkerId
+from deadpool_run.core.events import Place
+from deadpool_run.core.membership import Node
+from deadpool_run.core.outline import outline
+from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 
 _CHOSEN_AT_START = {
     "MASTER_PORT": "<a free port>",
     "DEADPOOL_STORE": "127.0.0.1:<a free port>",
     "TORCHELASTIC_ERROR_FILE": "<log tree>/attempt_0/0/error.json",
+}
+_CHOSEN_AMONG_NODES = {
+    **_CHOSEN_AT_START,
+    "MASTER_ADDR": "<the first node's address>",
+    "DEADPOOL_STORE": "<the first node's address>:<a free port>",
+    "DEADPOOL_NODE": "<the node's name>",
+    "DEADPOOL_NODE_ADDR": "<the node's address>",
 }
 _OF_THE_RANK = ("RANK", "LOCAL_RANK", "ROLE_RANK", "DEADPOOL_WORKER", "TORCHELASTIC_ERROR_FILE")
 
@@ -26,7 +36,7 @@ def describe(launch: Launch, values: Values, outer: Mapping[str, str]) -> str:
         ("options", settings_lines(values)),
         ("notes", launch.notes),
         ("run", _run_lines(spec)),
-        ("ranks and spares", _map_lines(spec)),
+        ("ranks and spares", _map_lines(spec) if spec.cluster is None else _node_lines(spec, _machines(values, spec))),
         ("command of a worker", (_command_line(spec),)),
         ("environment of rank 0 (beyond what is inherited)", _environment_lines(spec, outer)),
     )
@@ -67,6 +77,19 @@ def _map_lines(spec: LaunchSpec) -> Iterator[str]:
         yield "no spares: the place of a rank that dies is started again"
 
 
+def _machines(values: Values, spec: LaunchSpec) -> int:
+    """Return how many machines are to be imagined: as many as were asked for, unless the user says another number."""
+    if values.text("simulate_nodes"):
+        return values.count("simulate_nodes", 1)
+    return spec.settings.nodes + spec.settings.spare_nodes
+
+
+def _node_lines(spec: LaunchSpec, machines: int) -> Iterator[str]:
+    """Yield the map of machines that arrive one after the other, none of them near another."""
+    names = [NodeId(f"node {at}") for at in range(machines)]
+    yield from outline(spec.settings, [Node(name, Place(name=name), at) for at, name in enumerate(names)])
+
+
 def _command_line(spec: LaunchSpec) -> str:
     if not spec.warm:
         return shlex.join(spec.command.argv)
@@ -86,11 +109,13 @@ def _environment_lines(spec: LaunchSpec, outer: Mapping[str, str]) -> Iterator[s
         store_host="127.0.0.1",
         store_port=0,
         error_file="" if spec.log_dir == LOGS_OFF else os.devnull,
+        replicates=True,
     )
+    chosen = _CHOSEN_AT_START if spec.cluster is None else _CHOSEN_AMONG_NODES
     environment = worker_environment(spec, seat, outer)
     for name, value in sorted(environment.items()):
-        if value and name in _CHOSEN_AT_START:
-            yield f"{name}={_CHOSEN_AT_START[name]}"
+        if value and name in chosen:
+            yield f"{name}={chosen[name]}"
         elif outer.get(name) != value:
             yield f"{name}={shlex.quote(value)}"
     yield f"(other ranks differ in {', '.join(_OF_THE_RANK)})"

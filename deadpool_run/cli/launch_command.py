@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from deadpool_run.agent.spec import LaunchSpec, Mode, StartMethod
 from deadpool_run.cli import say
 from deadpool_run.cli.config import NO_FILE, read_config
 from deadpool_run.cli.launch import Launch, plan
-from deadpool_run.cli.machine import look_around
+from deadpool_run.cli.machine import existing_token, look_around
 from deadpool_run.cli.options import Values, resolve
 from deadpool_run.cli.table import OPTIONS
 from deadpool_run.errors import UsageError
@@ -53,7 +54,10 @@ def launch(*, target: list[str] | None = None, **given: str | bool | None) -> No
     values = resolved(given, os.environ)
     if not target:
         raise UsageError("no script to run\nwrite `deadpool-run [OPTIONS] SCRIPT [ARGS]...`; --help lists the options")
-    planned = plan(values, tuple(target), look_around(os.environ))
+    here = look_around(os.environ)
+    if values.flag("dry_run"):
+        here = replace(here, token=existing_token)
+    planned = plan(values, tuple(target), here)
     say.set_color(values.choice("color", {"auto": "auto", "always": "always", "never": "never"}))
     _check_target(planned.spec)
     if values.flag("dry_run"):

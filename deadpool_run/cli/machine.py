@@ -80,6 +80,11 @@ def find_token(name: str, environment: Mapping[str, str]) -> bytes:
     return read_token(path)
 
 
+def existing_token(name: str) -> bytes:
+    """Return the token of the file of this name; without one nothing, for those who make nothing. Raises `UsageError`."""
+    return read_token(Path(name)) if name else b""
+
+
 def count_gpus(environment: Mapping[str, str], devices: Path) -> int:
     """Return how many GPUs CUDA will show, by its device nodes and CUDA_VISIBLE_DEVICES.
 

@@ -94,7 +94,7 @@ def decode(body: bytes) -> Word:
     """Return the word of one frame's body. Raises `ProtocolError`."""
     try:
         parts = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"no greeting of an agent: {body[:40]!r}") from error
     if not isinstance(parts, dict):
         raise ProtocolError(f"no greeting of an agent: {body[:40]!r}")
@@ -107,6 +107,7 @@ class Caller:
 
     def __init__(self, token: bytes, role: Role) -> None:
         self._token = token
+        self._is_sure = False
         self.hello = Hello(VERSION, role, secrets.token_hex(_NONCE_BYTES))
 
     def answer(self, heard: Word) -> Word | None:
@@ -115,8 +116,9 @@ class Caller:
             case Challenge(nonce, proof):
                 if not _is_proof(proof, self._token, "listener", self.hello.role, self.hello.nonce, nonce):
                     raise RefusedError(WRONG_TOKEN)
+                self._is_sure = True
                 return Proof(_proof(self._token, "caller", self.hello.role, self.hello.nonce, nonce))
-            case Welcome():
+            case Welcome() if self._is_sure:
                 return None
             case Refused(reason):
                 raise RefusedError(reason)
@@ -155,8 +157,13 @@ class Listener:
 
 def _proof(token: bytes, side: str, role: Role, caller_nonce: str, listener_nonce: str) -> str:
     words = "\n".join((f"deadpool-run agents {VERSION}", side, role, caller_nonce, listener_nonce))
-    return hmac.new(token, words.encode(), "sha256").hexdigest()
+    return hmac.new(token, _bytes(words), "sha256").hexdigest()
 
 
 def _is_proof(claimed: str, token: bytes, side: str, role: Role, caller_nonce: str, listener_nonce: str) -> bool:  # noqa: PLR0913, PLR0917 - what a proof is over
-    return hmac.compare_digest(claimed.encode(), _proof(token, side, role, caller_nonce, listener_nonce).encode())
+    return hmac.compare_digest(_bytes(claimed), _bytes(_proof(token, side, role, caller_nonce, listener_nonce)))
+
+
+def _bytes(text: str) -> bytes:
+    """Return the text as bytes: JSON can hold what is no proper text, and strangers may say it."""
+    return text.encode("utf-8", "surrogatepass")

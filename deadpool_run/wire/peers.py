@@ -251,7 +251,7 @@ def decode(body: bytes) -> Message:
     """Return the message of one frame's body. Raises `ProtocolError` for anything that is not one."""
     try:
         parts = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not a message of this protocol: {body[:80]!r}") from error
     if not isinstance(parts, dict):
         raise ProtocolError(f"not a message of this protocol: {body[:80]!r}")

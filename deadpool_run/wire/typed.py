@@ -55,6 +55,8 @@ def decode(kinds: Mapping[str, type[Any]], parts: Mapping[str, Any]) -> Any:
 
 def build(kind: Any, parts: Mapping[str, Any]) -> Any:
     """Return the dataclass with these fields. Raises ValueError, KeyError or TypeError."""
+    if not isinstance(parts, Mapping):
+        raise TypeError(f"{str(parts)[:80]} is no {kind.__name__}")
     hints = _hints(kind)
     if parts.keys() != set(_names(kind)):
         raise ValueError(f"a {kind.__name__} with fields {sorted(parts)}")
@@ -86,6 +88,8 @@ def _value(hint: Any, value: Any) -> Any:
 
 
 def _mapping(key_hint: Any, hint: Any, value: Any) -> dict[Any, Any]:
+    if key_hint is str and not isinstance(value, Mapping):
+        raise TypeError(f"{str(value)[:80]} is no mapping")
     pairs = value.items() if isinstance(value, Mapping) else _tuple((tuple[Any, Any], ...), value)
     return {_value(key_hint, key): item if hint is Any else _value(hint, item) for key, item in pairs}
 
@@ -95,7 +99,7 @@ def _single(hint: Any, value: Any) -> Any:
         return build(hint, value)
     if issubclass(hint, Enum):
         return hint(value)
-    if not isinstance(value, (hint, int) if hint is float else hint) or (hint is int and isinstance(value, bool)):
+    if not isinstance(value, (hint, int) if hint is float else hint) or (hint is not bool and isinstance(value, bool)):
         raise TypeError(f"{value!r} is no {hint.__name__}")
     return value
 

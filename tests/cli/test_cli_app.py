@@ -74,7 +74,8 @@ def test_help_names_every_option_and_the_examples():
         ("--bogus train.py", "No such option: --bogus", "add --help"),
         ("--nproc-per-node", "requires an argument", "add --help"),
         ("--nproc-per-node four train.py", "--nproc-per-node 'four'", "write the number of ranks"),
-        ("--nnodes 2 train.py", "--nnodes '2'", "several machines are not supported yet"),
+        ("--nnodes 2 train.py", "--nnodes asks for several machines", "--rdzv-endpoint HOST:PORT"),
+        ("--nnodes 2:4 train.py", "--nnodes '2:4'", "--nnodes 4 --spares 2n"),
         ("statsu", "script 'statsu': no such file", "`deadpool-run status`"),
         ("--no-python nowhere-to-be-found", "program 'nowhere-to-be-found'", "--no-python"),
         ("--config nowhere.yaml train.py", "nowhere.yaml: cannot be read", "--no-config"),
@@ -119,6 +120,21 @@ def test_a_dry_run_shows_values_sources_map_and_environment_and_starts_nothing(h
     for variable in ("WORLD_SIZE=2", "LOCAL_RANK=0", "ROLE_NAME=trainer", "MASTER_PORT=<a free port>"):
         assert ["".join(variable.split())] in [["".join(each.split())] for each in done.stdout.splitlines()]
     assert not (home / "state").exists()
+
+
+def test_a_dry_run_for_several_machines_shows_who_is_what_and_makes_no_secret(home):
+    line = "--nproc-per-node 2 --nnodes 4 --spares 1 --rdzv-endpoint h:1 --dry-run train.py"
+    done = deadpool(*line.split(), cwd=home, env=ours(home))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [each.strip() for each in done.stdout.splitlines()]
+    assert "6 ranks, 2 on each of 3 nodes; in reserve: 1 node" in lines
+    assert "node 1  ranks 2-3; copies of rank 2 on node 3; copies of rank 3 on node 0" in lines
+    assert "node 3  in reserve" in lines
+    assert "MASTER_ADDR=<the first node's address>" in lines
+    fewer = deadpool("--simulate-nodes", "2", *line.split(), cwd=home, env=ours(home))
+    assert "  waits for 1 more node: the world begins with 3\n" in fewer.stdout
+    assert not (home / "state").exists()
+    assert deadpool("--simulate-nodes", "0", *line.split(), cwd=home, env=ours(home)).returncode == 2
 
 
 def test_config_show_names_the_source_of_each_value(home):

@@ -146,13 +146,15 @@ def test_the_shutdown_timeout_of_torch_counts_where_none_is_given():
 
 
 def test_what_means_nothing_here_is_said_once():
-    launch = planned(rdzv_backend="c10d", rdzv_endpoint="node7.other:29400", master_port="29500", start_method="fork")
+    launch = planned(rdzv_backend="c10d", local_addr="node7", master_port="29500", start_method="fork")
     assert launch.spec.start_method is StartMethod.NURSERY
     assert launch.notes == (
-        "no effect on one machine: --rdzv-backend, --rdzv-endpoint, --master-port",
+        "no effect on one machine: --rdzv-backend, --master-port, --local-addr",
         "--start-method fork: workers are forked from the nursery",
     )
     assert planned(standalone=True, rdzv_backend="c10d", rdzv_endpoint="elsewhere:1").notes == ()
+    several = {"nnodes": "2", "rdzv_endpoint": "node7:1", "rdzv_id": "job", "rdzv_backend": "c10d"}
+    assert planned(**several).notes == ("no effect: --rdzv-backend",)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_an_endpoint_on_this_machine_is_accepted(endpoint):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"nnodes": "2"}, "--nnodes '2'"),
+        ({"nnodes": "2"}, "--nnodes asks for several machines, and nobody says where they meet"),
         ({"nnodes": "1:4"}, "--nnodes '1:4'"),
         ({"rdzv_endpoint": "node8:29400"}, "--rdzv-endpoint 'node8:29400'"),
         ({"node_rank": "1"}, "--node-rank '1'"),

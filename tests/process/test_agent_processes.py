@@ -1,5 +1,6 @@
 """What the agent notices, how fast, and what it leaves behind when it or one of its helpers is killed."""
 
+import contextlib
 import os
 import select
 import signal
@@ -90,7 +91,10 @@ def nursery_of(job, started):
 
 def is_nursery(pid):
     """Of the agent's children, it alone holds a packet socket (type 5 in /proc/net/unix)."""
-    inodes = {of[8:-1] for fd in Path(f"/proc/{pid}/fd").iterdir() if (of := str(fd.readlink())).startswith("socket:")}
+    inodes = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile: the store opens and closes what it imports
+            inodes.add(str(fd.readlink()).removeprefix("socket:[").removesuffix("]"))
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         parts = line.split()
         if parts[6] in inodes and parts[4] == "0005":

@@ -1,0 +1,93 @@
+"""A job in words: which node is for which ranks, which are in reserve, and who keeps whose copies. Pure.
+
+It is shown before a job begins, so that a wrong number of machines or spares is seen before it costs anything.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from deadpool_run.core import buddies, placement, pool, world
+from deadpool_run.core.lifecycle import JobPhase
+from deadpool_run.core.membership import Node, Seat, State
+from deadpool_run.core.settings import Settings
+from deadpool_run.ids import NodeId, Rank
+
+
+def outline(settings: Settings, nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield the lines. `nodes` are those that are there, in order of arrival; the world may need more of them."""
+    state = begun(settings, nodes)
+    yield _summary(settings)
+    if state.buddies:
+        yield f"each rank's snapshots are copied to {_count(len(state.buddies[0]), 'other node')}"
+    elif len(nodes) >= settings.nodes:  # before, it is not known yet
+        yield "no snapshot is copied to another node: when a node is lost, its ranks' state is lost with it"
+    width = max((len(node.node) for node in nodes), default=0)
+    for node in placement.in_order(state):
+        yield f"{node.node:<{width}}  {_purpose(settings, state, node)}{_copies(state, node)}"
+    if (missing := settings.nodes - len(nodes)) > 0:
+        yield f"waits for {_count(missing, 'more node')}: the world begins with {settings.nodes}"
+
+
+def begun(settings: Settings, nodes: Sequence[Node]) -> State:
+    """Return the state of a world that has begun on these nodes, as far as they are enough: seats, nodes and buddies."""
+    state = State(
+        phase=JobPhase.UNPROTECTED,
+        capture_interval=settings.capture_interval,
+        seats=world.vacant_seats(settings.world_size),
+        nodes={node.node: node for node in nodes},
+        arrivals=len(nodes),
+    )
+    state = replace(state, seats=tuple(_seats(settings, state)))
+    known = all(seat.node is not None for seat in state.seats)
+    return replace(state, buddies=buddies.choose(settings, state)) if known else state
+
+
+def _seats(settings: Settings, state: State) -> Iterator[Seat]:
+    order = placement.in_order(state)[: settings.nodes]
+    for seat in state.seats:
+        at, local_rank = divmod(seat.rank, settings.ranks_per_node)
+        yield replace(seat, node=order[at].node, local_rank=local_rank) if at < len(order) else seat
+
+
+def _summary(settings: Settings) -> str:
+    each = "" if settings.nodes == 1 else f", {settings.ranks_per_node} on each of {settings.nodes} nodes"
+    reserve = [
+        *([_count(settings.spare_nodes, "node")] if settings.spare_nodes else []),
+        *([_count(settings.spares, "worker")] if settings.spares else []),
+    ]
+    return f"{_count(settings.world_size, 'rank')}{each}; in reserve: {' and '.join(reserve) or 'nothing'}"
+
+
+def _purpose(settings: Settings, state: State, node: Node) -> str:
+    ranks = [seat.rank for seat in state.seats if seat.node == node.node]
+    if not ranks:
+        return "in reserve"
+    spares = pool.capacity(settings, state, node.node) - settings.ranks_per_node
+    return f"{_ranks(ranks)} and {_count(spares, 'spare worker')}" if spares > 0 else _ranks(ranks)
+
+
+def _copies(state: State, node: Node) -> str:
+    """Return where the copies of the node's ranks are; ranks whose copies lie together are named together."""
+    if not state.buddies:
+        return ""
+    homes: dict[tuple[NodeId, ...], list[Rank]] = {}
+    for seat in state.seats:
+        if seat.node == node.node:
+            homes.setdefault(state.buddies[seat.rank], []).append(seat.rank)
+    if len(homes) == 1:
+        return f"; copies on {', '.join(next(iter(homes)))}"
+    return "".join(f"; copies of {_ranks(ranks)} on {', '.join(holders)}" for holders, ranks in homes.items())
+
+
+def _ranks(ranks: Sequence[Rank]) -> str:
+    """Return `rank 3`, `ranks 0-3` or `ranks 0-1, 4`; the numbers grow."""
+    stretches = [
+        [rank for _, rank in stretch] for _, stretch in groupby(enumerate(ranks), lambda each: each[1] - each[0])
+    ]
+    words = [f"{stretch[0]}-{stretch[-1]}" if len(stretch) > 1 else str(stretch[0]) for stretch in stretches]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(words)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
