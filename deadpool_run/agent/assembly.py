@@ -70,7 +70,7 @@ class Assembly:
     def _pulse(self) -> None:
         agent = self._authority.agent
         self._timer = self._loop.call_later(agent.timeout_s / PULSES, self._pulse)
-        self.broadcast(peers.Pulse(agent.term, self._loop.time(), agent.roster.number))
+        self.broadcast(self._authority.pulse())
         if agent.term > 0:  # those that another coordinator had taken in may not know of this one
             self._authority.claim(but=self._hub.nodes())
 
@@ -111,7 +111,7 @@ class Assembly:
         found = decode_event(rejoin.found)
         if not isinstance(found, NodeResynced) or found.node != rejoin.node:
             raise ProtocolError(f"node {rejoin.node} does not say what it has")
-        self.send(rejoin.node, self._authority.roster())
+        self.send(rejoin.node, self._authority.agents())
         self.send(rejoin.node, self._head.world())
         self._head.submit(found)
 

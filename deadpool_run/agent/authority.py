@@ -80,17 +80,29 @@ class Authority:
 
     def hear_roster(self, told: peers.Agents) -> None:
         """Take in a head's roster."""
-        for peer in told.agents:
-            self.know(peer)
-        self.hear(electorate.HeardFromHead(told.term, _roster(told)))
+        for roster in told.rosters:
+            for peer in roster.agents:
+                self.know(peer)
+        self.hear(electorate.HeardFromHead(told.term, rosters_of(told)))
 
-    def roster(self) -> peers.Agents:
-        """Return the newest roster, as it is told."""
-        return self._told(self._agent.term, self._agent.roster)
+    def hear_pulse(self, told: peers.Pulse) -> None:
+        """Take in a sign of life of the head, which says what still counts of the rosters that it told."""
+        rosters = tuple(roster for roster in self._agent.rosters if roster.number >= told.oldest)
+        if rosters and rosters[-1].number == told.newest:
+            self.hear(electorate.HeardFromHead(told.term, rosters))
+
+    def agents(self) -> peers.Agents:
+        """Return the rosters that count, as they are told."""
+        return self._told(self._agent.term, self._agent.rosters)
+
+    def pulse(self) -> peers.Pulse:
+        """Return a sign of life of this head."""
+        rosters = self._agent.rosters
+        return peers.Pulse(self._agent.term, self._loop.time(), rosters[0].number, rosters[-1].number)
 
     def claim(self, but: Collection[NodeId]) -> None:
         """Have those of the roster that are not connected follow this node, which leads."""
-        message = peers.Claim(self._loop.time(), self.roster())
+        message = peers.Claim(self._loop.time(), self.agents())
         self.canvass.say([peer for peer in self._others(self._agent.roster) if peer.node not in but], message)
 
     def close(self) -> None:
@@ -109,12 +121,12 @@ class Authority:
             case electorate.GiveVote(_, vote):
                 if self._answer is not None:
                     self._answer(peers.Vote(vote.term, vote.voter, vote.granted, vote.closed, vote.promised))
-            case electorate.Claim(term, roster):
-                self.canvass.say(self._others(roster), peers.Claim(self._loop.time(), self._told(term, roster)))
+            case electorate.Claim(term, rosters):
+                self.canvass.say(self._others(rosters[-1]), peers.Claim(self._loop.time(), self._told(term, rosters)))
             case electorate.TakeOver(term):
                 self._body.take_over(term)
-            case electorate.ShareRoster(roster):
-                self._body.share(self._told(self._agent.term, roster))
+            case electorate.ShareRoster(rosters):
+                self._body.share(self._told(self._agent.term, rosters))
             case electorate.LoseNode(node, reason):
                 self._body.lose_node(node, reason)
             case electorate.Fence(reason):
@@ -132,7 +144,7 @@ class Authority:
             case peers.Vote(term, voter, granted, closed, promised):
                 self.hear(electorate.VoteGiven(term, voter, granted, closed, promised))
                 if self._agent.role is Role.HEAD:  # it came late: enough had voted
-                    answer(peers.Claim(self._loop.time(), self.roster()))
+                    answer(peers.Claim(self._loop.time(), self.agents()))
             case peers.Claim(sent_at, agents):
                 self.hear_roster(agents)
                 if self._agent.term == agents.term:
@@ -147,9 +159,12 @@ class Authority:
         found = (self._addresses.get(node) for node in roster.agents if node != self._agent.me)
         return [peer for peer in found if peer is not None]
 
-    def _told(self, term: int, roster: Roster) -> peers.Agents:
-        known = (self._addresses.get(node, Peer(node, "", 0)) for node in roster.agents)
-        return peers.Agents(term, roster.number, roster.head, tuple(known))
+    def _told(self, term: int, rosters: tuple[Roster, ...]) -> peers.Agents:
+        def listed(roster: Roster) -> peers.Roster:
+            known = (self._addresses.get(node, Peer(node, "", 0)) for node in roster.agents)
+            return peers.Roster(roster.number, roster.head, tuple(known))
+
+        return peers.Agents(term, tuple(map(listed, rosters)))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -158,5 +173,8 @@ class Authority:
         self._timer = None if deadline is None else self._loop.call_at(deadline, self.hear, electorate.Tick())
 
 
-def _roster(told: peers.Agents) -> Roster:
-    return Roster(told.number, told.head, tuple(peer.node for peer in told.agents))
+def rosters_of(told: peers.Agents) -> tuple[Roster, ...]:
+    """Return the rosters without the addresses."""
+    return tuple(
+        Roster(roster.number, roster.head, tuple(peer.node for peer in roster.agents)) for roster in told.rosters
+    )

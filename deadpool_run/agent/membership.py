@@ -10,7 +10,7 @@ from typing import Any
 
 from deadpool_run.agent import rendezvous
 from deadpool_run.agent.assembly import Assembly
-from deadpool_run.agent.authority import Authority
+from deadpool_run.agent.authority import Authority, rosters_of
 from deadpool_run.agent.follower import Follower, Limbo, LostError
 from deadpool_run.agent.head import Head
 from deadpool_run.agent.node import Node
@@ -21,7 +21,7 @@ from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.tell import tell
 from deadpool_run.coordinator.replica import Replica
 from deadpool_run.core import election, electorate
-from deadpool_run.core.electorate import Role, Roster
+from deadpool_run.core.electorate import Role
 from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
@@ -80,9 +80,8 @@ class Membership:
 
     def join(self, follower: Follower, told: peers.Agents) -> None:
         """Follow the coordinator that has taken this node in."""
-        roster = Roster(told.number, told.head, tuple(peer.node for peer in told.agents))
-        agent = election.follower(self._situation.node, self._timeout_s, told.term, roster, self._loop.time())
-        addresses = {peer.node: peer for peer in told.agents}
+        agent = election.follower(self._situation.node, self._timeout_s, told.term, rosters_of(told), self._loop.time())
+        addresses = {peer.node: peer for roster in told.rosters for peer in roster.agents}
         self._authority = Authority(agent, addresses, self, self._token)
         self._obey(follower)
 
@@ -199,11 +198,10 @@ class Membership:
         match message:
             case _ if follower is not self._follower:
                 pass  # another coordinator is obeyed meanwhile
-            case peers.Pulse(term, sent_at, number):
-                agent = self._authority.agent
-                if number == agent.roster.number:
-                    self._authority.hear(electorate.HeardFromHead(term, agent.roster))
-                follower.send(peers.Beat(term, sent_at, number, cells=self.node.cells()))
+            case peers.Pulse(term, sent_at):
+                self._authority.hear_pulse(message)
+                known = self._authority.agent.roster.number
+                follower.send(peers.Beat(term, sent_at, known, cells=self.node.cells()))
             case peers.Agents():
                 self._authority.hear_roster(message)
             case peers.LogState():

@@ -98,21 +98,29 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """I live, and decide. `sent_at` is the coordinator's clock, `roster` the number of the last `Agents`."""
+    """I live, and decide. `sent_at` is the coordinator's clock; of the rosters of the last `Agents`, these count."""
 
     term: int
     sent_at: float
-    roster: int
+    oldest: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """See `core.electorate.Roster`, with where the agents listen."""
+
+    number: int
+    head: NodeId
+    agents: tuple[Peer, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """Who counts when a coordinator is to be chosen, in order of arrival; `number` grows with each change."""
+    """Who counts when a coordinator is to be chosen: all of these rosters, the newest last."""
 
     term: int
-    number: int
-    head: NodeId
-    agents: tuple[Peer, ...]
+    rosters: tuple[Roster, ...]
 
 
 @dataclass(frozen=True, slots=True)
