@@ -43,6 +43,9 @@ def _of(kind):
         peers.Ask: {"request": st.dictionaries(st.text(), JSON, max_size=3)},
         peers.Joined: {"settings": st.dictionaries(st.text(), JSON, max_size=3)},
         peers.Order: {"effect": st.dictionaries(st.text(), JSON, max_size=3)},
+        peers.Rejoin: {"found": st.dictionaries(st.text(), JSON, max_size=3)},
+        peers.LogState: {"state": st.dictionaries(st.text(), JSON, max_size=3)},
+        peers.LogEntry: {"event": st.dictionaries(st.text(), JSON, max_size=3)},
         peers.Answer: {"answer": st.dictionaries(st.text(), JSON, max_size=3)},
     }
     return st.builds(kind, **free.get(kind, {}))
