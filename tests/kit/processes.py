@@ -10,6 +10,8 @@ from pathlib import Path
 MARK = "KIT_MARK"
 """Variable in the environment of everything that a cluster starts, inherited by fork and exec alike."""
 
+LOOKS = 1000
+
 
 def marked(mark: str) -> dict[int, str]:
     """Return the processes that were started under a mark: pid to command line. Zombies have none and are not seen."""
@@ -71,8 +73,11 @@ def descriptors() -> dict[int, str]:
 
 def children() -> set[int]:
     """Return this process's children, zombies included."""
-    return {
-        int(pid)
-        for task in Path("/proc/self/task").iterdir()
-        for pid in (task / "children").read_text(encoding="utf-8").split()
-    }
+    for _ in range(LOOKS):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread ended: others have its children now
+            return {
+                int(pid)
+                for task in Path("/proc/self/task").iterdir()
+                for pid in (task / "children").read_text(encoding="utf-8").split()
+            }
+    raise AssertionError(f"threads of this process ended during each of {LOOKS} looks")
