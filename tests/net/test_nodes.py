@@ -3,13 +3,16 @@
 import signal
 
 import pytest
+from kit.choice import often
 
 STEPS = 30
+STEP = ("--least-ms", "100")
+"""Copies go out beside the next step, and training does not wait for them: a shorter one could be lost with the one before."""
 
 
 def begun(fleet, layout="ddp", *, version=5, **options):
     """Start a job and wait until every rank is well on its way; return it, and which ranks each host holds."""
-    job = fleet("--layout", layout, "--steps", str(STEPS), **options)
+    job = fleet("--layout", layout, "--steps", str(STEPS), *STEP, **options)
     ranks = 2 * (4 - int(options.get("spares", "1")))
     for rank in range(ranks):
         job.wait_state(rank, version)
@@ -22,12 +25,19 @@ def others(*hosts):
 
 
 def test_an_unfailed_job_over_several_hosts_is_that_of_one(fleet, reference):
-    job = fleet("--layout", "ddp", "--steps", str(STEPS))
-    job.check_repaired(reference("ddp", STEPS), [], [0, 1, 2, 3])
+    job = fleet("--layout", "ddp", "--steps", "12")
+    job.check_repaired(reference("ddp", 12), [], [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
-@pytest.mark.parametrize("whose", ["the coordinator's", "another"])
+@pytest.mark.parametrize(
+    ("whose", "layout"),
+    [
+        ("the coordinator's", "ddp"),
+        ("another", "fsdp"),
+        pytest.param("the coordinator's", "fsdp", marks=pytest.mark.slow),
+        pytest.param("another", "ddp", marks=pytest.mark.slow),
+    ],
+)
 def test_a_host_that_loses_its_power(fleet, reference, whose, layout):
     job, ranks = begun(fleet, layout)
     lost = 0 if whose == "the coordinator's" else next(host for host in (2, 1, 3) if ranks[host])
@@ -35,6 +45,7 @@ def test_a_host_that_loses_its_power(fleet, reference, whose, layout):
     job.check_repaired(reference(layout, STEPS), ranks[lost], others(lost))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["hsdp", "tp", "pp"])
 def test_a_host_of_two_in_layouts_of_four_ranks(fleet, reference, layout):
     job, ranks = begun(fleet, layout, spares="2")
@@ -43,7 +54,7 @@ def test_a_host_of_two_in_layouts_of_four_ranks(fleet, reference, layout):
     job.check_repaired(reference(layout, STEPS, 4), ranks[lost], others(lost))
 
 
-@pytest.mark.parametrize("whose", ["the coordinator's", "another"])
+@pytest.mark.parametrize("whose", often(["the coordinator's", "another"], {"another"}))
 def test_a_host_whose_link_goes_down(fleet, net, reference, whose):
     job, ranks = begun(fleet)
     lost = 0 if whose == "the coordinator's" else next(host for host in (2, 1, 3) if ranks[host])
@@ -52,7 +63,7 @@ def test_a_host_whose_link_goes_down(fleet, net, reference, whose):
     job.wait_output(lost, "this node's workers are ended")
 
 
-@pytest.mark.parametrize("whose", ["the coordinator's", "another"])
+@pytest.mark.parametrize("whose", often(["the coordinator's", "another"], {"another"}))
 def test_a_host_that_freezes_and_thaws_after_it_was_replaced(fleet, reference, whose):
     job, ranks = begun(fleet)
     lost = 0 if whose == "the coordinator's" else next(host for host in (2, 1, 3) if ranks[host])
@@ -64,6 +75,7 @@ def test_a_host_that_freezes_and_thaws_after_it_was_replaced(fleet, reference, w
     job.wait_output(lost, "this node's workers are ended")
 
 
+@pytest.mark.slow
 def test_a_partition_of_three_and_one(fleet, net, reference):
     job, ranks = begun(fleet)
     lost = next(host for host in (2, 1, 3) if ranks[host])

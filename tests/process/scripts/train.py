@@ -32,6 +32,7 @@ def parse_arguments():
         "--corrupt", choices=["newcomer", "survivor"], help="spoil a recovery by one unit in one weight"
     )
     parser.add_argument("--hold", type=int, default=-1, help="step before which rank 0 waits for the test")
+    parser.add_argument("--least-ms", type=int, default=0, help="how long a step takes at least")
     return parser.parse_args()
 
 
@@ -94,6 +95,7 @@ def main():
             recovered = {"newcomer": newcomer and not begun, "survivor": step.index in begun, None: False}
             if recovered[args.corrupt]:
                 spoil(training)
+            time.sleep(args.least_ms / 1000)
             first_time = step.index not in begun
             begun.add(step.index)
             # A step lasts until the loop asks for the next one: here, always, is the state of this version.
