@@ -10,6 +10,7 @@ import hashlib
 import json
 import random
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
