@@ -121,7 +121,7 @@ class SlotHeader:
         return self.manifest_offset + self.manifest_bytes
 
 
-def digest_of(data: bytes) -> bytes:
+def digest_of(data: bytes | memoryview) -> bytes:
     """Return the digest that headers use (BLAKE2b, RFC 7693, 16 bytes)."""
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
@@ -254,7 +254,12 @@ def read_manifest(fd: int, version: Version) -> Manifest:
     header = read_header(fd)
     if header is None or header.state is not SegmentState.COMPLETE or header.version != version:
         raise SnapshotError(f"the slot does not hold snapshot {version} complete: its header says {header}")
-    body = read_exactly(fd, header.manifest_bytes, header.manifest_offset)
+    return parse_manifest(read_exactly(fd, header.manifest_bytes, header.manifest_offset), header)
+
+
+def parse_manifest(body: bytes, header: SlotHeader) -> Manifest:
+    """Return the manifest that a slot with this header has as `body`. Raises `SnapshotError`."""
+    version = header.version
     if digest_of(body) != header.digest:
         raise SnapshotError(f"the manifest of snapshot {version} does not have the digest that its header says")
     try:
