@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deadpool_run.agent import processes
+from deadpool_run.agent.durable import Durable
 from deadpool_run.agent.environment import base_environment, omp_banner
 from deadpool_run.agent.health import Health, sights_of
 from deadpool_run.agent.nursery import Nursery
@@ -73,6 +74,15 @@ class _Agent:
         self._nursery = Nursery(self._preload(), base_environment(spec, os.environ) | mark, self._on_lost)
         self._store = Store(self._nursery, self._on_lost)
         self._vault = Vault(spec.settings.world_size)
+        self._durable = Durable(
+            spec.durable,
+            run=spec.run_id,
+            nursery=self._nursery,
+            vault=self._vault,
+            say=tell,
+            lost=self._on_lost,
+            leave=lambda: self.submit(StopRequested(0)),
+        )
         self._workforce = Workforce(self._nursery, self.submit, self._vault.captured)
         self._performer = LocalPerformer(
             spec=spec,
@@ -80,6 +90,7 @@ class _Agent:
             workforce=self._workforce,
             vault=self._vault,
             store=self._store,
+            durable=self._durable,
             output=self._output,
             on_stop=self._on_stop,
         )
@@ -96,6 +107,8 @@ class _Agent:
         self._record = RunRecord(spec, None if self._output.root is None else str(self._output.root))
         for number in spec.signals_to_handle:
             loop.add_signal_handler(number, self.submit, StopRequested(number))
+        if spec.durable is not None and signal.SIGUSR1 not in spec.signals_to_handle:
+            loop.add_signal_handler(signal.SIGUSR1, self._durable.foretold)
         loop.add_signal_handler(signal.SIGCHLD, self._reap_strangers)
         exit_code, reason = _EXIT_LAUNCH_FAILED, "deadpool-run itself failed"
         try:
@@ -103,7 +116,7 @@ class _Agent:
             if banner := omp_banner(spec, os.environ):
                 tell(banner)
             self.submit(JobSubmitted())
-            exit_code, reason = await self._over
+            exit_code, reason = await self._durable.finish(*await self._over, spec.signals_to_handle)
         finally:
             await self._end()
             self._record.end(exit_code, reason)
@@ -131,8 +144,9 @@ class _Agent:
             self._over.set_result((exit_code, reason))
 
     def _on_lost(self, reason: str) -> None:
-        """End the job: without a nursery or a store none can be run."""
+        """End the job: without a nursery, a store or what it is to begin from none can be run."""
         tell(reason)
+        self._durable.close()
         self._on_stop(_EXIT_LAUNCH_FAILED, reason)
 
     def _on_bug(self, _: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
@@ -148,6 +162,7 @@ class _Agent:
 
     def _ours(self) -> Iterator[Process]:
         yield from self._workforce.processes()
+        yield from self._durable.processes()
         if self._store.process is not None:
             yield self._store.process
         yield self._nursery.process
@@ -165,6 +180,7 @@ class _Agent:
         await self._control.close()
         self._workforce.close()
         self._store.close()
+        self._durable.close()
         self._nursery.close()
         await processes.wait_gone([process for process in self._ours() if process.alive], _END_TIMEOUT_S)
         processes.kill_strangers(_END_TIMEOUT_S)

@@ -31,6 +31,8 @@ class Seat:
     store_port: int
     error_file: str
     """Where the script's exception is to be written; empty if nowhere."""
+    resume: int = -1
+    """The version that its first slot holds from before the job; -1: none."""
 
 
 def base_environment(spec: LaunchSpec, outer: Mapping[str, str]) -> dict[str, str]:
@@ -89,6 +91,7 @@ def worker_environment(spec: LaunchSpec, seat: Seat, outer: Mapping[str, str]) -
         "DEADPOOL_NEWCOMER": str(int(seat.newcomer)),
         "DEADPOOL_STORE": f"{seat.store_host}:{seat.store_port}",
         "DEADPOOL_CAPTURE_INTERVAL": str(seat.capture_interval),
+        "DEADPOOL_RESUME_VERSION": str(seat.resume),
         "DEADPOOL_TARGET": spec.command.to_json(),
     }
     if spec.virtual_local_rank:

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import assert_never
 
+from deadpool_run.agent.durable import Durable
 from deadpool_run.agent.environment import Seat, worker_environment
 from deadpool_run.agent.incident_line import incident_line
 from deadpool_run.agent.output import Output
@@ -45,6 +46,7 @@ class LocalPerformer:
         workforce: Workforce,
         vault: Vault,
         store: Store,
+        durable: Durable,
         output: Output,
         on_stop: Callable[[int, str], None],
     ) -> None:
@@ -53,6 +55,7 @@ class LocalPerformer:
         self._workforce = workforce
         self._vault = vault
         self._store = store
+        self._durable = durable
         self._output = output
         self._on_stop = on_stop
         self._outer: Mapping[str, str] = dict(os.environ)
@@ -70,7 +73,7 @@ class LocalPerformer:
             case do.StartWorker(worker):
                 self._workforce.start(worker)
             case do.AssignRank():
-                self._store.when_fresh(lambda: self._assign(effect))
+                self._durable.when_ready(lambda: self._store.when_fresh(lambda: self._assign(effect)))
             case do.AbortStep(worker, epoch):
                 self._workforce.send(worker, messages.Abort(epoch))
             case do.ResumeFrom(worker, epoch, version):
@@ -102,6 +105,7 @@ class LocalPerformer:
         if generation > 0:
             self._vault.renew()
             self._store.renew()
+        self._durable.begin()
         self._generation = generation
         self._capture_interval = self._spec.settings.capture_interval
         self.ranks.clear()
@@ -111,6 +115,7 @@ class LocalPerformer:
         local_rank = order.local_rank
         self._vault.vacate(order.rank)
         self.ranks[order.rank] = order.worker
+        resume = -1 if order.newcomer else self._durable.resume
         seat = Seat(
             worker=order.worker,
             rank=order.rank,
@@ -122,6 +127,7 @@ class LocalPerformer:
             store_host=HOST,
             store_port=self._store.port,
             error_file=self._output.error_file(local_rank),
+            resume=resume,
         )
         streams = self._output.open(local_rank)
         fds = {**self._vault.descriptors(order.rank), **streams}
@@ -136,6 +142,7 @@ class LocalPerformer:
             capture_interval=self._capture_interval,
             env=worker_environment(self._spec, seat, self._outer) | self._mark,
             fds=list(fds),
+            resume=resume,
         )
         self._workforce.assign(order.worker, assign, fds)
         for fd in streams.values():
