@@ -5,6 +5,7 @@ never wait for it. It ends when the agent lets go.
 """
 
 import array
+import ctypes
 import os
 import socket
 
@@ -31,6 +32,8 @@ from deadpool_run.worker.durable_storage import storage_at
 from deadpool_run.worker.durable_write import prune, write
 
 _MAX_FDS = 2
+_PR_SET_NAME = 15
+_NAME = b"deadpool-save"
 _POLITE = 10
 """Niceness once the copy is made: what remains can wait, and training cannot."""
 
@@ -38,6 +41,7 @@ _POLITE = 10
 def main(control_fd: int) -> None:
     """Serve until the agent lets go."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's writer would ask the driver, and nothing here is on a device
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME, 0, 0, 0)  # what top and a user who looks for it show
     control = socket.socket(fileno=control_fd)
     board: Board | None = None
     slots: dict[Rank, tuple[int, int]] = {}

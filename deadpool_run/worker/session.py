@@ -74,7 +74,7 @@ def current() -> Session:
             slot_fds=(fds["slot0"], fds["slot1"]),
             transcript_fd=fds["transcript"],
             replicate=env.get("DEADPOOL_REPLICATE") == "1",
-            resume=int(env["DEADPOOL_RESUME_VERSION"]),
+            resume=int(env.get("DEADPOOL_RESUME_VERSION", "-1")),
             link=Link(socket.socket(fileno=int(env["DEADPOOL_CONTROL_FD"])), epoch),
         )
     except (KeyError, ValueError) as error:
