@@ -15,6 +15,7 @@ from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.processes import Exit, Process
 from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.board import EMPTY
 from deadpool_run.vault.durable import NOTHING
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.messages import (
@@ -85,7 +86,7 @@ class Durable:
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0
         self._leaving = self._left = False
-        self._written = NOTHING  # the newest version known to be on the disk
+        self._written = NOTHING  # the newest version known to be on the disk; set-up alone is not worth one
         self.resume = NOTHING
         """The version that the first slots of the present world hold from before it."""
 
@@ -167,7 +168,7 @@ class Durable:
 
     def _is_due(self, committed: Version) -> bool:
         assert self._spec is not None
-        if committed <= self._written:
+        if committed <= max(self._written, 0):
             return False
         if self._spec.every_steps is not None:
             return committed >= max(self._written, 0) + self._spec.every_steps
@@ -187,7 +188,8 @@ class Durable:
         """Write the newest committed version, if it is new; one that is under way is all that can be done at a time."""
         if self._run is None and self._ready and self._spec is not None and self._spec.target:
             self._start(
-                WriteCheckpoint(self._spec.target, self._name, self._written, self._spec.keep), self._written_one
+                WriteCheckpoint(self._spec.target, self._name, max(self._written, 0), self._spec.keep),
+                self._written_one,
             )
 
     def _written_one(self, answer: Message) -> None:
@@ -217,7 +219,7 @@ class Durable:
         if self._run is not None:
             await self._run.over
         committed = self._vault.board.committed()
-        if committed is not None and committed > self._written:
+        if committed is not None and committed > max(self._written, 0):
             self._write()
             if self._run is not None:
                 await self._run.over
@@ -280,6 +282,7 @@ class Durable:
         assert run.channel is not None
         self._processes.remove(run.process)
         self._nursery.forget(run.process.pid)
+        self._vault.board.kept = EMPTY  # one that was killed has not let go
         run.channel.read_rest()
         run.channel.close()
         does = "reads checkpoints" if isinstance(run.order, LoadCheckpoint) else "writes it"

@@ -15,6 +15,8 @@ from deadpool_run.ids import Version
 WORDS = 16
 CELL_BYTES = WORDS * 8
 _HEADER_WORDS = 8
+_KEPT = 1
+"""Word of the header: one more than `Board.kept`, so that 0 is none."""
 _MAGIC = 0x6465_6164_706F_6F6C
 
 EMPTY = -1
@@ -123,6 +125,15 @@ class Board:
         self._mmap = mmap.mmap(fd, size)
         self._words = memoryview(self._mmap).cast("q")
         self.cells = tuple(Cell(self._words, rank) for rank in range(world_size))
+
+    @property
+    def kept(self) -> int:
+        """The version that is being copied for a durable checkpoint: its slots are not overwritten. Else `EMPTY`."""
+        return self._words[_KEPT] - 1
+
+    @kept.setter
+    def kept(self, version: int) -> None:
+        self._words[_KEPT] = version + 1
 
     def committed(self) -> Version | None:
         """Return the newest version that every rank holds complete, or None."""

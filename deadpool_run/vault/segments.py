@@ -213,18 +213,21 @@ def complete_versions(fds: Sequence[int], cell: Cell) -> tuple[Version, ...]:
     return tuple(sorted(Version(said) for fd, said in both if said >= 0 and complete_version(fd) == said))
 
 
-def free_slot(slots: Sequence[int], committed: Version | None, abandoned: Collection[int]) -> int | None:
+def free_slot(
+    slots: Sequence[int], committed: Version | None, abandoned: Collection[int], kept: int = EMPTY
+) -> int | None:
     """Return the slot that may be overwritten, the one with the oldest version first; None if neither may.
 
     A slot whose version is at or above the newest committed one is needed: a peer may yet die and leave that version
     as the only one that all have. An abandoned one, which some rank will never hold, is not, provided that it is above
     the committed one: that is held by all, so that it was abandoned before a rollback and has been made again.
+    A `kept` version (`Board.kept`) is not overwritten either.
     """
     newest = EMPTY if committed is None else committed
     free = [
         (version, slot)
         for slot, version in enumerate(slots)
-        if version < 0 or version < newest or (version > newest and version in abandoned)
+        if version < 0 or (version != kept and (version < newest or (version > newest and version in abandoned)))
     ]
     return min(free)[1] if free else None
 

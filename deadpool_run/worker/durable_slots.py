@@ -13,7 +13,7 @@ from torch import Tensor
 from deadpool_run.errors import CheckpointError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.board import Board
+from deadpool_run.vault.board import EMPTY, Board
 from deadpool_run.vault.segments import Manifest, SegmentState, SlotHeader, TensorEntry
 from deadpool_run.worker.capture import dtype_of
 
@@ -22,7 +22,6 @@ Slots = Mapping[Rank, tuple[int, int]]
 
 COPY_TIMEOUT_S = 60.0
 """For so long a version is looked for that stands until it is copied."""
-_LOOK_S = 0.0005
 _READ_BYTES = 1 << 28
 THREADS = 4
 
@@ -54,29 +53,39 @@ def tensor_at(base: Tensor, entry: TensorEntry) -> Tensor:
 def copy_committed(board: Board, slots: Slots, above: Version) -> list[Copy] | None:
     """Copy the newest committed version of the lent ranks; None if it is not above this one.
 
-    No rank is held up: a slot may be written anew while it is read. Then all is void, and the newest version of that
-    moment is copied. Raises `CheckpointError` if none stands still for long enough.
+    A slot may be written anew while it is read: then all is void. At first nobody is asked to wait. If steps are too
+    short for that, the next version is kept: for as long as the copy takes, no rank overwrites it, and captures that
+    find no other slot are skipped. Raises `CheckpointError` if no copy could be made all the same.
     """
     memories = {rank: _room(pair) for rank, pair in slots.items()}
     deadline = time.monotonic() + COPY_TIMEOUT_S
-    with ThreadPoolExecutor(THREADS) as pool:
-        while True:
-            version = board.committed()
-            if version is None or version <= above:
-                return None
-            lives = [(cell.worker, cell.epoch) for cell in board.cells]
-            orders = [(memories, rank, _slot_of(board, rank, version, pair), version) for rank, pair in slots.items()]
-            copies = list(pool.map(_copy, *zip(*orders, strict=True)))
-            whole = [copy for copy in copies if copy is not None]
-            # A version that was made again after a rollback is another one, whatever its number.
-            if len(whole) == len(slots) and lives == [(cell.worker, cell.epoch) for cell in board.cells]:
-                return [Copy(copy.rank, copy.memory, copy.header, _manifest(copy)) for copy in whole]
-            if time.monotonic() > deadline:
-                raise CheckpointError(
-                    f"no version stood for as long as it takes to copy it, {COPY_TIMEOUT_S:.0f} s long\n"
-                    "give a longer --capture-interval: steps are shorter than a copy of all ranks' state"
-                )
-            time.sleep(_LOOK_S)
+    version = board.committed()
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            while version is not None and version > above:
+                copies = _copy_all(board, slots, version, memories, pool)
+                if copies is not None:
+                    return copies
+                if time.monotonic() > deadline:
+                    raise CheckpointError(f"no version stood for as long as a copy takes, {COPY_TIMEOUT_S:.0f} s long")
+                version = board.committed()
+                # A rank may have begun to overwrite it just before this: then that copy is void too.
+                board.kept = EMPTY if version is None else version
+    finally:
+        board.kept = EMPTY
+    return None
+
+
+def _copy_all(
+    board: Board, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap], pool: ThreadPoolExecutor
+) -> list[Copy] | None:
+    lives = [(cell.worker, cell.epoch) for cell in board.cells]
+    orders = [(memories, rank, _slot_of(board, rank, version, pair), version) for rank, pair in slots.items()]
+    whole = [raw for raw in pool.map(_copy, *zip(*orders, strict=True)) if raw is not None]
+    # A version that was made again after a rollback is another one, whatever its number.
+    if len(whole) < len(slots) or lives != [(cell.worker, cell.epoch) for cell in board.cells]:
+        return None
+    return [Copy(raw.rank, raw.memory, raw.header, _manifest(raw)) for raw in whole]
 
 
 @dataclass(frozen=True, slots=True)

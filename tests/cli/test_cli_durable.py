@@ -1,5 +1,6 @@
 """What the command line makes of the options for durable checkpoints."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ HERE = Surroundings(
     cpus=4,
     gpus=0,
     host_names=frozenset({"localhost"}),
-    python="python",
+    python=sys.executable,
     state_dir=Path("/state"),
     fresh_run_id="fresh",
 )
