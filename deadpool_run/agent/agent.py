@@ -107,7 +107,7 @@ class _Agent:
         self._record = RunRecord(spec, None if self._output.root is None else str(self._output.root))
         for number in spec.signals_to_handle:
             loop.add_signal_handler(number, self.submit, StopRequested(number))
-        if spec.durable is not None and signal.SIGUSR1 not in spec.signals_to_handle:
+        if self._durable.writes and signal.SIGUSR1 not in spec.signals_to_handle:
             loop.add_signal_handler(signal.SIGUSR1, self._durable.foretold)
         loop.add_signal_handler(signal.SIGCHLD, self._reap_strangers)
         exit_code, reason = _EXIT_LAUNCH_FAILED, "deadpool-run itself failed"

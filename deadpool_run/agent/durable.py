@@ -90,6 +90,11 @@ class Durable:
         self.resume = NOTHING
         """The version that the first slots of the present world hold from before it."""
 
+    @property
+    def writes(self) -> bool:
+        """Whether there is a place for checkpoints."""
+        return self._spec is not None and self._spec.target != ""
+
     def processes(self) -> Iterator[Process]:
         """Every checkpointer that has not been reaped."""
         return iter(self._processes)
@@ -212,7 +217,7 @@ class Durable:
         """
         if self._left and exit_code != 0:
             return EXIT_QUEUE_AGAIN, f"its end was foretold; it goes on from step {self._written} when started again"
-        if self._spec is None or not self._spec.target or not self._ready:
+        if not self.writes or not self._ready:
             return exit_code, reason
         for number in signals:
             self._loop.add_signal_handler(number, self._abandon)
@@ -244,9 +249,12 @@ class Durable:
             run.ours, theirs = socket.socketpair()
             return [theirs.detach()]
 
-        self._nursery.fork(
-            KIND, make_fds, lambda pid: self._forked(run, pid), lambda why: self._answered(run, CheckpointFailed(why))
-        )
+        self._nursery.fork(KIND, make_fds, lambda pid: self._forked(run, pid), lambda why: self._unforked(run, why))
+
+    def _unforked(self, run: _Run, why: str) -> None:
+        if run.ours is not None:
+            run.ours.close()
+        self._answered(run, CheckpointFailed(why))
 
     def _forked(self, run: _Run, pid: int) -> None:
         assert run.ours is not None

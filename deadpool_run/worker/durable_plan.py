@@ -24,7 +24,7 @@ from deadpool_run.worker.durable_slots import Copy
 _SHARD = re.compile(r"S\((\d+)\)")
 _STRIDED = re.compile(r"_S\((\d+), (\d+)\)")
 
-Path = tuple[str, ...]
+Path = tuple[str | int, ...]
 """Keys of the nested state dict that an item has; joined by dots they are its name."""
 
 
@@ -48,7 +48,7 @@ class Piece:
     @property
     def fqn(self) -> str:
         """The item's name."""
-        return ".".join(self.path)
+        return fqn_of(self.path)
 
     @property
     def likeness(self) -> tuple[Any, ...]:
@@ -86,6 +86,11 @@ def assign(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Piece]]:
             alone = _alone(piece)
             item = chunks.setdefault((alone.fqn, alone.offsets), alone)
         yield piece, item
+
+
+def fqn_of(path: Path) -> str:
+    """Return the name of the item with these keys."""
+    return ".".join(map(str, path))
 
 
 def private(rank: Rank) -> str:

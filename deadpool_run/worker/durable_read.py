@@ -47,6 +47,8 @@ def load(order: LoadCheckpoint, slots: Slots) -> Loaded:
     named cannot be used.
     """
     if order.first:
+        if order.target:
+            storage_at(order.target).prepare()
         _refuse_what_is_in_the_way(order.target, order.resume)
     refused = []
     for candidate in _candidates(order):

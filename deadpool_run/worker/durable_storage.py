@@ -5,6 +5,7 @@ rename: there the record, which comes last, says that a checkpoint is complete.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -24,6 +25,9 @@ class Storage(Protocol):
 
     def names(self) -> list[str]:
         """Return what there is; nothing if the place does not exist."""
+
+    def prepare(self) -> None:
+        """Make the place, so that a job learns before it trains that nothing can be written there."""
 
     def begin(self, name: str) -> str:
         """Make room for a checkpoint and return the name to write it under. What killed writers left is removed."""
@@ -59,8 +63,13 @@ class _Directory:
     def names(self) -> list[str]:
         return sorted(entry.name for entry in self._root.iterdir() if entry.is_dir()) if self._root.is_dir() else []
 
-    def begin(self, name: str) -> str:
+    def prepare(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
+        if not os.access(self._root, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "checkpoints cannot be written here", str(self._root))
+
+    def begin(self, name: str) -> str:
+        self.prepare()
         for each in self.names():
             if durable.leftover(each):
                 shutil.rmtree(self._root / each)
@@ -125,6 +134,9 @@ class _Remote:
         except FileNotFoundError:
             return []
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
+    def prepare(self) -> None:
+        self._fs.makedirs(self._root, exist_ok=True)
 
     def begin(self, name: str) -> str:
         with contextlib.suppress(FileNotFoundError):

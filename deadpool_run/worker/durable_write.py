@@ -27,7 +27,16 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import durable, segments
 from deadpool_run.vault.durable import Part, PartStamp, Place, Record
 from deadpool_run.worker.capture import dtype_of
-from deadpool_run.worker.durable_plan import Path, Piece, assign, meshes, modules_by_optimizer, parameter_key, survey
+from deadpool_run.worker.durable_plan import (
+    Path,
+    Piece,
+    assign,
+    fqn_of,
+    meshes,
+    modules_by_optimizer,
+    parameter_key,
+    survey,
+)
 from deadpool_run.worker.durable_slots import THREADS, Copy
 from deadpool_run.worker.durable_storage import Storage
 from deadpool_run.worker.trees import TreeReader
@@ -122,7 +131,7 @@ class _Planner(SavePlanner):
     ) -> None:
         self._items = items
         self._copies = copies
-        self._objects = {".".join(path): value for path, value in objects.items()}
+        self._objects = {fqn_of(path): value for path, value in objects.items()}
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """Return the item's tensor or bytes."""
@@ -159,7 +168,7 @@ def _plan(rank: Rank, items: Any, objects: Mapping[Path, Any]) -> SavePlan:
         for piece in items
         if piece.rank == rank
     ]
-    plain = [WriteItem(index=MetadataIndex(".".join(path)), type=WriteItemType.BYTE_IO) for path in objects]
+    plain = [WriteItem(index=MetadataIndex(fqn_of(path)), type=WriteItemType.BYTE_IO) for path in objects]
     return SavePlan([*written, *plain])
 
 
@@ -171,8 +180,8 @@ def _metadata(items: Any, objects: Mapping[Path, Any]) -> Metadata:
         kept = found.setdefault(piece.fqn, TensorStorageMetadata(_properties(piece), torch.Size(piece.size), []))
         kept.chunks.append(_chunk(piece))
     for path in objects:
-        paths[".".join(path)] = path
-        found[".".join(path)] = BytesStorageMetadata()
+        paths[fqn_of(path)] = path
+        found[fqn_of(path)] = BytesStorageMetadata()
     return Metadata(found, planner_data=paths)
 
 
@@ -214,12 +223,12 @@ def _hyperparameters(copy: Copy) -> dict[Path, Any]:
         groups = reader.decode(node)
         for number, group in enumerate(groups):
             for key, value in group.items():
-                found[name, "param_groups", str(number), str(key)] = value
+                found[name, "param_groups", number, str(key)] = value
         if len(groups) == 1:
             named = dict.fromkeys(
                 entry.name.removeprefix(f"{name}/").rpartition("/")[0]
                 for entry in manifest.tensors
                 if entry.role is segments.Role.OPTIMIZER and entry.name.startswith(f"{name}/")
             )
-            found[name, "param_groups", "0", "params"] = [parameter_key(each, owned[name]) for each in named]
+            found[name, "param_groups", 0, "params"] = [parameter_key(each, owned[name]) for each in named]
     return found

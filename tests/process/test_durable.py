@@ -174,6 +174,15 @@ def test_a_world_of_another_size_is_refused_before_training(cluster, killed):
     job.check_nothing_left()
 
 
+def test_a_place_that_cannot_be_written_to_is_refused_before_training(cluster, tmp_path):
+    (tmp_path / "file").touch()
+    job = cluster("--steps", "4", nproc=2, spares=0, options=durable(tmp_path / "file" / "kept"))
+    assert job.wait_exit() == 1
+    assert f"{tmp_path / 'file' / 'kept'}: Not a directory" in job.stderr
+    assert not job.account.of("start")
+    job.check_nothing_left()
+
+
 def test_another_model_is_refused(cluster, killed):
     kept = killed("ddp-full")
     job = cluster("--layout", "fsdp", "--steps", "12", spares=0, options=durable(kept))

@@ -5,6 +5,7 @@ import sys
 import torch
 import torch.distributed.checkpoint as dcp
 from layouts import Block, NoisyBlock, stack
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 OPTIMIZERS = {"ddp-full": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9, nesterov=True)}
@@ -34,6 +35,9 @@ def main(layout, checkpoint, whole):
     assert not different, different
     lr, trained_lr = (tree["param_groups"][0]["lr"] for tree in (found_optimizer, wanted["optimizer"]))
     assert lr == trained_lr, (lr, trained_lr)
+    dcp_to_torch_save(checkpoint, f"{whole}.converted")
+    converted = torch.load(f"{whole}.converted", weights_only=True)
+    assert converted["optimizer"]["param_groups"][0]["lr"] == trained_lr
     assert "deadpool_run" not in sys.modules
     print(f"the same: {len(wanted['model'])} tensors of the model")
 
