@@ -46,3 +46,9 @@ class AttachError(DeadpoolError):
     """A communicator could not be built with the members of this epoch."""
 
     exit_code = 92
+
+
+class CheckpointError(DeadpoolError):
+    """A durable checkpoint cannot be written, or is torn, damaged, or none that this job can go on from."""
+
+    exit_code = 93

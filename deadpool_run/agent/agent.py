@@ -105,12 +105,20 @@ class _Agent:
                 on_over=self._on_stop,
                 on_lost=self._on_lost,
             )
-            self._node = head.node = Node(
-                spec, situation, nursery=self._nursery, output=output, mark=self._mark, above=head
+            node = self._node = head.node = Node(
+                spec,
+                situation,
+                nursery=self._nursery,
+                output=output,
+                mark=self._mark,
+                above=head,
+                on_lost=self._on_lost,
             )
+            if node.durable.writes and signal.SIGUSR1 not in spec.signals_to_handle:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, node.durable.foretold)
             await head.begin()
             head.submit(JobSubmitted())
-            exit_code, reason = await self._over
+            exit_code, reason = await node.durable.finish(*await self._over, spec.signals_to_handle)
         finally:
             if self._head is not None:
                 await self._head.end(peers.End(exit_code, reason))
@@ -230,6 +238,8 @@ class _Agent:
     def _on_lost(self, reason: str) -> None:
         """End: without a nursery or a store nothing can be run."""
         tell(reason)
+        if self._node is not None:
+            self._node.durable.close()
         self._on_stop(_EXIT_LAUNCH_FAILED, reason)
 
     def _on_bug(self, _: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
@@ -246,6 +256,7 @@ class _Agent:
     def _ours(self) -> Iterator[Process]:
         if self._node is not None:
             yield from self._node.processes()
+            yield from self._node.durable.processes()
         head = self._head if self._member is None else self._member.head
         if head is not None and head.store.process is not None:
             yield head.store.process
@@ -263,7 +274,8 @@ class _Agent:
         if node is not None:
             node.end_workers()
             await self._nursery.settled(_END_TIMEOUT_S)  # none is on its way any more
-            await processes.wait_gone([each for each in node.processes() if each.alive], _END_TIMEOUT_S)
+            ours = [*node.processes(), *node.durable.processes()]
+            await processes.wait_gone([each for each in ours if each.alive], _END_TIMEOUT_S)
         processes.kill_strangers(_END_TIMEOUT_S, but=[process.pid for process in self._ours() if process.alive])
         if output is not None:
             output.close()

@@ -36,6 +36,8 @@ class Seat:
     address: str = "127.0.0.1"
     """Where workers on other nodes reach this one's: an IP literal."""
     replicates: bool = False
+    resume: int = -1
+    """The version that its first slot holds from before the job; -1: none."""
 
 
 def base_environment(spec: LaunchSpec, outer: Mapping[str, str]) -> dict[str, str]:
@@ -97,6 +99,7 @@ def worker_environment(spec: LaunchSpec, seat: Seat, outer: Mapping[str, str]) -
         "DEADPOOL_NEWCOMER": str(int(seat.newcomer)),
         "DEADPOOL_STORE": f"{seat.store_host}:{seat.store_port}",
         "DEADPOOL_CAPTURE_INTERVAL": str(seat.capture_interval),
+        "DEADPOOL_RESUME_VERSION": str(seat.resume),
         "DEADPOOL_TARGET": spec.command.to_json(),
     }
     if spec.cluster is not None:

@@ -56,7 +56,9 @@ class Membership:
         self._callers: list[socket.socket] = []  # members that came before we knew that we lead
         self._tasks: set[asyncio.Task[None]] = set()
         self._authority: Authority
-        self.node = Node(spec, situation, nursery=nursery, output=output, mark=mark, above=self._limbo)
+        self.node = Node(
+            spec, situation, nursery=nursery, output=output, mark=mark, above=self._limbo, on_lost=self.fence
+        )
         token = self._token
         self._replicator = Replicator(
             self.node.vault,

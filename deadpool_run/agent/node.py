@@ -3,20 +3,29 @@
 The coordinator is above it, in this process or in another one: facts go up, orders come down.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from deadpool_run.agent.copies import Copies
+from deadpool_run.agent.durable import Durable
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Performer, Situation
 from deadpool_run.agent.processes import Process
 from deadpool_run.agent.roll import Roll
 from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.agent.tell import tell
 from deadpool_run.agent.workforce import Workforce
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
-from deadpool_run.core.events import Event, LoopFinished, NodeResynced, ReplicasReported, TranscriptSealed
+from deadpool_run.core.events import (
+    Event,
+    LoopFinished,
+    NodeResynced,
+    ReplicasReported,
+    StopRequested,
+    TranscriptSealed,
+)
 from deadpool_run.ids import Rank, Version, WorkerId
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Buddies, Committed, Peer, Safe, World
@@ -44,7 +53,9 @@ class Node:
         output: Output,
         mark: dict[str, str],
         above: Above,
+        on_lost: Callable[[str], None],
     ) -> None:
+        """Begin with nobody. `on_lost` is told why this node can be none of any job."""
         self.above = above
         vault = self.vault = Vault(spec.settings.world_size)
         self.copies: Copies | None = None
@@ -55,8 +66,18 @@ class Node:
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
         self._workforce = Workforce(nursery, self._submit, vault.captured, self._captured)
+        self.durable = Durable(
+            spec.durable,
+            run=spec.run_id,
+            nursery=nursery,
+            vault=vault,
+            say=tell,
+            lost=on_lost,
+            leave=lambda: self._submit(StopRequested(0)),
+        )
         self._performer = Performer(
             spec=spec,
+            durable=self.durable,
             situation=situation,
             mark=mark,
             workforce=self._workforce,
@@ -137,6 +158,7 @@ class Node:
     def end_workers(self) -> None:
         """End every worker at once. Their exits are still reaped by the loop."""
         self._workforce.close()
+        self.durable.close()
 
     def close(self) -> None:
         """Let go of all memory; after the last worker is gone."""

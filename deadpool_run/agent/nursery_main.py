@@ -3,7 +3,7 @@
 Single-threaded, no CUDA, no sockets but the agent's. Requests and answers are JSON packets on a SOCK_SEQPACKET pair:
 
     {"do": "prepare", "modules": [...]}                    -> {"prepared": true} or {"failed": "why"}
-    {"do": "fork", "id": n, "kind": "worker"|"store"} and  -> {"id": n, "pid": p} or {"id": n, "failed": "why"}
+    {"do": "fork", "id": n, "kind": "worker"|"store"|"checkpointer"} and  -> {"id": n, "pid": p} or {"id": n, "failed": "why"}
         descriptors, the arguments of the kind's `main`
     {"do": "adopt"|"reaped", "pid": p}                        no answer
 
@@ -43,8 +43,10 @@ _PID = struct.Struct("i")
 MAX_PACKET_BYTES = 64 << 10
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_ENTRIES = {"worker": "deadpool_run.worker.bootstrap", "store": "deadpool_run.worker.store_main"}
-_STORE_COMMAND = "import sys; from deadpool_run.worker import store_main; store_main.main(*map(int, sys.argv[1:]))"
+_SERVICES = {"store": "deadpool_run.worker.store_main", "checkpointer": "deadpool_run.worker.durable_main"}
+"""What serves the agent, and runs nothing of the user's."""
+_ENTRIES = {"worker": "deadpool_run.worker.bootstrap", **_SERVICES}
+_SERVICE_COMMAND = "import sys; from {package} import {module}; {module}.main(*map(int, sys.argv[1:]))"
 _MAX_FDS = 4
 
 
@@ -210,12 +212,14 @@ def _set_death_signal(number: int) -> None:
 
 
 def _enter(kind: str, fds: list[int]) -> None:
-    if kind == "store":
+    if kind in _SERVICES:
         _ignore_signals()
-    if kind == "store" and "torch" not in sys.modules:  # keep this cheap process cheap: a fork of it must not import
+    if kind in _SERVICES and "torch" not in sys.modules:  # keep a cheap process cheap: a fork of it must not import
         for fd in fds:
             os.set_inheritable(fd, True)
-        os.execv(sys.executable, [sys.executable, "-P", "-c", _STORE_COMMAND, *map(str, fds)])  # noqa: S606 - our own
+        package, _, module = _SERVICES[kind].rpartition(".")
+        command = _SERVICE_COMMAND.format(package=package, module=module)
+        os.execv(sys.executable, [sys.executable, "-P", "-c", command, *map(str, fds)])  # noqa: S606 - our own
     sys.path.insert(0, "")  # where the interpreter puts the script's folder; the bootstrap replaces it
     importlib.import_module(_ENTRIES[kind]).main(*fds)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from deadpool_run.agent.copies import Copies
+from deadpool_run.agent.durable import Durable
 from deadpool_run.agent.environment import Seat, worker_environment
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.spec import LaunchSpec
@@ -49,6 +50,7 @@ class Performer:
         mark: dict[str, str],
         workforce: Workforce,
         vault: Vault,
+        durable: Durable,
         output: Output,
         copies: Callable[[], Copies | None],
         fetch_failed: Callable[[FetchFailed], None],
@@ -58,6 +60,7 @@ class Performer:
         self._mark = mark
         self._workforce = workforce
         self._vault = vault
+        self._durable = durable
         self._output = output
         self._copies = copies
         self._fetch_failed = fetch_failed
@@ -79,7 +82,7 @@ class Performer:
             case do.StartWorker(worker):
                 self._workforce.start(worker)
             case do.AssignRank():
-                self._seat(effect, capture_interval, source)
+                self._durable.when_ready(lambda: self._seat(effect, capture_interval, source))
             case do.AbortStep(worker, epoch):
                 self._workforce.send(worker, messages.Abort(epoch))
             case do.ResumeFrom():
@@ -107,6 +110,7 @@ class Performer:
         copies = self._copies()
         if copies is not None:
             copies.renew(self._world.life)
+        self._durable.begin()
         self._output.begin(generation)
 
     def _seat(self, order: do.AssignRank, capture_interval: int, source: Peer | None) -> None:
@@ -146,6 +150,7 @@ class Performer:
 
     def _assign(self, order: do.AssignRank, capture_interval: int) -> None:
         local_rank = order.local_rank
+        resume = -1 if order.newcomer else self._durable.resume
         seat = Seat(
             worker=order.worker,
             rank=order.rank,
@@ -160,6 +165,7 @@ class Performer:
             node=self._situation.node,
             address=self._situation.address,
             replicates=self._situation.replicates,
+            resume=resume,
         )
         streams = self._output.open(local_rank)
         fds = {**self._vault.descriptors(order.rank), **streams}
@@ -174,6 +180,7 @@ class Performer:
             capture_interval=capture_interval,
             env=worker_environment(self._spec, seat, self._outer) | self._mark,
             fds=list(fds),
+            resume=resume,
         )
         self._workforce.assign(order.worker, assign, fds)
         for fd in streams.values():

@@ -105,6 +105,23 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DurableSpec:
+    """Checkpoints that outlive the job."""
+
+    target: str
+    """A directory or a URL; empty: none is written, and `resume` names the one to begin from."""
+    every_steps: int | None = None
+    every_s: float | None = None
+    """One of both is set where there is a target."""
+    keep: int = 2
+    """As many of the newest are kept."""
+    resume: str = "auto"
+    """auto, never, or a checkpoint's path or URL."""
+    exit_on_usr1: bool = True
+    """Whether the job ends, to be queued again, once SIGUSR1 has had a checkpoint written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
     """One launch on one node. Fields without a default are always resolved by the command line."""
 
@@ -141,6 +158,7 @@ class LaunchSpec:
     """Without progress of any rank for so long, those to blame are ended. 0: hangs are not looked for."""
     cluster: Cluster | None = None
     """None: one machine, nobody to talk to."""
+    durable: DurableSpec | None = None
 
     def __post_init__(self) -> None:
         """Refuse what a node cannot do."""

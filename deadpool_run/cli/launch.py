@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deadpool_run.agent.spec import DEFAULT_PRELOAD, LaunchSpec, Mode, StartMethod, Streams, Target
+from deadpool_run.agent.spec import DEFAULT_PRELOAD, DurableSpec, LaunchSpec, Mode, StartMethod, Streams, Target
 from deadpool_run.cli.cluster import cluster, host_of, shape
 from deadpool_run.cli.machine import Surroundings
 from deadpool_run.cli.options import Values
@@ -17,6 +17,8 @@ from deadpool_run.errors import UsageError
 _START_METHODS = {"nursery": "nursery", "spawn": "spawn", "fork": "nursery", "forkserver": "nursery"}
 _UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_NAME = 100
+_RESUME_WORDS = frozenset({"auto", "never"})
+_S_PER_MINUTE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,11 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         signals_to_handle=_signals(values),
         hang_timeout_s=values.seconds("hang_timeout", or_zero=True),
         cluster=cluster(values, wanted.machines, here.host_name, here.token),
+        durable=_durable(values),
     )
+    if spec.durable is not None and spec.cluster is not None:
+        name = "durable" if spec.durable.target else "resume"
+        raise values.refuse(name, "not supported for several machines yet", "leave it out there")
     return Launch(spec, tuple(_notes(values, several=wanted.machines > 1)))
 
 
@@ -175,6 +181,38 @@ def _check_local_ranks(values: Values, name: str, chosen: Mapping[int, object] |
     beyond = [rank for rank in chosen if rank >= ranks]
     if beyond:
         raise values.refuse(name, f"there is no local rank {min(beyond)}", f"local ranks are 0 to {ranks - 1}")
+
+
+def _durable(values: Values) -> DurableSpec | None:
+    target, resume = values.text("durable"), values.text("resume")
+    every = re.fullmatch(r"([0-9]+)|([0-9]+(?:\.[0-9]+)?)m", values.text("durable_every"))
+    if every is None or float(every[1] or every[2]) == 0:
+        raise values.refuse(
+            "durable_every", "neither steps nor minutes", "write steps, such as 100, or minutes, such as 10m"
+        )
+    keep = values.count("durable_keep", 1)
+    exits = values.choice("on_usr1", {"exit": "1", "save": ""})
+    if not resume:
+        raise values.refuse("resume", "empty", "write auto, never, or the path of a checkpoint")
+    if not target:
+        for name in ("durable_every", "durable_keep", "on_usr1"):
+            if values[name].source == BY_NAME[name].flag:
+                raise values.refuse(name, "there is no place to write to", "name one with --durable")
+        if resume in _RESUME_WORDS:
+            return None
+    return DurableSpec(
+        target=_absolute(target),
+        every_steps=int(every[1]) if every[1] else None,
+        every_s=float(every[2]) * _S_PER_MINUTE if every[2] else None,
+        keep=keep,
+        resume=resume if resume in _RESUME_WORDS else _absolute(resume),
+        exit_on_usr1=bool(exits),
+    )
+
+
+def _absolute(place: str) -> str:
+    """Return a directory's absolute path; a URL, or nothing, as it is."""
+    return str(Path(place).absolute()) if place and "://" not in place else place
 
 
 def _signals(values: Values) -> tuple[int, ...]:

@@ -6,12 +6,13 @@ from types import MappingProxyType
 
 TORCHRUN = "torchrun's options"
 SPARES = "Spares and recovery"
+DURABLE = "Durable checkpoints"
 LOGS = "Output and logs"
 RUN = "This run"
 NODES = "Several machines"
 INERT = "torchrun's options that mean nothing here (accepted, said once)"
 REFUSED = "torchrun's options that are not supported yet (refused)"
-PANELS = (TORCHRUN, SPARES, NODES, LOGS, RUN, INERT, REFUSED)
+PANELS = (TORCHRUN, SPARES, NODES, DURABLE, LOGS, RUN, INERT, REFUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +244,48 @@ _NODES = (
     ),
 )
 
+_DURABLE = (
+    Option(
+        name="durable",
+        panel=DURABLE,
+        metavar="DIR|URL",
+        torchrun=False,
+        help="Where snapshots are also written to, as torch.distributed.checkpoint does; URLs need `deadpool-run[fsspec]`. Not set: they are in memory only.",
+    ),
+    Option(
+        name="durable_every",
+        panel=DURABLE,
+        metavar="N|MINUTES",
+        default="10m",
+        torchrun=False,
+        help="How often: after so many steps (`100`) or minutes (`10m`), the newest snapshot that all ranks have. One more is written at the end of the job.",
+    ),
+    Option(
+        name="durable_keep",
+        panel=DURABLE,
+        metavar="N",
+        default="2",
+        torchrun=False,
+        help="How many of the newest checkpoints are kept.",
+    ),
+    Option(
+        name="resume",
+        panel=DURABLE,
+        metavar="auto|never|PATH",
+        default="auto",
+        torchrun=False,
+        help="auto: go on from the newest checkpoint in --durable that is whole, if there is any. never: begin at step 0, and refuse a place that holds checkpoints. Else this checkpoint, or the job does not begin.",
+    ),
+    Option(
+        name="on_usr1",
+        panel=DURABLE,
+        metavar="exit|save",
+        default="exit",
+        torchrun=False,
+        help="With --durable, SIGUSR1 has a checkpoint written at once. exit: then the job ends with code 75, to be queued again. save: training goes on.",
+    ),
+)
+
 _LOGS = (
     Option(
         name="log_dir",
@@ -377,6 +420,6 @@ _REFUSED = (
     ),
 )
 
-OPTIONS = (*_TORCHRUN, *_SPARES, *_NODES, *_LOGS, *_RUN, *_INERT, *_REFUSED)
+OPTIONS = (*_TORCHRUN, *_SPARES, *_NODES, *_DURABLE, *_LOGS, *_RUN, *_INERT, *_REFUSED)
 BY_NAME: Mapping[str, Option] = MappingProxyType({option.name: option for option in OPTIONS})
 BY_SHORT: Mapping[str, Option] = MappingProxyType({option.short: option for option in OPTIONS if option.short})

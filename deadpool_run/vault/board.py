@@ -21,6 +21,8 @@ CELL_BYTES = WORDS * 8
 _HEADER_WORDS = 64
 _COMMITTED = 1
 _ABANDONED_COUNT = 2
+_KEPT = 3
+"""One more than `Board.kept`, so that 0 is none."""
 _ABANDONED = 8
 MAX_ABANDONED = _HEADER_WORDS - _ABANDONED
 """Abandoned versions that the header has room for."""
@@ -176,6 +178,15 @@ class Board:
     def mirror(self, rank: int, words: Sequence[int]) -> None:
         """Show the cell of a rank that lives on another node, as its agent last sent it. Raises ValueError."""
         self.cells[rank].put(words)
+
+    @property
+    def kept(self) -> int:
+        """The version that is being copied for a durable checkpoint: its slots are not overwritten. Else `EMPTY`."""
+        return self._words[_KEPT] - 1
+
+    @kept.setter
+    def kept(self, version: int) -> None:
+        self._words[_KEPT] = version + 1
 
     def committed(self) -> Version | None:
         """Return the newest version that every rank holds complete (and, over several nodes, its buddies), or None."""

@@ -126,7 +126,7 @@ class SlotHeader:
         return self.manifest_offset + self.manifest_bytes
 
 
-def digest_of(data: bytes) -> bytes:
+def digest_of(data: bytes | memoryview) -> bytes:
     """Return the digest that headers use (BLAKE2b, RFC 7693, 16 bytes)."""
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
@@ -241,18 +241,21 @@ def complete_versions(fds: Sequence[int], cell: Cell) -> tuple[Version, ...]:
     return tuple(sorted(Version(said) for fd, said in both if said >= 0 and complete_version(fd) == said))
 
 
-def free_slot(slots: Sequence[int], committed: Version | None, abandoned: Collection[int]) -> int | None:
+def free_slot(
+    slots: Sequence[int], committed: Version | None, abandoned: Collection[int], kept: int = EMPTY
+) -> int | None:
     """Return the slot that may be overwritten, the one with the oldest version first; None if neither may.
 
     A slot whose version is at or above the newest committed one is needed: a peer may yet die and leave that version
     as the only one that all have. An abandoned one, which some rank will never hold, is not, provided that it is above
     the committed one: that is held by all, so that it was abandoned before a rollback and has been made again.
+    A `kept` version (`Board.kept`) is not overwritten either.
     """
     newest = EMPTY if committed is None else committed
     free = [
         (version, slot)
         for slot, version in enumerate(slots)
-        if version < 0 or version < newest or (version > newest and version in abandoned)
+        if version < 0 or (version != kept and (version < newest or (version > newest and version in abandoned)))
     ]
     return min(free)[1] if free else None
 
@@ -282,7 +285,12 @@ def read_manifest(fd: int, version: Version) -> Manifest:
     header = read_header(fd)
     if header is None or header.state is not SegmentState.COMPLETE or header.version != version:
         raise SnapshotError(f"the slot does not hold snapshot {version} complete: its header says {header}")
-    body = read_exactly(fd, header.manifest_bytes, header.manifest_offset)
+    return parse_manifest(read_exactly(fd, header.manifest_bytes, header.manifest_offset), header)
+
+
+def parse_manifest(body: bytes, header: SlotHeader) -> Manifest:
+    """Return the manifest that a slot with this header has as `body`. Raises `SnapshotError`."""
+    version = header.version
     if digest_of(body) != header.digest:
         raise SnapshotError(f"the manifest of snapshot {version} does not have the digest that its header says")
     try:

@@ -1,7 +1,8 @@
 """What an agent and its workers say to each other, and how it becomes bytes.
 
 A frame is a 4-byte big-endian length and that many bytes of a JSON object, whose `type` names the message class. No
-sockets here. Only `Assign` travels with file descriptors (in the order of its `fds`), attached to its first byte.
+sockets here. Only `Assign` (in the order of its `fds`), `LendBoard` and `LendSlots` travel with file descriptors,
+attached to their first byte.
 """
 
 import json
@@ -35,6 +36,8 @@ class Assign:
     capture_interval: int
     env: dict[str, str]
     fds: list[str] = field(default_factory=list)
+    resume: int = -1
+    """The version that slot0 holds from before the job, to go on from after set-up and a rehearsal; -1: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,76 @@ class StoreListening:
     port: int
 
 
+# --- agent to checkpointer, and back -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LendBoard:
+    """Look at this board. Comes with one descriptor."""
+
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LendSlots:
+    """These are a rank's slots. Comes with two descriptors."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCheckpoint:
+    """Write the newest committed version, if it is above this one; keep that many of the newest checkpoints."""
+
+    target: str
+    run: str
+    above: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCheckpoint:
+    """Fill every lent rank's first slot from a checkpoint.
+
+    `resume` is "auto", "never" or a checkpoint's path; `first`: the job begins, else its world begins again, which goes
+    on from what it has written itself.
+    """
+
+    target: str
+    run: str
+    resume: str
+    first: bool
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """A checkpoint is complete; `version` is -1 if there was nothing new to write."""
+
+    version: int
+    where: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLoaded:
+    """The slots hold this version; -1: there is nothing to go on from. `refused` says of each newer one why not."""
+
+    version: int
+    where: str
+    refused: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """What was asked for could not be done."""
+
+    why: str
+
+
+ToCheckpointer = LendBoard | LendSlots | WriteCheckpoint | LoadCheckpoint
+FromCheckpointer = CheckpointWritten | CheckpointLoaded | CheckpointFailed
+
 ToWorker = Assign | Abort | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
 FromWorker = (
     Ready
@@ -233,7 +306,7 @@ FromWorker = (
     | Finished
     | StoreListening
 )
-Message = ToWorker | FromWorker
+Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer
 
 _TYPES: Mapping[str, type[Message]] = {
     kind.__name__: kind
@@ -241,6 +314,7 @@ _TYPES: Mapping[str, type[Message]] = {
         *(Assign, Abort, Resume, Attach, SetInterval, Release, Dismiss, Stop, ExitNow),
         *(Ready, Initialized, SetupDone, Sealed, Raised, Drained, DrainBroke, Rehearsed, Restored, Attached),
         *(AttachBroke, FirstStep, PeerSuspected, Captured, Skipped, Finished, StoreListening),
+        *(LendBoard, LendSlots, WriteCheckpoint, LoadCheckpoint, CheckpointWritten, CheckpointLoaded, CheckpointFailed),
     )
 }
 

@@ -33,7 +33,7 @@ def main(control_fd: int) -> None:
         _execute(argv, assign, [control_fd, *fds])
     _write_whole_lines()
     worker = session.current()
-    if worker.newcomer:
+    if worker.newcomer or worker.resume >= 0:
         marking.install()
     _run(target["mode"], argv, worker)
 

@@ -145,7 +145,7 @@ class Copier:
         deadline = time.monotonic() + _SLOT_WAIT_S
         while True:
             hurried = self._hurried or self._interrupted()  # before the look: whoever gives up has been given one
-            slot = free_slot(self._cell.slots, self._board.committed(), self._board.abandoned())
+            slot = free_slot(self._cell.slots, self._board.committed(), self._board.abandoned(), self._board.kept)
             if slot is not None:
                 return slot
             if hurried or time.monotonic() > deadline:

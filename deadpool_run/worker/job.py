@@ -72,8 +72,8 @@ class Job:
 
     @property
     def rehearsing(self) -> bool:
-        """Whether this process is a newcomer that runs set-up and first steps for practice: write no files now."""
-        return self._member is not None and self._member.rehearsing
+        """Whether set-up and first steps are run for practice, by a newcomer or from a checkpoint: write no files now."""
+        return self._member is not None and (self._member.rehearsing or self._member.practising)
 
     @property
     def protected(self) -> bool:
@@ -133,6 +133,10 @@ class Job:
                 yield from self._one_step(member, index)
             member.join()
             self._rebuilt()
+        elif member.practising:
+            for index in range(min(REHEARSAL_STEPS, total)):
+                yield from self._one_step(member, index)
+            member.go_on()
         while True:
             if member.interrupted:
                 member.repair()

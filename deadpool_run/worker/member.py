@@ -39,6 +39,8 @@ class Member:
         self.session = session
         self.completed = Version(0)
         self.rehearsing = session.newcomer
+        self.practising = session.resume >= 0  # plays the first steps with its peers before it goes on from `resume`
+        self._practised = True  # no peer was lost in those steps
         self._link = session.link
         self._epoch = session.epoch  # the epoch that this member is attached to (a newcomer: is to join)
         self._live: Version | None = None  # the version that the objects hold; None: none
@@ -110,10 +112,11 @@ class Member:
     # the loop was given index k. So a step that is run again is run again whole.
 
     def enter_loop(self) -> None:
-        """Protect what set-up made. A newcomer has nothing to protect yet."""
+        """Protect what set-up made. A newcomer has nothing to protect yet, nor has who goes on from a checkpoint."""
         if not self.rehearsing:
-            self._live = self.completed
-            self.snapshots.capture_now(self.completed)
+            if not self.practising:
+                self._live = self.completed
+                self.snapshots.capture_now(self.completed)
             self._link.send(messages.SetupDone())
         self._cell.phase = Phase.BETWEEN
 
@@ -134,7 +137,7 @@ class Member:
     def enter_step(self) -> None:
         """`with step:` begins."""
         self._in_step = True
-        self._cell.phase = Phase.REHEARSAL if self.rehearsing else Phase.STEP
+        self._cell.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.STEP
 
     def _before_optimizer(self, _optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """Weights are about to change: last moment to stop, and not before the running capture has read them."""
@@ -155,7 +158,7 @@ class Member:
     def exit_step(self, error: BaseException | None) -> bool:
         """`with step:` ends; return whether its exception only says that the step was interrupted."""
         self._in_step = False
-        self._cell.phase = Phase.REHEARSAL if self.rehearsing else Phase.BETWEEN
+        self._cell.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.BETWEEN
         if error is None or isinstance(error, StepAborted):
             return True
         if not isinstance(error, Exception):
@@ -170,6 +173,9 @@ class Member:
         """Count the step, for which the loop asks for the next, unless a lost peer spoilt it."""
         self.session.step = None
         if self.rehearsing:
+            return
+        if self.practising:
+            self._practised &= not self._spoilt()
             return
         if self._spoilt():
             self._live = self.completed if self._stopped and not self._updated else None
@@ -212,6 +218,26 @@ class Member:
         while True:
             epoch = self._link.orders.wait_newer(epoch)  # said of an epoch that is over, it would not be heard
             self._link.send(messages.DrainBroke(epoch, f"{type(error).__name__}: {error}"))
+
+    # --- a checkpoint from before the job ------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """Practised: go on from the version that the slot was filled with.
+
+        Everything lazy has been made by now as in the run that wrote it (DDP has the same buckets, and so the same sums
+        to the last bit), and the transcript is of set-up and the first two steps, as ever.
+        """
+        version = Version(self.session.resume)
+        while not self._practised:  # the world is started again: nothing of it is worth a repair
+            self._link.orders.wait_newer(self._epoch)
+        self._cell.phase = Phase.RESTORING
+        self.snapshots.restore(version)
+        self.practising = False
+        self.completed = self._live = version
+        self._cell.completed = version
+        self._cell.phase = Phase.BETWEEN
+        marking.lift()
+        self._seal()
 
     # --- repairs -------------------------------------------------------------------------------------------------
 

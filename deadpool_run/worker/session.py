@@ -41,6 +41,7 @@ class Session:
     replicate: bool
     """Whether the agent is to be told of each snapshot, because it sends it to other nodes."""
     link: Link
+    resume: int = -1  # the version that the first slot holds from before the job; -1: none
     step: int | None = None  # the step that is running; None outside the loop
     excused: Callable[[], bool] = lambda: False  # whether an exception now may be due to a lost peer's garbage
 
@@ -73,6 +74,7 @@ def current() -> Session:
             slot_fds=(fds["slot0"], fds["slot1"]),
             transcript_fd=fds["transcript"],
             replicate=env.get("DEADPOOL_REPLICATE") == "1",
+            resume=int(env.get("DEADPOOL_RESUME_VERSION", "-1")),
             link=Link(socket.socket(fileno=int(env["DEADPOOL_CONTROL_FD"])), epoch),
         )
     except (KeyError, ValueError) as error:

@@ -1,0 +1,101 @@
+"""The checkpointer: a process, forked for one checkpoint, that writes it from slots or fills slots from it.
+
+It is lent the board and the slots of the node's ranks, asked for one thing after the other, and answers each. Workers
+never wait for it. It ends when the agent lets go.
+"""
+
+import array
+import ctypes
+import os
+import socket
+
+from deadpool_run.errors import DeadpoolError
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.board import Board
+from deadpool_run.vault.durable import NOTHING
+from deadpool_run.wire.messages import (
+    CheckpointFailed,
+    CheckpointLoaded,
+    CheckpointWritten,
+    FrameBuffer,
+    FromCheckpointer,
+    LendBoard,
+    LendSlots,
+    LoadCheckpoint,
+    Message,
+    WriteCheckpoint,
+    encode,
+)
+from deadpool_run.worker.durable_read import load
+from deadpool_run.worker.durable_slots import copy_committed
+from deadpool_run.worker.durable_storage import storage_at
+from deadpool_run.worker.durable_write import prune, write
+
+_MAX_FDS = 2
+_PR_SET_NAME = 15
+_NAME = b"deadpool-save"
+_POLITE = 10
+"""Niceness once the copy is made: what remains can wait, and training cannot."""
+
+
+def main(control_fd: int) -> None:
+    """Serve until the agent lets go."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's writer would ask the driver, and nothing here is on a device
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME, 0, 0, 0)  # what top and a user who looks for it show
+    control = socket.socket(fileno=control_fd)
+    board: Board | None = None
+    slots: dict[Rank, tuple[int, int]] = {}
+    while (received := _receive(control)) is not None:
+        message, fds = received
+        match message:
+            case LendBoard(world_size):
+                board = Board(fds[0], world_size)
+            case LendSlots(rank):
+                slots[Rank(rank)] = (fds[0], fds[1])
+            case WriteCheckpoint() | LoadCheckpoint():
+                assert board is not None
+                control.sendall(encode(_answered(message, board, slots)))
+            case _:
+                raise AssertionError(f"a checkpointer was sent {type(message).__name__}")
+
+
+def _receive(control: socket.socket) -> tuple[Message, list[int]] | None:
+    """Return the next message with its descriptors; reads not one byte beyond it, since those may carry others'."""
+    frames = FrameBuffer()
+    fds = array.array("i")
+    while True:
+        data, more, _, _ = socket.recv_fds(control, frames.missing, _MAX_FDS)
+        fds.extend(more)
+        if not data:
+            return None
+        for message in frames.feed(data):
+            return message, list(fds)
+
+
+def _answered(
+    order: WriteCheckpoint | LoadCheckpoint, board: Board, slots: dict[Rank, tuple[int, int]]
+) -> FromCheckpointer:
+    try:
+        return _write(order, board, slots) if isinstance(order, WriteCheckpoint) else _load(order, slots)
+    except DeadpoolError as error:
+        return CheckpointFailed(str(error))
+    except Exception as error:  # noqa: BLE001 - storage behind URLs raises what it likes; the job goes on without
+        where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        return CheckpointFailed(f"{type(error).__name__}: {where}")
+
+
+def _write(order: WriteCheckpoint, board: Board, slots: dict[Rank, tuple[int, int]]) -> FromCheckpointer:
+    copies = copy_committed(board, slots, Version(order.above))
+    if copies is None:
+        return CheckpointWritten(NOTHING, "", 0)
+    os.nice(_POLITE)
+    storage = storage_at(order.target)
+    name, nbytes = write(storage, copies, order.run)
+    version = Version(copies[0].header.version)
+    prune(storage, version, order.keep)
+    return CheckpointWritten(version, storage.where(name), nbytes)
+
+
+def _load(order: LoadCheckpoint, slots: dict[Rank, tuple[int, int]]) -> FromCheckpointer:
+    found = load(order, slots)
+    return CheckpointLoaded(found.version, found.where, list(found.refused))

@@ -1,0 +1,234 @@
+"""Writing a durable checkpoint from copies of slots: with torch's own writers, and our record last of all."""
+
+import io
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import durable, segments
+from deadpool_run.vault.durable import Part, PartStamp, Place, Record
+from deadpool_run.worker.capture import dtype_of
+from deadpool_run.worker.durable_plan import (
+    Path,
+    Piece,
+    assign,
+    fqn_of,
+    meshes,
+    modules_by_optimizer,
+    parameter_key,
+    survey,
+)
+from deadpool_run.worker.durable_slots import THREADS, Copy
+from deadpool_run.worker.durable_storage import Storage
+from deadpool_run.worker.trees import TreeReader
+
+_METADATA = ".metadata"
+
+
+def write(storage: Storage, copies: Sequence[Copy], run: str) -> tuple[str, int]:
+    """Write the checkpoint of these ranks' copies; return its name and size in bytes. Raises OSError."""
+    version = Version(copies[0].header.version)
+    name = durable.name_of(version)
+    with ThreadPoolExecutor(THREADS) as pool:
+        pieces = [piece for copy in copies for piece in survey(copy, pool)]
+    homes = {(piece.rank, piece.entry.name): item for piece, item in assign(pieces)}
+    unfinished = storage.begin(name)
+    files = _Files(storage, unfinished, copies, homes)
+    places = files.write()
+    stamps = []
+    for copy in copies:
+        data = durable.encode_part(_part(copy, version, homes, places))
+        storage.put(f"{unfinished}/{durable.part_name(copy.rank)}", data)
+        stamps.append(PartStamp(copy.rank, len(data), segments.digest_of(data).hex()))
+    with storage.open(f"{unfinished}/{_METADATA}") as file:
+        metadata = segments.digest_of(file.read()).hex()
+    record = Record(
+        run=run,
+        version=version,
+        world_size=len(copies),
+        meshes=meshes([copy.manifest for copy in copies]),
+        torch=torch.__version__,
+        written=datetime.now(UTC).isoformat(timespec="seconds"),
+        metadata=metadata,
+        parts=tuple(stamps),
+    )
+    storage.put(f"{unfinished}/{durable.RECORD}", durable.encode_record(record))
+    storage.complete(unfinished, name)
+    return name, files.nbytes + sum(stamp.nbytes for stamp in stamps)
+
+
+def prune(storage: Storage, newest: Version, keep: int) -> list[str]:
+    """Remove all but the newest `keep` checkpoints up to this version; return their names."""
+    names = storage.names()
+    known = sorted(version for name in names if (version := durable.version_in(name)) is not None)
+    doomed = [durable.name_of(version) for version in known if version <= newest][:-keep]
+    for name in doomed:
+        storage.remove(name)
+    return doomed
+
+
+class _Files:
+    """torch's part: what is written where, by the steps that `dcp.save` takes, for all ranks in one process."""
+
+    def __init__(
+        self, storage: Storage, name: str, copies: Sequence[Copy], homes: Mapping[tuple[Rank, str], Piece]
+    ) -> None:
+        self.nbytes = 0
+        self._copies = {copy.rank: copy for copy in copies}
+        self._homes = homes
+        self._writer = storage.writer(name)
+        self._objects = _hyperparameters(copies[0])
+
+    def write(self) -> dict[tuple[str, tuple[int, ...]], Place]:
+        """Write every item; return the places of the tensors, by name and offsets."""
+        items = {(piece.fqn, piece.offsets): piece for piece in self._homes.values()}
+        planner = _Planner(items, self._copies, self._objects)
+        plans = [
+            _plan(rank, items.values(), self._objects if index == 0 else {}) for index, rank in enumerate(self._copies)
+        ]
+        self._writer.set_up_storage_writer(is_coordinator=True)
+        plans = [self._writer.prepare_local_plan(plan) for plan in plans]
+        plans = self._writer.prepare_global_plan(plans)
+        results = [self._writer.write_data(plan, planner).wait() for plan in plans]
+        self._writer.finish(_metadata(items.values(), self._objects), results)
+        places = {}
+        for result in (each for part in results for each in part):
+            self.nbytes += result.size_in_bytes
+            offsets = tuple(result.index.offset or ())
+            if (piece := items.get((result.index.fqn, offsets))) is not None:
+                stored = result.storage_data
+                places[piece.fqn, offsets] = Place(stored.relative_path, stored.offset, stored.length, piece.digest)
+        return places
+
+
+class _Planner(SavePlanner):
+    """Gives torch's writer what an item holds. The plans were made beforehand."""
+
+    def __init__(
+        self,
+        items: Mapping[tuple[str, tuple[int, ...]], Piece],
+        copies: Mapping[Rank, Copy],
+        objects: Mapping[Path, Any],
+    ) -> None:
+        self._items = items
+        self._copies = copies
+        self._objects = {fqn_of(path): value for path, value in objects.items()}
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """Return the item's tensor or bytes."""
+        if write_item.type is WriteItemType.BYTE_IO:
+            buffer = io.BytesIO()
+            torch.save(self._objects[write_item.index.fqn], buffer)
+            return buffer
+        piece = self._items[write_item.index.fqn, tuple(write_item.index.offset or ())]
+        return self._copies[piece.rank].view(piece.entry)
+
+    def set_up_planner(self, *_args: Any, **_kwargs: Any) -> None:
+        """Nothing to set up."""
+
+    def create_local_plan(self) -> SavePlan:
+        """Not asked for."""
+        return SavePlan([])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Not asked for."""
+        return all_plans, Metadata({})
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """Nothing to finish."""
+        return new_plan
+
+
+def _plan(rank: Rank, items: Any, objects: Mapping[Path, Any]) -> SavePlan:
+    written = [
+        WriteItem(
+            index=MetadataIndex(piece.fqn, piece.offsets),
+            type=WriteItemType.SHARD if piece.sharded else WriteItemType.TENSOR,
+            tensor_data=TensorWriteData(_chunk(piece), _properties(piece), torch.Size(piece.size)),
+        )
+        for piece in items
+        if piece.rank == rank
+    ]
+    plain = [WriteItem(index=MetadataIndex(fqn_of(path)), type=WriteItemType.BYTE_IO) for path in objects]
+    return SavePlan([*written, *plain])
+
+
+def _metadata(items: Any, objects: Mapping[Path, Any]) -> Metadata:
+    found: dict[str, Any] = {}
+    paths: dict[str, Path] = {}
+    for piece in items:
+        paths[piece.fqn] = piece.path
+        kept = found.setdefault(piece.fqn, TensorStorageMetadata(_properties(piece), torch.Size(piece.size), []))
+        kept.chunks.append(_chunk(piece))
+    for path in objects:
+        paths[fqn_of(path)] = path
+        found[fqn_of(path)] = BytesStorageMetadata()
+    return Metadata(found, planner_data=paths)
+
+
+def _chunk(piece: Piece) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.entry.shape))
+
+
+def _properties(piece: Piece) -> TensorProperties:
+    return TensorProperties(dtype=dtype_of(piece.entry.dtype))
+
+
+def _part(copy: Copy, version: Version, homes: Mapping[tuple[Rank, str], Piece], places: Mapping[Any, Place]) -> Part:
+    entries = copy.manifest.tensors
+    found = [homes.get((copy.rank, entry.name)) for entry in entries]
+    tail = max((entry.offset + entry.nbytes for entry in entries), default=segments.HEADER_BYTES)
+    return Part(
+        rank=copy.rank,
+        version=version,
+        tail_offset=tail,
+        places=tuple(None if item is None else places[item.fqn, item.offsets] for item in found),
+        manifest=copy.raw(copy.header.manifest_offset, copy.header.manifest_bytes),
+        tail=copy.raw(tail, copy.header.manifest_offset - tail),
+    )
+
+
+def _hyperparameters(copy: Copy) -> dict[Path, Any]:
+    """Return what the optimizers of the first rank hold beside their state, by path.
+
+    A manifest does not say which parameters a group has; of an optimizer with one group they are those with state.
+    """
+    manifest = copy.manifest
+    reader = TreeReader(
+        blob=lambda index: copy.raw(*manifest.blobs[index]),
+        tensor=lambda index, _like: copy.view(manifest.value_tensors[index]).clone(),
+    )
+    owned = modules_by_optimizer(manifest)
+    found: dict[Path, Any] = {}
+    for name, node in manifest.values["optimizers"].items():
+        groups = reader.decode(node)
+        for number, group in enumerate(groups):
+            for key, value in group.items():
+                found[name, "param_groups", number, str(key)] = value
+        if len(groups) == 1:
+            named = dict.fromkeys(
+                entry.name.removeprefix(f"{name}/").rpartition("/")[0]
+                for entry in manifest.tensors
+                if entry.role is segments.Role.OPTIMIZER and entry.name.startswith(f"{name}/")
+            )
+            found[name, "param_groups", 0, "params"] = [parameter_key(each, owned[name]) for each in named]
+    return found

@@ -1,0 +1,81 @@
+"""What the command line makes of the options for durable checkpoints."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from deadpool_run.agent.spec import DurableSpec
+from deadpool_run.cli.launch import plan
+from deadpool_run.cli.launch_command import resolved
+from deadpool_run.cli.machine import Surroundings
+from deadpool_run.errors import UsageError
+
+HERE = Surroundings(
+    environment={},
+    cpus=4,
+    gpus=0,
+    host_names=frozenset({"localhost"}),
+    python=sys.executable,
+    state_dir=Path("/state"),
+    fresh_run_id="fresh",
+)
+
+
+def durable(environment=None, **given):
+    return plan(resolved({"no_config": True, **given}, environment or {}), ("train.py",), HERE).spec.durable
+
+
+def test_without_a_place_nothing_is_durable():
+    assert durable() is None
+    assert durable({"DEADPOOL_DURABLE_EVERY": "5"}) is None
+
+
+def test_defaults():
+    place = str(Path("kept").absolute())
+    assert durable(durable="kept") == DurableSpec(
+        target=place, every_steps=None, every_s=600.0, keep=2, resume="auto", exit_on_usr1=True
+    )
+
+
+@pytest.mark.parametrize(("text", "steps", "seconds"), [("100", 100, None), ("10m", None, 600.0), ("0.5m", None, 30.0)])
+def test_steps_or_minutes(text, steps, seconds):
+    found = durable(durable="kept", durable_every=text)
+    assert (found.every_steps, found.every_s) == (steps, seconds)
+
+
+def test_urls_stay_as_they_are():
+    assert durable(durable="s3://bucket/run").target == "s3://bucket/run"
+    assert durable(durable="kept", resume="s3://bucket/run/step-00000012").resume == "s3://bucket/run/step-00000012"
+
+
+def test_one_to_begin_from_needs_no_place_to_write_to():
+    found = durable(resume="old/step-00000012")
+    assert (found.target, found.resume) == ("", str(Path("old/step-00000012").absolute()))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"durable_every": "0"}, "--durable-every '0': neither steps nor minutes"),
+        ({"durable_every": "0m"}, "--durable-every '0m': neither"),
+        ({"durable_every": "-5"}, "--durable-every '-5': neither"),
+        ({"durable_every": "10h"}, "--durable-every '10h': neither"),
+        ({"durable_every": "m"}, "--durable-every 'm': neither"),
+        ({"durable_keep": "0"}, "--durable-keep '0': too small"),
+        ({"durable_keep": "two"}, "--durable-keep 'two': not a whole number"),
+        ({"resume": ""}, "--resume '': empty"),
+        ({"on_usr1": "stop"}, "--on-usr1 'stop': not one of its values"),
+    ],
+)
+def test_bad_values_are_refused(given, said):
+    with pytest.raises(UsageError) as refused:
+        durable(durable="kept", **given)
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize("name", ["durable_every", "durable_keep", "on_usr1"])
+def test_what_needs_a_place_to_write_to_is_refused_without_one(name):
+    value = {"durable_every": "5", "durable_keep": "3", "on_usr1": "save"}[name]
+    with pytest.raises(UsageError, match="name one with --durable"):
+        durable(**{name: value})

@@ -1,0 +1,304 @@
+"""Durable checkpoints as files: what was written comes back byte for byte; what is torn, damaged or foreign does not."""
+
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from snapshot_kit import Slots, Training
+
+from deadpool_run.errors import CheckpointError
+from deadpool_run.vault import durable
+from deadpool_run.vault.segments import complete_version, read_exactly, read_header, read_manifest
+from deadpool_run.wire.messages import LoadCheckpoint
+from deadpool_run.worker import durable_write
+from deadpool_run.worker.durable_read import load
+from deadpool_run.worker.durable_slots import copy_committed
+from deadpool_run.worker.durable_storage import storage_at
+
+RANKS = 2
+RUN = "this-run"
+
+
+def lent(slots):
+    return dict(enumerate(slots.fds))
+
+
+def write(slots, target, run=RUN, keep=2):
+    """Write the newest committed version as the checkpointer does; return its name."""
+    copies = copy_committed(slots.board, lent(slots), durable.NOTHING)
+    storage = storage_at(str(target))
+    name, _ = durable_write.write(storage, copies, run)
+    durable_write.prune(storage, copies[0].header.version, keep)
+    return name
+
+
+def read(slots, target, *, resume="auto", run=RUN, first=True, world_size=RANKS):
+    return load(LoadCheckpoint(str(target), run, str(resume), first, world_size), lent(slots))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def made():
+    all_slots = []
+
+    def make(ranks=RANKS):
+        all_slots.append(Slots(ranks))
+        return all_slots[-1]
+
+    yield make
+    for slots in all_slots:
+        slots.close()
+
+
+@pytest.fixture
+def trained(made):
+    """Slots of two ranks that train alike but for their buffers, and a function that trains them by one step."""
+    slots = made()
+    trainings = [Training(1), Training(1)]
+    snapshots = [each.protected_by(slots.own(rank)) for rank, each in enumerate(trainings)]
+    version = 0
+
+    def step():
+        nonlocal version
+        version += 1
+        for rank, (training, own) in enumerate(zip(trainings, snapshots, strict=True)):
+            torch.manual_seed(version + rank)  # the ranks differ in all from here on, but for what has no gradient
+            training.step(own)
+            own.capture_now(version)
+        return version
+
+    step()
+    yield slots, step
+    for own in snapshots:
+        own.close()
+
+
+def image(slots, rank, version):
+    """What a slot that holds this version has in it: the manifest, and the bytes of everything that it names."""
+    fd = next(fd for fd in slots.fds[rank] if complete_version(fd) == version)
+    header, manifest = read_header(fd), read_manifest(fd, version)
+    return header, manifest, [read_exactly(fd, nbytes, offset) for offset, nbytes in manifest.ranges()]
+
+
+def remote(place):
+    return f"file://{place}"
+
+
+@pytest.mark.parametrize("kind", [str, remote])
+def test_slots_come_back_byte_for_byte(trained, made, tmp_path, kind):
+    slots, step = trained
+    step()
+    target = kind(tmp_path / "kept")
+    assert write(slots, target) == "step-00000002"
+    other = made()
+    found = read(other, target)
+    assert (found.version, found.refused) == (2, ())
+    assert [image(other, rank, 2) for rank in range(RANKS)] == [image(slots, rank, 2) for rank in range(RANKS)]
+
+
+def test_nothing_there_is_nothing_to_go_on_from(made, tmp_path):
+    for resume in ("auto", "never"):
+        assert read(made(), tmp_path / "kept", resume=resume).version == durable.NOTHING
+
+
+def test_as_many_as_are_wanted_are_kept(trained, tmp_path):
+    slots, step = trained
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "step-00000099").mkdir()  # newer: not this run's to remove
+    for _ in range(4):
+        step()
+        write(slots, tmp_path, keep=3)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["notes", "step-00000003", "step-00000004", "step-00000005", "step-00000099"]
+
+
+def test_what_a_killed_writer_left_is_passed_over_and_then_removed(trained, made, tmp_path):
+    slots, step = trained
+    write(slots, tmp_path)
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / "step-00000002.tmp")
+    assert read(made(), tmp_path).version == 1
+    step()
+    write(slots, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def test_a_checkpoint_that_was_refused_is_made_again_in_its_place(trained, made, tmp_path):
+    slots, _ = trained
+    write(slots, tmp_path)
+    (tmp_path / "step-00000001" / durable.RECORD).unlink()
+    write(slots, tmp_path)
+    assert read(made(), tmp_path).version == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def files_of(target, name):
+    return sorted((path for path in (target / name).iterdir()), key=lambda path: path.name)
+
+
+def flip(path, at):
+    """Change one bit of one byte."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def spoil(path):
+    """Change the middle of a file, a disk's block of it."""
+    data = bytearray(path.read_bytes())
+    middle = slice(max(0, len(data) // 2 - 2048), len(data) // 2 + 2048)
+    data[middle] = bytes(byte ^ 0x55 for byte in data[middle])
+    path.write_bytes(data)
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+DAMAGES = {
+    "spoilt": spoil,
+    "cut": cut,
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: os.truncate(path, 0),
+}
+FILES = (".metadata", "__0_0.distcp", "__1_0.distcp", durable.RECORD, "rank-00000.deadpool", "rank-00001.deadpool")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_one_is_refused_and_the_older_one_taken(trained, made, tmp_path, file, damage):
+    slots, step = trained
+    write(slots, tmp_path)
+    before = [image(slots, rank, 1) for rank in range(RANKS)]
+    step()
+    name = write(slots, tmp_path)
+    assert tuple(path.name for path in files_of(tmp_path, name)) == FILES
+    DAMAGES[damage](tmp_path / name / file)
+    other = made()
+    found = read(other, tmp_path)
+    assert found.version == 1
+    assert [image(other, rank, 1) for rank in range(RANKS)] == before
+    (said,) = found.refused
+    assert f"checkpoint {tmp_path / name} is refused" in said
+    assert file in said
+    with pytest.raises(CheckpointError, match="is refused") as refused:
+        read(made(), "", resume=tmp_path / name)
+    assert file in str(refused.value)
+
+
+def test_every_byte_of_a_tensor_counts(trained, made, tmp_path):
+    """Where torch keeps a tensor's bytes, any one that is changed is found."""
+    slots, _ = trained
+    name = write(slots, tmp_path)
+    path = tmp_path / name / "__0_0.distcp"
+    whole = path.read_bytes()
+    manifest = image(slots, 0, 1)[1]
+    entry = next(entry for entry in manifest.tensors if entry.name == "model/5.weight")
+    fd = next(fd for fd in slots.fds[0] if complete_version(fd) == 1)
+    start = whole.index(read_exactly(fd, entry.nbytes, entry.offset))
+    for at in (start, start + entry.nbytes // 2, start + entry.nbytes - 1):
+        flip(path, at)
+        with pytest.raises(CheckpointError, match=r"model/5\.weight has not the digest recorded"):
+            read(made(), tmp_path)
+        path.write_bytes(whole)
+    assert read(made(), tmp_path).version == 1
+
+
+def test_if_none_is_whole_the_job_does_not_begin(trained, made, tmp_path):
+    slots, step = trained
+    write(slots, tmp_path)
+    step()
+    write(slots, tmp_path)
+    for version in (1, 2):
+        flip(tmp_path / durable.name_of(version) / "rank-00001.deadpool", 2000)
+    other = made()
+    with pytest.raises(CheckpointError) as refused:
+        read(other, tmp_path)
+    assert str(refused.value).count("is refused: rank-00001.deadpool is damaged") == 2
+    assert [complete_version(fd) for pair in other.fds for fd in pair] == [None] * 4
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("unpickled",)
+
+
+def test_foreign_ones_are_refused_and_never_unpickled(trained, made, tmp_path, monkeypatch):
+    slots, _ = trained
+    kept = tmp_path / "kept"
+    write(slots, kept)
+    dcp.save({"model": {"weight": torch.ones(3)}}, checkpoint_id=kept / "step-00000005", no_dist=True)
+    (kept / "step-00000006").mkdir()
+    (kept / "step-00000006" / durable.RECORD).write_text('{"kind": "something else", "format": 1, "digest": ""}')
+    shutil.copytree(kept / "step-00000001", kept / "step-00000007")
+    shutil.copytree(kept / "step-00000001", tmp_path / "bomb")
+    (tmp_path / "bomb" / ".metadata").write_bytes(pickle.dumps(Bomb()))
+    monkeypatch.chdir(tmp_path)
+    found = read(made(), kept)
+    assert found.version == 1
+    wanted = (
+        "step-00000007 is refused: its deadpool.json is of version 1",
+        "step-00000006 is refused: deadpool.json is the record of a 'something else'",
+        "step-00000005 is refused: it has no deadpool.json",
+    )
+    for said, want in zip(found.refused, wanted, strict=True):
+        assert want in said
+    with pytest.raises(CheckpointError, match=r"\.metadata is damaged"):
+        read(made(), "", resume=tmp_path / "bomb")
+    assert not (tmp_path / "unpickled").exists()
+
+
+def test_one_of_another_format_is_refused(trained, made, tmp_path):
+    slots, _ = trained
+    path = tmp_path / write(slots, tmp_path) / durable.RECORD
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(CheckpointError, match="of format 2; this version of deadpool-run reads format 1"):
+        read(made(), tmp_path)
+
+
+def test_one_of_another_world_is_refused(trained, made, tmp_path):
+    slots, _ = trained
+    write(slots, tmp_path)
+    with pytest.raises(CheckpointError, match="it is of 2 ranks, and this world has 3"):
+        read(made(3), tmp_path, world_size=3)
+
+
+def test_the_one_that_was_named_is_taken_and_no_other(trained, made, tmp_path):
+    slots, step = trained
+    write(slots, tmp_path / "old")
+    assert read(made(), tmp_path / "new", resume=tmp_path / "old" / "step-00000001").version == 1
+    with pytest.raises(CheckpointError, match=r"it has no deadpool\.json"):
+        read(made(), tmp_path / "old", resume=tmp_path / "old" / "step-00000009")
+    step()
+    write(slots, tmp_path / "old")
+    with pytest.raises(CheckpointError, match="holds step-00000002, which this run is not to go on from"):
+        read(made(), tmp_path / "old", resume=tmp_path / "old" / "step-00000001")
+    with pytest.raises(CheckpointError, match="holds step-00000001, step-00000002, which this run"):
+        read(made(), tmp_path / "old", resume="never")
+
+
+def test_a_world_that_begins_again_goes_on_from_what_its_run_has_written(trained, made, tmp_path):
+    slots, step = trained
+    write(slots, tmp_path, run="an older one")
+    again = {"resume": "never", "first": False}
+    assert read(made(), tmp_path, **again).version == durable.NOTHING
+    step()
+    write(slots, tmp_path)
+    assert read(made(), tmp_path, **again).version == 2
+
+
+def test_names():
+    assert durable.version_in(durable.name_of(12)) == 12
+    assert durable.version_in("step-00000012.tmp") is None
+    assert durable.leftover("step-00000012.tmp")
+    assert durable.leftover("step-00000012.old")
+    assert not durable.leftover("notes.tmp")
