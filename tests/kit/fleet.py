@@ -146,9 +146,7 @@ class Fleet:
     def wait_exit(self, hosts: Sequence[int], timeout_s: float = 120.0) -> list[int]:
         """Return the exit codes of these hosts' agents."""
         agents = [self.agents[host] for host in hosts]
-        self.wait_until(
-            lambda: all(agent.exit_code is not None for agent in agents), f"end of hosts {hosts}", timeout_s
-        )
+        self.wait_until(lambda: all(agent.exit_code is not None for agent in agents), f"end of hosts {hosts}", timeout_s)
         while self._read(0):
             pass
         return [agent.exit_code for agent in agents if agent.exit_code is not None]
@@ -223,3 +221,5 @@ class Fleet:
         for fd in (self._fifo, self._gate):
             os.close(fd)
         assert not left, f"processes that outlived their agent by 10 s: {left}"
+
+
