@@ -7,8 +7,6 @@ from deadpool_run.coordinator.link import Link
 
 BOUND_S = 10.0
 """No wait of a test is longer."""
-LONG_S = 60.0
-"""As time-out of a link: what happens within the bound does not happen for it."""
 
 
 def within_bound(main):
@@ -35,10 +33,10 @@ class Changes:
 class End(Changes):
     """A link that keeps what it hears, and why it ended."""
 
-    def __init__(self, sock, timeout_s=LONG_S, **options):
+    def __init__(self, sock):
         super().__init__()
         self.heard, self.lost = [], []
-        self.link = Link(sock, timeout_s=timeout_s, on_message=self._hear, on_lost=self._lose, **options)
+        self.link = Link(sock, self._hear, self._lose)
 
     def _hear(self, message):
         self.heard.append(message)
@@ -67,10 +65,10 @@ class End(Changes):
         self.link.close()
 
 
-def pair(**options):
+def pair():
     """Two ends of one connection."""
     one, other = socket.socketpair()
-    return End(one, **options), End(other, **options)
+    return End(one), End(other)
 
 
 def tcp_pair():

@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from kit.ends import LONG_S, Changes, End, within_bound
+from kit.ends import Changes, End, within_bound
 
 from deadpool_run.coordinator.hub import Hub
 from deadpool_run.core import events as ev
@@ -17,13 +17,25 @@ class Owner(Changes):
 
     def __init__(self):
         super().__init__()
-        self.events, self.words = [], []
+        self.events, self.words, self.gone = [], [], []
+        self.hub = None
 
     def refusal(self, join):
+        if isinstance(join, peers.Rejoin):
+            return "" if join.node == "known" else f"{join.node} is a stranger"
         return "" if join.nproc_per_node == 2 else f"not {join.nproc_per_node}"
 
-    def welcome(self, node):
-        return peers.Joined(node, "id", "name", {}), peers.World(0, 1, "127.0.0.1", 29500)
+    def joined(self, node, join):
+        self.hub.send(node, peers.Joined(node, "id", "name", {}))
+        self.hub.send(node, peers.World(0, 1, "127.0.0.1", 29500))
+        self.submit(ev.NodeJoined(node, join.place))
+
+    def rejoined(self, rejoin):
+        self.submit(facts.decode_event(rejoin.found))
+
+    def hung_up(self, node):
+        self.gone.append(node)
+        self.tell()
 
     def heard(self, node, message):
         self.words.append((node, message))
@@ -37,9 +49,9 @@ class Owner(Changes):
 class House:
     """A hub and the nodes that came to it."""
 
-    def __init__(self, timeout_s=LONG_S):
+    def __init__(self):
         self.owner = Owner()
-        self.hub = Hub(self.owner, timeout_s, HERE)
+        self.hub = self.owner.hub = Hub(self.owner, {HERE})
         self.ends = []
 
     def connect(self):
@@ -55,10 +67,10 @@ class House:
         assert isinstance(world, peers.World)
         return end, joined.node
 
-    async def lost(self):
-        """Return the next loss that is submitted."""
-        await self.owner.until(lambda: any(isinstance(event, ev.NodeLost) for event in self.owner.events))
-        return next(event for event in self.owner.events if isinstance(event, ev.NodeLost))
+    async def gone(self):
+        """Return the first node whose process has ended, as the hub says."""
+        await self.owner.until(lambda: self.owner.gone)
+        return self.owner.gone[0]
 
     async def close(self):
         await self.hub.end(peers.End(0, "closed"))
@@ -66,9 +78,9 @@ class House:
             end.close()
 
 
-def run(main, **options):
+def run(main):
     async def whole():
-        house = House(**options)
+        house = House()
         try:
             await main(house)
         finally:
@@ -94,7 +106,7 @@ def test_no_two_lives_of_nodes_have_one_name():
         found.append((await house.join(HERE))[1])
         first = house.ends[0]
         first.close()
-        assert (await house.lost()).node == "n"
+        assert await house.gone() == "n"
         found += [(await house.join("n"))[1], (await house.join("n~2"))[1]]
         assert found == ["n", "n~2", "n~3", f"{HERE}~2", "n~4", "n~2~2"]
 
@@ -122,14 +134,14 @@ def test_facts_arrive_in_order_and_what_else_is_said_with_who_said_it():
             one.send(peers.Fact(facts.encode(ev.WorkerStarted(number, number))))
             two.send(peers.Fact(facts.encode(ev.WorkerStarted(1000 + number, number))))
         one.send(peers.Safe(1, 0, (3, 4), transcript=True))
-        two.send(peers.Beat(((1, 2),)), peers.Ask(7, {"do": "status"}))
+        two.send(peers.Beat(1, 2.0, 3, cells=((1, 2),)), peers.Ask(7, {"do": "status"}))
         await house.owner.until(lambda: len(house.owner.words) >= 3 and len(house.owner.events) >= 602)
         started = [event.worker for event in house.owner.events if isinstance(event, ev.WorkerStarted)]
         assert [worker for worker in started if worker < 1000] == list(range(300))
         assert [worker for worker in started if worker >= 1000] == list(range(1000, 1300))
         assert sorted(house.owner.words, key=lambda word: word[0]) == [
             ("a", peers.Safe(1, 0, (3, 4), transcript=True)),
-            ("b", peers.Beat(((1, 2),))),
+            ("b", peers.Beat(1, 2.0, 3, cells=((1, 2),))),
             ("b", peers.Ask(7, {"do": "status"})),
         ]
 
@@ -154,38 +166,41 @@ def test_each_is_told_what_is_for_it_and_all_what_is_for_all():
     run(main)
 
 
-def test_a_node_whose_connection_is_closed_is_lost_at_once_and_once():
+def test_the_end_of_a_node_is_told_at_once_and_once():
     async def main(house):
         end, name = await house.join("a")
         end.close()
-        lost = await house.lost()
-        assert lost == ev.NodeLost(name, "its connection was closed")
-        house.hub.send(name, peers.Beat())
+        assert await house.gone() == name
+        house.hub.send(name, peers.Evict(""))
         house.hub.evict(name, "again")
-        assert house.owner.events.count(lost) == 1
+        assert house.owner.gone == [name]
 
     run(main)
-
-
-def test_a_node_that_is_silent_is_lost():
-    async def main(house):
-        ours, theirs = socket.socketpair()
-        with theirs:
-            house.hub.accept(ours)
-            theirs.sendall(peers.encode(peers.Join(ev.Place("mute"), 2)))
-            assert "nothing was heard" in (await house.lost()).reason
-
-    run(main, timeout_s=0.3)
 
 
 def test_a_node_that_is_taken_for_lost_is_told_and_hung_up_on():
     async def main(house):
         end, name = await house.join("a")
         house.hub.evict(name, "it was cut off")
-        assert await house.lost() == ev.NodeLost(name, "it was cut off")
         assert (await end.hears(3))[2:] == [peers.Evict("it was cut off")]
         assert (await end.is_lost())[1]
-        assert len([event for event in house.owner.events if isinstance(event, ev.NodeLost)]) == 1
+        assert name not in house.hub.nodes()
+        assert not house.owner.gone
+
+    run(main)
+
+
+def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known():
+    async def main(house):
+        found = ev.NodeResynced("known", (), (0, -1))
+        known, stranger = house.connect(), house.connect()
+        known.send(peers.Rejoin("known", facts.encode(found)))
+        stranger.send(peers.Rejoin("other", facts.encode(found)))
+        await house.owner.until(lambda: house.owner.events)
+        assert house.owner.events == [found]
+        assert await stranger.hears(1) == [peers.Evict("other is a stranger")]
+        house.hub.broadcast(peers.Committed(1, 5, ()))
+        assert await known.hears(1) == [peers.Committed(1, 5, ())]
 
     run(main)
 
@@ -201,19 +216,18 @@ def test_a_node_that_is_taken_for_lost_is_told_and_hung_up_on():
     ],
     ids=repr,
 )
-def test_a_node_that_says_what_no_node_says_is_lost(word):
+def test_a_node_that_says_what_no_node_says_is_hung_up_on(word):
     async def main(house):
         end, name = await house.join("a")
         end.send(word)
-        lost = await house.lost()
-        assert lost.node == name
-        assert "confused" in lost.reason
-        await end.is_lost()
+        assert (await end.is_lost())[1]
+        assert name not in house.hub.nodes()
+        assert not house.owner.gone  # that it is confused does not prove that it has ended
 
     run(main)
 
 
-@pytest.mark.parametrize("word", [peers.Beat(((0, 1),)), peers.Fact({}), peers.End(0, "")], ids=repr)
+@pytest.mark.parametrize("word", [peers.Beat(0, 0.0, 0), peers.Fact({}), peers.End(0, "")], ids=repr)
 def test_one_that_does_not_join_first_is_hung_up_on(word):
     async def main(house):
         end = house.connect()
@@ -233,7 +247,7 @@ def test_the_end_is_told_to_everyone_and_nobody_is_lost_by_it():
         for end in ends:
             assert (await end.is_lost())[1]
             assert end.heard[-1] == peers.End(7, "over")
-        assert not [event for event in house.owner.events if isinstance(event, ev.NodeLost)]
+        assert not house.owner.gone
 
     run(main)
 

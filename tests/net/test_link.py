@@ -41,17 +41,6 @@ def test_what_is_larger_than_any_buffer_arrives_whole():
     within_bound(main())
 
 
-def test_only_beats_that_say_something_are_told():
-    async def main():
-        one, other = pair()
-        one.send(peers.Beat(), peers.Beat(((0, 7),)), peers.Beat(), peers.End(0, ""))
-        assert await other.hears(2) == [peers.Beat(((0, 7),)), peers.End(0, "")]
-        one.close()
-        other.close()
-
-    within_bound(main())
-
-
 def test_a_closed_connection_is_told_at_once_after_what_was_said_before():
     async def main():
         one, other = pair()
@@ -84,63 +73,9 @@ def test_what_was_said_before_the_end_is_heard_by_one_who_cannot_answer_any_more
         end = End(mine)
         theirs.sendall(peers.encode(peers.End(3, "over")))
         theirs.close()
-        end.send(*[peers.Beat()] * 3)
+        end.send(*[peers.Evict("")] * 3)
         await end.is_lost()
         assert end.heard == [peers.End(3, "over")]
-
-    within_bound(main())
-
-
-def test_silence_is_told_after_the_time_out_and_those_who_beat_are_not_lost():
-    async def main():
-        mine, silent = socket.socketpair()
-        one, other = pair(timeout_s=SHORT_S)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        why, closed = await End(mine, timeout_s=3 * SHORT_S).is_lost()
-        assert not closed
-        assert "nothing was heard" in why
-        assert 3 * SHORT_S <= loop.time() - began < BOUND_S
-        silent.close()
-        if loop.time() - began < 4 * SHORT_S:  # else this machine was stopped for longer than they wait
-            assert not one.lost
-            assert not other.lost
-        one.close()
-        other.close()
-
-    within_bound(main())
-
-
-def test_the_beat_is_what_its_maker_says():
-    async def main():
-        one, other = socket.socketpair()
-        cells = peers.Beat(((1, 2, 3),))
-        telling, hearing = End(one, timeout_s=SHORT_S, beat=lambda: cells), End(other)
-        assert await hearing.hears(2) == [cells, cells]
-        telling.close()
-        hearing.close()
-
-    within_bound(main())
-
-
-@pytest.mark.parametrize("first", ["_read", "_tick"])
-def test_one_that_was_frozen_past_its_time_out_says_so_whatever_was_said_meanwhile(first):
-    """The other side may take us for lost already: what it said before must not be obeyed."""
-
-    async def main():
-        mine, theirs = socket.socketpair()
-        end = End(mine, timeout_s=SHORT_S)
-        theirs.sendall(peers.encode(peers.Evict("late")))
-        loop = asyncio.get_running_loop()
-        woken_at = loop.time() + 1.5 * SHORT_S
-        while loop.time() < woken_at:
-            pass  # nothing of this loop runs: we are frozen
-        getattr(end.link, first)()  # whichever the loop looks at first when we are thawed
-        why, closed = await end.is_lost()
-        assert "nothing was heard" in why
-        assert not closed
-        assert not end.heard
-        theirs.close()
 
     within_bound(main())
 
@@ -236,9 +171,21 @@ def test_nothing_is_told_of_a_link_that_was_closed_here():
         theirs.sendall(peers.encode(peers.End(0, "first")) + peers.encode(peers.End(0, "second")))
         assert await asyncio.get_running_loop().run_in_executor(None, theirs.recv, 1) == b""
         end.close()
-        end.send(peers.Beat())
+        end.send(peers.Evict(""))
         assert heard == [peers.End(0, "first")]
         assert not end.lost
         theirs.close()
+
+    within_bound(main())
+
+
+def test_a_last_word_is_read_before_the_end():
+    async def main():
+        one, other = pair()
+        one.send(*[BIG] * 12, peers.End(3, "over"))
+        one.link.close_when_flushed()
+        assert await other.hears(13) == [*[BIG] * 12, peers.End(3, "over")]
+        assert (await other.is_lost())[1]
+        assert not one.lost
 
     within_bound(main())

@@ -17,6 +17,7 @@ from deadpool_run.wire.auth import Role
 
 LOOPBACK = "127.0.0.1"
 TOKEN = b"of the job"
+LONG_S = 60.0
 
 
 def cluster(*ports, host=LOOPBACK, token=TOKEN):
@@ -54,13 +55,13 @@ class Led(Changes):
 def test_the_first_founds_the_job_and_the_others_find_it():
     async def main():
         port = free_port()
-        founder = await find(cluster(port), never(), may_found=True)
+        founder = await find(cluster(port), never(), may_found=True, timeout_s=LONG_S)
         assert isinstance(founder, Founder)
         assert founder.address == LOOPBACK
         with closing(Led(founder)) as led:
             assert led.server.port == port
             for may_found in (True, False):
-                found = await find(cluster(port), never(), may_found=may_found)
+                found = await find(cluster(port), never(), may_found=may_found, timeout_s=LONG_S)
                 assert isinstance(found, Found)
                 with found.sock, found.listener:
                     assert found.address == LOOPBACK
@@ -74,7 +75,9 @@ def test_the_first_founds_the_job_and_the_others_find_it():
 def test_of_all_that_start_at_once_one_founds_it():
     async def main():
         port = free_port()
-        seeking = [asyncio.ensure_future(find(cluster(port), never(), may_found=True)) for _ in range(6)]
+        seeking = [
+            asyncio.ensure_future(find(cluster(port), never(), may_found=True, timeout_s=LONG_S)) for _ in range(6)
+        ]
         done, _ = await asyncio.wait(seeking, return_when=asyncio.FIRST_COMPLETED)
         (founder,) = [each.result() for each in done]
         assert isinstance(founder, Founder)
@@ -92,9 +95,9 @@ def test_of_all_that_start_at_once_one_founds_it():
 def test_who_comes_before_the_first_waits_for_it():
     async def main():
         first, second = free_port(), free_port()
-        early = asyncio.ensure_future(find(cluster(first), never(), may_found=False))
-        other = asyncio.ensure_future(find(cluster(second, first), never(), may_found=False))
-        founder = await find(cluster(first), never(), may_found=True)
+        early = asyncio.ensure_future(find(cluster(first), never(), may_found=False, timeout_s=LONG_S))
+        other = asyncio.ensure_future(find(cluster(second, first), never(), may_found=False, timeout_s=LONG_S))
+        founder = await find(cluster(first), never(), may_found=True, timeout_s=LONG_S)
         with closing(Led(founder)):
             for each in (early, other):
                 found = await each
@@ -108,9 +111,9 @@ def test_who_comes_before_the_first_waits_for_it():
 def test_another_token_is_told_to_the_user_with_advice():
     async def main():
         port = free_port()
-        with closing(Led(await find(cluster(port), never(), may_found=True))) as led:
+        with closing(Led(await find(cluster(port), never(), may_found=True, timeout_s=LONG_S))) as led:
             with pytest.raises(UsageError) as caught:
-                await find(cluster(port, token=b"another"), never(), may_found=True)
+                await find(cluster(port, token=b"another"), never(), may_found=True, timeout_s=LONG_S)
             first, last = str(caught.value).splitlines()
             assert f"{LOOPBACK}:{port} refused this node" in first
             assert "--token-file" in last
@@ -125,7 +128,7 @@ def test_another_token_is_told_to_the_user_with_advice():
 def test_a_vault_is_reached_through_the_same_port():
     async def main():
         port = free_port()
-        with closing(Led(await find(cluster(port), never(), may_found=True))) as led:
+        with closing(Led(await find(cluster(port), never(), may_found=True, timeout_s=LONG_S))) as led:
             with await asyncio.to_thread(dial_vault, LOOPBACK, port, TOKEN):
                 await led.until(lambda: led.came)
             assert led.came[0][0] is Role.VAULT
@@ -151,7 +154,7 @@ def test_another_program_on_the_port_is_told_to_the_user_with_advice():
 
 
 async def find_with_own_future(where):
-    return await find(where, never(), may_found=True)
+    return await find(where, never(), may_found=True, timeout_s=LONG_S)
 
 
 @pytest.mark.parametrize("host", ["256.1.2.3.4.5", "x" * 70, "a..b"])
@@ -169,7 +172,9 @@ def test_a_stop_ends_the_wait():
             silent = held.enter_context(socket.socket())
             silent.bind((LOOPBACK, 0))  # somebody has the port, and nobody listens
             stop = never()
-            waiting = asyncio.ensure_future(find(cluster(silent.getsockname()[1]), stop, may_found=True))
+            waiting = asyncio.ensure_future(
+                find(cluster(silent.getsockname()[1]), stop, may_found=True, timeout_s=LONG_S)
+            )
             for _ in range(3):
                 await asyncio.sleep(0)
             assert not waiting.done()
@@ -182,7 +187,7 @@ def test_a_stop_ends_the_wait():
 def test_one_that_was_in_the_job_before_does_not_found_a_second_one():
     async def main():
         port = free_port()
-        found = await find(cluster(port), never(), may_found=False)
+        found = await find(cluster(port), never(), may_found=False, timeout_s=LONG_S)
         assert isinstance(found, Over)
         assert found.exit_code == 1
         assert "nobody leads the job" in found.reason
@@ -198,7 +203,9 @@ def test_only_the_first_endpoint_is_for_founding():
             taken.bind((LOOPBACK, 0))
             stop = never()
             free = free_port()
-            waiting = asyncio.ensure_future(find(cluster(taken.getsockname()[1], free), stop, may_found=True))
+            waiting = asyncio.ensure_future(
+                find(cluster(taken.getsockname()[1], free), stop, may_found=True, timeout_s=LONG_S)
+            )
             with socket.socket() as sock:
                 while not waiting.done():
                     done, _ = await asyncio.wait({waiting}, timeout=0.3)
