@@ -57,7 +57,7 @@ def step(agent: Agent, event: Event, now: float) -> tuple[Agent, tuple[Output, .
         outputs += more
         if not more:
             break
-    return agent, outputs
+    return replace(agent, looked_at=now), outputs
 
 
 def next_deadline(agent: Agent) -> float | None:
@@ -69,7 +69,7 @@ def next_deadline(agent: Agent) -> float | None:
             until = _authority_until(agent)
             fresh_until = until - agent.timeout_s / 2  # from then on it blames nobody
             silent = [_silent_at(agent, other) for other in agent.roster.agents if other != agent.me]
-            until = min([until, *(at for at in silent if at < fresh_until)])
+            until = min([until, *(at for at in silent if agent.looked_at < at < fresh_until)])
             return None if until == FOREVER else until
         case Role.FOLLOWER | Role.CANDIDATE:
             due = [agent.heard_at + 2 * agent.timeout_s, *_bid_at(agent)]
@@ -209,7 +209,8 @@ def _advance_candidate(agent: Agent, now: float) -> tuple[Agent, tuple[Output, .
     """Ask again, since messages are lost, until enough have voted; then claim, until enough follow."""
     if not _is_elected(agent, now):
         return _bid(agent, now) if now >= agent.asked_at + agent.timeout_s / 10 else (agent, ())
-    if _has_majorities(agent, {agent.me, *agent.answers}):
+    followed_by = {other for other, sent_at in agent.answers.items() if now < sent_at + agent.timeout_s}
+    if _has_majorities(agent, {agent.me, *followed_by}):
         return _take_over(agent, now)
     if now >= agent.claimed_at + agent.timeout_s / 10:
         return replace(agent, claimed_at=now), (Claim(agent.bid, (*agent.rosters, _next_roster(agent))),)

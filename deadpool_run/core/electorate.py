@@ -205,6 +205,8 @@ class Agent:
     claimed_at: float = NEVER
     bids_from: float = NEVER
     """It is no candidate before this."""
+    looked_at: float = NEVER
+    """When it was last told anything."""
     answers: Mapping[NodeId, float] = field(default_factory=dict)
     """When the newest heartbeat that each agent answered was sent. Never changed in place."""
     waits_from: Mapping[NodeId, float] = field(default_factory=dict)

@@ -112,6 +112,16 @@ def test_a_head_gives_up_the_minority_that_is_silent():
     assert len(answer(head, "a", "b", now=105.1).rosters) == 1
 
 
+def test_a_head_does_not_wait_for_a_time_that_has_passed():
+    """Too few had answered when a node fell silent, so that it was not given up; then one more answered, but late."""
+    head = head_of("a", "b", "c", "d", "e")
+    head = answer(head, "a", "b", now=104.5)
+    head, _ = step(head, el.HeardFromAgent("c", 0, 102.0, head.roster.number), now=104.6)
+    head, outputs = step(head, el.HeardFromAgent("c", 0, 103.0, head.roster.number), now=105.8)
+    assert outputs == []
+    assert election.next_deadline(head) > 105.8
+
+
 def test_a_roster_of_which_everybody_ended_is_no_obstacle():
     old = roster("h", "a", number=2)
     agent = follower("b", rosters=(old, roster("h", "a", "b")))

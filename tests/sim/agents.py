@@ -78,6 +78,8 @@ class Agent:
         if plan != self.plan or not self.alive:
             return
         self.think(el.Tick())
+        due = election.next_deadline(self.mind)
+        assert due is None or due > self.now, "time stands still"
         if self.decides():
             due = coordinator.next_deadline(self.cluster.settings, self.state)
             if due is not None and due <= self.now + self.origin:
@@ -188,7 +190,8 @@ class Agent:
         self.decide(ev.CoordinatorMoved(output.term, self.name))
         self.share_log()
         self.resync(self.name, output.term)
-        for event in self.early:
+        early, self.early = self.early, []
+        for event in early:
             self.told(event, output.term)
         self.watch_commit()
 
