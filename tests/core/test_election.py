@@ -36,7 +36,7 @@ def granted(agent, question, now):
 def test_the_survivor_of_two_goes_on_at_once_if_the_heads_process_ended():
     agent, outputs = step(follower("a", "h", "a"), el.LinkBroken(closed=True), now=101.0)
     assert agent.role is el.Role.HEAD
-    assert [type(output) for output in outputs] == [el.AskVotes, el.TakeOver, el.LoseNode]
+    assert [type(output) for output in outputs] == [el.AskVotes, el.TakeOver, el.LoseNode, el.ShareRoster]
 
 
 def test_the_survivor_of_two_is_fenced_if_the_head_is_silent():
@@ -130,6 +130,17 @@ def test_a_roster_of_which_everybody_ended_is_no_obstacle():
     agent, _ = step(agent, el.Tick(), now=104.0 + T / 2)
     assert agent.role is el.Role.HEAD
     assert election.has_authority(agent, 1e9)
+
+
+def test_claims_alone_keep_nobody_from_being_fenced():
+    """Two that can hear each other in one direction only would wait for ever."""
+    agent = follower("b", "h", "a", "b")
+    for at in (104.0, 107.0, 109.9):
+        agent, _ = step(agent, el.HeardFromHead(1, (roster("a", "b", number=4, head="a"),), claim=True), now=at)
+    assert agent.term == 1
+    assert election.next_deadline(agent) <= 110.0
+    agent, _ = step(agent, el.Tick(), now=110.0)
+    assert agent.role is el.Role.FENCED
 
 
 def test_whoever_is_given_up_or_superseded_is_fenced():
