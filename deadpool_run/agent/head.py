@@ -55,6 +55,7 @@ class Head:
         self._on_over = on_over
         self._over = False
         self._life = 0
+        self._ranks_moved = False
         cluster = spec.cluster
         self._store = Store(nursery, on_lost, LOOPBACK if cluster is None else situation.address)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings)
@@ -167,12 +168,12 @@ class Head:
                 self._new_life(version)
                 self._to_all(effect)
             case do.SetBuddies():
-                self._publish_buddies()
+                self._ranks_moved = True
             case do.StartWorker(_, node) | do.ReportReplicas(node):
                 self._to(node, effect)
             case do.AssignRank(transcript_from=source):
                 self._store.when_fresh(lambda: self._to_worker(effect, source))
-                self._publish_buddies()
+                self._ranks_moved = True
             case do.ResumeFrom(source=source):
                 self._to_worker(effect, source)
             case _:
@@ -245,6 +246,9 @@ class Head:
         return None if owner is None or owner.pid is None else (owner.worker, owner.pid)
 
     def _decided(self) -> None:
+        if self._ranks_moved:  # once for all ranks: it is worked out for all of them
+            self._ranks_moved = False
+            self._publish_buddies()
         self.control.notify()
 
     # --- the end --------------------------------------------------------------------------------------------------
