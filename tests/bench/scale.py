@@ -368,6 +368,7 @@ def measure(nodes: int, ranks_per_node: int, losses: list[int]) -> dict[str, Any
             heard, spent = job.heard, job.desk.spent_s
             loss = job.lose(count)
             spent = job.desk.spent_s - spent
+            print(f"{nodes} nodes: lost {count} after {start_s:.0f} s of a start: {loss}", file=sys.stderr, flush=True)
             loss |= {
                 "over": spent,
                 "messages": job.heard - heard,
@@ -393,7 +394,7 @@ def rows(found: list[dict[str, Any]]) -> Iterator[list[object]]:
     yield ["start: us a message", *(f"{one['start_us']:.0f}" for one in found)]
     yield ["beat: us", *(f"{one['beat_us']:.0f}" for one in found)]
     yield ["snapshot of all ranks: CPU s", *(f"{one['snapshot_s']:.3f}" for one in found)]
-    for at in range(2):
+    for at in range(len(found[0]["losses"])):
         lost = [one["losses"][at] for one in found]
         yield [f"loss {at + 1}: nodes", *(int(one["nodes"]) for one in lost)]
         yield ["  CPU s until all are told", *(f"{one['told']:.3f}" for one in lost)]
@@ -416,24 +417,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", default="10,100,1000", help="numbers of nodes, separated by commas")
     parser.add_argument("--ranks-per-node", type=int, default=8)
+    parser.add_argument(
+        "--lose", help="how many nodes at once, one time after the other; default: 1, then 100 or a tenth"
+    )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--profile", help="of one number of nodes: where to put cProfile's statistics")
     options = parser.parse_args()
+    given = [int(word) for word in options.lose.split(",")] if options.lose else None
     if options.one:
-        print(json.dumps(measure(options.one, options.ranks_per_node, losses_of(options.one))))
+        print(json.dumps(measure(options.one, options.ranks_per_node, given or losses_of(options.one))))
         return
     numbers = [int(word) for word in options.nodes.split(",")]
     if options.profile:
         import cProfile  # noqa: PLC0415 - seldom needed
 
         with cProfile.Profile() as profile:
-            measure(numbers[0], options.ranks_per_node, losses_of(numbers[0]))
+            measure(numbers[0], options.ranks_per_node, given or losses_of(numbers[0]))
         profile.dump_stats(options.profile)
         return
     header("one coordinator and many nodes", {"ranks a node": options.ranks_per_node, "beats": BEATS})
     found = []
     for number in numbers:
         command = [sys.executable, __file__, "--one", str(number), "--ranks-per-node", str(options.ranks_per_node)]
+        command += ["--lose", options.lose] if options.lose else []
         found.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
     table(list(rows(found)))
     result("scale", {"ranks_per_node": options.ranks_per_node, "runs": found})
