@@ -85,7 +85,7 @@ class Follower:
                 on_message(message)
         except ProtocolError as error:
             self._link.close()
-            on_lost(f"it is confused: {error}", False)  # noqa: FBT003 - a link's call-back
+            on_lost(f"it is confused: {error}", False)
             return
         if not self._link.open:
             on_lost("its connection was closed", True)
