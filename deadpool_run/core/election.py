@@ -182,6 +182,8 @@ def _asked(agent: Agent, asked: VoteAsked, now: float) -> tuple[Agent, tuple[Out
         agent = replace(agent, promised=asked.term, voted_for=asked.candidate)
         if agent.bid < asked.term:  # its own bid is void
             agent = replace(agent, role=Role.FOLLOWER, bid=0, bids_from=now + agent.timeout_s / 2)
+    elif agent.role is Role.CANDIDATE and asked.log > agent.log:  # who knows more may be elected in its next term
+        agent = replace(agent, role=Role.FOLLOWER, bid=0, bids_from=now + agent.timeout_s)
     agent = replace(agent, seen=max(agent.seen, asked.term))
     vote = VoteGiven(asked.term, agent.me, granted, agent.closed_at is not None, agent.promised)
     return agent, (GiveVote(asked.candidate, vote),)
