@@ -241,8 +241,8 @@ def _advance_head(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
 
 def _bid_at(agent: Agent) -> tuple[float, ...]:
     """Return when the agent asks for votes next, if it is a standby that has not."""
-    if agent.role is not Role.FOLLOWER or agent.me not in agent.roster.standbys:
-        return ()
+    if agent.role is not Role.FOLLOWER or agent.me not in agent.roster.standbys or not agent.log.entries:
+        return ()  # who has no log knows of no job
     gone_at = agent.heard_at + agent.timeout_s if agent.closed_at is None else agent.closed_at
     patience_s = agent.roster.standbys.index(agent.me) * agent.timeout_s / 2
     return (max(gone_at + patience_s, agent.bids_from),)
