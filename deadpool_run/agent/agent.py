@@ -171,30 +171,36 @@ class _Agent:
             place = Place(cluster.node_name, found.address, server.port, cluster.leaf, cluster.node_rank)
             if isinstance(found, rendezvous.Founder):
                 node_id = NodeId(cluster.node_name)
-                return await self._live(self._spec, Situation(node_id, found.address, replicates=True), place)
+                return await self._live(self._spec, Situation(node_id, found.address, replicates=True), place, None)
             follower = Follower(found.sock, peers.Join(place, self._spec.nproc_per_node))
             try:
                 joined, agents = await follower.taken_in(self._over)
                 situation = Situation(joined.node, found.address, replicates=True)
-                return await self._live(self._spec_of(joined), situation, (follower, joined, agents))
+                return await self._live(self._spec_of(joined), situation, place, (follower, joined, agents))
             finally:
                 follower.close()
         finally:
             server.close()
 
     async def _live(
-        self, spec: LaunchSpec, situation: Situation, begin: Place | tuple[Follower, peers.Joined, peers.Agents]
+        self,
+        spec: LaunchSpec,
+        situation: Situation,
+        place: Place,
+        led_by: tuple[Follower, peers.Joined, peers.Agents] | None,
     ) -> int:
         exit_code, reason, fenced = *_FAILED, False
         _make_run_dir(spec.run_dir)
         output = Output(spec)
-        member = self._member = Membership(spec, situation, nursery=self._nursery, mark=self._mark, output=output)
+        member = self._member = Membership(
+            spec, situation, place, nursery=self._nursery, mark=self._mark, output=output
+        )
         self._node, self._was_member = member.node, True
         try:
-            if isinstance(begin, Place):
-                await member.found(begin)
+            if led_by is None:
+                await member.found()
             else:
-                follower, joined, agents = begin
+                follower, joined, agents = led_by
                 tell(f"joined run {joined.run_id} as node {joined.node}")
                 member.join(follower, agents)
             await asyncio.wait({member.over, self._over}, return_when=asyncio.FIRST_COMPLETED)

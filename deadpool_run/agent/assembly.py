@@ -89,8 +89,10 @@ class Assembly:
     def refusal(self, join: peers.Join | peers.Rejoin) -> str:
         """Return why a node cannot be taken in; empty if it can."""
         if isinstance(join, peers.Rejoin):
+            state = self._head.state
+            lost = join.node in state.leaves and join.node not in state.nodes
             known = join.node in self._authority.agent.roster.agents
-            return "" if known else f"node {join.node} was lost before the coordinator moved"
+            return "" if known and not lost else f"node {join.node} was lost before or while the coordinator moved"
         if join.nproc_per_node != self._nproc_per_node:
             return (
                 f"node {join.place.name} was started with --nproc-per-node {join.nproc_per_node}, and the job has "
@@ -113,6 +115,9 @@ class Assembly:
             raise ProtocolError(f"node {rejoin.node} does not say what it has")
         self.send(rejoin.node, self._authority.agents())
         self.send(rejoin.node, self._head.world())
+        self._authority.know(peers.Peer(rejoin.node, rejoin.place.address, rejoin.place.port))
+        if rejoin.node not in self._head.state.leaves:  # the last coordinator took it in, and could not tell any more
+            self._head.submit(NodeJoined(rejoin.node, rejoin.place))
         self._head.submit(found)
 
     def heard(self, node: NodeId, message: peers.ToHead) -> None:

@@ -38,12 +38,20 @@ _AGAIN_S = 0.05
 class Membership:
     """Made in the running loop; `over` is the end of the job, or `LostError` where it goes on without this node."""
 
-    def __init__(
-        self, spec: LaunchSpec, situation: Situation, *, nursery: Nursery, mark: dict[str, str], output: Output
+    def __init__(  # noqa: PLR0913 - the parts of a machine's launch
+        self,
+        spec: LaunchSpec,
+        situation: Situation,
+        place: Place,
+        *,
+        nursery: Nursery,
+        mark: dict[str, str],
+        output: Output,
     ) -> None:
         assert spec.cluster is not None
         self._spec = spec
         self._situation = situation
+        self._place = place
         self._nursery = nursery
         self._output = output
         self._token = spec.cluster.token
@@ -72,9 +80,9 @@ class Membership:
 
     # --- how it begins --------------------------------------------------------------------------------------------
 
-    async def found(self, place: Place) -> None:
+    async def found(self) -> None:
         """Lead a new job."""
-        here = self._situation.node
+        here, place = self._situation.node, self._place
         agent = election.first_head(here, self._timeout_s, self._loop.time())
         self._authority = Authority(agent, {here: Peer(here, place.address, place.port)}, self, self._token)
         head = self._lead()
@@ -183,7 +191,7 @@ class Membership:
             if not self._is_awaited(term):
                 sock.close()
                 return
-            follower = Follower(sock, peers.Rejoin(self._situation.node, encode(self.node.resynced())))
+            follower = Follower(sock, peers.Rejoin(self._situation.node, self._place, encode(self.node.resynced())))
             self._obey(follower)
             self._replicator.tell_all()
             if await follower.answered():

@@ -24,7 +24,7 @@ class Performer(Protocol):
 class CoordinatorServer:
     """Decides one event at a time, in the order of arrival, and has the decision carried out before the next.
 
-    Time is the running loop's clock, set forward where another machine's coordinator was ahead of it.
+    Time is the running loop's clock; after a move, set to where that of the last coordinator's machine had come to.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class CoordinatorServer:
         self._on_decided = on_decided
         self._loop = asyncio.get_running_loop()
         self._state = coordinator.new_state(settings) if known is None else known.state
-        self._ahead_s = 0.0 if known is None else max(0.0, known.now - self._loop.time())
+        self._ahead_s = 0.0 if known is None else known.now - self._loop.time()
         self.entries = 0 if known is None else known.index.entries
         """Facts that led to the state."""
         self.on_entry: Callable[[float, Event], None] | None = None

@@ -60,6 +60,7 @@ class Rejoin:
     """Go on with this node, which another coordinator has taken in; `found` is its `NodeResynced`."""
 
     node: NodeId
+    place: Place
     found: dict[str, Any]
 
 

@@ -194,8 +194,8 @@ def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known():
     async def main(house):
         found = ev.NodeResynced("known", (), (0, -1))
         known, stranger = house.connect(), house.connect()
-        known.send(peers.Rejoin("known", facts.encode(found)))
-        stranger.send(peers.Rejoin("other", facts.encode(found)))
+        known.send(peers.Rejoin("known", ev.Place("known"), facts.encode(found)))
+        stranger.send(peers.Rejoin("other", ev.Place("other"), facts.encode(found)))
         await house.owner.until(lambda: house.owner.events)
         assert house.owner.events == [found]
         assert await stranger.hears(1) == [peers.Evict("other is a stranger")]

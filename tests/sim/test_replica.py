@@ -1,13 +1,17 @@
 """A standby that follows a coordinator knows what it knows, wherever in a job it begins to."""
 
+import asyncio
 import json
 import random
 
 import pytest
 from simulator import nodes_simulation
 
-from deadpool_run.coordinator.replica import Replica
+from deadpool_run.coordinator.journal import Journal
+from deadpool_run.coordinator.replica import Known, Replica
+from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import coordinator
+from deadpool_run.core.electorate import LogIndex
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import facts, peers, typed
 
@@ -60,3 +64,21 @@ def test_a_log_with_a_gap_is_refused():
 def test_what_is_no_state_is_refused(state):
     with pytest.raises(ProtocolError):
         Replica(nodes_simulation(1).settings).begin(peers.LogState(1, 0, 0.0, json.loads(json.dumps(state))))
+
+
+@pytest.mark.parametrize("offset_s", [-1e6, 1e6])
+def test_whoever_goes_on_has_the_clock_of_the_last_coordinator(tmp_path, offset_s):
+    """Else every deadline would be over at once, or never come."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        job = nodes_simulation(1)
+        known = Known(LogIndex(1, 7), loop.time() + offset_s, job.state)
+        journal = Journal(tmp_path / "journal", job.settings, known.state)
+        server = CoordinatorServer(job.settings, None, journal, lambda: None, known)
+        assert 0 <= server.now() - known.now < 60
+        assert server.entries == 7
+        server.close()
+        journal.close()
+
+    asyncio.run(main())
