@@ -124,7 +124,7 @@ class Assembly:
                 self._authority.hear(electorate.HeardFromAgent(node, term, sent_at, roster))
                 self._head.mirror(node, message.cells)
             case peers.Ask(number, request):
-                self.send(node, peers.Answer(number, dict(self._head.control.answer(request))))
+                self.send(node, peers.Answer(number, dict(self._head.desk.answer(request))))
             case peers.Join() | peers.Rejoin() | peers.Fact():
                 pass  # the hub's own
             case _:

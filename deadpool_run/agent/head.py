@@ -19,7 +19,7 @@ from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.store import LOOPBACK, Store
 from deadpool_run.agent.tell import tell
 from deadpool_run.agent.tracking import Tracking
-from deadpool_run.coordinator.control import ControlServer
+from deadpool_run.coordinator.desk import Desk
 from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.replica import Known
 from deadpool_run.coordinator.server import CoordinatorServer
@@ -48,9 +48,10 @@ class Head:
         output: Output,
         on_over: Callable[[int, str], None],
         on_lost: Callable[[str], None],
+        on_news: Callable[[], None],
         known: Known | None = None,
     ) -> None:
-        """Begin anew, or go on from what another coordinator is `known` to have decided."""
+        """Begin anew, or go on from what another coordinator is `known` to have decided. `on_news`: viewers may look."""
         self.node: Node
         """Our own machine's; set before `begin`."""
         self._spec = spec
@@ -61,7 +62,8 @@ class Head:
         cluster = spec.cluster
         self._store = Store(nursery, on_lost, LOOPBACK if cluster is None else situation.address)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
-        self.control = ControlServer(spec.run_dir, spec.settings.world_size, self)
+        self.desk = Desk(spec.settings.world_size, self)
+        self._on_news = on_news
         self._server = CoordinatorServer(spec.settings, self, self._journal, self._decided, known)
         self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
         self.assembly: Assembly | None = None
@@ -84,8 +86,8 @@ class Head:
         """The shell of the coordinator."""
         return self._server
 
-    async def begin(self) -> None:
-        """Open the control socket, and look after ranks that hang."""
+    def begin(self) -> None:
+        """Look after ranks that hang."""
         self._health = Health(
             self._spec.hang_timeout_s,
             look=lambda: sights_of(self.state, self.node.vault.board),
@@ -93,7 +95,6 @@ class Head:
             submit=self.submit,
             say=tell,
         )
-        await self.control.start()
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
@@ -239,7 +240,7 @@ class Head:
         self._publish_buddies()
         if self.assembly is not None:
             self.assembly.decided()
-        self.control.notify()
+        self._on_news()
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -251,7 +252,6 @@ class Head:
         self._server.close()
         if self.assembly is not None:
             await self.assembly.end(message)
-        await self.control.close()
         self._store.close()
 
     def close(self, exit_code: int, reason: str) -> None:
