@@ -3,6 +3,7 @@
 On one machine all orders go to the one node by plain calls; on several, to each node by its connection.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from deadpool_run.agent.node import Node
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Situation
-from deadpool_run.agent.report import status_object
+from deadpool_run.agent.report import Nodes, Seen, status_object
 from deadpool_run.agent.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.store import LOOPBACK, Store
@@ -24,10 +25,12 @@ from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.replica import Known
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import effects as do
+from deadpool_run.core import nodes
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import CaptureSkipped, Event, SnapshotCommitted
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import State
+from deadpool_run.core.outline import outline
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
 from deadpool_run.wire import peers, typed
 from deadpool_run.wire.facts import encode
@@ -58,6 +61,8 @@ class Head:
         self._here = situation.node
         self._on_over = on_over
         self._over = False
+        self._outlined = known is not None or spec.cluster is None
+        """What the job was understood to be has been told, or needs no telling."""
         self._life = 0
         cluster = spec.cluster
         self._store = Store(nursery, on_lost, LOOPBACK if cluster is None else situation.address)
@@ -117,7 +122,9 @@ class Head:
         commits = self._tracking.commits
         commits.safe(Rank(told.rank), tuple(Version(version) for version in told.versions), told.transcript, told.life)
         self._publish_committed()
-        if commits.protected and self._tracking.is_news_of_protection() and commits.committed is not None:
+        if not commits.protected or commits.committed is None:
+            return
+        if self._tracking.is_news_of_protection() or nodes.is_exposed(self._spec.settings, self.state):
             self.submit(SnapshotCommitted(commits.committed, self.state.epoch))
 
     def mirror(self, node: NodeId, cells: Iterable[tuple[int, ...]]) -> None:
@@ -229,7 +236,14 @@ class Head:
 
     def status(self) -> Mapping[str, Any]:
         """Return what viewers see."""
-        return status_object(self.state, self.node.vault.board, self._record.parts)
+        return status_object(self.state, self.node.vault.board, self._record.parts, self._nodes())
+
+    def _nodes(self) -> Nodes | None:
+        if self.assembly is None:
+            return None
+        seen = {**self.assembly.seen(), self._here: Seen(None, self.node.traffic())}
+        now = asyncio.get_running_loop().time()
+        return Nodes(self._here, self.assembly.term, seen, now, self._server.now())
 
     def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
         """Return who holds the rank, with its pid."""
@@ -240,6 +254,10 @@ class Head:
         self._publish_buddies()
         if self.assembly is not None:
             self.assembly.decided()
+        if self.state.phase is JobPhase.UNPROTECTED and not self._outlined:
+            self._outlined = True
+            for line in outline(self._spec.settings, tuple(self.state.nodes.values())):
+                tell(line)
         self._on_news()
 
     # --- the end --------------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ class Membership:
             case peers.Pulse(term, sent_at):
                 self._authority.hear_pulse(message)
                 known = self._authority.agent.roster.number
-                follower.send(peers.Beat(term, sent_at, known, cells=self.node.cells()))
+                follower.send(peers.Beat(term, sent_at, known, cells=self.node.cells(), traffic=self.node.traffic()))
             case peers.Agents():
                 self._authority.hear_roster(message)
             case peers.LogState():

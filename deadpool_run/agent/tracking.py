@@ -19,6 +19,7 @@ class Tracking:
         self._committed: Committed | None = None
         self._buddies: dict[NodeId, Buddies] = {}
         self._seen: tuple[object, ...] = ()
+        self._copied_to: tuple[tuple[NodeId, ...], ...] = ()
         self._protected = False
 
     def new_life(self, life: int, rollback: Version | None) -> None:
@@ -48,7 +49,11 @@ class Tracking:
         seen = (state.buddies, state.former_buddies, tuple(seat.node for seat in state.seats), tuple(state.nodes))
         if seen == self._seen:
             return
-        self._seen = seen
+        before = self._copied_to
+        self._seen, self._copied_to = seen, state.buddies
+        for seat, old, new in zip(state.seats, before, state.buddies, strict=False):
+            if not set(new) <= set(old):
+                self.commits.replaced(seat.rank)
         mine: dict[NodeId, dict[str, tuple[Peer, ...]]] = defaultdict(dict)
         keep: dict[NodeId, list[Rank]] = defaultdict(list)
         for seat in state.seats:
