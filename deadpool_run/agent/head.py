@@ -138,7 +138,9 @@ class Head:
         """Return what a node that joins is told first."""
         begin = do.BeginGeneration(self.state.generation)
         joined = peers.Joined(node, self._spec.run_id, self._spec.run_dir.name, typed.plain(self._spec.settings))
-        return joined, self.world(), peers.Order(encode(begin), self.state.capture_interval)
+        told = (joined, self.world(), peers.Order(encode(begin), self.state.capture_interval))
+        known = None if self._tracking is None else self._tracking.committed
+        return told if known is None else (*told, known)
 
     # --- orders ---------------------------------------------------------------------------------------------------
 
@@ -155,11 +157,12 @@ class Head:
             case do.BeginGeneration(generation):
                 if generation > 0:
                     self._store.renew()
-                self._new_life(None)
+                self._new_life(self.state.epoch, None)
                 self._to_all(effect)
-            case do.DiscardAbove(_, version):
-                self._new_life(version)
-                self._to_all(effect)
+            case do.DiscardAbove(epoch, version):
+                if epoch > self._life:
+                    self._new_life(epoch, version)
+                self._to_all(effect)  # also one that was ordered before: there may be nodes that it has not reached
             case do.SetBuddies():
                 pass  # told with all else that follows from who is where
             case do.StartWorker(_, node) | do.ReportReplicas(node):
@@ -204,9 +207,9 @@ class Head:
         self._life = self.node.life
         self.node.set_world(self.world())
 
-    def _new_life(self, rollback: Version | None) -> None:
+    def _new_life(self, life: int, rollback: Version | None) -> None:
         """Begin to count anew what is safe: what was reported before is of a life that did not happen."""
-        self._life = self.state.epoch
+        self._life = life
         world = self.world()
         self.node.set_world(world)
         if self.assembly is not None:

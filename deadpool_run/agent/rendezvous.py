@@ -18,6 +18,8 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _SAY_AFTER_S = 10.0
 """Whoever is waited for longer than this is named to the user."""
+_LOOK_S = 1.0
+"""Who is to found the job looks so long at each other endpoint, whether the job is there already."""
 _REFUSALS = 3
 """So many times in a row a machine that is up says that nobody listens there, before the job is taken for ended."""
 
@@ -54,21 +56,11 @@ async def find(
 
     Raises `UsageError` if the tokens are not the same, or no endpoint can be looked up.
     """
-    loop = asyncio.get_running_loop()
     began, pause, told, refusals = time.monotonic(), _FIRST_PAUSE_S, False, 0
     while True:
-        error: OSError | None = None
-        for host, port in cluster.endpoints:
-            address = await loop.run_in_executor(None, _look_up, host, port)
-            if may_found and (host, port) == cluster.endpoints[0] and (listener := _bind(address, port)) is not None:
-                return Founder(address, listener)
-            try:
-                sock = await loop.run_in_executor(None, _dial, address, port, cluster.token)
-            except OSError as failure:
-                error = failure
-                continue
-            ours = str(sock.getsockname()[0])
-            return Found(sock, ours, _listen_anywhere(ours))
+        found, error = await _look_around(cluster, may_found=may_found)
+        if found is not None:
+            return found
         refusals = refusals + 1 if error is not None and error.errno == errno.ECONNREFUSED else 0
         if not may_found and refusals >= _REFUSALS:
             return Over(1, "nobody leads the job any more: it has ended, or its coordinator's node is lost")
@@ -81,6 +73,44 @@ async def find(
         if done:
             return Over(*stop.result())
         pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+async def _look_around(cluster: Cluster, *, may_found: bool) -> tuple[Founder | Found | None, OSError | None]:
+    """Ask at each endpoint once; found the job if nobody leads it and that is for us. Else say what the last one did."""
+    loop = asyncio.get_running_loop()
+    founder: Founder | None = None
+    error: OSError | None = None
+    for place, (host, port) in enumerate(cluster.endpoints):
+        address = await loop.run_in_executor(None, _look_up, host, port)
+        if may_found and place == 0 and (listener := _bind(address, port)) is not None:
+            founder = Founder(address, listener)
+            continue  # unless the job is there already, and led from elsewhere
+        limit_s = handshake.TIMEOUT_S if founder is None else _LOOK_S
+        try:
+            sock = await loop.run_in_executor(None, _dial, address, port, cluster.token, limit_s)
+        except OSError as failure:
+            error = failure
+            continue
+        if founder is not None:
+            founder.listener.close()
+        return _found(sock, cluster), None
+    return founder, error
+
+
+async def turn_to(cluster: Cluster, address: str, port: int) -> Found | None:
+    """Return a connection to who leads the job, by another agent's word; None if it cannot be had."""
+    loop = asyncio.get_running_loop()
+    try:
+        sock = await loop.run_in_executor(None, _dial, address, port, cluster.token, handshake.TIMEOUT_S)
+    except OSError:
+        return None
+    return _found(sock, cluster)
+
+
+def _found(sock: socket.socket, cluster: Cluster) -> Found:
+    ours = str(sock.getsockname()[0])
+    mine = [port for host, port in cluster.endpoints if host == ours]
+    return Found(sock, ours, next(filter(None, (_bind(ours, port) for port in (*mine, 0)))))
 
 
 def dial_member(address: str, port: int, token: bytes) -> socket.socket:
@@ -99,9 +129,9 @@ def dial_vault(address: str, port: int, token: bytes) -> socket.socket:
         raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
 
 
-def _dial(address: str, port: int, token: bytes) -> socket.socket:
+def _dial(address: str, port: int, token: bytes, timeout_s: float) -> socket.socket:
     try:
-        return handshake.dial(address, port, Role.MEMBER, token)
+        return handshake.dial(address, port, Role.MEMBER, token, timeout_s)
     except RefusedError as error:
         advice = (
             "give all nodes the same: DEADPOOL_TOKEN, or --token-file"
@@ -133,12 +163,6 @@ def _bind(address: str, port: int) -> socket.socket | None:
         if error.errno in {errno.EADDRNOTAVAIL, errno.EADDRINUSE}:
             return None
         raise UsageError(f"--rdzv-endpoint {address}:{port}: {error.strerror}\nchoose another port") from error
-    return sock
-
-
-def _listen_anywhere(address: str) -> socket.socket:
-    sock = socket.socket(family_of(address), socket.SOCK_STREAM)
-    sock.bind((address, 0))
     return sock
 
 
