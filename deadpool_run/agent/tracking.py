@@ -52,9 +52,9 @@ class Tracking:
             return
         before = self._copied_to
         self._seen, self._copied_to = seen, state.buddies
-        for seat, old, new in zip(state.seats, before, state.buddies, strict=False):
-            if not set(new) <= set(old):
-                self.commits.replaced(seat.rank)
+        for rank, new in enumerate(state.buddies):
+            if not before or not set(new) <= set(before[rank]):
+                self.commits.replaced(Rank(rank))
         mine: dict[NodeId, dict[str, tuple[Peer, ...]]] = defaultdict(dict)
         keep: dict[NodeId, list[Rank]] = defaultdict(list)
         for seat in state.seats:

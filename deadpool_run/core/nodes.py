@@ -57,7 +57,7 @@ def _covered(turn: Turn) -> None:
         return
     exposed_s = turn.now - state.exposed_at
     turn.set(exposed_at=None)
-    turn.announce("every rank has its full number of copies again", f"it took {exposed_s:.2f} s after the loss")
+    turn.effects.append(do.Announce(f"every rank has all its copies again, {exposed_s:.2f} s after the loss", ""))
     last = state.incidents[-1] if state.incidents else None
     if state.repair is not None:
         turn.set_repair(exposed_s=exposed_s)

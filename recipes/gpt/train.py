@@ -37,8 +37,8 @@ def build(job, args, size):
     if args.parallel == "ddp":
         model = DistributedDataParallel(model)
     else:
-        shape = (job.world_size,) if args.parallel == "fsdp2" else (2, job.world_size // 2)  # of hsdp: replicas, shards
-        mesh = init_device_mesh(job.device.type, shape)
+        shape = {"shards": job.world_size} if args.parallel == "fsdp2" else {"copies": 2, "shards": job.world_size // 2}
+        mesh = init_device_mesh(job.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)

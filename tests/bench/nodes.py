@@ -36,6 +36,8 @@ LINK_BYTES = 4 << 30
 PARTS = ("promoted", "drained", "rehearsed", "restored", "attached", "first_step")
 LAYOUTS = ("ddp", "fsdp2", "hsdp")
 MIB = 1 << 20
+NEWS_S = 2.5
+"""Longer than nodes keep to themselves what they have sent and received."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
         "the repair was reported", lambda: [each for each in run.incidents() if each[0] > began_ns / 1e9], 30
     )
     known_at, incident = found[-1]
-    after = run.wait("copies were complete", lambda: _covered(run), BOUND_S, STATUS_S)
+    run.wait("copies were complete", lambda: _covered(run), BOUND_S, STATUS_S)
+    heard_from = time.monotonic() + NEWS_S
+    after = run.wait("all were heard of", lambda: time.monotonic() > heard_from and _covered(run), BOUND_S, STATUS_S)
     fetched = _fetched(after, before, rank)
     if kind == "link":
         run.kill(host)
@@ -200,7 +204,7 @@ def torchrun(args: argparse.Namespace, home: Path, hosts: Hosts) -> Fleet:
                 "--rdzv-backend=c10d",
             ),
             *(f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench", "--max-restarts=1000"),
-            *("--rdzv-conf=last_call_timeout=5", f"--local-addr={hosts.addresses[host]}"),
+            *(f"--rdzv-conf=last_call_timeout=5,is_host={int(host == 0)}", f"--local-addr={hosts.addresses[host]}"),
             *(BASELINE, "--size", args.size, "--batch", args.batch, "--steps", FOREVER),
             *("--step-log", home / "steps", "--digest-dir", home / "digests"),
         )
@@ -266,6 +270,7 @@ def bytes_per_snapshot(args: argparse.Namespace, home: Path) -> dict[str, dict[s
                 run.wait("time passes", lambda at=at: time.monotonic() > at + 3, 10, STATUS_S)
                 last, now = run.wait("more", lambda run=run, first=first: _committed(run, first + 8), BOUND_S, STATUS_S)
                 found[layout] = {"sent_mib_per_snapshot": (now - sent) / (last - first) / MIB}
+                print(f"  {layout}: {found[layout]['sent_mib_per_snapshot']:.1f} MiB a snapshot", flush=True)
         finally:
             hosts.close()
     return found
@@ -361,9 +366,9 @@ def main() -> int:
     header("nodes", vars(args))
     with tempfile.TemporaryDirectory(prefix="deadpool-bench-") as home:
         try:
+            sent = bytes_per_snapshot(args, Path(home))
             found, link = measure(args, Path(home))
-            values = show(found, link)
-            values["bytes"] = bytes_per_snapshot(args, Path(home))
+            values = {**show(found, link), "bytes": sent}
         except BenchError as error:
             print(f"nodes: {error}", file=sys.stderr)
             return 1

@@ -72,7 +72,7 @@ def test_a_loss_of_a_host_exposes_the_others_until_their_copies_are_made_again(j
     lost = next(host for host in (2, 1, 3) if host in {job.host_of(rank) for rank in range(6)})
     job.power_off(lost)
     others = [host for host in (1, 2, 3) if host != lost]
-    job.wait_output(0, "every rank has its full number of copies again")
+    job.wait_output(0, "every rank has all its copies again")
     incident = status(job, others[0])["incidents"][-1]
     assert 0 < incident["exposed_s"] < LIMIT_S
     assert status(job, others[1])["exposed_ms"] is None
