@@ -64,6 +64,7 @@ class Head:
         self._outlined = known is not None or spec.cluster is None
         """What the job was understood to be has been told, or needs no telling."""
         self._life = 0
+        self._ranks_moved = False
         cluster = spec.cluster
         self._store = Store(nursery, on_lost, LOOPBACK if cluster is None else situation.address)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
@@ -164,11 +165,12 @@ class Head:
                     self._new_life(epoch, version)
                 self._to_all(effect)  # also one that was ordered before: there may be nodes that it has not reached
             case do.SetBuddies():
-                pass  # told with all else that follows from who is where
+                self._ranks_moved = True
             case do.StartWorker(_, node) | do.ReportReplicas(node):
                 self._to(node, effect)
             case do.AssignRank(transcript_from=source):
                 self._store.when_fresh(lambda: self._to_worker(effect, source))
+                self._ranks_moved = True
             case do.ResumeFrom(source=source):
                 self._to_worker(effect, source)
             case _:
@@ -226,8 +228,8 @@ class Head:
                 self.assembly.broadcast(told)
 
     def _publish_buddies(self) -> None:
-        """Tell those nodes for which something has changed. Not in a repair: what was left behind is still needed."""
-        if self._tracking is None or self.state.phase not in _COPIED_IN:
+        """Tell those nodes for which something has changed."""
+        if self._tracking is None:
             return
         for node, told in self._tracking.buddies_news(self.state, self._peer):
             if node == self._here:
@@ -254,7 +256,9 @@ class Head:
         return None if owner is None or owner.pid is None else (owner.worker, owner.pid)
 
     def _decided(self) -> None:
-        self._publish_buddies()
+        if self._ranks_moved and self.state.phase in _COPIED_IN:  # in a repair, what was left behind is still needed
+            self._ranks_moved = False
+            self._publish_buddies()
         if self.assembly is not None:
             self.assembly.decided()
         if self.state.phase is JobPhase.UNPROTECTED and not self._outlined:
