@@ -46,8 +46,9 @@ def joined(turn: Turn, node: NodeId, place: ev.Place) -> None:
 
 def is_exposed(settings: Settings, state: State) -> bool:
     """Tell whether ranks may lack copies that there are to be, so that it is worth to tell when they have them."""
-    full = bool(state.buddies) and all(len(holders) >= settings.replicas for holders in state.buddies)
-    return state.exposed_at is not None and full and state.phase in _COPIED_IN
+    if state.exposed_at is None or state.phase not in _COPIED_IN:
+        return False
+    return bool(state.buddies) and all(len(holders) >= settings.replicas for holders in state.buddies)
 
 
 def _covered(turn: Turn) -> None:

@@ -36,6 +36,8 @@ LINK_BYTES = 4 << 30
 PARTS = ("promoted", "drained", "rehearsed", "restored", "attached", "first_step")
 LAYOUTS = ("ddp", "fsdp2", "hsdp")
 MIB = 1 << 20
+SNAPSHOTS = 30
+"""So many are counted, since nodes say what they have sent only now and then."""
 NEWS_S = 2.5
 """Longer than nodes keep to themselves what they have sent and received."""
 
@@ -265,24 +267,29 @@ def bytes_per_snapshot(args: argparse.Namespace, home: Path) -> dict[str, dict[s
         hosts = Hosts(2)
         try:
             with deadpool(args, home / layout, hosts, 2, "--parallel", layout, spares=0) as run:
-                run.wait("it is protected", lambda run=run: _committed(run, 3), BOUND_S, STATUS_S)
-                (first, sent), at = _committed(run, 3), time.monotonic()
-                run.wait("time passes", lambda at=at: time.monotonic() > at + 3, 10, STATUS_S)
-                last, now = run.wait("more", lambda run=run, first=first: _committed(run, first + 8), BOUND_S, STATUS_S)
-                found[layout] = {"sent_mib_per_snapshot": (now - sent) / (last - first) / MIB}
-                print(f"  {layout}: {found[layout]['sent_mib_per_snapshot']:.1f} MiB a snapshot", flush=True)
+                rate = _sent_mib_per_snapshot(run)
+            found[layout] = {"sent_mib_per_snapshot": rate}
+            print(f"  {layout}: {rate:.1f} MiB a snapshot", flush=True)
         finally:
             hosts.close()
     return found
 
 
-def _committed(run: Fleet, least: int) -> tuple[int, int] | None:
-    """Return the newest version that is committed, if it is at least so new, and the bytes that were sent so far."""
-    status = run.status()
-    if not status or status["committed"] is None or status["committed"] < least:
-        return None
-    copies = [node["copies"] for node in status["nodes"]]
-    return (status["committed"], sum(each["sent_bytes"] for each in copies)) if all(copies) else None
+def _sent_mib_per_snapshot(run: Fleet) -> float:
+    """Return what all nodes sent while some snapshots were committed, for each of them; captures that were skipped are none."""
+    seen: dict[int, int] = {}
+
+    def enough() -> bool:
+        status = run.status()
+        copies = [node["copies"] for node in status.get("nodes", ())]
+        if copies and all(copies) and status["committed"] is not None:
+            sent = sum(each["sent_bytes"] for each in copies)
+            seen.setdefault(status["committed"], sent)
+        return len(seen) > SNAPSHOTS
+
+    run.wait("enough snapshots are committed", enough, BOUND_S, STATUS_S)
+    first, *_, last = seen.values()
+    return (last - first) / (len(seen) - 1) / MIB
 
 
 # --- the account -----------------------------------------------------------------------------------------------------
