@@ -129,10 +129,13 @@ class Head:
             self.submit(SnapshotCommitted(commits.committed, self.state.epoch))
 
     def mirror(self, node: NodeId, cells: Iterable[tuple[int, ...]]) -> None:
-        """Show on our board what a node's workers say on theirs."""
+        """Show on our board what a node's workers say on theirs.
+
+        Not of a rank whose last owner's slots are still here: the board says what is in them, and its newcomer needs them.
+        """
         for rank, *words in cells:
             owner = self.state.seats[rank].node if 0 <= rank < len(self.state.seats) else None
-            if owner == node:
+            if owner == node and not self.node.vault.lives_here(Rank(rank)):
                 self.node.vault.board.mirror(rank, words)
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
