@@ -56,6 +56,8 @@ class Loss:
     """0: the machine in reserve held the copy itself."""
     fetched_s: float = 0.0
     exposed_s: float | None = None
+    steps_lost: int = 0
+    """Steps that some rank had completed and had to complete again."""
 
 
 def options() -> argparse.Namespace:
@@ -147,7 +149,8 @@ def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
     leads = next(node for node in after["nodes"] if node["node"] == after["coordinator"]["node"])
     run.start(host, f"{leads['address']}:{leads['port']}")
     exposed = next((i["exposed_s"] for i in after["incidents"] if i["epoch"] == incident["epoch"]), None)
-    return Loss(total_s, known_at - began_ns / 1e9, led, _parts(incident), *fetched, exposed)
+    steps = incident["steps_lost"]
+    return Loss(total_s, known_at - began_ns / 1e9, led, _parts(incident), *fetched, exposed, steps)
 
 
 def _covered(run: Fleet) -> dict[str, Any]:
@@ -296,14 +299,19 @@ def _sent_mib_per_snapshot(run: Fleet) -> float:
 
 
 def show(found: dict[str, list[Loss]], link: float) -> dict[str, Any]:
-    rows: list[list[object]] = [["loss to first step, ms", "losses", "p50", "p95", "max", "detected p50", "p95"]]
+    rows: list[list[object]] = [
+        ["loss to first step, ms", "losses", "p50", "p95", "max", "detected p50", "p95", "steps lost"]
+    ]
     values: dict[str, Any] = {}
     for name, losses in _split(found).items():
         times, detected = [each.total_s for each in losses], [each.detected_s for each in losses]
         numbers = [median(times), quantile(times, 0.95), max(times)]
         seen = [median(detected), quantile(detected, 0.95)] if losses[0].parts else []
-        rows.append([name, len(losses), *map(_ms, numbers), *(map(_ms, seen) if seen else ("", ""))])
-        values[name] = {"total_s": [round(value, 4) for value in times], "detected_s": [round(d, 4) for d in detected]}
+        steps = f"<= {max(each.steps_lost for each in losses)}" if seen else ""
+        rows.append([name, len(losses), *map(_ms, numbers), *(map(_ms, seen) if seen else ("", "")), steps])
+        values[name.strip()] = {"total_s": [round(value, 4) for value in times]}
+        if seen:
+            values[name.strip()]["detected_s"] = [round(value, 4) for value in detected]
     table(rows)
     values["parts_p50_s"] = _show_parts(found)
     values["transfer"] = _show_transfer(found, link)
@@ -356,7 +364,7 @@ def measure(args: argparse.Namespace, home: Path) -> tuple[dict[str, list[Loss]]
     hosts = Hosts(HOSTS)
     try:
         link = max(link_bytes_per_s(hosts, LINK_BYTES) for _ in range(3))
-        for kind in ("power", "link"):
+        for kind in ("power", "link") if args.losses else ():
             found[f"deadpool-run, {kind}"] = lose_often(args, home / kind, hosts, kind)
         if args.torchrun_losses:
             found["torchrun, power"] = lose_under_torchrun(args, home / "torchrun", hosts)
