@@ -29,6 +29,7 @@ from deadpool_run.agent.processes import Process
 from deadpool_run.agent.run_record import RECORD_NAME
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.tell import tell
+from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.core.events import ONLY_NODE, Event, JobSubmitted, Place, StopRequested
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
@@ -99,6 +100,7 @@ class _Agent:
         situation = Situation(ONLY_NODE, "127.0.0.1", replicates=False)
         exit_code, reason = _FAILED
         output = Output(spec)
+        control = ControlServer(spec.run_dir, self._answer)
         try:
             head = self._head = Head(
                 spec,
@@ -107,6 +109,7 @@ class _Agent:
                 output=output,
                 on_over=self._on_stop,
                 on_lost=self._on_lost,
+                on_news=control.notify,
             )
             node = self._node = head.node = Node(
                 spec,
@@ -119,17 +122,24 @@ class _Agent:
             )
             if node.durable.writes and signal.SIGUSR1 not in spec.signals_to_handle:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, node.durable.foretold)
-            await head.begin()
+            head.begin()
+            await control.start()
             head.submit(JobSubmitted())
             exit_code, reason = await node.durable.finish(*await self._over, spec.signals_to_handle)
         finally:
             if self._head is not None:
                 await self._head.end(peers.End(exit_code, reason))
+            await control.close()
             self._nursery.close()
             await self._end_node(output)
             if self._head is not None:
                 self._head.close(exit_code, reason)
         return exit_code
+
+    async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Answer a viewer."""
+        assert self._head is not None
+        return self._head.desk.answer(request)
 
     # --- several machines -------------------------------------------------------------------------------------------
 
@@ -202,7 +212,7 @@ class _Agent:
             else:
                 follower, joined, agents = led_by
                 tell(f"joined run {joined.run_id} as node {joined.node}")
-                member.join(follower, agents)
+                await member.join(follower, agents)
             await asyncio.wait({member.over, self._over}, return_when=asyncio.FIRST_COMPLETED)
             exit_code, reason = member.over.result() if member.over.done() else self._over.result()
             if exit_code and member.head is None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, assert_never
 
 from deadpool_run.agent.authority import Authority
+from deadpool_run.agent.report import Seen
 from deadpool_run.coordinator.hub import Hub
 from deadpool_run.core import electorate
 from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodeResynced
@@ -29,6 +31,7 @@ class Assembly:
         self._nproc_per_node = nproc_per_node
         self._hub = Hub(self, {NodeId(name) for name in (*head.state.leaves, authority.agent.me) if name})
         self._standbys: set[NodeId] = set()
+        self._seen: dict[NodeId, Seen] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         head.server.on_entry = self._log
@@ -48,6 +51,7 @@ class Assembly:
         """Hang up on a node, and tell the coordinator."""
         self._hub.evict(node, reason)
         self._standbys.discard(node)
+        self._seen.pop(node, None)
         self._head.submit(NodeLost(node, reason))
 
     def decided(self) -> None:
@@ -60,6 +64,15 @@ class Assembly:
             self._standbys.add(node)
             server, term = self._head.server, self._authority.agent.term
             self.send(node, peers.LogState(term, server.entries, server.now(), typed.plain(server.state)))
+
+    def seen(self) -> Mapping[NodeId, Seen]:
+        """Return what is known of those who have been heard of."""
+        return self._seen
+
+    @property
+    def term(self) -> int:
+        """How often the coordinator has moved, or more."""
+        return self._authority.agent.term
 
     async def end(self, message: peers.End | peers.Evict) -> None:
         """Tell every agent, and hang up."""
@@ -128,8 +141,9 @@ class Assembly:
             case peers.Beat(term, sent_at, roster):
                 self._authority.hear(electorate.HeardFromAgent(node, term, sent_at, roster))
                 self._head.mirror(node, message.cells)
+                self._seen[node] = Seen(self._loop.time(), message.traffic)
             case peers.Ask(number, request):
-                self.send(node, peers.Answer(number, dict(self._head.control.answer(request))))
+                self.send(node, peers.Answer(number, dict(self._head.desk.answer(request))))
             case peers.Join() | peers.Rejoin() | peers.Fact():
                 pass  # the hub's own
             case _:

@@ -2,13 +2,18 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from deadpool_run.coordinator.link import Link
 from deadpool_run.core.events import Event, StopRequested
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
 from deadpool_run.wire.facts import encode
+
+_ANSWER_S = 4.0
+"""Less than a viewer waits, so that it hears why there is no answer."""
+_UNREACHED = {"error": "the node that leads the job does not answer: ask again in a few seconds"}
 
 
 class LostError(Exception):
@@ -55,6 +60,8 @@ class Follower:
         self._taken: asyncio.Future[tuple[peers.Joined, peers.Agents]] = loop.create_future()
         self._joined: peers.Joined | None = None
         self._answered: asyncio.Future[bool] = loop.create_future()
+        self._asked = 0
+        self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._on_message: Callable[[peers.Message], None] | None = None
         self._on_lost: Callable[[str, bool], None] | None = None
         self._link = Link(sock, self._heard, self._lost)
@@ -90,9 +97,33 @@ class Follower:
         if not self._link.open:
             on_lost("its connection was closed", True)
 
+    async def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the coordinator's answer to a viewer's request, or why there is none; soon, in any case."""
+        self._asked += 1
+        number = self._asked
+        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        try:
+            if not self._link.open:
+                return _UNREACHED
+            self._link.send(peers.Ask(number, dict(request)))
+            async with asyncio.timeout(_ANSWER_S):
+                return await answer
+        except TimeoutError:
+            return _UNREACHED
+        finally:
+            del self._answers[number]
+
+    def told(self, number: int, answer: Mapping[str, Any]) -> None:
+        """Pass on an answer to whoever still waits for it."""
+        waiting = self._answers.get(number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
     def close(self) -> None:
         """Hang up."""
         self._link.close()
+        self._answer_nobody()
         if not self._answered.done():
             self._answered.set_result(False)
         if self._taken.done() and not self._taken.cancelled():
@@ -134,7 +165,12 @@ class Follower:
             case _:
                 pass
 
+    def _answer_nobody(self) -> None:
+        for number in self._answers:
+            self.told(number, _UNREACHED)
+
     def _lost(self, why: str, closed: bool) -> None:
+        self._answer_nobody()
         if self._on_lost is not None:
             self._on_lost(why, closed)
         elif not self._taken.done():

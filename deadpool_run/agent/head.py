@@ -3,6 +3,7 @@
 On one machine all orders go to the one node by plain calls; on several, to each node by its connection.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,21 +14,23 @@ from deadpool_run.agent.node import Node
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Situation
-from deadpool_run.agent.report import status_object
+from deadpool_run.agent.report import Nodes, Seen, status_object
 from deadpool_run.agent.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.store import LOOPBACK, Store
 from deadpool_run.agent.tell import tell
 from deadpool_run.agent.tracking import Tracking
-from deadpool_run.coordinator.control import ControlServer
+from deadpool_run.coordinator.desk import Desk
 from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.replica import Known
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import effects as do
+from deadpool_run.core import nodes
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import CaptureSkipped, Event, SnapshotCommitted
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import State
+from deadpool_run.core.outline import outline
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
 from deadpool_run.wire import peers, typed
 from deadpool_run.wire.facts import encode
@@ -48,21 +51,25 @@ class Head:
         output: Output,
         on_over: Callable[[int, str], None],
         on_lost: Callable[[str], None],
+        on_news: Callable[[], None],
         known: Known | None = None,
     ) -> None:
-        """Begin anew, or go on from what another coordinator is `known` to have decided."""
+        """Begin anew, or go on from what another coordinator is `known` to have decided. `on_news`: viewers may look."""
         self.node: Node
         """Our own machine's; set before `begin`."""
         self._spec = spec
         self._here = situation.node
         self._on_over = on_over
         self._over = False
+        self._outlined = known is not None or spec.cluster is None
+        """What the job was understood to be has been told, or needs no telling."""
         self._life = 0
         self._ranks_moved = False
         cluster = spec.cluster
         self._store = Store(nursery, on_lost, LOOPBACK if cluster is None else situation.address)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
-        self.control = ControlServer(spec.run_dir, spec.settings.world_size, self)
+        self.desk = Desk(spec.settings.world_size, self)
+        self._on_news = on_news
         self._server = CoordinatorServer(spec.settings, self, self._journal, self._decided, known)
         self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
         self.assembly: Assembly | None = None
@@ -85,8 +92,8 @@ class Head:
         """The shell of the coordinator."""
         return self._server
 
-    async def begin(self) -> None:
-        """Open the control socket, and look after ranks that hang."""
+    def begin(self) -> None:
+        """Look after ranks that hang."""
         self._health = Health(
             self._spec.hang_timeout_s,
             look=lambda: sights_of(self.state, self.node.vault.board),
@@ -94,7 +101,6 @@ class Head:
             submit=self.submit,
             say=tell,
         )
-        await self.control.start()
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
@@ -117,14 +123,19 @@ class Head:
         commits = self._tracking.commits
         commits.safe(Rank(told.rank), tuple(Version(version) for version in told.versions), told.transcript, told.life)
         self._publish_committed()
-        if commits.protected and self._tracking.is_news_of_protection() and commits.committed is not None:
+        if not commits.protected or commits.committed is None:
+            return
+        if self._tracking.is_news_of_protection() or nodes.is_exposed(self._spec.settings, self.state):
             self.submit(SnapshotCommitted(commits.committed, self.state.epoch))
 
     def mirror(self, node: NodeId, cells: Iterable[tuple[int, ...]]) -> None:
-        """Show on our board what a node's workers say on theirs."""
+        """Show on our board what a node's workers say on theirs.
+
+        Not of a rank whose last owner's slots are still here: the board says what is in them, and its newcomer needs them.
+        """
         for rank, *words in cells:
             owner = self.state.seats[rank].node if 0 <= rank < len(self.state.seats) else None
-            if owner == node:
+            if owner == node and not self.node.vault.lives_here(Rank(rank)):
                 self.node.vault.board.mirror(rank, words)
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
@@ -233,7 +244,14 @@ class Head:
 
     def status(self) -> Mapping[str, Any]:
         """Return what viewers see."""
-        return status_object(self.state, self.node.vault.board, self._record.parts)
+        return status_object(self.state, self.node.vault.board, self._record.parts, self._nodes())
+
+    def _nodes(self) -> Nodes | None:
+        if self.assembly is None:
+            return None
+        seen = {**self.assembly.seen(), self._here: Seen(None, self.node.traffic())}
+        now = asyncio.get_running_loop().time()
+        return Nodes(self._here, self.assembly.term, seen, now, self._server.now())
 
     def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
         """Return who holds the rank, with its pid."""
@@ -246,7 +264,11 @@ class Head:
             self._publish_buddies()
         if self.assembly is not None:
             self.assembly.decided()
-        self.control.notify()
+        if self.state.phase is JobPhase.UNPROTECTED and not self._outlined:
+            self._outlined = True
+            for line in outline(self._spec.settings, tuple(self.state.nodes.values())):
+                tell(line)
+        self._on_news()
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -258,7 +280,6 @@ class Head:
         self._server.close()
         if self.assembly is not None:
             await self.assembly.end(message)
-        await self.control.close()
         self._store.close()
 
     def close(self, exit_code: int, reason: str) -> None:

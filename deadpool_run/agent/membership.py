@@ -5,7 +5,7 @@ Whoever decides, the node and its workers stay: what is above them is replaced.
 
 import asyncio
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from deadpool_run.agent import rendezvous
@@ -19,6 +19,7 @@ from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Situation
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.tell import tell
+from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.link import Link
 from deadpool_run.coordinator.replica import Replica
 from deadpool_run.core import election, electorate
@@ -61,6 +62,7 @@ class Membership:
         self.head: Head | None = None
         self._follower: Follower | None = None
         self._limbo = Limbo()
+        self._control = ControlServer(spec.run_dir, self._answer)
         self._replica = Replica(spec.settings)
         self._callers: list[socket.socket] = []  # members that came before we knew that we lead
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,15 +88,17 @@ class Membership:
         agent = election.first_head(here, self._timeout_s, self._loop.time())
         self._authority = Authority(agent, {here: Peer(here, place.address, place.port)}, self, self._token)
         head = self._lead()
-        await head.begin()
+        head.begin()
         head.submit(JobSubmitted(here, place))
+        await self._control.start()
 
-    def join(self, follower: Follower, told: peers.Agents) -> None:
+    async def join(self, follower: Follower, told: peers.Agents) -> None:
         """Follow the coordinator that has taken this node in."""
         agent = election.follower(self._situation.node, self._timeout_s, told.term, rosters_of(told), self._loop.time())
         addresses = {peer.node: peer for roster in told.rosters for peer in roster.agents}
         self._authority = Authority(agent, addresses, self, self._token)
         self._obey(follower)
+        await self._control.start()
 
     def accept(self, purpose: Purpose, sock: socket.socket) -> None:
         """Serve another agent's authenticated connection."""
@@ -121,6 +125,14 @@ class Membership:
         """Pass on what a user wants."""
         self.node.above.fact(event)
 
+    async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Answer a viewer of this node, as the coordinator's own would be."""
+        if self.head is not None:
+            return self.head.desk.answer(request)
+        if self._follower is not None:
+            return await self._follower.ask(request)
+        return {"error": "nobody leads the job at this moment: ask again in a few seconds"}
+
     # --- leading: what the authority asks -------------------------------------------------------------------------
 
     def take_over(self, term: int) -> None:
@@ -137,7 +149,7 @@ class Membership:
         head.submit(CoordinatorMoved(term, self._situation.node))
         head.submit(self.node.resynced())
         self._replicator.tell_all()
-        self._do(head.begin())
+        head.begin()
         tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
         callers, self._callers = self._callers, []
         for sock in callers:
@@ -161,6 +173,7 @@ class Membership:
             output=self._output,
             on_over=self._over,
             on_lost=self.fence,
+            on_news=self._control.notify,
             known=self._replica.known,
         )
         head.node = self.node
@@ -220,7 +233,7 @@ class Membership:
             case peers.Pulse(term, sent_at):
                 self._authority.hear_pulse(message)
                 known = self._authority.agent.roster.number
-                follower.send(peers.Beat(term, sent_at, known, cells=self.node.cells()))
+                follower.send(peers.Beat(term, sent_at, known, cells=self.node.cells(), traffic=self.node.traffic()))
             case peers.Agents():
                 self._authority.hear_roster(message)
             case peers.LogState():
@@ -233,6 +246,7 @@ class Membership:
                 self.node.set_world(message)
             case peers.Order(effect, capture_interval, source):
                 self.node.perform(decode_effect(effect), capture_interval, source)
+                self._control.notify()
             case peers.Buddies():
                 self.node.set_buddies(message)
             case peers.Committed():
@@ -241,6 +255,8 @@ class Membership:
                 self.fence(f"the coordinator takes this node for lost: {reason}")
             case peers.End(exit_code, reason):
                 self._over(exit_code, reason)
+            case peers.Answer(number, answer):
+                follower.told(number, answer)
             case peers.Joined():
                 pass  # taken in already
             case _:
@@ -266,6 +282,7 @@ class Membership:
 
     async def end(self, exit_code: int, reason: str, *, fenced: bool) -> None:
         """Decide and obey no more; the node is still to be closed."""
+        await self._control.close()
         self._authority.close()
         if self._follower is not None:
             self._follower.close()

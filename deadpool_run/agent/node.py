@@ -4,6 +4,7 @@ The coordinator is above it, in this process or in another one: facts go up, ord
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Protocol
 
 from deadpool_run.agent.copies import Copies
@@ -28,7 +29,7 @@ from deadpool_run.core.events import (
 )
 from deadpool_run.ids import Rank, Version, WorkerId
 from deadpool_run.vault.vault import Vault
-from deadpool_run.wire.peers import Buddies, Committed, Peer, Safe, World
+from deadpool_run.wire.peers import Buddies, Committed, Peer, Safe, Traffic, World
 
 
 class Above(Protocol):
@@ -155,6 +156,13 @@ class Node:
     def cells(self) -> tuple[tuple[int, ...], ...]:
         """Return what the node's workers say on its board: the rank, then a cell's words."""
         return tuple((rank, *self.vault.board.cells[rank].words()) for rank in self._workforce.ranks())
+
+    def traffic(self) -> Traffic | None:
+        """Return what went between this node's copies and others'; None if there are none."""
+        if self.copies is None:
+            return None
+        report = self.copies.report()
+        return Traffic(**{each.name: report[each.name] for each in fields(Traffic)})
 
     def resynced(self) -> NodeResynced:
         """Return what a coordinator that comes to be asks first."""

@@ -1,26 +1,78 @@
-"""What viewers of a run see: the coordinator's summary, and beside it what only this node knows. Pure."""
+"""What viewers of a run see: the coordinator's summary, and beside it what agents know. Pure.
+
+Where a job spans several nodes, each of `nodes` also has `port` (with `address`, where its agent listens), `ranks`,
+`silent_ms` (since it was last heard of; null: of the coordinator's own node, or never) and `copies` (a `wire.peers.Traffic`,
+or null), and `coordinator` says which node leads, in which term. `exposed_ms` is how long the ranks have been without their
+full number of copies on other nodes; null if they have it.
+"""
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from deadpool_run.core import status
 from deadpool_run.core.membership import State
+from deadpool_run.ids import NodeId
 from deadpool_run.vault.board import Board, Cell, Phase
+from deadpool_run.wire.peers import Traffic
 
 SCHEMA_VERSION = 1
 _NS_PER_MS = 1e6
+_MS_PER_S = 1e3
 
 
-def status_object(state: State, board: Board, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object fit for JSON; see `coordinator.control` for its shape."""
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a node last said of itself, and when. `at` is of our clock; None for our own node."""
+
+    at: float | None
+    traffic: Traffic | None
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """What the coordinator's agent knows of a job's nodes, `now`."""
+
+    head: NodeId
+    term: int
+    seen: Mapping[NodeId, Seen]
+    now: float
+    """As `Seen` has it."""
+    decided_at: float
+    """Now, as the coordinator has it."""
+
+
+def status_object(state: State, board: Board, run: Mapping[str, Any], nodes: Nodes | None = None) -> dict[str, Any]:
+    """Return an object fit for JSON; see `coordinator.control` for its shape. `nodes` is None on one machine."""
     summary = status.summary(state).to_json()
     ranks = [{**rank, **_cell(cell)} for rank, cell in zip(summary["ranks"], board.cells, strict=True)]
+    several = {} if nodes is None else _several(state, summary["nodes"], nodes)
     return {
         "schema_version": SCHEMA_VERSION,
         "run": dict(run),
         **summary,
         "ranks": ranks,
         "committed": board.committed(),
+        **several,
+    }
+
+
+def _several(state: State, shown: list[dict[str, Any]], nodes: Nodes) -> dict[str, Any]:
+    exposed_s = None if state.exposed_at is None else nodes.decided_at - state.exposed_at
+    return {
+        "coordinator": {"node": nodes.head, "term": nodes.term},
+        "nodes": [{**node, **_node(state, NodeId(node["node"]), nodes)} for node in shown],
+        "exposed_ms": None if exposed_s is None else exposed_s * _MS_PER_S,
+    }
+
+
+def _node(state: State, node: NodeId, nodes: Nodes) -> dict[str, Any]:
+    seen = nodes.seen.get(node, Seen(None, None))
+    return {
+        "port": state.nodes[node].place.port,
+        "ranks": [seat.rank for seat in state.seats if seat.node == node],
+        "silent_ms": None if seen.at is None else (nodes.now - seen.at) * _MS_PER_S,
+        "copies": None if seen.traffic is None else asdict(seen.traffic),
     }
 
 

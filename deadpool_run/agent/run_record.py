@@ -28,6 +28,8 @@ class RunRecord:
             "mode": spec.target.mode.value,
             "world_size": spec.settings.world_size,
             "spares": spec.settings.spares,
+            "nodes": spec.settings.nodes,
+            "spare_nodes": spec.settings.spare_nodes,
             "log_dir": log_dir,
             "socket": str(spec.run_dir / SOCKET_NAME),
             "started": _now(),

@@ -20,6 +20,7 @@ class Tracking:
         """What every node was told of the commits."""
         self._buddies: dict[NodeId, Buddies] = {}
         self._seen: tuple[object, ...] = ()
+        self._copied_to: tuple[tuple[NodeId, ...], ...] = ()
         self._protected = False
 
     def new_life(self, life: int, rollback: Version | None) -> None:
@@ -49,7 +50,11 @@ class Tracking:
         seen = (state.buddies, state.former_buddies, tuple(seat.node for seat in state.seats), tuple(state.nodes))
         if seen == self._seen:
             return
-        self._seen = seen
+        before = self._copied_to
+        self._seen, self._copied_to = seen, state.buddies
+        for rank, new in enumerate(state.buddies):
+            if not before or not set(new) <= set(before[rank]):
+                self.commits.replaced(Rank(rank))
         mine: dict[NodeId, dict[str, tuple[Peer, ...]]] = defaultdict(dict)
         keep: dict[NodeId, list[Rank]] = defaultdict(list)
         for seat in state.seats:

@@ -4,7 +4,7 @@ A UNIX stream socket, `control.sock` in the run directory (mode 0600 in a direct
 user is refused. Each request is one line, a JSON object; each answer is one line, a JSON object. A connection may ask
 several times. Requests:
 
-    {"do": "status"}                                  -> the status object, see `StatusSource`
+    {"do": "status"}                                  -> the status object, see below
     {"do": "watch", "every_s": 1.0}                   -> status objects, one a line: at once, after each decision of the
                                                          coordinator (at most 10 a second) and at least each `every_s`
     {"do": "kill-rank", "rank": 1, "how": "sigkill"}  -> {"ok": true, "rank": 1, "worker": 4, "pid": 4711, "how": "sigkill"}
@@ -17,7 +17,7 @@ longer than `MAX_LINE_BYTES` closes it. Nothing that a viewer does, or fails to 
 The status object has what `core.status` publishes (`phase`, `epoch`, `ranks`, `spares`, `incidents` ...), and beside it
 `schema_version`, `run` (what `run.json` holds), `committed` (the newest snapshot that every rank has, or null) and in each
 of `ranks` what its worker says on the board: `activity` (a `vault.board.Phase`, in lower case), `step` (steps completed),
-`step_ms`, `capture_ms` and `snapshots` (the versions held).
+`step_ms`, `capture_ms` and `snapshots` (the versions held). `agent.report` adds what is known of several nodes.
 """
 
 import asyncio
@@ -25,13 +25,15 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deadpool_run.coordinator.address import SOCKET_NAME, control_address
-from deadpool_run.core.events import Event, KillHow, KillRequested, StopRequested
-from deadpool_run.ids import Rank, WorkerId
+from deadpool_run.coordinator.desk import RefusedError
+
+Answers = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""From a request to its answer."""
 
 MAX_LINE_BYTES = 64 << 10
 MAX_CONNECTIONS = 64
@@ -40,30 +42,13 @@ _MAX_EVERY_S = 60.0
 _PEER = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 
 
-class StatusSource(Protocol):
-    """What the control socket needs of the agent."""
-
-    def status(self) -> Mapping[str, Any]:
-        """Return what there is to see now, fit for JSON."""
-
-    def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
-        """Return the worker and the pid that hold the rank; None if nobody does now."""
-
-    def submit(self, event: Event) -> None:
-        """Take a user's wish in as a fact."""
-
-
-class _RefusedError(Exception):
-    """The request cannot be done; the text says why."""
-
-
 class ControlServer:
     """Serves the control socket in the running loop."""
 
-    def __init__(self, run_dir: Path, world_size: int, source: StatusSource) -> None:
+    def __init__(self, run_dir: Path, answer: Answers) -> None:
+        """Serve nobody yet. `answer` is asked in the running loop; what it raises ends the connection."""
         self._run_dir = run_dir
-        self._world_size = world_size
-        self._source = source
+        self._answer = answer
         self._connections: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -113,46 +98,19 @@ class ControlServer:
                 if request.get("do") == "watch":
                     await self._watch(_every_s(request), reader, writer)
                     return
-                answer = self._do(request)
-            except _RefusedError as refusal:
+                answer = await self._answer(request)
+            except RefusedError as refusal:
                 answer = {"error": str(refusal)}
             await _say(writer, answer)
-
-    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer to a request that came another way, from a viewer on another node."""
-        try:
-            return self._do(request)
-        except _RefusedError as refusal:
-            return {"error": str(refusal)}
-
-    def _do(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        match request:
-            case {"do": "status"}:
-                return self._source.status()
-            case {"do": "kill-rank", "rank": int(rank)}:
-                return self._kill(rank, request.get("how", KillHow.SIGKILL))
-            case {"do": "stop"}:
-                self._source.submit(StopRequested(0))
-                return {"ok": True}
-        raise _RefusedError(f"unknown request: {json.dumps(request)[:200]}")
-
-    def _kill(self, number: int, how: Any) -> Mapping[str, Any]:
-        if how not in list(KillHow):
-            raise _RefusedError(f"how must be one of {', '.join(KillHow)}, not {how!r}")
-        if not 0 <= number < self._world_size:
-            raise _RefusedError(f"there is no rank {number}: ranks are 0 to {self._world_size - 1}")
-        holder = self._source.holder(Rank(number))
-        if holder is None:
-            raise _RefusedError(f"nobody holds rank {number} now")
-        self._source.submit(KillRequested(Rank(number), KillHow(how)))
-        return {"ok": True, "rank": number, "worker": holder[0], "pid": holder[1], "how": str(how)}
 
     async def _watch(self, every_s: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Send the status until the viewer hangs up."""
         hung_up = asyncio.ensure_future(reader.read())
         try:
             while not hung_up.done():
-                await _say(writer, self._source.status())
+                status = await self._answer({"do": "status"})
+                if "error" not in status:  # it passes, or the run ends
+                    await _say(writer, status)
                 changed = asyncio.ensure_future(self._changed.wait())
                 await asyncio.wait({hung_up}, timeout=_MIN_EVERY_S)  # the most often that it may be told
                 await asyncio.wait({hung_up, changed}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
@@ -165,16 +123,16 @@ def _parse(line: bytes) -> dict[str, Any]:
     try:
         request = json.loads(line)
     except ValueError as error:
-        raise _RefusedError(f"not JSON: {error}") from error
+        raise RefusedError(f"not JSON: {error}") from error
     if not isinstance(request, dict):
-        raise _RefusedError("a request is a JSON object on one line")
+        raise RefusedError("a request is a JSON object on one line")
     return request
 
 
 def _every_s(request: Mapping[str, Any]) -> float:
     every_s = request.get("every_s", 1.0)
     if not isinstance(every_s, int | float):
-        raise _RefusedError(f"every_s must be a number of seconds, not {every_s!r}")
+        raise RefusedError(f"every_s must be a number of seconds, not {every_s!r}")
     return min(max(float(every_s), _MIN_EVERY_S), _MAX_EVERY_S)
 
 

@@ -70,6 +70,10 @@ class Commits:
         self._pass_over(before, now)
         self._commit()
 
+    def replaced(self, rank: Rank) -> None:
+        """Note that a rank has another buddy than before: it is not known what they all hold."""
+        self.safe(rank, (), transcript=False, life=self._life)
+
     def skipped(self, rank: Rank, version: Version) -> None:
         """Note that a rank will never hold this version."""
         if 0 <= rank < self._world_size:

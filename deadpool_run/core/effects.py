@@ -163,6 +163,8 @@ class Incident:
     restored_s: float
     attached_s: float
     first_step_s: float
+    exposed_s: float | None = None
+    """After the loss of a node: until every rank had its full number of copies again. None: not yet, or no node was lost."""
 
 
 @dataclass(frozen=True, slots=True)

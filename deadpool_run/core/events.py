@@ -111,7 +111,10 @@ class NodeResynced:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCommitted:
-    """Every rank's snapshot and transcript lie on as many other nodes as they should. Told once in a generation."""
+    """Every rank's snapshot and transcript lie on as many other nodes as they should.
+
+    Told once in a generation, and once after each loss of a node.
+    """
 
     version: Version
     epoch: Epoch

@@ -115,6 +115,8 @@ class Repair:
     rehearsed_at: float | None = None
     restored_at: float | None = None
     attached_at: float | None = None
+    exposed_s: float | None = None
+    """See `effects.Incident`; None until it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,8 @@ class State:
     """Every node was told of the present ones, as far as is known."""
     committed: bool = False
     """Some version of this generation lies on other nodes, of every rank."""
+    exposed_at: float | None = None
+    """When a node was lost that had ranks or copies, if the ranks are not all back to their full number of copies."""
     members: Mapping[WorkerId, Member] = field(default_factory=dict)
     """Never changed in place."""
     next_worker: WorkerId = _FIRST_WORKER

@@ -1,12 +1,14 @@
 """Which nodes there are: they join at the start and later, and their loss is the loss of all that is on them."""
 
+from dataclasses import replace
 from typing import assert_never
 
 from deadpool_run.core import buddies, holders
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import JobPhase
-from deadpool_run.core.membership import Member, Node
+from deadpool_run.core.membership import Member, Node, State
+from deadpool_run.core.settings import Settings
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import NodeId
 
@@ -22,6 +24,7 @@ def hear(turn: Turn, event: NodeNews) -> None:
         case ev.SnapshotCommitted():
             if event.epoch == turn.state.epoch:
                 turn.set(committed=True)
+                _covered(turn)
         case ev.ReplicasReported():
             holders.reported(turn, event)
         case _:
@@ -41,16 +44,49 @@ def joined(turn: Turn, node: NodeId, place: ev.Place) -> None:
     )
 
 
+def is_exposed(settings: Settings, state: State) -> bool:
+    """Tell whether ranks may lack copies that there are to be, so that it is worth to tell when they have them."""
+    if state.exposed_at is None or state.phase not in _COPIED_IN:
+        return False
+    return bool(state.buddies) and all(len(holders) >= settings.replicas for holders in state.buddies)
+
+
+def _covered(turn: Turn) -> None:
+    """End the exposure that a loss of a node began, and note it with the repair of that loss."""
+    state = turn.state
+    if not is_exposed(turn.settings, state) or state.exposed_at is None:
+        return
+    exposed_s = turn.now - state.exposed_at
+    turn.set(exposed_at=None)
+    turn.effects.append(do.Announce(f"every rank has all its copies again, {exposed_s:.2f} s after the loss", ""))
+    last = state.incidents[-1] if state.incidents else None
+    if state.repair is not None:
+        turn.set_repair(exposed_s=exposed_s)
+    elif last is not None and last.epoch == state.epoch and last.exposed_s is None:
+        turn.set(incidents=(*state.incidents[:-1], replace(last, exposed_s=exposed_s)))
+
+
 def remove(turn: Turn, node: NodeId) -> list[Member]:
     """Forget a lost node with all its workers, and return these as they were.
 
     What it held for others is not forgotten here.
     """
+    if _had_copies(turn.state, node) and turn.state.exposed_at is None:
+        turn.set(exposed_at=turn.now)
     members = turn.state.on_node(node)
     turn.set(nodes={other: kept for other, kept in turn.state.nodes.items() if other != node}, joined_at=turn.now)
     for member in members:
         turn.remove(member)
     return members
+
+
+def _had_copies(state: State, node: NodeId) -> bool:
+    """Tell whether one copy of any rank's snapshots, or their original, was there."""
+    homes = (
+        holders if seat.node is None else (*holders, seat.node)
+        for seat, holders in zip(state.seats, state.buddies, strict=False)
+    )
+    return any(node in each for each in homes)
 
 
 def set_buddies(turn: Turn) -> None:

@@ -80,13 +80,18 @@ def _copies(state: State, node: Node) -> str:
     return "".join(f"; copies of {_ranks(ranks)} on {', '.join(holders)}" for holders, ranks in homes.items())
 
 
+def numbers(found: Sequence[int]) -> str:
+    """Return `3`, `0-3` or `0-1, 4`; the numbers grow."""
+    stretches = [
+        [number for _, number in stretch] for _, stretch in groupby(enumerate(found), lambda each: each[1] - each[0])
+    ]
+    words = (f"{stretch[0]}-{stretch[-1]}" if len(stretch) > 1 else str(stretch[0]) for stretch in stretches)
+    return ", ".join(words)
+
+
 def _ranks(ranks: Sequence[Rank]) -> str:
     """Return `rank 3`, `ranks 0-3` or `ranks 0-1, 4`; the numbers grow."""
-    stretches = [
-        [rank for _, rank in stretch] for _, stretch in groupby(enumerate(ranks), lambda each: each[1] - each[0])
-    ]
-    words = [f"{stretch[0]}-{stretch[-1]}" if len(stretch) > 1 else str(stretch[0]) for stretch in stretches]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(words)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {numbers(ranks)}"
 
 
 def _count(number: int, what: str) -> str:

@@ -102,6 +102,7 @@ def _begin(turn: Turn, reason: str) -> None:
         buddies=(),
         former_buddies=(),
         committed=False,
+        exposed_at=None,
     )
     turn.next_epoch()
     turn.effects.append(do.BeginGeneration(turn.state.generation))

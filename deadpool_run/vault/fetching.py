@@ -91,8 +91,8 @@ def bring_transcript(sock: socket.socket, shared: Shared, rank: Rank, life: int)
     return memory
 
 
-def bring_snapshot(sock: socket.socket, shared: Shared, rank: Rank, version: Version, life: int) -> None:
-    """Replace what the rank's slots hold by this version, in slot 0. Raises OSError and `DeadpoolError`.
+def bring_snapshot(sock: socket.socket, shared: Shared, rank: Rank, version: Version, life: int) -> int:
+    """Replace what the rank's slots hold by this version, in slot 0; return its bytes. Raises OSError and `DeadpoolError`.
 
     The worker may have the slots' descriptors already, so that they stay the same files.
     """
@@ -117,6 +117,7 @@ def bring_snapshot(sock: socket.socket, shared: Shared, rank: Rank, version: Ver
             shared.vault.set_slot(rank, 0, fds[0], held)
         for fd in fds:
             os.close(fd)
+    return nbytes
 
 
 def _check(sound: bool, what: str) -> None:

@@ -67,6 +67,7 @@ class Replicator:
         self._errands: dict[Rank, Errand] = {}
         self._served: list[Served] = []
         self._ending: list[Link | Errand] = []
+        self._fetched = (0, 0.0)
 
     # --- who holds whose copies ----------------------------------------------------------------------------------
 
@@ -174,12 +175,16 @@ class Replicator:
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """Bring this version to the rank's slots here, which hold nothing else then, and say `done` as `seat` does."""
         life = self._shared.life.number
+        began = time.monotonic()
+        nbytes = 0
 
         def act(sock: socket.socket) -> None:
-            fetching.bring_snapshot(sock, self._shared, rank, version, life)
+            nonlocal nbytes
+            nbytes = fetching.bring_snapshot(sock, self._shared, rank, version, life)
 
         def end(failure: str | None) -> None:
             if failure is None:
+                self._fetched = (nbytes, time.monotonic() - began)
                 self._home(rank).captured(version)
             self._seated(rank, done, failure)
 
@@ -262,6 +267,8 @@ class Replicator:
             "received_bytes": shared.received.total,
             "sent_bytes_per_s": shared.sent.rate(),
             "received_bytes_per_s": shared.received.rate(),
+            "fetched_bytes": self._fetched[0],
+            "fetched_s": self._fetched[1],
             "ranks": ranks,
             "copies": {rank: list(versions) for rank, versions in shared.replicas.ranks().items()},
         }

@@ -100,7 +100,7 @@ def connect(run_dir: Path | None, state_dir: Path) -> ControlClient:
 def _newest_first(state_dir: Path) -> list[Path]:
     """Return run directories with a control socket, the latest started first."""
     born: list[tuple[float, Path]] = []
-    for control in state_dir.glob(f"*/{SOCKET_NAME}"):
+    for control in (*state_dir.glob(f"*/{SOCKET_NAME}"), *state_dir.glob(f"*/node-*/{SOCKET_NAME}")):
         try:
             born.append((control.lstat().st_mtime, control.parent))
         except FileNotFoundError:

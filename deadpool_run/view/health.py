@@ -13,7 +13,7 @@ class Health(StrEnum):
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"
-    """It trains, with fewer spares ready than were asked for."""
+    """It trains, with fewer spares ready, or fewer copies on other nodes, than were asked for."""
     RECOVERING = "recovering"
     ENDING = "ending"
 
@@ -28,10 +28,19 @@ def health(status: Status) -> Health:
             return Health.RECOVERING
         case "stopping" | "stopped":
             return Health.ENDING
-        case "running" if len(ready_spares(status)) < status.get("run", {}).get("spares", 0):
+        case "running" if len(ready_spares(status)) < spares_asked(status):
+            return Health.DEGRADED
+        case "running" if status.get("exposed_ms") is not None:
             return Health.DEGRADED
         case _:
             return Health.HEALTHY
+
+
+def spares_asked(status: Status) -> int:
+    """Return how many spare workers there are to be, those of whole nodes in reserve included."""
+    run = status.get("run", {})
+    each = run.get("world_size", 0) // max(1, run.get("nodes", 1))
+    return int(run.get("spares", 0) + each * run.get("spare_nodes", 0))
 
 
 def ready_spares(status: Status) -> list[Status]:

@@ -12,7 +12,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deadpool_run.view.health import Health, Status, health, ready_spares
+from deadpool_run.view import nodes
+from deadpool_run.view.health import Health, Status, health, ready_spares, spares_asked
+from deadpool_run.view.text import printable, shown, table
 
 PLAIN_WIDTH = 200
 """Of what is not a terminal: wide enough that no line of ours is broken in a log."""
@@ -47,7 +49,9 @@ def to_rich(status: Status, now: datetime) -> RenderableType:
     """Return the status as what rich can show on a terminal."""
     parts: list[RenderableType] = [_job_line(status, now)]
     if health(status) is not Health.HEALTHY and status.get("reason"):
-        parts.append(Text(f"  {_printable(status['reason'])}"))
+        parts.append(Text(f"  {printable(status['reason'])}"))
+    if nodes.has_several(status):
+        parts += [Text(), nodes.nodes_table(status)]
     parts += [Text(), _ranks(status), Text(), _spares(status)]
     if status.get("incidents"):
         parts += [Text(), _incidents(status)]
@@ -56,14 +60,14 @@ def to_rich(status: Status, now: datetime) -> RenderableType:
 
 def _job_line(status: Status, now: datetime) -> Text:
     run = status.get("run", {})
-    asked = run.get("spares", 0)
     words = [
-        f"epoch {_shown(status.get('epoch'))}",
-        f"world {_shown(run.get('world_size'))}",
-        f"spares {len(ready_spares(status))} of {asked} ready",
-        f"committed {_shown(status.get('committed'))}",
+        f"epoch {shown(status.get('epoch'))}",
+        f"world {shown(run.get('world_size'))}",
+        f"spares {len(ready_spares(status))} of {spares_asked(status)} ready",
+        f"committed {shown(status.get('committed'))}",
         f"up {_duration(run.get('started'), now)}",
     ]
+    words += nodes.words(status)
     if status.get("restarts"):
         words.append(f"restarts {status['restarts']}")
     if status.get("capture_interval", 1) != 1:
@@ -73,37 +77,40 @@ def _job_line(status: Status, now: datetime) -> Text:
     if how.value not in {state, "healthy"}:
         state += f" ({how})"
     return Text.assemble(
-        "run ", (_printable(run.get("run_id", "-")), "bold"), "  ", (state, _STYLES[how]), "  ", "  ".join(words)
+        "run ", (printable(run.get("run_id", "-")), "bold"), "  ", (state, _STYLES[how]), "  ", "  ".join(words)
     )
 
 
 def _ranks(status: Status) -> Table:
-    table = _table(("rank", "pid", "worker", "phase", "step", "snapshot", "ms/step"), left={"phase"})
+    home = ("node",) if nodes.has_several(status) else ()
+    columns = ("rank", *home, "pid", "worker", "phase", "step", "snapshot", "ms/step")
+    found = table(columns, left={"node", "phase"})
     managed = status.get("managed")  # a script that never calls init() tells of no steps
     for rank in status.get("ranks", ()):
         phase = _phase(rank)
         snapshots = rank.get("snapshots") or ()
-        table.add_row(
-            _shown(rank.get("rank")),
-            _shown(rank.get("pid")),
-            _shown(rank.get("worker")),
+        found.add_row(
+            shown(rank.get("rank")),
+            *(shown(rank.get(column)) for column in home),
+            shown(rank.get("pid")),
+            shown(rank.get("worker")),
             Text(phase, style="" if rank.get("phase") in _CALM_PHASES else "yellow"),
-            _shown(rank.get("step") if managed else None),
-            _shown(max(snapshots, default=None)),
+            shown(rank.get("step") if managed else None),
+            shown(max(snapshots, default=None)),
             f"{rank['step_ms']:.1f}" if rank.get("step_ms") else "-",
         )
-    return table
+    return found
 
 
 def _phase(rank: Status) -> str:
     """Return the coordinator's word, and in brackets the worker's own where it says more."""
-    phase, doing = _printable(rank.get("phase", "-")), _printable(rank.get("activity") or "")
+    phase, doing = printable(rank.get("phase", "-")), printable(rank.get("activity") or "")
     return f"{phase} ({doing})" if doing and doing not in {phase, "none"} else phase
 
 
 def _spares(status: Status) -> Text:
     spares = [
-        f"worker {_shown(spare.get('worker'))} (pid {_shown(spare.get('pid'))}) {_printable(spare.get('phase', '-'))}"
+        f"worker {shown(spare.get('worker'))} (pid {shown(spare.get('pid'))}) {printable(spare.get('phase', '-'))}"
         for spare in status.get("spares", ())
         if spare.get("phase") != "ended"
     ]
@@ -111,52 +118,41 @@ def _spares(status: Status) -> Text:
 
 
 def _incidents(status: Status) -> Group:
-    times = tuple(name.replace("_", " ") for name in _TIMES)
-    table = _table(("epoch", "lost", "replaced by", "step", "lost steps", *times), left={"lost", "replaced by"})
+    several = nodes.has_several(status)
+    told = (*_TIMES, "exposed") if several else _TIMES
+    times = tuple("copies" if name == "exposed" else name.replace("_", " ") for name in told)
+    found = table(("epoch", "lost", "replaced by", "step", "lost steps", *times), left={"lost", "replaced by"})
     for incident in status["incidents"]:
         losses = incident.get("losses", ())
-        table.add_row(
-            _shown(incident.get("epoch")),
+        found.add_row(
+            shown(incident.get("epoch")),
             "\n".join(_lost(loss) for loss in losses),
             "\n".join(_replaced(loss) for loss in losses),
-            _shown(incident.get("resumed")),
-            _shown(incident.get("steps_lost")),
-            *_times(incident),
+            shown(incident.get("resumed")),
+            shown(incident.get("steps_lost")),
+            *_times(incident, told),
         )
     return Group(
-        Text("last repairs, in ms after the loss was known (detected: from an injected fault to that):"), table
+        Text(
+            f"last repairs, in ms after the loss was known (detected: from an injected fault to that{'; copies: until they were complete again' if several else ''}):"
+        ),
+        found,
     )
 
 
 def _lost(loss: Status) -> str:
     injected = ", injected" if loss.get("injected") else ""
-    return f"rank {_shown(loss.get('rank'))} (worker {_shown(loss.get('worker'))}) {_printable(loss.get('cause', '-'))}{injected}"
+    return f"rank {shown(loss.get('rank'))} (worker {shown(loss.get('worker'))}) {printable(loss.get('cause', '-'))}{injected}"
 
 
 def _replaced(loss: Status) -> str:
-    return f"{'spare' if loss.get('from_spare') else 'fresh'} worker {_shown(loss.get('replacement'))}"
+    return f"{'spare' if loss.get('from_spare') else 'fresh'} worker {shown(loss.get('replacement'))}"
 
 
-def _times(incident: Status) -> Iterator[str]:
-    for name in _TIMES:
+def _times(incident: Status, told: Sequence[str]) -> Iterator[str]:
+    for name in told:
         seconds = incident.get(f"{name}_s")
         yield "-" if seconds is None else f"{seconds * 1000:.0f}"
-
-
-def _table(columns: Sequence[str], left: set[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column.upper(), justify="left" if column in left else "right", no_wrap=column not in left)
-    return table
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None else _printable(value)
-
-
-def _printable(value: object) -> str:
-    """Return the text without what could steer a terminal: causes and reasons may quote a script."""
-    return "".join(character if character.isprintable() else " " for character in str(value))
 
 
 def _duration(since: object, now: datetime) -> str:

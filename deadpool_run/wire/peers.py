@@ -65,6 +65,19 @@ class Rejoin:
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of copies that went between this node and others: all so far, a second of late, and those of its last newcomer."""
+
+    sent_bytes: int
+    received_bytes: int
+    sent_bytes_per_s: float
+    received_bytes_per_s: float
+    fetched_bytes: int
+    fetched_s: float
+    """How long a newcomer's last snapshot took to come here, the connection included; 0 if none came."""
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """The answer to a `Pulse`, at once. `cells` are what the node's workers say on its board: the rank, then a cell's words."""
 
@@ -74,6 +87,7 @@ class Beat:
     node: str = ""
     """Said only where the connection does not tell it."""
     cells: tuple[tuple[int, ...], ...] = ()
+    traffic: Traffic | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Train a small GPT on bytes of real text: under python, torchrun or deadpool-run, with DDP or FSDP2."""
+"""Train a small GPT on bytes of real text: under python, torchrun or deadpool-run, with DDP, FSDP2 or HSDP."""
 
 import argparse
 import hashlib
@@ -20,7 +20,7 @@ import deadpool_run as deadpool
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp")
+    parser.add_argument("--parallel", choices=("ddp", "fsdp2", "hsdp"), default="ddp")
     parser.add_argument("--size", choices=sorted(SIZES), default="tiny")
     parser.add_argument("--batch", type=int, help="sequences a step and rank, if not those of the size")
     parser.add_argument("--steps", type=int, default=200)
@@ -37,7 +37,8 @@ def build(job, args, size):
     if args.parallel == "ddp":
         model = DistributedDataParallel(model)
     else:
-        mesh = init_device_mesh(job.device.type, (job.world_size,))
+        shape = {"shards": job.world_size} if args.parallel == "fsdp2" else {"copies": 2, "shards": job.world_size // 2}
+        mesh = init_device_mesh(job.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)

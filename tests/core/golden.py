@@ -201,7 +201,8 @@ def _split(effect: do.Effect) -> tuple[str, str, str]:
     parts = {key: value for key, value in parts.items() if key not in told_only_if or value != told_only_if[key]}
     words = [f"{key}={value!r}" if isinstance(value, bool) else f"{key}={value}" for key, value in parts.items()]
     if isinstance(effect, do.Announce):
-        words = [f"{effect.what} ({effect.reason})".replace("\n", " | ")]
+        why = f" ({effect.reason})" if effect.reason else ""
+        words = [f"{effect.what}{why}".replace("\n", " | ")]
     return type(effect).__name__, " ".join(words), "" if worker is None else f"w{worker}"
 
 

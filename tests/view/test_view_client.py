@@ -16,6 +16,7 @@ import pytest
 
 from deadpool_run.coordinator.address import SOCKET_NAME, control_address
 from deadpool_run.coordinator.control import ControlServer
+from deadpool_run.coordinator.desk import Desk
 from deadpool_run.core.events import KillHow, KillRequested
 from deadpool_run.errors import NoSuchRunError
 from deadpool_run.ids import Rank
@@ -59,7 +60,12 @@ class Run:
 
     async def serve(self, listening):
         self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
-        self.server = ControlServer(self.run_dir, 2, self)
+        desk = Desk(2, self)
+
+        async def answer(request):
+            return desk.answer(request)
+
+        self.server = ControlServer(self.run_dir, answer)
         await self.server.start()
         listening.set()
         await self.over.wait()

@@ -158,3 +158,38 @@ def test_what_a_script_said_cannot_steer_the_terminal_or_the_markup():
 def test_uptime(seconds, shown):
     run = {"run_id": "r", "spares": 0, "started": (NOW - timedelta(seconds=seconds)).isoformat()}
     assert to_plain(status(run=run), NOW).splitlines()[0].endswith(f"up {shown}")
+
+
+def several(**changed):
+    copies = {"sent_bytes": 1_500_000_000, "received_bytes": 999, "sent_bytes_per_s": 12e6, "received_bytes_per_s": 0.0}
+    place = {"address": "10.0.0.1", "port": 29400, "leaf": ""}
+    nodes = [
+        {"node": "a", **place, "ranks": [0, 1], "copies_of": [2], "silent_ms": None, "copies": copies},
+        {"node": "b", **place, "ranks": [], "copies_of": [0, 1, 3], "silent_ms": 412.0, "copies": None},
+    ]
+    shown = status(coordinator={"node": "a", "term": 2}, nodes=nodes, exposed_ms=None)
+    shown["run"] |= {"nodes": 1, "spare_nodes": 1, "spares": 0}
+    return {**shown, **changed}
+
+
+def test_a_node_is_one_line():
+    text = to_plain(several(), NOW)
+    assert "nodes 2  led by a (term 2)" in text.splitlines()[0]
+    lines = words_of(text)
+    assert ["a", "10.0.0.1:29400", "ranks", "0-1", "2", "leads", "1.5", "GB", "999", "B", "12", "MB", "0", "B"] in lines
+    assert ["b", "10.0.0.1:29400", "in", "reserve", "0-1,", "3", "0.4", "s", "ago", "-", "-", "-", "-"] in lines
+    assert ["RANK", "NODE", "PID", "WORKER", "PHASE", "STEP", "SNAPSHOT", "MS/STEP"] in lines
+
+
+def test_ranks_without_all_their_copies_are_a_worse_job():
+    assert "copies incomplete for 3.2 s" in to_plain(several(exposed_ms=3210.0), NOW)
+    spares = [{"worker": worker, "pid": 1, "phase": "ready"} for worker in (2, 3)]
+    assert health(several(spares=spares)) is Health.HEALTHY
+    assert health(several(spares=spares, exposed_ms=1.0)) is Health.DEGRADED
+    assert health(several(spares=spares[:1])) is Health.DEGRADED, "a node in reserve is as many spares as it has places"
+
+
+@pytest.mark.parametrize(("exposed_s", "shown"), [(None, "-"), (0.3512, "351")])
+def test_a_repair_says_how_long_copies_were_incomplete(exposed_s, shown):
+    text = to_plain(several(incidents=[{**INCIDENT, "exposed_s": exposed_s}]), NOW)
+    assert next(line for line in text.splitlines() if "SIGKILL" in line).split()[-1] == shown

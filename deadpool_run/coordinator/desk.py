@@ -1,0 +1,65 @@
+"""What viewers may ask of a run, and what they are answered, from whichever node they ask. No I/O.
+
+Requests and answers are those that `coordinator.control` lists.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from deadpool_run.core.events import Event, KillHow, KillRequested, StopRequested
+from deadpool_run.ids import Rank, WorkerId
+
+
+class StatusSource(Protocol):
+    """What is needed of the coordinator's agent."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Return what there is to see now, fit for JSON."""
+
+    def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
+        """Return the worker and the pid that hold the rank; None if nobody does now."""
+
+    def submit(self, event: Event) -> None:
+        """Take a user's wish in as a fact."""
+
+
+class RefusedError(Exception):
+    """The request cannot be done; the text says why."""
+
+
+class Desk:
+    """Beside the coordinator."""
+
+    def __init__(self, world_size: int, source: StatusSource) -> None:
+        self._world_size = world_size
+        self._source = source
+
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer to a request, which may say why there is none."""
+        try:
+            return self._do(request)
+        except RefusedError as refusal:
+            return {"error": str(refusal)}
+
+    def _do(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        match request:
+            case {"do": "status"}:
+                return self._source.status()
+            case {"do": "kill-rank", "rank": int(rank)}:
+                return self._kill(rank, request.get("how", KillHow.SIGKILL))
+            case {"do": "stop"}:
+                self._source.submit(StopRequested(0))
+                return {"ok": True}
+        raise RefusedError(f"unknown request: {json.dumps(request)[:200]}")
+
+    def _kill(self, number: int, how: Any) -> Mapping[str, Any]:
+        if how not in list(KillHow):
+            raise RefusedError(f"how must be one of {', '.join(KillHow)}, not {how!r}")
+        if not 0 <= number < self._world_size:
+            raise RefusedError(f"there is no rank {number}: ranks are 0 to {self._world_size - 1}")
+        holder = self._source.holder(Rank(number))
+        if holder is None:
+            raise RefusedError(f"nobody holds rank {number} now")
+        self._source.submit(KillRequested(Rank(number), KillHow(how)))
+        return {"ok": True, "rank": number, "worker": holder[0], "pid": holder[1], "how": str(how)}

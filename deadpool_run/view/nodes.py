@@ -1,0 +1,53 @@
+"""What is shown of a job's nodes. Pure."""
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from deadpool_run.core.outline import numbers
+from deadpool_run.view.health import Status
+from deadpool_run.view.text import shown, size, table
+
+_MS_PER_S = 1e3
+
+
+def has_several(status: Status) -> bool:
+    """Tell whether the run may span several nodes."""
+    return bool(status.get("coordinator"))
+
+
+def words(status: Status) -> Iterator[str]:
+    """Yield what the first line says of them."""
+    if not has_several(status):
+        return
+    leads = status["coordinator"]
+    yield f"nodes {len(status.get('nodes', ()))}"
+    yield f"led by {shown(leads.get('node'))} (term {shown(leads.get('term'))})"
+    if (exposed_ms := status.get("exposed_ms")) is not None:
+        yield f"copies incomplete for {exposed_ms / _MS_PER_S:.1f} s"
+
+
+def nodes_table(status: Status) -> Table:
+    """Return a line for each node: whose place it is, whose copies it holds, and what its copies' traffic is."""
+    found = table(
+        ("node", "address", "ranks", "copies of", "heard", "sent", "received", "sent/s", "received/s"),
+        left={"node", "address", "ranks", "copies of"},
+    )
+    leads = status["coordinator"].get("node")
+    for node in status.get("nodes", ()):
+        name, copies = node.get("node"), node.get("copies") or {}
+        ranks = numbers(node.get("ranks") or ())
+        found.add_row(
+            shown(name),
+            f"{shown(node.get('address'))}:{shown(node.get('port'))}",
+            f"ranks {ranks}" if ranks else "in reserve",
+            numbers(node.get("copies_of") or ()) or "-",
+            "leads" if name == leads else _ago(node.get("silent_ms")),
+            *(size(copies.get(key)) for key in ("sent_bytes", "received_bytes")),
+            *(size(copies.get(key)) for key in ("sent_bytes_per_s", "received_bytes_per_s")),
+        )
+    return found
+
+
+def _ago(silent_ms: float | None) -> str:
+    return "-" if silent_ms is None else f"{silent_ms / _MS_PER_S:.1f} s ago"

@@ -1,0 +1,36 @@
+"""Values as text, for whoever shows them. Pure."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_STEP = 1000.0
+
+
+def table(columns: Sequence[str], left: set[str]) -> Table:
+    """Return an empty table, whose columns are aligned right but for those of `left`."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        made.add_column(column.upper(), justify="left" if column in left else "right", no_wrap=column not in left)
+    return made
+
+
+def shown(value: object) -> str:
+    """Return a value, or `-` for what is not known."""
+    return "-" if value is None else printable(value)
+
+
+def printable(value: object) -> str:
+    """Return the text without what could steer a terminal: causes and reasons may quote a script."""
+    return "".join(character if character.isprintable() else " " for character in str(value))
+
+
+def size(nbytes: float | None) -> str:
+    """Return bytes in a unit of which there are fewer than a thousand, with three figures."""
+    if nbytes is None:
+        return "-"
+    amount, unit = float(nbytes), 0
+    while amount >= _STEP and unit < len(_UNITS) - 1:
+        amount, unit = amount / _STEP, unit + 1
+    return f"{amount:.0f} {_UNITS[unit]}" if unit == 0 else f"{amount:.3g} {_UNITS[unit]}"

@@ -1,0 +1,397 @@
+"""How long the world stands still when a machine is lost: deadpool-run with a node in reserve, and torchrun --nnodes=2:3.
+
+    python tests/bench/nodes.py [--losses 10] [--torchrun-losses 5] [--quick]
+
+Three network namespaces are the machines; two of them hold ranks. A machine's power goes (SIGKILL of all that it runs: its
+connections are closed) or its link (every packet is dropped: silence, found out by --node-timeout). The time runs from
+just before that to the end of the first step that every rank has completed afterwards. Then a fresh agent is started on the
+lost machine, which becomes the next one in reserve. Any machine with ranks may be hit, also the one that leads; torchrun's
+first one never is, since its loss ends the job there. torchrun's script writes a checkpoint after every step.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from common import BASELINE, GPT, BenchError, header, quantile, result, table
+from fleet import STATUS_S, Fleet, link_bytes_per_s
+from kit import netns
+from kit.netns import Hosts
+
+HOSTS = 3
+RANKS = 2
+PORT = 29400
+FOREVER = 10**6
+BOUND_S = 120.0
+TORCHRUN_BOUND_S = 240.0
+LINK_BYTES = 4 << 30
+PARTS = ("promoted", "drained", "rehearsed", "restored", "attached", "first_step")
+LAYOUTS = ("ddp", "fsdp2", "hsdp")
+MIB = 1 << 20
+SNAPSHOTS = 30
+"""So many are counted, since nodes say what they have sent only now and then."""
+NEWS_S = 2.5
+"""Longer than nodes keep to themselves what they have sent and received."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One loss, as timed from outside, and what the launcher tells of it (nothing under torchrun). Times in seconds."""
+
+    total_s: float
+    detected_s: float = 0.0
+    led: bool = False
+    """The lost machine was the one that decides."""
+    parts: tuple[float, ...] = ()
+    """What each of `PARTS` added after the loss was known."""
+    fetched_bytes: int = 0
+    """0: the machine in reserve held the copy itself."""
+    fetched_s: float = 0.0
+    exposed_s: float | None = None
+    steps_lost: int = 0
+    """Steps that some rank had completed and had to complete again."""
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--losses", type=int, default=10, help="of each kind, under deadpool-run")
+    parser.add_argument("--torchrun-losses", type=int, default=5, help="0: leave torchrun out")
+    parser.add_argument("--node-timeout", type=float, default=5.0)
+    parser.add_argument("--size", default="small", help="of recipes/gpt; small is 38 MiB with its optimizer's state")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="2 losses of each kind, 1 under torchrun")
+    args = parser.parse_args()
+    if args.quick:
+        args.losses, args.torchrun_losses = 2, min(1, args.torchrun_losses)
+    return args
+
+
+# --- deadpool-run ----------------------------------------------------------------------------------------------------
+
+
+def deadpool(args: argparse.Namespace, home: Path, hosts: Hosts, nproc: int, *script: object, spares: int = 1) -> Fleet:
+    """Return a run of recipes/gpt under deadpool-run on all of the hosts, `spares` of them in reserve."""
+
+    def command(host: int, endpoint: str) -> Sequence[object]:
+        return (
+            *(
+                sys.executable,
+                "-m",
+                "deadpool_run",
+                "--no-config",
+                "--node-name",
+                f"h{host}",
+                "--run-dir",
+                home / "run",
+            ),
+            *("--nnodes", len(hosts.names), "--spares", f"{spares}n", "--nproc-per-node", nproc),
+            *("--rdzv-endpoint", endpoint, "--node-timeout", args.node_timeout),
+            *(GPT, "--size", args.size, "--batch", args.batch, "--steps", FOREVER, *script),
+            *("--step-log", home / "steps", "--digest-dir", home / "digests"),
+        )
+
+    ranks = nproc * (len(hosts.names) - spares)
+    token = {"DEADPOOL_TOKEN": uuid.uuid4().hex}
+    return Fleet(home, hosts, ranks, command, f"{hosts.addresses[0]}:{PORT}", token)
+
+
+def is_calm(run: Fleet, since: int) -> bool:
+    """Whether all machines are there, one of them ready in reserve, and all copies made; `since` steps were done then."""
+    status = run.status()
+    return bool(
+        status
+        and status["phase"] == "running"
+        and len(status["nodes"]) == HOSTS
+        and sum(spare["phase"] == "ready" for spare in status["spares"]) >= 1
+        and status["exposed_ms"] is None
+        and run.completed() >= since + 5
+    )
+
+
+def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
+    """Take a machine away, have it replaced, and bring it back."""
+    before = run.status()
+    pids = [run.last(rank).pid for rank in range(RANKS)]
+    time.sleep(dice.uniform(0.0, 0.3))  # the random moment itself, not a wait for anything
+    rank = dice.randrange(RANKS)
+    host = run.host_of(pids[rank])
+    led = before["coordinator"]["node"].partition("~")[0] == f"h{host}"
+    if kind == "power":
+        began_ns = run.kill(host)
+    else:
+        began_ns = time.monotonic_ns()
+        hosts.cut(host)
+    run.wait(f"rank {rank} was replaced", lambda: run.last(rank).pid != pids[rank], BOUND_S)
+    first = next(stamp for stamp in run.logs[rank].stamps if stamp.pid not in pids and stamp.ns > began_ns)
+    run.wait(f"all had gone on from step {first.step}", lambda: run.completed() > first.step, BOUND_S)
+    ends = [max(stamp.ns for stamp in log.read() if stamp.step == first.step) for log in run.logs]
+    total_s = (max(ends) - began_ns) / 1e9
+    found = run.wait(
+        "the repair was reported", lambda: [each for each in run.incidents() if each[0] > began_ns / 1e9], 30
+    )
+    known_at, incident = found[-1]
+    run.wait("copies were complete", lambda: _covered(run), BOUND_S, STATUS_S)
+    heard_from = time.monotonic() + NEWS_S
+    after = run.wait("all were heard of", lambda: time.monotonic() > heard_from and _covered(run), BOUND_S, STATUS_S)
+    fetched = _fetched(after, before, rank)
+    if kind == "link":
+        run.kill(host)
+        hosts.mend(host)
+    leads = next(node for node in after["nodes"] if node["node"] == after["coordinator"]["node"])
+    run.start(host, f"{leads['address']}:{leads['port']}")
+    exposed = next((i["exposed_s"] for i in after["incidents"] if i["epoch"] == incident["epoch"]), None)
+    steps = incident["steps_lost"]
+    return Loss(total_s, known_at - began_ns / 1e9, led, _parts(incident), *fetched, exposed, steps)
+
+
+def _covered(run: Fleet) -> dict[str, Any]:
+    """Return the status once nothing is missing but a machine in reserve, and its machines have been heard of since."""
+    status = run.status()
+    if not status or status["phase"] != "running" or status["exposed_ms"] is not None:
+        return {}
+    return status if status["incidents"] and status["incidents"][-1]["exposed_s"] is not None else {}
+
+
+def _fetched(after: dict[str, Any], before: dict[str, Any], rank: int) -> tuple[int, float]:
+    """Return the bytes that the rank's newcomer was brought, and in how many seconds; zeros if they lay there."""
+    known = {node["node"]: node["copies"] for node in before["nodes"]}
+    home = next(node for node in after["nodes"] if rank in node["ranks"])
+    now, then = home["copies"] or {}, known.get(home["node"]) or {}
+    if not now or now["fetched_s"] == then.get("fetched_s", 0.0):
+        return 0, 0.0
+    return now["fetched_bytes"], now["fetched_s"]
+
+
+def _parts(incident: dict[str, Any]) -> tuple[float, ...]:
+    """Return what each part added, in the order of `PARTS`: they overlap."""
+    reached, parts = 0.0, []
+    for name in PARTS:
+        parts.append(max(0.0, incident[f"{name}_s"] - reached))
+        reached = max(reached, incident[f"{name}_s"])
+    return tuple(parts)
+
+
+def lose_often(args: argparse.Namespace, home: Path, hosts: Hosts, kind: str) -> list[Loss]:
+    dice, found = random.Random(args.seed), []
+    with deadpool(args, home, hosts, 1) as run:
+        since = 0
+        for _ in range(args.losses):
+            run.wait("all was calm", lambda since=since: is_calm(run, since), BOUND_S, STATUS_S)
+            found.append(lose_one(run, hosts, kind, dice))
+            since = run.completed()
+            print(f"  {kind}: {1e3 * found[-1].total_s:.0f} ms{', it led' if found[-1].led else ''}", flush=True)
+    return found
+
+
+# --- torchrun --------------------------------------------------------------------------------------------------------
+
+
+def torchrun(args: argparse.Namespace, home: Path, hosts: Hosts) -> Fleet:
+    """Return the same training with a checkpoint a step, under torchrun --nnodes=2:3. It waits 5 s, not 30, for late comers."""
+
+    def command(host: int, endpoint: str) -> Sequence[object]:
+        return (
+            *(
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes=2:3",
+                "--nproc-per-node=1",
+                "--rdzv-backend=c10d",
+            ),
+            *(f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench", "--max-restarts=1000"),
+            *(f"--rdzv-conf=last_call_timeout=5,is_host={int(host == 0)}", f"--local-addr={hosts.addresses[host]}"),
+            *(BASELINE, "--size", args.size, "--batch", args.batch, "--steps", FOREVER),
+            *("--step-log", home / "steps", "--digest-dir", home / "digests"),
+        )
+
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+    return Fleet(home, hosts, HOSTS, command, f"{hosts.addresses[0]}:{PORT}", env)
+
+
+def lose_under_torchrun(args: argparse.Namespace, home: Path, hosts: Hosts) -> list[Loss]:
+    """Return the losses until the last one that the job outlived."""
+    dice, found = random.Random(args.seed), []
+    with torchrun(args, home, hosts) as run:
+        try:
+            for _ in range(args.torchrun_losses):
+                run.wait("three machines train", lambda: _whole(run), TORCHRUN_BOUND_S, STATUS_S)
+                found.append(_lose_under_torchrun(run, hosts, dice.choice((1, 2))))
+                print(f"  torchrun: {found[-1].total_s:.1f} s", flush=True)
+        except BenchError as error:
+            print(f"  torchrun did not go on: {str(error).splitlines()[0]}", flush=True)
+    return found
+
+
+def _whole(run: Fleet) -> bool:
+    """Whether every host's process has completed one of the last steps."""
+    if not all(log.read() for log in run.logs):
+        return False
+    homes = {host for host in run.agents for rank in range(HOSTS) if run.last(rank).pid in _pids(run, host)}
+    return len(homes) == HOSTS and run.completed() + 2 > max(run.last(rank).step for rank in range(HOSTS))
+
+
+def _pids(run: Fleet, host: int) -> set[int]:
+    from kit.processes import marked  # noqa: PLC0415 - its path is set by `fleet`
+
+    return set(marked(run.agents[host].mark))
+
+
+def _lose_under_torchrun(run: Fleet, hosts: Hosts, host: int) -> Loss:
+    before = {stamp.pid for log in run.logs for stamp in log.read()}
+    began_ns = run.kill(host)
+
+    def first_steps() -> list[int]:
+        """Return when each rank of the smaller world first completed a step; a rank or two may come and go before."""
+        new = [[stamp.ns for stamp in log.read() if stamp.pid not in before] for log in run.logs[:RANKS]]
+        return [each[0] for each in new] if all(new) else []
+
+    ends = run.wait("the others had gone on", first_steps, TORCHRUN_BOUND_S)
+    run.start(host, run.endpoint)
+    return Loss((max(ends) - began_ns) / 1e9)
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def bytes_per_snapshot(args: argparse.Namespace, home: Path) -> dict[str, dict[str, float]]:
+    """Return, of each layout of 4 ranks on 2 machines, the bytes that all send for a snapshot, and what a rank's has."""
+    found = {}
+    for layout in LAYOUTS:
+        hosts = Hosts(2)
+        try:
+            with deadpool(args, home / layout, hosts, 2, "--parallel", layout, spares=0) as run:
+                rate = _sent_mib_per_snapshot(run)
+            found[layout] = {"sent_mib_per_snapshot": rate}
+            print(f"  {layout}: {rate:.1f} MiB a snapshot", flush=True)
+        finally:
+            hosts.close()
+    return found
+
+
+def _sent_mib_per_snapshot(run: Fleet) -> float:
+    """Return what all nodes sent while some snapshots were committed, for each of them; captures that were skipped are none."""
+    seen: dict[int, int] = {}
+
+    def enough() -> bool:
+        status = run.status()
+        copies = [node["copies"] for node in status.get("nodes", ())]
+        if copies and all(copies) and status["committed"] is not None:
+            sent = sum(each["sent_bytes"] for each in copies)
+            seen.setdefault(status["committed"], sent)
+        return len(seen) > SNAPSHOTS
+
+    run.wait("enough snapshots are committed", enough, BOUND_S, STATUS_S)
+    first, *_, last = seen.values()
+    return (last - first) / (len(seen) - 1) / MIB
+
+
+# --- the account -----------------------------------------------------------------------------------------------------
+
+
+def show(found: dict[str, list[Loss]], link: float) -> dict[str, Any]:
+    rows: list[list[object]] = [
+        ["loss to first step, ms", "losses", "p50", "p95", "max", "detected p50", "p95", "steps lost"]
+    ]
+    values: dict[str, Any] = {}
+    for name, losses in _split(found).items():
+        times, detected = [each.total_s for each in losses], [each.detected_s for each in losses]
+        numbers = [median(times), quantile(times, 0.95), max(times)]
+        seen = [median(detected), quantile(detected, 0.95)] if losses[0].parts else []
+        steps = f"<= {max(each.steps_lost for each in losses)}" if seen else ""
+        rows.append([name, len(losses), *map(_ms, numbers), *(map(_ms, seen) if seen else ("", "")), steps])
+        values[name.strip()] = {"total_s": [round(value, 4) for value in times]}
+        if seen:
+            values[name.strip()]["detected_s"] = [round(value, 4) for value in detected]
+    table(rows)
+    values["parts_p50_s"] = _show_parts(found)
+    values["transfer"] = _show_transfer(found, link)
+    return values
+
+
+def _split(found: dict[str, list[Loss]]) -> dict[str, list[Loss]]:
+    """Return the losses by their kind, and of each kind those of the machine that led."""
+    split = {}
+    for name, losses in found.items():
+        split[name] = losses
+        split[f"  {name}, it led"] = [each for each in losses if each.led]
+        split[f"  {name}, another led"] = [each for each in losses if each.parts and not each.led]
+    return {name: losses for name, losses in split.items() if losses}
+
+
+def _show_parts(found: dict[str, list[Loss]]) -> dict[str, list[float]]:
+    rows: list[list[object]] = [["added after the loss was known, ms, p50", *PARTS, "copies complete after"]]
+    middle = {}
+    for name, losses in found.items():
+        if losses and losses[0].parts:
+            middle[name] = [median(each.parts[at] for each in losses) for at in range(len(PARTS))]
+            exposed = [each.exposed_s for each in losses if each.exposed_s is not None]
+            rows.append([name, *map(_ms, middle[name]), _ms(median(exposed)) if exposed else "-"])
+    table(rows)
+    return middle
+
+
+def _show_transfer(found: dict[str, list[Loss]], link: float) -> dict[str, float]:
+    brought = [each for losses in found.values() for each in losses if each.fetched_bytes]
+    values = {"link_gb_per_s": link / 1e9}
+    if brought:
+        rates = [each.fetched_bytes / each.fetched_s for each in brought]
+        values |= {"gb_per_s_p50": median(rates) / 1e9, "ms_p50": 1e3 * median(each.fetched_s for each in brought)}
+        mib = median(each.fetched_bytes for each in brought) / MIB
+        print(
+            f"state: {len(brought)} newcomers were brought {mib:.0f} MiB each, in {values['ms_p50']:.0f} ms (p50, the "
+            f"connection included), {values['gb_per_s_p50']:.2f} GB/s; the others found them where they were"
+        )
+    print(f"a plain loop of sendfile and recv_into between these namespaces: {values['link_gb_per_s']:.2f} GB/s")
+    return values
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f}"
+
+
+def measure(args: argparse.Namespace, home: Path) -> tuple[dict[str, list[Loss]], float]:
+    found: dict[str, list[Loss]] = {}
+    hosts = Hosts(HOSTS)
+    try:
+        link = max(link_bytes_per_s(hosts, LINK_BYTES) for _ in range(3))
+        for kind in ("power", "link") if args.losses else ():
+            found[f"deadpool-run, {kind}"] = lose_often(args, home / kind, hosts, kind)
+        if args.torchrun_losses:
+            found["torchrun, power"] = lose_under_torchrun(args, home / "torchrun", hosts)
+    finally:
+        hosts.close()
+    return found, link
+
+
+def main() -> int:
+    args = options()
+    if why := netns.refused():
+        print(f"nodes: {why}", file=sys.stderr)
+        return 1
+    header("nodes", vars(args))
+    with tempfile.TemporaryDirectory(prefix="deadpool-bench-") as home:
+        try:
+            sent = bytes_per_snapshot(args, Path(home))
+            found, link = measure(args, Path(home))
+            values = {**show(found, link), "bytes": sent}
+        except BenchError as error:
+            print(f"nodes: {error}", file=sys.stderr)
+            return 1
+    rows = [[layout, f"{each['sent_mib_per_snapshot']:.1f}"] for layout, each in values["bytes"].items()]
+    table([["4 ranks on 2 machines, all together", "MiB sent per snapshot"], *rows])
+    result("nodes", {"parameters": vars(args), "results": values})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
