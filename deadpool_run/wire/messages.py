@@ -259,6 +259,54 @@ class LoadCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ChooseCheckpoint:
+    """Say from which checkpoint the job is to go on, but for these: some node could not load them. Else as `LoadCheckpoint`."""
+
+    target: str
+    run: str
+    resume: str
+    first: bool
+    world_size: int
+    but: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FillSlots:
+    """Fill every lent rank's first slot from this checkpoint."""
+
+    where: str
+    version: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStep:
+    """Take one step (a `vault.durable.Step`) of a checkpoint that several nodes write together.
+
+    `attempt` names this one; `firsts` has the first rank of each node that writes; `leads`: what is done once is done here.
+    """
+
+    step: str
+    target: str
+    run: str
+    attempt: str
+    version: int
+    keep: int
+    world_size: int
+    firsts: list[int]
+    leads: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """It was. The last of them says where the checkpoint is, and how large."""
+
+    step: str
+    where: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointWritten:
     """A checkpoint is complete; `version` is -1 if there was nothing new to write."""
 
@@ -269,10 +317,14 @@ class CheckpointWritten:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLoaded:
-    """The slots hold this version; -1: there is nothing to go on from. `refused` says of each newer one why not."""
+    """The slots hold this version; -1: there is nothing to go on from. `refused` says of each newer one why not.
+
+    `written` is when it was: ISO-8601, UTC.
+    """
 
     version: int
     where: str
+    written: str
     refused: list[str]
 
 
@@ -283,8 +335,8 @@ class CheckpointFailed:
     why: str
 
 
-ToCheckpointer = LendBoard | LendSlots | WriteCheckpoint | LoadCheckpoint
-FromCheckpointer = CheckpointWritten | CheckpointLoaded | CheckpointFailed
+ToCheckpointer = LendBoard | LendSlots | WriteCheckpoint | LoadCheckpoint | ChooseCheckpoint | FillSlots | TakeStep
+FromCheckpointer = CheckpointWritten | CheckpointLoaded | CheckpointFailed | StepTaken
 
 ToWorker = Assign | Abort | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
 FromWorker = (
@@ -315,6 +367,7 @@ _TYPES: Mapping[str, type[Message]] = {
         *(Ready, Initialized, SetupDone, Sealed, Raised, Drained, DrainBroke, Rehearsed, Restored, Attached),
         *(AttachBroke, FirstStep, PeerSuspected, Captured, Skipped, Finished, StoreListening),
         *(LendBoard, LendSlots, WriteCheckpoint, LoadCheckpoint, CheckpointWritten, CheckpointLoaded, CheckpointFailed),
+        *(ChooseCheckpoint, FillSlots, TakeStep, StepTaken),
     )
 }
 
