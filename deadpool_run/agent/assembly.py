@@ -48,6 +48,8 @@ class Assembly:
         """Hang up on a node, and tell the coordinator."""
         self._hub.evict(node, reason)
         self._standbys.discard(node)
+        if self._head.durable is not None:
+            self._head.durable.node_lost(node)
         self._head.submit(NodeLost(node, reason))
 
     def decided(self) -> None:
@@ -123,6 +125,8 @@ class Assembly:
             case peers.Beat(term, sent_at, roster):
                 self._authority.hear(electorate.HeardFromAgent(node, term, sent_at, roster))
                 self._head.mirror(node, message.cells)
+            case peers.Saved() | peers.Loaded() | peers.Foretold():
+                self._head.durable_news_of(node, message)
             case peers.Ask(number, request):
                 self.send(node, peers.Answer(number, dict(self._head.control.answer(request))))
             case peers.Join() | peers.Rejoin() | peers.Fact():

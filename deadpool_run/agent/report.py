@@ -11,7 +11,9 @@ SCHEMA_VERSION = 1
 _NS_PER_MS = 1e6
 
 
-def status_object(state: State, board: Board, run: Mapping[str, Any]) -> dict[str, Any]:
+def status_object(
+    state: State, board: Board, run: Mapping[str, Any], durable: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Return an object fit for JSON; see `coordinator.control` for its shape."""
     summary = status.summary(state).to_json()
     ranks = [{**rank, **_cell(cell)} for rank, cell in zip(summary["ranks"], board.cells, strict=True)]
@@ -21,6 +23,7 @@ def status_object(state: State, board: Board, run: Mapping[str, Any]) -> dict[st
         **summary,
         "ranks": ranks,
         "committed": board.committed(),
+        "durable": None if durable is None else dict(durable),
     }
 
 

@@ -14,23 +14,21 @@ from deadpool_run.errors import DeadpoolError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.board import Board
 from deadpool_run.vault.durable import NOTHING, Step
-from deadpool_run.wire.messages import (
+from deadpool_run.wire.checkpoints import (
     CheckpointFailed,
     CheckpointLoaded,
     CheckpointWritten,
     ChooseCheckpoint,
     FillSlots,
-    FrameBuffer,
     FromCheckpointer,
     LendBoard,
     LendSlots,
     LoadCheckpoint,
-    Message,
     StepTaken,
     TakeStep,
     WriteCheckpoint,
-    encode,
 )
+from deadpool_run.wire.messages import FrameBuffer, Message, encode
 from deadpool_run.worker.durable_read import Loaded, choose, fill, load
 from deadpool_run.worker.durable_shared import Share
 from deadpool_run.worker.durable_slots import copy_committed

@@ -18,7 +18,7 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import durable, segments
 from deadpool_run.vault.durable import Place, Record, decode_part, decode_record, name_of, part_name, version_in
 from deadpool_run.vault.segments import TensorEntry
-from deadpool_run.wire.messages import ChooseCheckpoint, FillSlots, LoadCheckpoint
+from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, LoadCheckpoint
 from deadpool_run.worker.durable_slots import THREADS, Filling, Slots
 from deadpool_run.worker.durable_storage import Storage, storage_at
 

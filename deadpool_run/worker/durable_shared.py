@@ -20,7 +20,7 @@ from deadpool_run.vault import durable
 from deadpool_run.vault.board import Board
 from deadpool_run.vault.durable import PartStamp, Step
 from deadpool_run.wire import typed
-from deadpool_run.wire.messages import StepTaken, TakeStep
+from deadpool_run.wire.checkpoints import StepTaken, TakeStep
 from deadpool_run.worker import durable_write
 from deadpool_run.worker.durable_plan import Path, Piece, meshes, survey
 from deadpool_run.worker.durable_slots import THREADS, Copy, Slots, copy_kept, rooms

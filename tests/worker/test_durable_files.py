@@ -14,7 +14,7 @@ from deadpool_run.vault import durable
 from deadpool_run.vault.board import EMPTY
 from deadpool_run.vault.durable import Step
 from deadpool_run.vault.segments import complete_version, read_exactly, read_header, read_manifest
-from deadpool_run.wire.messages import ChooseCheckpoint, FillSlots, LoadCheckpoint, TakeStep
+from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, LoadCheckpoint, TakeStep
 from deadpool_run.worker import durable_write
 from deadpool_run.worker.durable_read import choose, fill, load
 from deadpool_run.worker.durable_shared import Share
