@@ -158,3 +158,12 @@ def test_what_a_script_said_cannot_steer_the_terminal_or_the_markup():
 def test_uptime(seconds, shown):
     run = {"run_id": "r", "spares": 0, "started": (NOW - timedelta(seconds=seconds)).isoformat()}
     assert to_plain(status(run=run), NOW).splitlines()[0].endswith(f"up {shown}")
+
+
+def test_what_is_durable_is_shown_with_its_age():
+    newest = {"version": 90, "where": "/kept/step-00000090", "written": (NOW - timedelta(seconds=192)).isoformat()}
+    text = to_plain(status(durable={"place": "/kept", **newest}), NOW)
+    assert "durable: step 90, 3m12s old, in /kept/step-00000090" in text
+    nothing = {"place": "/kept", "version": None, "where": None, "written": None}
+    assert "durable: nothing yet, in /kept" in to_plain(status(durable=nothing), NOW)
+    assert "durable" not in to_plain(status(durable=None), NOW)

@@ -39,15 +39,19 @@ def write(slots, target, run=RUN, keep=2):
 
 
 def write_shared(slots, nodes, target, keep=2):
-    """Write the newest committed version as several nodes' checkpointers do, which have these ranks; return its name."""
+    """Write the newest committed version as several nodes' checkpointers do, which have these ranks; return its name.
+
+    The last of them leads; it may have none.
+    """
     version = slots.board.committed()
     slots.board.kept = version
     shares = [Share(slots.board, {rank: slots.fds[rank] for rank in ranks}) for ranks in nodes]
     for step in Step:
         for at, share in enumerate(shares):
-            if step is not Step.COMPLETE or at == len(shares) - 1:  # not the one with rank 0
-                firsts = [ranks[0] for ranks in nodes]
-                leads = at == len(shares) - 1
+            leads = at == len(shares) - 1
+            takes_part = step in (Step.PREPARE, Step.COPY) or nodes[at]
+            if leads if step is Step.COMPLETE else takes_part:
+                firsts = [ranks[0] for ranks in nodes if ranks]
                 order = (str(step), str(target), RUN, "a1", version, keep, sum(map(len, nodes)), firsts, leads)
                 taken = share.take(TakeStep(*order))
     assert slots.board.kept == EMPTY
@@ -126,12 +130,13 @@ def test_slots_come_back_byte_for_byte(trained, made, tmp_path, kind):
     assert [image(other, rank, 2) for rank in range(RANKS)] == [image(slots, rank, 2) for rank in range(RANKS)]
 
 
+@pytest.mark.parametrize("nodes", [[[1], [0]], [[0, 1], []]])
 @pytest.mark.parametrize("kind", [str, remote])
-def test_what_several_nodes_write_is_what_one_would(trained, tmp_path, kind):
+def test_what_several_nodes_write_is_what_one_would(trained, tmp_path, kind, nodes):
     slots, _ = trained
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     name = write(slots, kind(alone))
-    assert write_shared(slots, [[1], [0]], kind(shared)) == name
+    assert write_shared(slots, nodes, kind(shared)) == name
     for one, other in zip(files_of(alone, name), files_of(shared, name), strict=True):
         assert one.name == other.name
         if one.name not in (durable.RECORD, ".metadata"):  # which have a time, and an id of the writer's
