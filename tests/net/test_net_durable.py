@@ -24,9 +24,13 @@ def expected(reference, layout="fsdp", first=0):
     return {at: digest for at, digest in reference(layout, STEPS, 3).items() if at[1] >= first}
 
 
-def newest(place):
+def versions(place):
     found = place.iterdir() if place.is_dir() else ()
-    return max((int(path.name.removeprefix("step-")) for path in found if not path.suffix), default=-1)
+    return [int(path.name.removeprefix("step-")) for path in found if not path.suffix]
+
+
+def newest(place):
+    return max(versions(place), default=-1)
 
 
 def unfinished(place):
@@ -40,17 +44,22 @@ def test_a_job_that_ends_leaves_its_last_step(fleet, reference, tmp_path):
     assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
-def test_a_job_that_lost_every_host_is_started_again(fleet, reference, tmp_path):
+def test_a_job_that_lost_every_host_is_started_again_from_the_newest_that_every_host_can_load(
+    fleet, reference, tmp_path
+):
     place = tmp_path / "kept"
     job = train(fleet, place)
     job.wait_until(lambda: newest(place) >= 8, "version 8 on the disk")
     for host in range(3):
         job.power_off(host)
     job.wait_exit([0, 1, 2])
-    first = newest(place)
+    spoilt = place / f"step-{newest(place):08d}" / "rank-00002.deadpool"  # which only the last host needs
+    os.truncate(spoilt, spoilt.stat().st_size // 2)
+    first = min(versions(place))
     again = train(fleet, place)
     again.check_repaired(expected(reference, first=first), [], [0, 1, 2])
     assert min(version for _, version in again.account.states()) == first
+    assert "rank-00002.deadpool is damaged" in again.agents[0].output
     assert f"resuming at step {first}" in again.agents[0].output
     assert newest(place) == STEPS
 
