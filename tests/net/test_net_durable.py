@@ -55,7 +55,7 @@ def test_a_job_that_lost_every_host_is_started_again_from_the_newest_that_every_
     job.wait_exit([0, 1, 2])
     spoilt = place / f"step-{newest(place):08d}" / "rank-00002.deadpool"  # which only the last host needs
     os.truncate(spoilt, spoilt.stat().st_size // 2)
-    first = min(versions(place))
+    first = sorted(versions(place))[-2]
     again = train(fleet, place)
     again.check_repaired(expected(reference, first=first), [], [0, 1, 2])
     assert min(version for _, version in again.account.states()) == first
