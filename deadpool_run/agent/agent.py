@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent import processes, rendezvous
+from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN
 from deadpool_run.agent.environment import base_environment, omp_banner
 from deadpool_run.agent.follower import EndedError, Follower, LostError, RedirectError
 from deadpool_run.agent.head import Head
@@ -27,14 +28,14 @@ from deadpool_run.agent.peer_server import PeerServer
 from deadpool_run.agent.performer import Situation
 from deadpool_run.agent.processes import Process
 from deadpool_run.agent.run_record import RECORD_NAME
-from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.agent.spec import DurableSpec, LaunchSpec
 from deadpool_run.agent.tell import tell
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.core.events import ONLY_NODE, Event, JobSubmitted, Place, StopRequested
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 from deadpool_run.ids import NodeId
-from deadpool_run.wire import peers
+from deadpool_run.wire import peers, typed
 from deadpool_run.wire.auth import Role
 
 _OURS = ("deadpool_run.worker.bootstrap", "deadpool_run.worker.store_main", "deadpool_run.worker.job")
@@ -147,6 +148,9 @@ class _Agent:
         """Find the job, or found it; and find it again after we were taken for lost."""
         cluster = self._spec.cluster
         assert cluster is not None
+        durable = self._spec.durable
+        if durable is not None and durable.target and signal.SIGUSR1 not in self._spec.signals_to_handle:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._foretold)
         first, timeout_s = True, self._spec.settings.join_timeout_s
         found: rendezvous.Founder | rendezvous.Found | rendezvous.Over | None = None
         while True:
@@ -215,6 +219,8 @@ class _Agent:
                 await member.join(follower, agents)
             await asyncio.wait({member.over, self._over}, return_when=asyncio.FIRST_COMPLETED)
             exit_code, reason = member.over.result() if member.over.done() else self._over.result()
+            if member.over.done() and member.head is not None and member.head.durable is not None:
+                exit_code, reason = await member.head.durable.finish(exit_code, reason)
             if exit_code and member.head is None:
                 tell(f"the job has ended: {reason}")
         except LostError as error:
@@ -240,6 +246,7 @@ class _Agent:
             settings=Settings(**joined.settings),
             run_id=joined.run_id,
             run_dir=base / f"node-{joined.node}",
+            durable=typed.build(DurableSpec, joined.durable) if joined.durable else None,
         )
 
     def _on_peer(self, role: Role, sock: socket.socket) -> None:
@@ -259,6 +266,13 @@ class _Agent:
             self._member.wish(event)
         else:
             self._on_stop(128 + number, f"it was ended by {signal.Signals(number).name} before it had joined a job")
+
+    def _foretold(self) -> None:
+        """Pass on that the end of the job was announced; before there is a job, do not wait for one any more."""
+        if self._member is not None:
+            self._member.foretold()
+        else:
+            self._on_stop(EXIT_QUEUE_AGAIN, "its end was foretold before it had joined a job")
 
     def _on_stop(self, exit_code: int, reason: str) -> None:
         if not self._over.done():
@@ -285,7 +299,7 @@ class _Agent:
     def _ours(self) -> Iterator[Process]:
         if self._node is not None:
             yield from self._node.processes()
-            yield from self._node.durable.processes()
+            yield from self._node.checkpointers.processes()
         head = self._head if self._member is None else self._member.head
         if head is not None and head.store.process is not None:
             yield head.store.process
@@ -303,7 +317,7 @@ class _Agent:
         if node is not None:
             node.end_workers()
             await self._nursery.settled(_END_TIMEOUT_S)  # none is on its way any more
-            ours = [*node.processes(), *node.durable.processes()]
+            ours = [*node.processes(), *node.checkpointers.processes()]
             await processes.wait_gone([each for each in ours if each.alive], _END_TIMEOUT_S)
         processes.kill_strangers(_END_TIMEOUT_S, but=[process.pid for process in self._ours() if process.alive])
         if output is not None:

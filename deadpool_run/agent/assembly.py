@@ -52,6 +52,8 @@ class Assembly:
         self._hub.evict(node, reason)
         self._standbys.discard(node)
         self._seen.pop(node, None)
+        if self._head.durable is not None:
+            self._head.durable.node_lost(node)
         self._head.submit(NodeLost(node, reason))
 
     def decided(self) -> None:
@@ -142,6 +144,8 @@ class Assembly:
                 self._authority.hear(electorate.HeardFromAgent(node, term, sent_at, roster))
                 self._head.mirror(node, message.cells)
                 self._seen[node] = Seen(self._loop.time(), message.traffic)
+            case peers.Saved() | peers.Loaded() | peers.Foretold():
+                self._head.durable_news_of(node, message)
             case peers.Ask(number, request):
                 self.send(node, peers.Answer(number, dict(self._head.desk.answer(request))))
             case peers.Join() | peers.Rejoin() | peers.Fact():

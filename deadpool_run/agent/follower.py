@@ -50,6 +50,9 @@ class Limbo:
     def safe(self, told: peers.Safe) -> None:
         """Drop it: all is told again."""
 
+    def durable_news(self, told: peers.Saved | peers.Loaded | peers.Foretold) -> None:
+        """Drop it: the next coordinator begins its checkpoints anew, and is told again that the end was foretold."""
+
 
 class Follower:
     """One connection. `begin` says who hears of it; what came before is heard then, in order."""
@@ -140,6 +143,10 @@ class Follower:
 
     def safe(self, told: peers.Safe) -> None:
         """Pass on what other nodes hold of a rank of ours."""
+        self._link.send(told)
+
+    def durable_news(self, told: peers.Saved | peers.Loaded | peers.Foretold) -> None:
+        """Pass on what concerns durable checkpoints."""
         self._link.send(told)
 
     def _heard(self, message: peers.Message) -> None:

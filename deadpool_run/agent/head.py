@@ -5,9 +5,10 @@ On one machine all orders go to the one node by plain calls; on several, to each
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 from deadpool_run.agent.assembly import Assembly
+from deadpool_run.agent.durable_head import DurableHead
 from deadpool_run.agent.health import Health, sights_of
 from deadpool_run.agent.incident_line import incident_line
 from deadpool_run.agent.node import Node
@@ -27,7 +28,7 @@ from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import effects as do
 from deadpool_run.core import nodes
 from deadpool_run.core.effects import Effect
-from deadpool_run.core.events import CaptureSkipped, Event, SnapshotCommitted
+from deadpool_run.core.events import CaptureSkipped, Event, SnapshotCommitted, StopRequested
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import State
 from deadpool_run.core.outline import outline
@@ -74,6 +75,8 @@ class Head:
         self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
         self.assembly: Assembly | None = None
         """The other nodes; None on one machine. Set before `begin`."""
+        self.durable: DurableHead | None = None
+        """Durable checkpoints of several nodes; as above."""
         self._health: Health | None = None
         self._record = RunRecord(spec, None if output.root is None else str(output.root))
 
@@ -107,6 +110,8 @@ class Head:
     def submit(self, event: Event) -> None:
         """Take in a fact, unless the job is over."""
         if self._over:
+            if isinstance(event, StopRequested) and self.durable is not None:
+                self.durable.give_up()
             return
         if isinstance(event, CaptureSkipped) and self._tracking is not None:
             member = self.state.members.get(event.worker)
@@ -128,6 +133,38 @@ class Head:
         if self._tracking.is_news_of_protection() or nodes.is_exposed(self._spec.settings, self.state):
             self.submit(SnapshotCommitted(commits.committed, self.state.epoch))
 
+    def durable_news(self, told: peers.Saved | peers.Loaded | peers.Foretold) -> None:
+        """Take in what our own node has of durable checkpoints."""
+        self.durable_news_of(self._here, told)
+
+    def durable_news_of(self, node: NodeId, told: peers.Saved | peers.Loaded | peers.Foretold) -> None:
+        """Take in what a node has of durable checkpoints."""
+        if self.durable is None:
+            return
+        match told:
+            case peers.Saved():
+                self.durable.saved(node, told)
+            case peers.Loaded():
+                self.durable.loaded(node, told)
+            case peers.Foretold():
+                self.durable.foretold()
+            case _:
+                assert_never(told)
+
+    def tell_node(self, node: NodeId, message: peers.ToNode) -> None:
+        """Say something of durable checkpoints to a node, our own included."""
+        if node != self._here:
+            if self.assembly is not None:
+                self.assembly.send(node, message)
+        elif isinstance(message, peers.Save | peers.Void | peers.Load | peers.Durable):
+            self.node.durable_order(message)
+
+    def publish_durable(self, newest: peers.Durable) -> None:
+        """Let every node know it: any of them may lead next."""
+        self.node.durable_order(newest)
+        if self.assembly is not None:
+            self.assembly.broadcast(newest)
+
     def mirror(self, node: NodeId, cells: Iterable[tuple[int, ...]]) -> None:
         """Show on our board what a node's workers say on theirs.
 
@@ -141,10 +178,17 @@ class Head:
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
         """Return what a node that joins is told first."""
         begin = do.BeginGeneration(self.state.generation)
-        joined = peers.Joined(node, self._spec.run_id, self._spec.run_dir.name, typed.plain(self._spec.settings))
-        told = (joined, self.world(), peers.Order(encode(begin), self.state.capture_interval))
-        known = None if self._tracking is None else self._tracking.committed
-        return told if known is None else (*told, known)
+        joined = peers.Joined(
+            node,
+            self._spec.run_id,
+            self._spec.run_dir.name,
+            typed.plain(self._spec.settings),
+            {} if self._spec.durable is None else typed.plain(self._spec.durable),
+        )
+        committed = None if self._tracking is None else self._tracking.committed
+        durable = None if self.durable is None else self.durable.newest
+        known = tuple(told for told in (committed, durable) if told is not None)
+        return joined, self.world(), peers.Order(encode(begin), self.state.capture_interval), *known
 
     # --- orders ---------------------------------------------------------------------------------------------------
 
@@ -158,11 +202,8 @@ class Head:
             case do.StopJob(exit_code, reason):
                 self._over = True
                 self._on_over(exit_code, reason)
-            case do.BeginGeneration(generation):
-                if generation > 0:
-                    self._store.renew()
-                self._new_life(self.state.epoch, None)
-                self._to_all(effect)
+            case do.BeginGeneration():
+                self._begin(effect)
             case do.DiscardAbove(epoch, version):
                 if epoch > self._life:
                     self._new_life(epoch, version)
@@ -171,13 +212,28 @@ class Head:
                 self._ranks_moved = True
             case do.StartWorker(_, node) | do.ReportReplicas(node):
                 self._to(node, effect)
-            case do.AssignRank(transcript_from=source):
-                self._store.when_fresh(lambda: self._to_worker(effect, source))
+            case do.AssignRank():
+                self._store.when_fresh(lambda: self._assign(effect))
                 self._ranks_moved = True
             case do.ResumeFrom(source=source):
                 self._to_worker(effect, source)
             case _:
                 self._to_worker(effect)
+
+    def _begin(self, order: do.BeginGeneration) -> None:
+        if order.generation > 0:
+            self._store.renew()
+        self._new_life(self.state.epoch, None)
+        self._to_all(order)
+        if self.durable is not None:
+            self.durable.begin()
+
+    def _assign(self, order: do.AssignRank) -> None:
+        member = self.state.members.get(order.worker)
+        if member is not None and self.durable is not None and not order.newcomer:
+            self.durable.seat(member.node, order.rank, lambda: self._to_worker(order))
+        else:
+            self._to_worker(order, order.transcript_from)
 
     def _to_worker(self, effect: Any, source: NodeId | None = None) -> None:
         member = self.state.members.get(effect.worker)
@@ -219,6 +275,8 @@ class Head:
         self.node.set_world(world)
         if self.assembly is not None:
             self.assembly.broadcast(world)
+        if self.durable is not None:
+            self.durable.new_life()
         if self._tracking is not None:
             self._tracking.new_life(self._life, rollback)
             self._publish_committed()
@@ -244,7 +302,9 @@ class Head:
 
     def status(self) -> Mapping[str, Any]:
         """Return what viewers see."""
-        return status_object(self.state, self.node.vault.board, self._record.parts, self._nodes())
+        durable = self.node.durable if self.durable is None else self.durable
+        run = self._record.parts
+        return status_object(self.state, self.node.vault.board, run, durable.report(), self._nodes())
 
     def _nodes(self) -> Nodes | None:
         if self.assembly is None:
@@ -264,6 +324,8 @@ class Head:
             self._publish_buddies()
         if self.assembly is not None:
             self.assembly.decided()
+        if self.durable is not None:
+            self.durable.decided()
         if self.state.phase is JobPhase.UNPROTECTED and not self._outlined:
             self._outlined = True
             for line in outline(self._spec.settings, tuple(self.state.nodes.values())):
@@ -278,6 +340,8 @@ class Head:
         if self._health is not None:
             self._health.close()
         self._server.close()
+        if self.durable is not None:
+            self.durable.close()
         if self.assembly is not None:
             await self.assembly.end(message)
         self._store.close()

@@ -11,6 +11,7 @@ from typing import Any
 from deadpool_run.agent import rendezvous
 from deadpool_run.agent.assembly import Assembly
 from deadpool_run.agent.authority import Authority, rosters_of
+from deadpool_run.agent.durable_head import DurableHead
 from deadpool_run.agent.follower import Follower, Limbo, LostError
 from deadpool_run.agent.head import Head
 from deadpool_run.agent.node import Node
@@ -24,7 +25,8 @@ from deadpool_run.coordinator.link import Link
 from deadpool_run.coordinator.replica import Replica
 from deadpool_run.core import election, electorate
 from deadpool_run.core.electorate import Role
-from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place
+from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place, StopRequested
+from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.vault.replication import Replicator
@@ -34,6 +36,7 @@ from deadpool_run.wire.facts import decode_effect, encode
 from deadpool_run.wire.peers import Peer
 
 _AGAIN_S = 0.05
+_EXIT_LAUNCH_FAILED = 1
 
 
 class Membership:
@@ -63,6 +66,7 @@ class Membership:
         self._follower: Follower | None = None
         self._limbo = Limbo()
         self._control = ControlServer(spec.run_dir, self._answer)
+        self._foretold = False
         self._replica = Replica(spec.settings)
         self._callers: list[socket.socket] = []  # members that came before we knew that we lead
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,6 +137,11 @@ class Membership:
             return await self._follower.ask(request)
         return {"error": "nobody leads the job at this moment: ask again in a few seconds"}
 
+    def foretold(self) -> None:
+        """Pass on that the end of the job was announced to this node; if another coordinator comes, to that too."""
+        self._foretold = True
+        self.node.above.durable_news(peers.Foretold())
+
     # --- leading: what the authority asks -------------------------------------------------------------------------
 
     def take_over(self, term: int) -> None:
@@ -144,8 +153,13 @@ class Membership:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
+        self.node.share_anew()
         head = self._lead()
         head.go_on()
+        if head.state.phase is JobPhase.STOPPED and head.state.stop is not None and head.durable is not None:
+            head.durable.close()  # whoever led was writing the last step, and no more comes of that
+            self._over(head.state.stop.exit_code, head.state.stop.reason)
+            return
         head.submit(CoordinatorMoved(term, self._situation.node))
         head.submit(self.node.resynced())
         self._replicator.tell_all()
@@ -178,8 +192,26 @@ class Membership:
         )
         head.node = self.node
         head.assembly = Assembly(head, self._authority, self._spec.nproc_per_node)
+        head.durable = DurableHead(
+            self._spec.durable,
+            run=self._spec.run_id,
+            here=self._situation.node,
+            checkpointers=self.node.checkpointers,
+            vault=self.node.vault,
+            state=lambda: head.state,
+            tell=head.tell_node,
+            publish=head.publish_durable,
+            say=tell,
+            lost=self._cannot_begin,
+            leave=lambda: head.submit(StopRequested(0)),
+            known=self.node.newest_durable,
+        )
         self._above(head)
         return head
+
+    def _cannot_begin(self, why: str) -> None:
+        tell(why)
+        self._over(_EXIT_LAUNCH_FAILED, why)
 
     # --- following ------------------------------------------------------------------------------------------------
 
@@ -189,6 +221,7 @@ class Membership:
             self._follower.close()
             self._follower = None
         self.node.above = self._limbo
+        self.node.share_anew()
         self._do(self._rejoin(head, term))
 
     async def _rejoin(self, head: Peer, term: int) -> None:
@@ -225,6 +258,8 @@ class Membership:
         wishes, self._limbo.wishes = self._limbo.wishes, []
         for wish in wishes:
             above.fact(wish)
+        if self._foretold:
+            above.durable_news(peers.Foretold())
 
     def _heard(self, follower: Follower, message: peers.Message) -> None:  # noqa: C901, PLR0912 - one case for each message
         match message:
@@ -251,6 +286,8 @@ class Membership:
                 self.node.set_buddies(message)
             case peers.Committed():
                 self.node.committed(message)
+            case peers.Save() | peers.Void() | peers.Load() | peers.Durable():
+                self.node.durable_order(message)
             case peers.Evict(reason):
                 self.fence(f"the coordinator takes this node for lost: {reason}")
             case peers.End(exit_code, reason):
@@ -277,6 +314,8 @@ class Membership:
     def fence(self, reason: str) -> None:
         """End this node's workers before all else: others have their ranks, or will."""
         self.node.end_workers()
+        if self.head is not None and self.head.durable is not None:
+            self.head.durable.close()
         if not self.over.done():
             self.over.set_exception(LostError(reason))
 

@@ -5,8 +5,9 @@ The coordinator is above it, in this process or in another one: facts go up, ord
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from typing import Protocol
+from typing import Protocol, assert_never
 
+from deadpool_run.agent.checkpointer import Checkpointers
 from deadpool_run.agent.copies import Copies
 from deadpool_run.agent.durable import Durable
 from deadpool_run.agent.nursery import Nursery
@@ -14,6 +15,7 @@ from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Performer, Situation
 from deadpool_run.agent.processes import Process
 from deadpool_run.agent.roll import Roll
+from deadpool_run.agent.share import Share
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.tell import tell
 from deadpool_run.agent.workforce import Workforce
@@ -29,7 +31,8 @@ from deadpool_run.core.events import (
 )
 from deadpool_run.ids import Rank, Version, WorkerId
 from deadpool_run.vault.vault import Vault
-from deadpool_run.wire.peers import Buddies, Committed, Peer, Safe, Traffic, World
+from deadpool_run.wire import peers
+from deadpool_run.wire.peers import Buddies, Committed, Foretold, Loaded, Peer, Safe, Saved, Traffic, World
 
 
 class Above(Protocol):
@@ -40,6 +43,9 @@ class Above(Protocol):
 
     def safe(self, told: Safe) -> None:
         """Take in what other nodes hold of one of the node's ranks."""
+
+    def durable_news(self, told: Saved | Loaded | Foretold) -> None:
+        """Take in what concerns durable checkpoints of several nodes."""
 
 
 class Node:
@@ -67,10 +73,23 @@ class Node:
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
         self._workforce = Workforce(nursery, self._submit, vault.captured, self._captured)
+        self.checkpointers = Checkpointers(nursery, vault)
+        self.share: Share | None = None
+        """Of durable checkpoints; None on one machine, which writes its own."""
+        self.newest_durable: peers.Durable | None = None
+        """Of the job, as its coordinator has told."""
+        if situation.replicates:
+            self.share = Share(
+                self.checkpointers,
+                vault,
+                spec.run_id,
+                answer=self._durable_news,
+                hold=self._captured,
+            )
         self.durable = Durable(
-            spec.durable,
+            None if situation.replicates else spec.durable,
             run=spec.run_id,
-            nursery=nursery,
+            checkpointers=self.checkpointers,
             vault=vault,
             say=tell,
             lost=on_lost,
@@ -78,7 +97,7 @@ class Node:
         )
         self._performer = Performer(
             spec=spec,
-            durable=self.durable,
+            begins=self.share or self.durable,
             situation=situation,
             mark=mark,
             workforce=self._workforce,
@@ -138,6 +157,26 @@ class Node:
         if told.life == self._life:
             self.vault.board.tell(Version(told.version) if told.version >= 0 else None, told.abandoned)
 
+    def share_anew(self) -> None:
+        """Give up what the last coordinator wanted of durable checkpoints."""
+        if self.share is not None:
+            self.share.void()
+
+    def durable_order(self, order: peers.Save | peers.Void | peers.Load | peers.Durable) -> None:
+        """Do this node's part for durable checkpoints of several nodes."""
+        assert self.share is not None
+        match order:
+            case peers.Save():
+                self.share.save(order)
+            case peers.Void(attempt):
+                self.share.void(attempt)
+            case peers.Load():
+                self.share.load(order)
+            case peers.Durable():
+                self.newest_durable = order
+            case _:
+                assert_never(order)
+
     @property
     def life(self) -> int:
         """The life of the world that the node knows of."""
@@ -174,6 +213,8 @@ class Node:
         """End every worker at once. Their exits are still reaped by the loop."""
         self._workforce.close()
         self.durable.close()
+        if self.share is not None:
+            self.share.close()
 
     def close(self) -> None:
         """Let go of all memory; after the last worker is gone."""
@@ -193,6 +234,9 @@ class Node:
         if waiting is not None and waiting.version in versions:
             del self._finished[rank]
             self.above.fact(waiting)
+
+    def _durable_news(self, told: peers.Saved | peers.Loaded) -> None:
+        self.above.durable_news(told)
 
     def _captured(self, rank: Rank, version: Version) -> None:
         if self.copies is not None:

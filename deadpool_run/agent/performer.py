@@ -4,9 +4,9 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from deadpool_run.agent.copies import Copies
-from deadpool_run.agent.durable import Durable
 from deadpool_run.agent.environment import Seat, worker_environment
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.spec import LaunchSpec
@@ -15,10 +15,27 @@ from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import FetchFailed, KillHow
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import Epoch, NodeId, WorkerId
+from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages
 from deadpool_run.wire.peers import Peer, World
+
+
+class Beginning(Protocol):
+    """What ranks begin with that are given away when a world begins."""
+
+    resume: Version
+    """The version that their first slots hold; -1: none."""
+
+    def begin(self) -> None:
+        """Note that a world begins, with fresh memory."""
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Call as soon as the slots hold it."""
+
+    def seated(self, rank: Rank) -> None:
+        """Note that the rank is about to be given away."""
+
 
 _SIGNALS = {KillHow.SIGKILL: signal.SIGKILL, KillHow.SIGTERM: signal.SIGTERM, KillHow.SIGSEGV: signal.SIGSEGV}
 _INJECTED_EXIT_CODE = 1
@@ -50,7 +67,7 @@ class Performer:
         mark: dict[str, str],
         workforce: Workforce,
         vault: Vault,
-        durable: Durable,
+        begins: Beginning,
         output: Output,
         copies: Callable[[], Copies | None],
         fetch_failed: Callable[[FetchFailed], None],
@@ -60,7 +77,7 @@ class Performer:
         self._mark = mark
         self._workforce = workforce
         self._vault = vault
-        self._durable = durable
+        self._begins = begins
         self._output = output
         self._copies = copies
         self._fetch_failed = fetch_failed
@@ -82,7 +99,7 @@ class Performer:
             case do.StartWorker(worker):
                 self._workforce.start(worker)
             case do.AssignRank():
-                self._durable.when_ready(lambda: self._seat(effect, capture_interval, source))
+                self._begins.when_ready(lambda: self._seat(effect, capture_interval, source))
             case do.AbortStep(worker, epoch):
                 self._workforce.send(worker, messages.Abort(epoch))
             case do.ResumeFrom():
@@ -110,7 +127,7 @@ class Performer:
         copies = self._copies()
         if copies is not None:
             copies.renew(self._world.life)
-        self._durable.begin()
+        self._begins.begin()
         self._output.begin(generation)
 
     def _seat(self, order: do.AssignRank, capture_interval: int, source: Peer | None) -> None:
@@ -118,6 +135,8 @@ class Performer:
         copies = self._copies()
         if copies is None or not order.newcomer:
             self._vault.vacate(order.rank)
+            if not order.newcomer:
+                self._begins.seated(order.rank)
             self._assign(order, capture_interval)
             return
 
@@ -150,7 +169,7 @@ class Performer:
 
     def _assign(self, order: do.AssignRank, capture_interval: int) -> None:
         local_rank = order.local_rank
-        resume = -1 if order.newcomer else self._durable.resume
+        resume = -1 if order.newcomer else self._begins.resume
         seat = Seat(
             worker=order.worker,
             rank=order.rank,

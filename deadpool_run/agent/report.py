@@ -42,7 +42,13 @@ class Nodes:
     """Now, as the coordinator has it."""
 
 
-def status_object(state: State, board: Board, run: Mapping[str, Any], nodes: Nodes | None = None) -> dict[str, Any]:
+def status_object(
+    state: State,
+    board: Board,
+    run: Mapping[str, Any],
+    durable: Mapping[str, Any] | None,
+    nodes: Nodes | None = None,
+) -> dict[str, Any]:
     """Return an object fit for JSON; see `coordinator.control` for its shape. `nodes` is None on one machine."""
     summary = status.summary(state).to_json()
     ranks = [{**rank, **_cell(cell)} for rank, cell in zip(summary["ranks"], board.cells, strict=True)]
@@ -53,6 +59,7 @@ def status_object(state: State, board: Board, run: Mapping[str, Any], nodes: Nod
         **summary,
         "ranks": ranks,
         "committed": board.committed(),
+        "durable": None if durable is None else dict(durable),
         **several,
     }
 

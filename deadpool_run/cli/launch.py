@@ -35,12 +35,14 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
     ranks = _ranks(values, here)
     wanted = shape(values)
     interval = values.count("capture_interval", 1)
+    durable = _durable(values)
     settings = Settings(
         world_size=ranks * wanted.nodes,
         nodes=wanted.nodes,
         spares=wanted.spares,
         spare_nodes=wanted.spare_nodes,
         replicas=values.count("replicas", 0),
+        durable=durable is not None and bool(durable.target),
         join_timeout_s=values.seconds("join_timeout"),
         max_restarts=values.count("max_restarts", 0) if values["max_restarts"].text else None,
         repair_timeout_s=values.seconds("repair_timeout"),
@@ -70,11 +72,8 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         signals_to_handle=_signals(values),
         hang_timeout_s=values.seconds("hang_timeout", or_zero=True),
         cluster=cluster(values, wanted.machines, here.host_name, here.token),
-        durable=_durable(values),
+        durable=durable,
     )
-    if spec.durable is not None and spec.cluster is not None:
-        name = "durable" if spec.durable.target else "resume"
-        raise values.refuse(name, "not supported for several machines yet", "leave it out there")
     return Launch(spec, tuple(_notes(values, several=wanted.machines > 1)))
 
 

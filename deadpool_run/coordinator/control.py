@@ -17,7 +17,9 @@ longer than `MAX_LINE_BYTES` closes it. Nothing that a viewer does, or fails to 
 The status object has what `core.status` publishes (`phase`, `epoch`, `ranks`, `spares`, `incidents` ...), and beside it
 `schema_version`, `run` (what `run.json` holds), `committed` (the newest snapshot that every rank has, or null) and in each
 of `ranks` what its worker says on the board: `activity` (a `vault.board.Phase`, in lower case), `step` (steps completed),
-`step_ms`, `capture_ms` and `snapshots` (the versions held). `agent.report` adds what is known of several nodes.
+`step_ms`, `capture_ms` and `snapshots` (the versions held). `durable` is null, or has the `place` of durable checkpoints
+and of the newest one its `version`, `where` it is and when it was `written` (ISO-8601, UTC), or null for these.
+`agent.report` adds what is known of several nodes.
 """
 
 import asyncio

@@ -113,7 +113,7 @@ class Hub:
                 raise ProtocolError(f"its first word is {type(message).__name__}")
         elif isinstance(message, peers.Fact):
             self._owner.submit(decode_event(message.event))
-        elif isinstance(message, peers.Safe | peers.Beat | peers.Ask):
+        elif isinstance(message, peers.Safe | peers.Beat | peers.Ask | peers.Saved | peers.Loaded | peers.Foretold):
             self._owner.heard(connection.node, message)
         else:
             raise ProtocolError(f"a node does not say {type(message).__name__}")

@@ -72,14 +72,14 @@ def _hear(turn: Turn, event: Event) -> None:
 
 def _advance(turn: Turn) -> None:
     """Decide all that follows from the facts, whichever of them came last. Each phase is left at most once."""
+    if turn.state.phase is JobPhase.REPAIRING:
+        repair.advance(turn)
     if turn.state.phase is JobPhase.RESTARTING:
         world.advance_restarting(turn)
     if turn.state.phase is JobPhase.STARTING:
         world.advance_starting(turn)
     if turn.state.phase is JobPhase.UNPROTECTED:
         world.advance_unprotected(turn)
-    if turn.state.phase is JobPhase.REPAIRING:
-        repair.advance(turn)
     if turn.state.phase is JobPhase.RUNNING:
         repair.report(turn)
     if turn.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING) and _every_rank_is_through(turn.state):

@@ -175,7 +175,11 @@ JOB_TRANSITIONS: Mapping[JobPhase, Mapping[JobPhase, str]] = MappingProxyType(
             _J.FINISHING: "every rank is done",
             _J.STOPPING: "stop",
         },
-        _J.REPAIRING: {_J.RUNNING: "every rank is attached", _J.STOPPING: "stop"},
+        _J.REPAIRING: {
+            _J.RUNNING: "every rank is attached",
+            _J.RESTARTING: "every holder is gone, and checkpoints are durable",
+            _J.STOPPING: "stop",
+        },
         _J.RESTARTING: {_J.STARTING: "every rank has ended", _J.STOPPING: "stop"},
         _J.FINISHING: {
             _J.STOPPED: "every worker has exited 0",

@@ -214,7 +214,10 @@ def _choose_version(turn: Turn) -> None:
     if resume is None:
         lost = holders.describe_loss(state)
         why = f"{lost}no version is held by every rank, so nobody can go on: {replicas.describe(state.seats)}"
-        ending.stop(turn, 1, why)
+        if turn.settings.durable:
+            world.end(turn, "starting the world again from the newest durable checkpoint", why)
+        else:
+            ending.stop(turn, 1, why)
         return
     turn.set_repair(resume=resume)
     if state.buddies:

@@ -16,6 +16,8 @@ class Settings:
     """Whole nodes in reserve."""
     replicas: int = 1
     """Copies of each snapshot on other nodes; with one node there are none."""
+    durable: bool = False
+    """There is a place for durable checkpoints, which a world can begin from when nobody holds what it takes to go on."""
     join_timeout_s: float = 600.0
     """Too few nodes for the world are waited for so long."""
     node_timeout_s: float = 5.0

@@ -53,7 +53,7 @@ def restart(turn: Turn, reason: str) -> None:
 def end(turn: Turn, what: str, reason: str) -> None:
     """End the world, to begin it again, however often that was done."""
     turn.enter(JobPhase.RESTARTING, reason)
-    turn.set(suspicion=None)
+    turn.set(suspicion=None, repair=None)
     turn.announce(what, reason)
     for member in turn.state.owners():
         if member.phase is MemberPhase.ENDING:

@@ -14,6 +14,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from deadpool_run.errors import CheckpointError
@@ -30,6 +31,7 @@ SUPERSEDED = ".old"
 NOTHING = Version(-1)
 
 _NAME = re.compile(r"step-([0-9]{8,18})")
+_LEFTOVER = re.compile(rf"{_NAME.pattern}(\.[0-9a-f]+)?({re.escape(UNFINISHED)}|{re.escape(SUPERSEDED)})")
 _PART_MAGIC = b"deadpart"
 _PART = struct.Struct("<8sIIQQQ")
 
@@ -47,9 +49,24 @@ def version_in(name: str) -> Version | None:
 
 def leftover(name: str) -> bool:
     """Tell whether a directory is what a writer that was killed has left."""
-    return any(
-        name.endswith(end) and version_in(name.removesuffix(end)) is not None for end in (UNFINISHED, SUPERSEDED)
-    )
+    return _LEFTOVER.fullmatch(name) is not None
+
+
+class Step(StrEnum):
+    """What nodes do one after the other, each when all have done the one before, to write one checkpoint together."""
+
+    PREPARE = "prepare"
+    """Make a process and the room for a copy."""
+    COPY = "copy"
+    """Copy the version's slots; nobody overwrites them meanwhile. Whoever leads makes the directory."""
+    SURVEY = "survey"
+    """Tell in a file what there is."""
+    WRITE = "write"
+    """Write those tensors that this node is to write, by what all have told; tell in a file where they are."""
+    PARTS = "parts"
+    """Write what brings back each rank's slot."""
+    COMPLETE = "complete"
+    """Whoever leads writes what is of the whole, and has it appear."""
 
 
 def part_name(rank: Rank) -> str:

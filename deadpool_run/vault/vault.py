@@ -71,6 +71,11 @@ class Vault:
                 own = self._ranks[rank] = _create(rank)
         return {"board": self._board_fd, "slot0": own.slots[0], "slot1": own.slots[1], "transcript": own.transcript}
 
+    @property
+    def board_fd(self) -> int:
+        """The board's descriptor."""
+        return self._board_fd
+
     def lives_here(self, rank: Rank) -> bool:
         """Tell whether there is memory of the rank's own, whatever it holds."""
         return rank in self._ranks

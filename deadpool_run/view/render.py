@@ -50,6 +50,8 @@ def to_rich(status: Status, now: datetime) -> RenderableType:
     parts: list[RenderableType] = [_job_line(status, now)]
     if health(status) is not Health.HEALTHY and status.get("reason"):
         parts.append(Text(f"  {printable(status['reason'])}"))
+    if status.get("durable"):
+        parts.append(_durable(status["durable"], now))
     if nodes.has_several(status):
         parts += [Text(), nodes.nodes_table(status)]
     parts += [Text(), _ranks(status), Text(), _spares(status)]
@@ -79,6 +81,14 @@ def _job_line(status: Status, now: datetime) -> Text:
     return Text.assemble(
         "run ", (printable(run.get("run_id", "-")), "bold"), "  ", (state, _STYLES[how]), "  ", "  ".join(words)
     )
+
+
+def _durable(durable: Status, now: datetime) -> Text:
+    """Return what would be left if all memory were lost."""
+    if durable.get("version") is None:
+        return Text(f"  durable: nothing yet, in {shown(durable.get('place'))}")
+    age = _duration(durable.get("written"), now)
+    return Text(f"  durable: step {shown(durable['version'])}, {age} old, in {shown(durable.get('where'))}")
 
 
 def _ranks(status: Status) -> Table:

@@ -11,6 +11,21 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.checkpoints import (
+    CheckpointFailed,
+    CheckpointLoaded,
+    CheckpointWritten,
+    ChooseCheckpoint,
+    FillSlots,
+    FromCheckpointer,
+    LendBoard,
+    LendSlots,
+    LoadCheckpoint,
+    StepTaken,
+    TakeStep,
+    ToCheckpointer,
+    WriteCheckpoint,
+)
 from deadpool_run.wire.frames import Frames, pack
 
 MAX_FRAME_BYTES = 4 << 20
@@ -216,76 +231,6 @@ class StoreListening:
     port: int
 
 
-# --- agent to checkpointer, and back -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LendBoard:
-    """Look at this board. Comes with one descriptor."""
-
-    world_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class LendSlots:
-    """These are a rank's slots. Comes with two descriptors."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class WriteCheckpoint:
-    """Write the newest committed version, if it is above this one; keep that many of the newest checkpoints."""
-
-    target: str
-    run: str
-    above: int
-    keep: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoadCheckpoint:
-    """Fill every lent rank's first slot from a checkpoint.
-
-    `resume` is "auto", "never" or a checkpoint's path; `first`: the job begins, else its world begins again, which goes
-    on from what it has written itself.
-    """
-
-    target: str
-    run: str
-    resume: str
-    first: bool
-    world_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointWritten:
-    """A checkpoint is complete; `version` is -1 if there was nothing new to write."""
-
-    version: int
-    where: str
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointLoaded:
-    """The slots hold this version; -1: there is nothing to go on from. `refused` says of each newer one why not."""
-
-    version: int
-    where: str
-    refused: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointFailed:
-    """What was asked for could not be done."""
-
-    why: str
-
-
-ToCheckpointer = LendBoard | LendSlots | WriteCheckpoint | LoadCheckpoint
-FromCheckpointer = CheckpointWritten | CheckpointLoaded | CheckpointFailed
-
 ToWorker = Assign | Abort | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
 FromWorker = (
     Ready
@@ -315,6 +260,7 @@ _TYPES: Mapping[str, type[Message]] = {
         *(Ready, Initialized, SetupDone, Sealed, Raised, Drained, DrainBroke, Rehearsed, Restored, Attached),
         *(AttachBroke, FirstStep, PeerSuspected, Captured, Skipped, Finished, StoreListening),
         *(LendBoard, LendSlots, WriteCheckpoint, LoadCheckpoint, CheckpointWritten, CheckpointLoaded, CheckpointFailed),
+        *(ChooseCheckpoint, FillSlots, TakeStep, StepTaken),
     )
 }
 

@@ -91,6 +91,30 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class Foretold:
+    """The end of the job was announced to this node: a durable checkpoint is to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The answer to a `Save`: the step is taken, or why not. The last of them says where the checkpoint is."""
+
+    attempt: str
+    step: str
+    failure: str
+    where: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The answer to a `Load`: the slots hold it, or why not."""
+
+    attempt: str
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """A viewer's request, as on the control socket."""
 
@@ -103,12 +127,16 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The node is taken in under this id. `settings` are the job's, whatever the node's own command line said."""
+    """The node is taken in under this id. `settings` are the job's, whatever the node's own command line said.
+
+    So is `durable`, which says where checkpoints are kept; empty: nowhere.
+    """
 
     node: NodeId
     run_id: str
     run_name: str
     settings: dict[str, Any]
+    durable: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +223,50 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Take a step (a `vault.durable.Step`) of writing the durable checkpoint of a version, with these ranks of yours.
+
+    `attempt` tells it from any other; `firsts` has the first rank of each node that writes. Whoever `leads` does what is
+    done once. The version is held by every rank until it is copied.
+    """
+
+    attempt: str
+    step: str
+    ranks: tuple[int, ...]
+    firsts: tuple[int, ...]
+    target: str
+    version: int
+    keep: int
+    leads: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Nothing will become of this attempt at a durable checkpoint."""
+
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Fill the slots of these ranks, which you will be given, from a checkpoint."""
+
+    attempt: str
+    ranks: tuple[int, ...]
+    where: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """The newest durable checkpoint of the job, written (ISO-8601, UTC) or gone on from."""
+
+    version: int
+    where: str
+    written: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """To an `Ask`."""
 
@@ -257,30 +329,18 @@ class Claim:
     agents: Agents
 
 
-ToHead = Join | Rejoin | Fact | Safe | Beat | Ask
-ToNode = (
-    Joined
-    | Pulse
-    | Agents
-    | LogState
-    | LogEntry
-    | World
-    | Order
-    | Buddies
-    | Committed
-    | Answer
-    | Redirect
-    | Evict
-    | End
-)
+ToHead = Join | Rejoin | Fact | Safe | Beat | Foretold | Saved | Loaded | Ask
+_OfJob = Joined | World | Order | Buddies | Committed | Save | Void | Load | Durable | Answer | Redirect | Evict | End
+ToNode = _OfJob | Pulse | Agents | LogState | LogEntry
 Between = AskVote | Vote | Claim
 Message = ToHead | ToNode | Between
 
 _KINDS: Mapping[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
-        *(Join, Rejoin, Fact, Safe, Beat, Ask),
-        *(Joined, Pulse, Agents, LogState, LogEntry, World, Order, Buddies, Committed, Answer, Redirect, Evict, End),
+        *(Join, Rejoin, Fact, Safe, Beat, Foretold, Saved, Loaded, Ask),
+        *(Joined, World, Order, Buddies, Committed, Save, Void, Load, Durable, Answer, Redirect, Evict, End),
+        *(Pulse, Agents, LogState, LogEntry),
         *(AskVote, Vote, Claim),
     )
 }

@@ -8,29 +8,34 @@ import array
 import ctypes
 import os
 import socket
+from typing import assert_never
 
 from deadpool_run.errors import DeadpoolError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.board import Board
-from deadpool_run.vault.durable import NOTHING
-from deadpool_run.wire.messages import (
+from deadpool_run.vault.durable import NOTHING, Step
+from deadpool_run.wire.checkpoints import (
     CheckpointFailed,
     CheckpointLoaded,
     CheckpointWritten,
-    FrameBuffer,
+    ChooseCheckpoint,
+    FillSlots,
     FromCheckpointer,
     LendBoard,
     LendSlots,
     LoadCheckpoint,
-    Message,
+    StepTaken,
+    TakeStep,
     WriteCheckpoint,
-    encode,
 )
-from deadpool_run.worker.durable_read import load
+from deadpool_run.wire.messages import FrameBuffer, Message, encode
+from deadpool_run.worker.durable_read import Loaded, choose, fill, load
+from deadpool_run.worker.durable_shared import Share
 from deadpool_run.worker.durable_slots import copy_committed
 from deadpool_run.worker.durable_storage import storage_at
 from deadpool_run.worker.durable_write import prune, write
 
+_Order = WriteCheckpoint | LoadCheckpoint | ChooseCheckpoint | FillSlots | TakeStep
 _MAX_FDS = 2
 _PR_SET_NAME = 15
 _NAME = b"deadpool-save"
@@ -44,6 +49,7 @@ def main(control_fd: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME, 0, 0, 0)  # what top and a user who looks for it show
     control = socket.socket(fileno=control_fd)
     board: Board | None = None
+    share: Share | None = None
     slots: dict[Rank, tuple[int, int]] = {}
     while (received := _receive(control)) is not None:
         message, fds = received
@@ -52,9 +58,10 @@ def main(control_fd: int) -> None:
                 board = Board(fds[0], world_size)
             case LendSlots(rank):
                 slots[Rank(rank)] = (fds[0], fds[1])
-            case WriteCheckpoint() | LoadCheckpoint():
+            case WriteCheckpoint() | LoadCheckpoint() | ChooseCheckpoint() | FillSlots() | TakeStep():
                 assert board is not None
-                control.sendall(encode(_answered(message, board, slots)))
+                share = share or Share(board, slots)
+                control.sendall(encode(_answered(message, board, slots, share)))
             case _:
                 raise AssertionError(f"a checkpointer was sent {type(message).__name__}")
 
@@ -72,16 +79,30 @@ def _receive(control: socket.socket) -> tuple[Message, list[int]] | None:
             return message, list(fds)
 
 
-def _answered(
-    order: WriteCheckpoint | LoadCheckpoint, board: Board, slots: dict[Rank, tuple[int, int]]
-) -> FromCheckpointer:
+def _answered(order: _Order, board: Board, slots: dict[Rank, tuple[int, int]], share: Share) -> FromCheckpointer:
     try:
-        return _write(order, board, slots) if isinstance(order, WriteCheckpoint) else _load(order, slots)
+        return _done(order, board, slots, share)
     except DeadpoolError as error:
         return CheckpointFailed(str(error))
     except Exception as error:  # noqa: BLE001 - storage behind URLs raises what it likes; the job goes on without
         where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         return CheckpointFailed(f"{type(error).__name__}: {where}")
+
+
+def _done(order: _Order, board: Board, slots: dict[Rank, tuple[int, int]], share: Share) -> FromCheckpointer:
+    match order:
+        case WriteCheckpoint():
+            return _write(order, board, slots)
+        case LoadCheckpoint():
+            return _loaded(load(order, slots))
+        case ChooseCheckpoint():
+            return _loaded(choose(order))
+        case FillSlots():
+            return _loaded(fill(order, slots))
+        case TakeStep():
+            return _take(order, share)
+        case _:
+            assert_never(order)
 
 
 def _write(order: WriteCheckpoint, board: Board, slots: dict[Rank, tuple[int, int]]) -> FromCheckpointer:
@@ -96,6 +117,12 @@ def _write(order: WriteCheckpoint, board: Board, slots: dict[Rank, tuple[int, in
     return CheckpointWritten(version, storage.where(name), nbytes)
 
 
-def _load(order: LoadCheckpoint, slots: dict[Rank, tuple[int, int]]) -> FromCheckpointer:
-    found = load(order, slots)
-    return CheckpointLoaded(found.version, found.where, list(found.refused))
+def _take(order: TakeStep, share: Share) -> StepTaken:
+    taken = share.take(order)
+    if order.step == Step.COPY:
+        os.nice(_POLITE)
+    return taken
+
+
+def _loaded(found: Loaded) -> FromCheckpointer:
+    return CheckpointLoaded(found.version, found.where, found.written, list(found.refused))

@@ -7,7 +7,7 @@ layers from 0, buffers that differ) is written for the first rank under that nam
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -122,9 +122,9 @@ def _path_of(entry: TensorEntry, owned: dict[str, set[str]]) -> Path:
     return owner, "state", parameter_key(parameter, owned[owner]), key
 
 
-def meshes(manifests: Sequence[Manifest]) -> tuple[str, ...]:
+def meshes(entries: Iterable[TensorEntry]) -> tuple[str, ...]:
     """Return every mesh that a sharded tensor is on, in words."""
-    found = {entry.placement for manifest in manifests for entry in manifest.tensors if entry.placement is not None}
+    found = {entry.placement for entry in entries if entry.placement is not None}
     return tuple(sorted({f"{'x'.join(map(str, at.mesh))} {','.join(at.names or ('unnamed',))}" for at in found}))
 
 

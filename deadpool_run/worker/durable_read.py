@@ -4,7 +4,7 @@ Nothing is unpickled: our own files say where each tensor is, and torch's slices
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import durable, segments
 from deadpool_run.vault.durable import Place, Record, decode_part, decode_record, name_of, part_name, version_in
 from deadpool_run.vault.segments import TensorEntry
-from deadpool_run.wire.messages import LoadCheckpoint
+from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, LoadCheckpoint
 from deadpool_run.worker.durable_slots import THREADS, Filling, Slots
 from deadpool_run.worker.durable_storage import Storage, storage_at
 
@@ -32,6 +32,7 @@ class Loaded:
     version: Version
     where: str
     refused: tuple[str, ...]
+    written: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +47,61 @@ def load(order: LoadCheckpoint, slots: Slots) -> Loaded:
     Of several, the newest that is whole. Raises `CheckpointError` if there are some and none is, or if the one that was
     named cannot be used.
     """
+    try:
+        found = _first_good(order, (), lambda candidate, record: _fill(candidate, record, slots))
+    except CheckpointError:
+        _empty(slots)
+        raise
+    if found.version == durable.NOTHING:
+        _empty(slots)
+    return found
+
+
+def choose(order: ChooseCheckpoint) -> Loaded:
+    """Return which checkpoint the job is to go on from, by what is of the whole in it. Raises as `load`."""
+    return _first_good(order, order.but, _check_metadata)
+
+
+def fill(order: FillSlots, slots: Slots) -> Loaded:
+    """Fill the first slot of each rank from this checkpoint, or empty it. Raises `CheckpointError`, also for what the disk says."""
+    candidate = _named(order.where)
+    assert candidate is not None
+    try:
+        record = _record(candidate, order.world_size)
+        _fill_ranks(candidate, record, slots)
+    except (CheckpointError, OSError) as error:
+        _empty(slots)
+        raise CheckpointError(_said(error)) from error
+    return Loaded(record.version, order.where, (), record.written)
+
+
+def _empty(slots: Slots) -> None:
+    for pair in slots.values():
+        segments.mark_empty(pair[0])
+
+
+def _first_good(
+    order: LoadCheckpoint | ChooseCheckpoint, but: Collection[str], use: Callable[[_Candidate, Record], None]
+) -> Loaded:
+    """Use the newest checkpoint that can be, but for these; return it. Raises `CheckpointError`."""
     if order.first:
         if order.target:
             storage_at(order.target).prepare()
         _refuse_what_is_in_the_way(order.target, order.resume)
-    refused = []
+    refused, passed_over = [], False
     for candidate in _candidates(order):
         where = candidate.storage.where(candidate.name)
+        if where in but:
+            passed_over = True
+            continue
         try:
             record = _record(candidate, order.world_size)
-            _fill(candidate, record, slots)
+            use(candidate, record)
         except (CheckpointError, OSError) as error:
             refused.append(f"checkpoint {where} is refused: {_said(error)}")
             continue
-        return Loaded(record.version, where, tuple(refused))
-    for pair in slots.values():
-        segments.mark_empty(pair[0])
-    if not refused:
+        return Loaded(record.version, where, tuple(refused), record.written)
+    if not refused and not passed_over:
         return Loaded(durable.NOTHING, "", ())
     advice = "there is no other to go on from; to begin anew, give --durable another place"
     raise CheckpointError("\n".join((*refused, advice)))
@@ -79,7 +118,7 @@ def _versions(storage: Storage) -> list[Version]:
     return sorted((v for name in storage.names() if (v := version_in(name)) is not None), reverse=True)
 
 
-def _candidates(order: LoadCheckpoint) -> Iterator[_Candidate]:
+def _candidates(order: LoadCheckpoint | ChooseCheckpoint) -> Iterator[_Candidate]:
     """Yield what may be gone on from, newest first."""
     named = _named(order.resume)
     if order.target and (order.resume == AUTO or not order.first):
@@ -151,8 +190,16 @@ def _record(candidate: _Candidate, world_size: int) -> Record:
 
 
 def _fill(candidate: _Candidate, record: Record, slots: Slots) -> None:
+    _check_metadata(candidate, record)
+    _fill_ranks(candidate, record, slots)
+
+
+def _check_metadata(candidate: _Candidate, record: Record) -> None:
     if segments.digest_of(_read(candidate, ".metadata")).hex() != record.metadata:
         raise CheckpointError(".metadata is damaged: it does not have the digest that was recorded")
+
+
+def _fill_ranks(candidate: _Candidate, record: Record, slots: Slots) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(lambda rank: _fill_rank(candidate, record, rank, slots[rank][0]), slots):
             pass

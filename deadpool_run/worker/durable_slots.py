@@ -57,7 +57,7 @@ def copy_committed(board: Board, slots: Slots, above: Version) -> list[Copy] | N
     short for that, the next version is kept: for as long as the copy takes, no rank overwrites it, and captures that
     find no other slot are skipped. Raises `CheckpointError` if no copy could be made all the same.
     """
-    memories = {rank: _room(pair) for rank, pair in slots.items()}
+    memories = rooms(slots)
     deadline = time.monotonic() + COPY_TIMEOUT_S
     version = board.committed()
     try:
@@ -76,14 +76,28 @@ def copy_committed(board: Board, slots: Slots, above: Version) -> list[Copy] | N
     return None
 
 
+def rooms(slots: Slots) -> dict[Rank, mmap.mmap]:
+    """Return memory for a copy of each rank, every page of it made."""
+    return {rank: _room(pair) for rank, pair in slots.items()}
+
+
+def copy_kept(board: Board, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap]) -> list[Copy] | None:
+    """Copy this version, which the board says is kept, of the lent ranks, and keep it no longer; None if it is not there."""
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            return _copy_all(board, slots, version, memories, pool)
+    finally:
+        board.kept = EMPTY
+
+
 def _copy_all(
     board: Board, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap], pool: ThreadPoolExecutor
 ) -> list[Copy] | None:
-    lives = [(cell.worker, cell.epoch) for cell in board.cells]
+    lives = [(board.cells[rank].worker, board.cells[rank].epoch) for rank in slots]
     orders = [(memories, rank, _slot_of(board, rank, version, pair), version) for rank, pair in slots.items()]
     whole = [raw for raw in pool.map(_copy, *zip(*orders, strict=True)) if raw is not None]
     # A version that was made again after a rollback is another one, whatever its number.
-    if len(whole) < len(slots) or lives != [(cell.worker, cell.epoch) for cell in board.cells]:
+    if len(whole) < len(slots) or lives != [(board.cells[rank].worker, board.cells[rank].epoch) for rank in slots]:
         return None
     return [Copy(raw.rank, raw.memory, raw.header, _manifest(raw)) for raw in whole]
 

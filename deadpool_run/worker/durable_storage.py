@@ -29,8 +29,11 @@ class Storage(Protocol):
     def prepare(self) -> None:
         """Make the place, so that a job learns before it trains that nothing can be written there."""
 
-    def begin(self, name: str) -> str:
+    def begin(self, name: str, attempt: str = "") -> str:
         """Make room for a checkpoint and return the name to write it under. What killed writers left is removed."""
+
+    def unfinished(self, name: str, attempt: str = "") -> str:
+        """Return the name that `begin` returns."""
 
     def writer(self, name: str) -> Any:
         """Return torch's `StorageWriter` for files of this name."""
@@ -43,6 +46,9 @@ class Storage(Protocol):
 
     def open(self, path: str) -> IO[bytes]:
         """Open a file for reading; it can seek."""
+
+    def discard(self, path: str) -> None:
+        """Remove a file."""
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint."""
@@ -68,13 +74,16 @@ class _Directory:
         if not os.access(self._root, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "checkpoints cannot be written here", str(self._root))
 
-    def begin(self, name: str) -> str:
+    def begin(self, name: str, attempt: str = "") -> str:
         self.prepare()
         for each in self.names():
             if durable.leftover(each):
                 shutil.rmtree(self._root / each)
-        (self._root / (unfinished := name + durable.UNFINISHED)).mkdir()
+        (self._root / (unfinished := self.unfinished(name, attempt))).mkdir()
         return unfinished
+
+    def unfinished(self, name: str, attempt: str = "") -> str:
+        return f"{name}.{attempt}{durable.UNFINISHED}" if attempt else name + durable.UNFINISHED
 
     def writer(self, name: str) -> Any:
         return FileSystemWriter(self._root / name, per_thread_copy_ahead=0)
@@ -97,6 +106,9 @@ class _Directory:
 
     def open(self, path: str) -> IO[bytes]:
         return (self._root / path).open("rb")
+
+    def discard(self, path: str) -> None:
+        (self._root / path).unlink()
 
     def remove(self, name: str) -> None:
         doomed = self._root / (name + durable.SUPERSEDED)  # so that half a removal is not taken for a checkpoint
@@ -138,10 +150,13 @@ class _Remote:
     def prepare(self) -> None:
         self._fs.makedirs(self._root, exist_ok=True)
 
-    def begin(self, name: str) -> str:
+    def begin(self, name: str, attempt: str = "") -> str:
         with contextlib.suppress(FileNotFoundError):
             self.remove(name)  # has no record, or was refused
         self._fs.makedirs(self._path(name), exist_ok=True)
+        return self.unfinished(name, attempt)
+
+    def unfinished(self, name: str, attempt: str = "") -> str:  # noqa: ARG002 - no rename: it has its name at once
         return name
 
     def writer(self, name: str) -> Any:
@@ -159,6 +174,9 @@ class _Remote:
     def open(self, path: str) -> IO[bytes]:
         file: IO[bytes] = self._fs.open(self._path(path), "rb")
         return file
+
+    def discard(self, path: str) -> None:
+        self._fs.rm(self._path(path))
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):

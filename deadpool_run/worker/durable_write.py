@@ -1,7 +1,7 @@
 """Writing a durable checkpoint from copies of slots: with torch's own writers, and our record last of all."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.storage import WriteResult
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import durable, segments
@@ -41,39 +42,65 @@ from deadpool_run.worker.durable_slots import THREADS, Copy
 from deadpool_run.worker.durable_storage import Storage
 from deadpool_run.worker.trees import TreeReader
 
+Homes = Mapping[tuple[Rank, str], Piece]
+Where = tuple[str, tuple[int, ...]]
+"""A tensor's name in the checkpoint, and where the piece begins in it."""
+Items = Mapping[Where, Piece]
+Places = Mapping[Where, Place]
+
 _METADATA = ".metadata"
 
 
 def write(storage: Storage, copies: Sequence[Copy], run: str) -> tuple[str, int]:
-    """Write the checkpoint of these ranks' copies; return its name and size in bytes. Raises OSError."""
+    """Write the checkpoint of all ranks' copies; return its name and size in bytes. Raises OSError."""
     version = Version(copies[0].header.version)
     name = durable.name_of(version)
     with ThreadPoolExecutor(THREADS) as pool:
         pieces = [piece for copy in copies for piece in survey(copy, pool)]
-    homes = {(piece.rank, piece.entry.name): item for piece, item in assign(pieces)}
+    homes = homes_of(pieces)
+    items = items_of(homes)
+    objects = hyperparameters(copies[0])
     unfinished = storage.begin(name)
-    files = _Files(storage, unfinished, copies, homes)
-    places = files.write()
-    stamps = []
-    for copy in copies:
-        data = durable.encode_part(_part(copy, version, homes, places))
-        storage.put(f"{unfinished}/{durable.part_name(copy.rank)}", data)
-        stamps.append(PartStamp(copy.rank, len(data), segments.digest_of(data).hex()))
+    results = write_items(storage.writer(unfinished), len(copies), copies, items, objects)
+    write_metadata(storage.writer(unfinished), items, objects, results)
+    places = places_of(items, results)
+    stamps = [write_part(storage, unfinished, part_of(copy, homes, places)) for copy in copies]
+    found = meshes(piece.entry for piece in pieces)
+    complete(storage, unfinished, run=run, version=version, stamps=stamps, found_meshes=found)
+    return name, sum(result.size_in_bytes for result in results) + sum(stamp.nbytes for stamp in stamps)
+
+
+def write_part(storage: Storage, unfinished: str, part: Part) -> PartStamp:
+    """Write a rank's part and return what the record has of it."""
+    data = durable.encode_part(part)
+    storage.put(f"{unfinished}/{durable.part_name(part.rank)}", data)
+    return PartStamp(part.rank, len(data), segments.digest_of(data).hex())
+
+
+def complete(  # noqa: PLR0913 - what the record says
+    storage: Storage,
+    unfinished: str,
+    *,
+    run: str,
+    version: Version,
+    stamps: Sequence[PartStamp],
+    found_meshes: tuple[str, ...],
+) -> None:
+    """Write the record, all else being written, and have the checkpoint appear."""
     with storage.open(f"{unfinished}/{_METADATA}") as file:
         metadata = segments.digest_of(file.read()).hex()
     record = Record(
         run=run,
         version=version,
-        world_size=len(copies),
-        meshes=meshes([copy.manifest for copy in copies]),
+        world_size=len(stamps),
+        meshes=found_meshes,
         torch=torch.__version__,
         written=datetime.now(UTC).isoformat(timespec="seconds"),
         metadata=metadata,
         parts=tuple(stamps),
     )
     storage.put(f"{unfinished}/{durable.RECORD}", durable.encode_record(record))
-    storage.complete(unfinished, name)
-    return name, files.nbytes + sum(stamp.nbytes for stamp in stamps)
+    storage.complete(unfinished, durable.name_of(version))
 
 
 def prune(storage: Storage, newest: Version, keep: int) -> list[str]:
@@ -86,38 +113,46 @@ def prune(storage: Storage, newest: Version, keep: int) -> list[str]:
     return doomed
 
 
-class _Files:
-    """torch's part: what is written where, by the steps that `dcp.save` takes, for all ranks in one process."""
+# --- torch's part: what is written where, by the steps that `dcp.save` takes -------------------------------------------
 
-    def __init__(
-        self, storage: Storage, name: str, copies: Sequence[Copy], homes: Mapping[tuple[Rank, str], Piece]
-    ) -> None:
-        self.nbytes = 0
-        self._copies = {copy.rank: copy for copy in copies}
-        self._homes = homes
-        self._writer = storage.writer(name)
-        self._objects = _hyperparameters(copies[0])
 
-    def write(self) -> dict[tuple[str, tuple[int, ...]], Place]:
-        """Write every item; return the places of the tensors, by name and offsets."""
-        items = {(piece.fqn, piece.offsets): piece for piece in self._homes.values()}
-        planner = _Planner(items, self._copies, self._objects)
-        plans = [
-            _plan(rank, items.values(), self._objects if index == 0 else {}) for index, rank in enumerate(self._copies)
-        ]
-        self._writer.set_up_storage_writer(is_coordinator=True)
-        plans = [self._writer.prepare_local_plan(plan) for plan in plans]
-        plans = self._writer.prepare_global_plan(plans)
-        results = [self._writer.write_data(plan, planner).wait() for plan in plans]
-        self._writer.finish(_metadata(items.values(), self._objects), results)
-        places = {}
-        for result in (each for part in results for each in part):
-            self.nbytes += result.size_in_bytes
-            offsets = tuple(result.index.offset or ())
-            if (piece := items.get((result.index.fqn, offsets))) is not None:
-                stored = result.storage_data
-                places[piece.fqn, offsets] = Place(stored.relative_path, stored.offset, stored.length, piece.digest)
-        return places
+def homes_of(pieces: Iterable[Piece]) -> Homes:
+    """Return, by rank and tensor, what is written for it."""
+    return {(piece.rank, piece.entry.name): item for piece, item in assign(pieces)}
+
+
+def items_of(homes: Homes) -> Items:
+    """Return what is written, once each."""
+    return {(piece.fqn, piece.offsets): piece for piece in homes.values()}
+
+
+def write_items(
+    writer: Any, world_size: int, copies: Sequence[Copy], items: Items, objects: Mapping[Path, Any]
+) -> list[WriteResult]:
+    """Write the items that are these ranks' to write, and the objects with those of the first rank."""
+    own = {copy.rank: copy for copy in copies}
+    planner = _Planner(items, own, objects)
+    plans = [_plan(Rank(rank), items.values(), {} if rank else objects) for rank in range(world_size)]
+    writer.set_up_storage_writer(is_coordinator=True)
+    plans = writer.prepare_global_plan([writer.prepare_local_plan(plan) for plan in plans])
+    return [result for rank in own for result in writer.write_data(plans[rank], planner).wait()]
+
+
+def write_metadata(writer: Any, items: Items, paths: Iterable[Path], results: Sequence[WriteResult]) -> None:
+    """Write torch's `.metadata` of these items, and of objects with these paths."""
+    writer.set_up_storage_writer(is_coordinator=True)
+    writer.finish(_metadata(items.values(), paths), [list(results)])
+
+
+def places_of(items: Items, results: Iterable[WriteResult]) -> Places:
+    """Return where the items are."""
+    places: dict[Where, Place] = {}
+    for result in results:
+        where = (result.index.fqn, tuple(result.index.offset or ()))
+        if (piece := items.get(where)) is not None:
+            stored = result.storage_data
+            places[where] = Place(stored.relative_path, stored.offset, stored.length, piece.digest)
+    return places
 
 
 class _Planner(SavePlanner):
@@ -125,7 +160,7 @@ class _Planner(SavePlanner):
 
     def __init__(
         self,
-        items: Mapping[tuple[str, tuple[int, ...]], Piece],
+        items: Items,
         copies: Mapping[Rank, Copy],
         objects: Mapping[Path, Any],
     ) -> None:
@@ -158,7 +193,7 @@ class _Planner(SavePlanner):
         return new_plan
 
 
-def _plan(rank: Rank, items: Any, objects: Mapping[Path, Any]) -> SavePlan:
+def _plan(rank: Rank, items: Iterable[Piece], objects: Iterable[Path]) -> SavePlan:
     written = [
         WriteItem(
             index=MetadataIndex(piece.fqn, piece.offsets),
@@ -172,7 +207,7 @@ def _plan(rank: Rank, items: Any, objects: Mapping[Path, Any]) -> SavePlan:
     return SavePlan([*written, *plain])
 
 
-def _metadata(items: Any, objects: Mapping[Path, Any]) -> Metadata:
+def _metadata(items: Iterable[Piece], objects: Iterable[Path]) -> Metadata:
     found: dict[str, Any] = {}
     paths: dict[str, Path] = {}
     for piece in items:
@@ -193,13 +228,14 @@ def _properties(piece: Piece) -> TensorProperties:
     return TensorProperties(dtype=dtype_of(piece.entry.dtype))
 
 
-def _part(copy: Copy, version: Version, homes: Mapping[tuple[Rank, str], Piece], places: Mapping[Any, Place]) -> Part:
+def part_of(copy: Copy, homes: Homes, places: Places) -> Part:
+    """Return what brings back the rank's slot."""
     entries = copy.manifest.tensors
     found = [homes.get((copy.rank, entry.name)) for entry in entries]
     tail = max((entry.offset + entry.nbytes for entry in entries), default=segments.HEADER_BYTES)
     return Part(
         rank=copy.rank,
-        version=version,
+        version=Version(copy.header.version),
         tail_offset=tail,
         places=tuple(None if item is None else places[item.fqn, item.offsets] for item in found),
         manifest=copy.raw(copy.header.manifest_offset, copy.header.manifest_bytes),
@@ -207,7 +243,7 @@ def _part(copy: Copy, version: Version, homes: Mapping[tuple[Rank, str], Piece],
     )
 
 
-def _hyperparameters(copy: Copy) -> dict[Path, Any]:
+def hyperparameters(copy: Copy) -> dict[Path, Any]:
     """Return what the optimizers of the first rank hold beside their state, by path.
 
     A manifest does not say which parameters a group has; of an optimizer with one group they are those with state.

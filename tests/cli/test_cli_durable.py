@@ -1,6 +1,7 @@
 """What the command line makes of the options for durable checkpoints."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,16 @@ def durable(environment=None, **given):
 def test_without_a_place_nothing_is_durable():
     assert durable() is None
     assert durable({"DEADPOOL_DURABLE_EVERY": "5"}) is None
+
+
+def test_of_several_machines_the_world_is_told_that_it_can_begin_from_the_disk():
+    several = {"no_config": True, "nnodes": "2", "rdzv_endpoint": "host:29400"}
+    here = replace(HERE, token=lambda _: b"secret")
+    spec = plan(resolved({**several, "durable": "kept"}, {}), ("train.py",), here).spec
+    assert spec.durable is not None
+    assert spec.settings.durable
+    assert not plan(resolved(several, {}), ("train.py",), here).spec.settings.durable
+    assert not plan(resolved({**several, "resume": "old"}, {}), ("train.py",), here).spec.settings.durable
 
 
 def test_defaults():

@@ -261,8 +261,8 @@ class Cluster:
         excuses = {
             "no place is left": lost > self.settings.spare_nodes,
             "no other came": lost > self.settings.spare_nodes,
-            "no version is held": lost > self.settings.replicas or self.uncovered,
-            "every holder of rank": lost > self.settings.replicas or self.uncovered,
+            "no version is held": (lost > self.settings.replicas or self.uncovered) and not self.settings.durable,
+            "every holder of rank": (lost > self.settings.replicas or self.uncovered) and not self.settings.durable,
             "no restart is allowed": not self.head.state.managed,
             "is lost": not self.head.state.managed,
             "had left the job already": self.uncovered,
@@ -276,7 +276,7 @@ class Cluster:
         return all(fault.leaves_majority(self) for fault in self.faults) and len(self.faults) < 2
 
 
-def heads_simulation(seed: int, kinds: tuple[str, ...] = KINDS) -> Cluster:
+def heads_simulation(seed: int, kinds: tuple[str, ...] = KINDS, *, durable: bool = False) -> Cluster:
     """Return the job of this seed."""
     rng = random.Random(f"heads {seed}")
     nodes = rng.randint(2, 4)
@@ -291,6 +291,7 @@ def heads_simulation(seed: int, kinds: tuple[str, ...] = KINDS) -> Cluster:
         shutdown_timeout_s=3.0,
         join_timeout_s=30.0,
         max_restarts=3,
+        durable=durable,
     )
     delay = rng.choice((0.0, 0.02, 0.5))
     return Cluster(seed, settings, planned(rng, kinds), steps=rng.choice((40, 120)), log_delay_s=delay)

@@ -312,7 +312,7 @@ class Simulation:
             "is lost: power": not self.state.managed,
             "and no other came": len(self.nodes_lost) > self.settings.spare_nodes,
             "no place is left": len(self.nodes_lost) > self.settings.spare_nodes,
-            "no version is held by every rank": self.uncovered_losses > 0,
+            "no version is held by every rank": self.uncovered_losses > 0 and not self.settings.durable,
         }
         assert any(text in reason and excused for text, excused in excuses.items()), f"stopped without need: {reason}"
 
@@ -334,7 +334,7 @@ def planned(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
     return tuple(found)
 
 
-def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS) -> Simulation:
+def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS, *, durable: bool = False) -> Simulation:
     """Return the job of this seed, on several nodes."""
     rng = random.Random(f"nodes {seed}")
     nodes = rng.randint(2, 4)
@@ -349,6 +349,7 @@ def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS) -> Simulati
         join_timeout_s=60.0,
         calm_s=1.0,
         capture_interval=rng.choice((1, 1, 2)),
+        durable=durable,
     )
     return Simulation(seed, settings, planned(rng, kinds), steps=rng.choice((20, 60)))
 

@@ -1,6 +1,7 @@
 """A swarm of seeds, faults that Hypothesis shrinks, and planted bugs that must be found."""
 
 import pytest
+from heads import heads_simulation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planted import NODE_PLANTS, PLANTS
@@ -10,6 +11,7 @@ from deadpool_run.core.settings import Settings
 
 SEEDS = 500
 SEEDS_FOR_A_PLANT = 300
+DURABLE_SEEDS = {nodes_simulation: range(150), heads_simulation: range(50)}
 
 
 @pytest.mark.parametrize("part", range(5))
@@ -31,6 +33,15 @@ def test_long_swarm():
 def test_swarm_of_nodes(part):
     for seed in range(part, 300, 3):
         run(seed, nodes_simulation)
+
+
+def test_with_durable_checkpoints_nobody_stops_because_every_holder_is_gone():
+    jobs = [story(seed, durable=True) for story, seeds in DURABLE_SEEDS.items() for seed in seeds]
+    begun_again = 0
+    for job in jobs:
+        job.run()
+        begun_again += any("durable checkpoint" in line for line in job.log)
+    assert begun_again > 4
 
 
 def run(seed, story=simulation):

@@ -193,3 +193,12 @@ def test_ranks_without_all_their_copies_are_a_worse_job():
 def test_a_repair_says_how_long_copies_were_incomplete(exposed_s, shown):
     text = to_plain(several(incidents=[{**INCIDENT, "exposed_s": exposed_s}]), NOW)
     assert next(line for line in text.splitlines() if "SIGKILL" in line).split()[-1] == shown
+
+
+def test_what_is_durable_is_shown_with_its_age():
+    newest = {"version": 90, "where": "/kept/step-00000090", "written": (NOW - timedelta(seconds=192)).isoformat()}
+    text = to_plain(status(durable={"place": "/kept", **newest}), NOW)
+    assert "durable: step 90, 3m12s old, in /kept/step-00000090" in text
+    nothing = {"place": "/kept", "version": None, "where": None, "written": None}
+    assert "durable: nothing yet, in /kept" in to_plain(status(durable=nothing), NOW)
+    assert "durable" not in to_plain(status(durable=None), NOW)

@@ -41,7 +41,7 @@ def _of(kind):
     free = {
         peers.Fact: {"event": st.dictionaries(st.text(), JSON, max_size=3)},
         peers.Ask: {"request": st.dictionaries(st.text(), JSON, max_size=3)},
-        peers.Joined: {"settings": st.dictionaries(st.text(), JSON, max_size=3)},
+        peers.Joined: {name: st.dictionaries(st.text(), JSON, max_size=3) for name in ("settings", "durable")},
         peers.Order: {"effect": st.dictionaries(st.text(), JSON, max_size=3)},
         peers.Rejoin: {"found": st.dictionaries(st.text(), JSON, max_size=3)},
         peers.LogState: {"state": st.dictionaries(st.text(), JSON, max_size=3)},

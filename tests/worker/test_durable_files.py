@@ -11,10 +11,13 @@ from snapshot_kit import Slots, Training
 
 from deadpool_run.errors import CheckpointError
 from deadpool_run.vault import durable
+from deadpool_run.vault.board import EMPTY
+from deadpool_run.vault.durable import Step
 from deadpool_run.vault.segments import complete_version, read_exactly, read_header, read_manifest
-from deadpool_run.wire.messages import LoadCheckpoint
+from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, LoadCheckpoint, TakeStep
 from deadpool_run.worker import durable_write
-from deadpool_run.worker.durable_read import load
+from deadpool_run.worker.durable_read import choose, fill, load
+from deadpool_run.worker.durable_shared import Share
 from deadpool_run.worker.durable_slots import copy_committed
 from deadpool_run.worker.durable_storage import storage_at
 
@@ -33,6 +36,27 @@ def write(slots, target, run=RUN, keep=2):
     name, _ = durable_write.write(storage, copies, run)
     durable_write.prune(storage, copies[0].header.version, keep)
     return name
+
+
+def write_shared(slots, nodes, target, keep=2):
+    """Write the newest committed version as several nodes' checkpointers do, which have these ranks; return its name.
+
+    The last of them leads; it may have none.
+    """
+    version = slots.board.committed()
+    slots.board.kept = version
+    shares = [Share(slots.board, {rank: slots.fds[rank] for rank in ranks}) for ranks in nodes]
+    for step in Step:
+        for at, share in enumerate(shares):
+            leads = at == len(shares) - 1
+            takes_part = step in (Step.PREPARE, Step.COPY) or nodes[at]
+            if leads if step is Step.COMPLETE else takes_part:
+                firsts = [ranks[0] for ranks in nodes if ranks]
+                order = (str(step), str(target), RUN, "a1", version, keep, sum(map(len, nodes)), firsts, leads)
+                taken = share.take(TakeStep(*order))
+    assert slots.board.kept == EMPTY
+    assert taken.where == storage_at(str(target)).where(durable.name_of(version))
+    return durable.name_of(version)
 
 
 def read(slots, target, *, resume="auto", run=RUN, first=True, world_size=RANKS):
@@ -104,6 +128,79 @@ def test_slots_come_back_byte_for_byte(trained, made, tmp_path, kind):
     found = read(other, target)
     assert (found.version, found.refused) == (2, ())
     assert [image(other, rank, 2) for rank in range(RANKS)] == [image(slots, rank, 2) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("nodes", [[[1], [0]], [[0, 1], []]])
+@pytest.mark.parametrize("kind", [str, remote])
+def test_what_several_nodes_write_is_what_one_would(trained, tmp_path, kind, nodes):
+    slots, _ = trained
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    name = write(slots, kind(alone))
+    assert write_shared(slots, nodes, kind(shared)) == name
+    for one, other in zip(files_of(alone, name), files_of(shared, name), strict=True):
+        assert one.name == other.name
+        if one.name not in (durable.RECORD, ".metadata"):  # which have a time, and an id of the writer's
+            assert one.read_bytes() == other.read_bytes(), one.name
+    first, second = (metadata_of(place / name) for place in (alone, shared))
+    assert first == second
+
+
+def metadata_of(checkpoint):
+    found = dcp.FileSystemReader(checkpoint).read_metadata()
+    return found.state_dict_metadata, found.planner_data, found.storage_data
+
+
+@pytest.mark.parametrize("kind", [str, remote])
+def test_several_nodes_fill_their_slots_from_what_several_wrote(trained, made, tmp_path, kind):
+    slots, _ = trained
+    target = kind(tmp_path / "kept")
+    write_shared(slots, [[0], [1]], target)
+    other = made()
+    found = choose(ChooseCheckpoint(target, RUN, "auto", first=True, world_size=RANKS, but=[]))
+    assert (found.version, found.where) == (1, f"{target}/step-00000001")
+    for rank in range(RANKS):
+        assert fill(FillSlots(found.where, 1, RANKS), {rank: other.fds[rank]}).version == 1
+    assert [image(other, rank, 1) for rank in range(RANKS)] == [image(slots, rank, 1) for rank in range(RANKS)]
+
+
+def test_what_one_node_could_not_load_is_passed_over_by_all(trained, made, tmp_path):
+    slots, step = trained
+    write_shared(slots, [[0], [1]], tmp_path)
+    step()
+    name = write_shared(slots, [[0], [1]], tmp_path)
+    spoil(tmp_path / name / "rank-00001.deadpool")
+    order = {"target": str(tmp_path), "run": RUN, "resume": "auto", "first": True, "world_size": RANKS}
+    found, other = choose(ChooseCheckpoint(**order, but=[])), made()
+    assert found.version == 2
+    fill(FillSlots(found.where, 2, RANKS), {0: other.fds[0]})
+    with pytest.raises(CheckpointError, match=r"rank-00001\.deadpool is damaged"):
+        fill(FillSlots(found.where, 2, RANKS), {1: other.fds[1]})
+    assert complete_version(other.fds[1][0]) is None
+    older = choose(ChooseCheckpoint(**order, but=[found.where]))
+    assert older.version == 1
+    with pytest.raises(CheckpointError, match="there is no other to go on from"):
+        choose(ChooseCheckpoint(**order, but=[found.where, older.where]))
+
+
+def test_a_version_that_is_gone_is_not_mixed_with_another(trained, tmp_path):
+    slots, step = trained
+    share = Share(slots.board, lent(slots))
+    orders = [
+        TakeStep(str(at), str(tmp_path), RUN, "a1", 1, 2, RANKS, [0], leads=True) for at in (Step.PREPARE, Step.COPY)
+    ]
+    share.take(orders[0])
+    step()
+    step()
+    with pytest.raises(CheckpointError, match="version 1 is not held by every rank any more"):
+        share.take(orders[1])
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_another_attempt_left_is_removed(trained, tmp_path):
+    slots, _ = trained
+    (tmp_path / "step-00000001.deadbeef.tmp").mkdir()
+    write_shared(slots, [[0], [1]], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_nothing_there_is_nothing_to_go_on_from(made, tmp_path):
@@ -300,5 +397,6 @@ def test_names():
     assert durable.version_in(durable.name_of(12)) == 12
     assert durable.version_in("step-00000012.tmp") is None
     assert durable.leftover("step-00000012.tmp")
+    assert durable.leftover("step-00000012.0a1b.tmp")
     assert durable.leftover("step-00000012.old")
     assert not durable.leftover("notes.tmp")

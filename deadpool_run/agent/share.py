@@ -1,0 +1,127 @@
+"""What this node does for the durable checkpoints of a job over several nodes: its ranks' part, step by step, as it is told."""
+
+from collections.abc import Callable, Sequence
+
+from deadpool_run.agent.checkpointer import Checkpointer, Checkpointers
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.board import EMPTY
+from deadpool_run.vault.durable import NOTHING, Step
+from deadpool_run.vault.vault import Vault
+from deadpool_run.wire import peers
+from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, FillSlots, StepTaken, TakeStep
+from deadpool_run.wire.messages import Message
+
+
+class Share:
+    """In the running loop. `answer` goes to who leads; `hold` is told what a rank that is given away here begins with."""
+
+    def __init__(
+        self,
+        checkpointers: Checkpointers,
+        vault: Vault,
+        run: str,
+        answer: Callable[[peers.Saved | peers.Loaded], None],
+        hold: Callable[[Rank, Version], None],
+    ) -> None:
+        self._checkpointers = checkpointers
+        self._vault = vault
+        self._run = run
+        self._answer = answer
+        self._hold = hold
+        self._attempt = self._step = ""
+        self._last = False
+        self._checkpointer: Checkpointer | None = None
+        self.resume = NOTHING
+        """The version that the first slots of the ranks that are given away here hold from before."""
+
+    def begin(self) -> None:
+        """Forget what was loaded: the vault is a fresh one."""
+        self.void()
+        self.resume = NOTHING
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Call: ranks are given away only when all slots are filled."""
+        call()
+
+    def seated(self, rank: Rank) -> None:
+        """Say what the first slot holds of a rank that is given to one who begins with it."""
+        if self.resume >= 0:
+            self._vault.board.cells[rank].set_slot(0, self.resume)
+            self._hold(rank, self.resume)
+
+    # --- one is written -------------------------------------------------------------------------------------------
+
+    def save(self, order: peers.Save) -> None:
+        """Take a step."""
+        step, ranks = Step(order.step), [Rank(rank) for rank in order.ranks]
+        if step is Step.PREPARE:
+            self._start(order.attempt, ranks, lambda answer: self._saved(order.attempt, answer))
+        if self._checkpointer is None or order.attempt != self._attempt:
+            self._answer(peers.Saved(order.attempt, order.step, "this node has given it up", "", 0))
+            return
+        if step is Step.COPY and ranks:
+            # What is committed is told after this at the earliest, so that no rank has overwritten the version yet.
+            self._vault.board.kept = order.version
+        self._step, self._last = order.step, step is (Step.COMPLETE if order.leads else Step.PARTS)
+        self._checkpointer.ask(
+            TakeStep(
+                step=order.step,
+                target=order.target,
+                run=self._run,
+                attempt=order.attempt,
+                version=order.version,
+                keep=order.keep,
+                world_size=self._vault.world_size,
+                firsts=list(order.firsts),
+                leads=order.leads,
+            )
+        )
+
+    def _saved(self, attempt: str, answer: Message) -> None:
+        failure = answer.why if isinstance(answer, CheckpointFailed) else ""
+        where, nbytes = (answer.where, answer.nbytes) if isinstance(answer, StepTaken) else ("", 0)
+        if failure or self._last:
+            self._let_go()
+        self._answer(peers.Saved(attempt, self._step, failure, where, nbytes))
+
+    # --- one is loaded --------------------------------------------------------------------------------------------
+
+    def load(self, order: peers.Load) -> None:
+        """Fill the slots of ranks that are to be given away here."""
+        ranks = [Rank(rank) for rank in order.ranks]
+        self.resume = NOTHING
+        for rank in ranks:
+            self._vault.board.cells[rank].set_slot(0, EMPTY)
+        self._start(order.attempt, ranks, lambda answer: self._loaded(order, answer))
+        assert self._checkpointer is not None
+        self._checkpointer.ask(FillSlots(order.where, order.version, self._vault.world_size))
+
+    def _loaded(self, order: peers.Load, answer: Message) -> None:
+        self._let_go()
+        failure = answer.why if isinstance(answer, CheckpointFailed) else ""
+        if isinstance(answer, CheckpointLoaded):
+            self.resume = Version(answer.version)
+        self._answer(peers.Loaded(order.attempt, failure))
+
+    # --- checkpointers --------------------------------------------------------------------------------------------
+
+    def void(self, attempt: str | None = None) -> None:
+        """Give up what is under way, or this attempt if it is."""
+        if self._checkpointer is not None and attempt in (None, self._attempt):
+            self._checkpointer.kill()
+            self._checkpointer = None
+            self._vault.board.kept = EMPTY
+
+    def close(self) -> None:
+        """Have no part in anything any more."""
+        self.void()
+
+    def _start(self, attempt: str, ranks: Sequence[Rank], heard: Callable[[Message], None]) -> None:
+        self.void()
+        self._attempt, self._step, self._last = attempt, str(Step.PREPARE), False
+        self._checkpointer = self._checkpointers.start(ranks, heard)
+
+    def _let_go(self) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.let_go()
+            self._checkpointer = None

@@ -1,0 +1,144 @@
+"""A job over several hosts that was lost with all its memory goes on from its durable checkpoint, to the last bit."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from kit.processes import marked
+
+from deadpool_run.view.client import ControlClient
+
+STEPS = 24
+THREE = {"hosts": 3, "spares": "0", "nproc": 1}
+SPARE = {"hosts": 4, "spares": "1", "nproc": 1}
+
+
+def train(fleet, place, *words, layout="fsdp", every="4", shape=THREE):
+    options = ("--durable", str(place), "--durable-every", every)
+    return fleet("--layout", layout, "--steps", str(STEPS), "--least-ms", "100", *words, **shape, options=options)
+
+
+def expected(reference, layout="fsdp", first=0):
+    return {at: digest for at, digest in reference(layout, STEPS, 3).items() if at[1] >= first}
+
+
+def versions(place):
+    found = place.iterdir() if place.is_dir() else ()
+    return [int(path.name.removeprefix("step-")) for path in found if not path.suffix]
+
+
+def newest(place):
+    return max(versions(place), default=-1)
+
+
+def unfinished(place):
+    return [path for path in place.iterdir() if path.suffix == ".tmp"] if place.is_dir() else []
+
+
+def test_a_job_that_ends_leaves_its_last_step(fleet, reference, tmp_path):
+    job = train(fleet, tmp_path / "kept", shape=SPARE)
+    job.check_repaired(expected(reference), [], [0, 1, 2, 3])
+    assert newest(tmp_path / "kept") == STEPS
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+
+
+def test_a_job_that_lost_every_host_is_started_again_from_the_newest_that_every_host_can_load(
+    fleet, reference, tmp_path
+):
+    place = tmp_path / "kept"
+    job = train(fleet, place)
+    job.wait_until(lambda: newest(place) >= 8, "version 8 on the disk")
+    for host in range(3):
+        job.power_off(host)
+    job.wait_exit([0, 1, 2])
+    spoilt = place / f"step-{newest(place):08d}" / "rank-00002.deadpool"  # which only the last host needs
+    os.truncate(spoilt, spoilt.stat().st_size // 2)
+    first = sorted(versions(place))[-2]
+    again = train(fleet, place)
+    again.check_repaired(expected(reference, first=first), [], [0, 1, 2])
+    assert min(version for _, version in again.account.states()) == first
+    assert "rank-00002.deadpool is damaged" in again.agents[0].output
+    assert f"resuming at step {first}" in again.agents[0].output
+    assert newest(place) == STEPS
+
+
+def test_a_rank_and_all_who_hold_its_state_are_lost_and_other_hosts_come(fleet, reference, tmp_path):
+    """The owner and the buddy at once: the one host that is left waits for others, and all go on from the disk."""
+    place = tmp_path / "kept"
+    job = train(fleet, place)
+    job.wait_until(lambda: newest(place) >= 8, "version 8 on the disk")
+    job.power_off(1)
+    job.power_off(2)
+    job.wait_output(0, "starting the world again from the newest durable checkpoint")
+    begun, first = len(job.events), newest(place)
+    job.agents += [job.start(1), job.start(3)]
+    assert job.wait_exit([0, 3, 4]) == [0, 0, 0], job.told()
+    job.account.check_same_as(expected(reference))
+    assert min(e["version"] for e in job.events[begun:] if e["kind"] == "state") == first
+
+
+@pytest.mark.parametrize("told", ["the coordinator's", "another"])
+def test_an_end_that_is_foretold_to_any_host(fleet, reference, tmp_path, told):
+    place = tmp_path / "kept"
+    job = train(fleet, place, every="60m", shape=SPARE)
+    for rank in range(3):
+        job.wait_state(rank, 5)
+    job.agents[0 if told == "the coordinator's" else 2].process.send_signal(signal.SIGUSR1)
+    assert job.wait_exit([0, 1, 2, 3]) == [75] * 4
+    first = newest(place)
+    assert first >= 4
+    again = train(fleet, place, every="60m", shape=SPARE)
+    again.check_repaired(expected(reference, first=first), [], [0, 1, 2, 3])
+
+
+def test_whoever_leads_next_goes_on_with_the_checkpoints(fleet, reference, tmp_path):
+    place = tmp_path / "kept"
+    job = train(fleet, place, shape=SPARE)
+    job.wait_until(lambda: newest(place) >= 4, "version 4 on the disk")
+    ranks = [rank for rank in range(3) if job.host_of(rank) == 0]
+    before = newest(place)
+    job.power_off(0)
+    job.wait_until(lambda: newest(place) > before, "a newer version on the disk")
+    assert newest(place) < STEPS, "the job was over before the next coordinator wrote a checkpoint"
+    leads = next(host for host in (1, 2, 3) if "leads the job now" in job.agents[host].output)
+    with ControlClient(job.run_dir / f"node-h{leads}") as viewer:
+        shown = viewer.ask({"do": "status"})["durable"]
+    assert shown["version"] > before
+    assert shown["where"] == str(place / f"step-{shown['version']:08d}")
+    job.check_repaired(expected(reference), ranks, [1, 2, 3])
+    assert newest(place) == STEPS
+    assert not unfinished(place)
+
+
+def test_a_host_that_is_lost_while_one_is_written_makes_it_void(fleet, reference, tmp_path):
+    place = tmp_path / "kept"
+    job = train(fleet, place, shape=SPARE)
+    homes = {}
+    for rank in range(3):
+        job.wait_state(rank, 1)
+        homes[job.host_of(rank)] = rank
+    lost = next(host for host in (1, 2, 3) if host in homes)
+    stop_writer(job.agents[lost])
+    job.power_off(lost)
+    job.wait_output(0, "the durable checkpoint that was being written is void")
+    job.check_repaired(expected(reference), [homes[lost]], [host for host in range(4) if host != lost])
+    assert newest(place) == STEPS
+    assert not unfinished(place)
+
+
+def stop_writer(agent):
+    """Stop the process that writes a host's part, as soon as there is one: nothing can wait for a process to begin."""
+    deadline = time.monotonic() + 60
+    while not (found := [pid for pid in marked(agent.mark) if comm(pid) == "deadpool-save"]):
+        assert time.monotonic() < deadline, "no checkpointer within 60 s"
+        os.sched_yield()
+    os.kill(found[0], signal.SIGSTOP)
+
+
+def comm(pid):
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,282 @@
+"""Who is told what, and when, while nodes write a durable checkpoint together: the coordinator's side and a node's."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from deadpool_run.agent.durable_head import DurableHead
+from deadpool_run.agent.share import Share
+from deadpool_run.agent.spec import DurableSpec
+from deadpool_run.core.lifecycle import JobPhase
+from deadpool_run.core.membership import Seat, State
+from deadpool_run.ids import Rank
+from deadpool_run.vault.board import EMPTY
+from deadpool_run.vault.durable import Step
+from deadpool_run.vault.vault import Vault
+from deadpool_run.wire import peers
+from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, StepTaken
+
+HOMES = {"a": (0, 1), "b": (2,), "spare": ()}
+STEPS = [step.value for step in Step]
+
+
+class Checkpointers:
+    """Processes that answer when the test says so."""
+
+    def __init__(self):
+        self.asked, self.killed = [], 0
+
+    def start(self, ranks, heard):
+        self.ranks, self.heard = tuple(ranks), heard
+        return SimpleNamespace(ask=self.asked.append, let_go=lambda: None, kill=self.kill)
+
+    def kill(self):
+        self.killed += 1
+
+
+class Job:
+    """A coordinator's side, on the spare node, with all that it does recorded."""
+
+    def __init__(self, vault, known=None, **spec):
+        seats = tuple(Seat(Rank(rank), node=node) for node, ranks in HOMES.items() for rank in ranks)
+        self.state = State(JobPhase.RUNNING, 1, seats, nodes=dict.fromkeys(HOMES))
+        self.told, self.said, self.left, self.published, self.lost = [], [], 0, [], []
+        self.vault, self.checkpointers = vault, Checkpointers()
+        self.head = DurableHead(
+            DurableSpec(target="/kept", **({"every_steps": 4} | spec)),
+            run="run",
+            here="spare",
+            checkpointers=self.checkpointers,
+            vault=vault,
+            state=lambda: self.state,
+            tell=lambda node, message: self.told.append((node, message)),
+            publish=self.published.append,
+            say=self.said.append,
+            lost=self.lost.append,
+            leave=self.leave,
+            known=known,
+        )
+
+    def leave(self):
+        self.left += 1
+
+    def commit(self, version):
+        self.vault.board.tell(version, ())
+        self.head.look()
+
+    def news(self):
+        told, self.told = self.told, []
+        return told
+
+    def take(self, failing=None):
+        """Have every node that was told take its step; return which step that was, and who had a part in it."""
+        told = [(node, message) for node, message in self.news() if isinstance(message, peers.Save)]
+        (step,) = {message.step for _, message in told}
+        for node, message in told:
+            failure = "no space" if node == failing else ""
+            where = "/kept/it" if step == "complete" else ""
+            self.head.saved(node, peers.Saved(message.attempt, step, failure, where, 1000))
+        return step, {node for node, _ in told}
+
+
+@pytest.fixture
+def vault():
+    with Vault(3) as made:
+        yield made
+
+
+def in_loop(test):
+    def run(vault):
+        async def body():
+            test(vault)
+
+        asyncio.run(body())
+
+    return run
+
+
+@in_loop
+def test_every_node_takes_every_step_before_the_next(vault):
+    job = Job(vault)
+    job.commit(3)
+    assert not job.news()
+    job.commit(4)
+    seen = [job.take() for _ in STEPS]
+    assert [step for step, _ in seen] == STEPS
+    both, all_, leader = {"a", "b"}, {"a", "b", "spare"}, {"spare"}
+    assert [who for _, who in seen] == [all_, all_, both, both, both, leader]
+    assert [message.version for message in job.published] == [4]
+    assert not job.news()
+
+
+@in_loop
+def test_the_version_is_the_newest_when_all_are_ready_to_copy_it(vault):
+    job = Job(vault)
+    job.commit(4)
+    vault.board.tell(6, ())
+    job.take()
+    orders = dict(job.told)
+    assert {order.version for order in orders.values()} == {6}
+    assert {node: (order.ranks, order.leads) for node, order in orders.items()} == {
+        "a": ((0, 1), False),
+        "b": ((2,), False),
+        "spare": ((), True),
+    }
+    assert {order.firsts for order in orders.values()} == {(0, 2)}
+
+
+@in_loop
+def test_a_step_is_not_begun_while_one_node_has_not_taken_the_last(vault):
+    job = Job(vault)
+    job.commit(4)
+    (_, first), (_, second), _ = job.news()
+    job.head.saved("a", peers.Saved(first.attempt, "prepare", "", "", 0))
+    job.head.saved("a", peers.Saved(first.attempt, "prepare", "", "", 0))
+    job.head.saved("b", peers.Saved("another", "prepare", "", "", 0))
+    job.head.saved("b", peers.Saved(second.attempt, "prepare", "", "", 0))
+    assert not job.news()
+
+
+@pytest.mark.parametrize("at", range(len(STEPS)))
+def test_a_node_that_is_lost_makes_it_void_and_the_next_has_a_later_version(vault, at):
+    @in_loop
+    def check(vault):
+        job = Job(vault)
+        job.commit(4)
+        for _ in range(at):
+            job.take()
+        job.news()
+        job.head.node_lost("b")
+        assert {node for node, message in job.news() if isinstance(message, peers.Void)} == set(HOMES)
+        job.state = State(JobPhase.REPAIRING, 1, job.state.seats, nodes=dict.fromkeys(HOMES))
+        job.commit(5)
+        assert not job.news()
+        job.state = State(JobPhase.RUNNING, 1, job.state.seats, nodes=dict.fromkeys(HOMES))
+        job.commit(6)
+        for _ in STEPS:
+            job.take()
+        assert [message.version for message in job.published] == [6]
+
+    check(vault)
+
+
+@in_loop
+def test_a_roll_back_voids_what_was_not_copied_yet_and_nothing_else(vault):
+    job = Job(vault)
+    job.commit(4)
+    job.take()
+    job.head.new_life()
+    assert {type(message) for _, message in job.news()} == {peers.Save, peers.Void}
+    job.commit(4)
+    job.take(), job.take()
+    job.head.new_life()
+    assert job.take()[0] == "survey"
+
+
+@in_loop
+def test_what_cannot_be_written_is_said_and_a_foretold_end_does_not_come(vault):
+    job = Job(vault, every_steps=None, every_s=3600.0)
+    job.commit(4)
+    job.head.foretold()
+    job.take(), job.take()
+    job.take(failing="b")
+    assert job.said[-1] == "no durable checkpoint could be written: node b: no space"
+    assert not job.left
+    job.head.foretold()
+    for _ in STEPS:
+        job.take()
+    assert job.left == 1
+
+
+@in_loop
+def test_a_foretold_end_comes_at_once_if_nothing_is_new(vault):
+    job = Job(vault, known=peers.Durable(4, "/kept/it", "2026-01-01T00:00:00+00:00"))
+    job.commit(4)
+    job.head.foretold()
+    assert job.left == 1
+
+
+@in_loop
+def test_a_foretold_end_waits_for_a_repair(vault):
+    job = Job(vault, every_steps=None, every_s=3600.0)
+    seats = job.state.seats
+    job.state = State(JobPhase.REPAIRING, 1, seats, nodes=dict.fromkeys(HOMES))
+    job.commit(4)
+    job.head.foretold()
+    assert not job.news()
+    assert not job.left
+    job.state = State(JobPhase.RUNNING, 1, seats, nodes=dict.fromkeys(HOMES))
+    job.head.decided()
+    for _ in STEPS:
+        job.take()
+    assert job.left == 1
+
+
+@in_loop
+def test_the_next_coordinator_goes_on_from_what_is_known(vault):
+    job = Job(vault, known=peers.Durable(8, "/kept/it", "2026-01-01T00:00:00+00:00"))
+    job.commit(11)
+    assert not job.news()
+    job.commit(12)
+    assert job.take()[0] == "prepare"
+    assert job.head.report()["version"] == 8
+
+
+@in_loop
+def test_a_world_begins_when_every_node_has_loaded_and_all_the_same(vault):
+    job, called = Job(vault), []
+    job.head.begin()
+    for node, ranks in HOMES.items():
+        for rank in ranks:
+            job.head.seat(node, rank, lambda rank=rank: called.append(rank))
+    for where in ("/kept/step-8", "/kept/step-4"):
+        job.checkpointers.heard(CheckpointLoaded(int(where[-1]), where, "2026-01-01T00:00:00+00:00", []))
+        orders = dict(job.news())
+        assert {node: (order.ranks, order.where) for node, order in orders.items()} == {
+            "a": ((0, 1), where),
+            "b": ((2,), where),
+        }
+        job.head.loaded("a", peers.Loaded(orders["a"].attempt, ""))
+        assert not called
+        job.head.loaded("b", peers.Loaded(orders["b"].attempt, "damaged" if where[-1] == "8" else ""))
+    assert job.checkpointers.asked[-1].but == ["/kept/step-8"]
+    assert called == [0, 1, 2]
+    assert job.head.newest.version == 4
+
+
+@in_loop
+def test_a_node_keeps_the_version_until_it_is_copied_or_void(vault):
+    checkpointers, answers = Checkpointers(), []
+    share = Share(checkpointers, vault, "run", answers.append, lambda *_: None)
+
+    def save(step, attempt="one"):
+        share.save(peers.Save(attempt, step, (0, 1), (0,), "/kept", 7, 2, leads=False))
+
+    save("prepare")
+    assert checkpointers.ranks == (0, 1)
+    checkpointers.heard(StepTaken("prepare", "", 0))
+    assert vault.board.kept == EMPTY
+    save("copy")
+    assert vault.board.kept == 7
+    share.void("another")
+    assert vault.board.kept == 7
+    share.void("one")
+    assert (vault.board.kept, checkpointers.killed) == (EMPTY, 1)
+    save("survey")
+    assert answers[-1].failure == "this node has given it up"
+
+
+@in_loop
+def test_a_node_tells_that_it_holds_a_version_only_when_ranks_are_given_away(vault):
+    checkpointers, answers, held = Checkpointers(), [], []
+    share = Share(checkpointers, vault, "run", answers.append, lambda *what: held.append(what))
+    share.load(peers.Load("one", (0,), "/kept/step-8", 8))
+    checkpointers.heard(CheckpointFailed("damaged"))
+    assert (answers[-1], share.resume) == (peers.Loaded("one", "damaged"), -1)
+    share.load(peers.Load("two", (0,), "/kept/step-4", 4))
+    checkpointers.heard(CheckpointLoaded(4, "/kept/step-4", "", []))
+    assert (answers[-1], share.resume, held) == (peers.Loaded("two", ""), 4, [])
+    assert vault.board.cells[0].slots == (EMPTY, EMPTY)
+    share.seated(Rank(0))
+    assert (vault.board.cells[0].slots, held) == ((4, EMPTY), [(0, 4)])
