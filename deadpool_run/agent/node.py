@@ -74,18 +74,10 @@ class Node:
         self._finished: dict[Rank, LoopFinished] = {}
         self._workforce = Workforce(nursery, self._submit, vault.captured, self._captured)
         self.checkpointers = Checkpointers(nursery, vault)
-        self.share: Share | None = None
+        self.share = self._make_share(spec.run_id) if situation.replicates else None
         """Of durable checkpoints; None on one machine, which writes its own."""
         self.newest_durable: peers.Durable | None = None
         """Of the job, as its coordinator has told."""
-        if situation.replicates:
-            self.share = Share(
-                self.checkpointers,
-                vault,
-                spec.run_id,
-                answer=self._durable_news,
-                hold=self._captured,
-            )
         self.durable = Durable(
             None if situation.replicates else spec.durable,
             run=spec.run_id,
@@ -106,6 +98,9 @@ class Node:
             copies=lambda: self.copies,
             fetch_failed=self._submit,
         )
+
+    def _make_share(self, run: str) -> Share:
+        return Share(self.checkpointers, self.vault, run, answer=self._durable_news, hold=self._captured)
 
     # --- orders -------------------------------------------------------------------------------------------------
 

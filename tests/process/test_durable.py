@@ -13,6 +13,8 @@ from kit.choice import often
 from kit.cluster import SCRIPTS, Cluster
 from kit.processes import marked, wait_gone
 
+from deadpool_run.view.client import ControlClient
+
 STEPS = 12
 HELD = 6
 PLAIN = SCRIPTS / "plain_load.py"
@@ -160,6 +162,9 @@ def test_an_end_that_was_foretold_only_to_save_is_not_one(cluster, tmp_path):
     job.wait_event("held")
     job.signal_agent(signal.SIGUSR1)
     job.wait_stderr("step 5 is durable")
+    with ControlClient(job.run_dir) as viewer:
+        shown = viewer.ask({"do": "status"})["durable"]
+    assert (shown["version"], shown["where"]) == (5, str(tmp_path / "kept" / "step-00000005"))
     job.release()
     assert job.wait_exit() == 0, job.told()
     assert names(tmp_path / "kept") == ["step-00000005", f"step-{STEPS:08d}"]
