@@ -146,6 +146,7 @@ class Node:
         self._mine = set(mine)
         self.copies.keep([Rank(rank) for rank in told.keep])
         self.copies.set_buddies(mine)
+        self.copies.tell_all()  # what was said before was of the buddies of before, or to another coordinator
 
     def committed(self, told: Committed) -> None:
         """Let the node's workers know which of their snapshots are needed."""
