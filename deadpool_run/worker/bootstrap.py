@@ -1,5 +1,6 @@
 """From a parked process to the user's script as `__main__`."""
 
+import io
 import json
 import os
 import runpy
@@ -30,6 +31,7 @@ def main(control_fd: int) -> None:
     control.detach()
     if target["mode"] == "exec":
         _execute(argv, assign, [control_fd, *fds])
+    _write_whole_lines()
     worker = session.current()
     if worker.newcomer:
         marking.install()
@@ -47,6 +49,15 @@ def _take(assign: Assign, fds: dict[str, int], control_fd: int) -> None:
         assign.env[variable] = str(fds[name])
     os.environ.clear()
     os.environ.update(assign.env)
+
+
+def _write_whole_lines() -> None:
+    """Have standard output, unless it is a terminal, written a line at a time.
+
+    Unbuffered (`-u`), `print` writes its text and the line's end apart, and the lines of several ranks run together.
+    """
+    if not sys.stdout.isatty() and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
 def _execute(argv: list[str], assign: Assign, fds: list[int]) -> NoReturn:

@@ -1,0 +1,87 @@
+"""A real worker process, from its parking to the user's script, with this test as its agent."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from deadpool_run.wire.messages import Assign, FrameBuffer, Ready, encode
+
+LIMIT_S = 60
+COMMAND = "import sys; from deadpool_run.worker.bootstrap import main; main(int(sys.argv[1]))"
+
+
+@pytest.fixture
+def run_script(tmp_path):
+    """Give a parked worker a rank, whose script this is; return what each of its writes to standard output wrote."""
+
+    def run(text):
+        script = tmp_path / "train.py"
+        script.write_text(text)
+        ours, theirs = socket.socketpair()
+        # Datagrams keep the writes apart.
+        shown, stdout = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-u", "-c", COMMAND, str(theirs.fileno())]
+        with (
+            ours,
+            shown,
+            tempfile.TemporaryFile() as memory,
+            subprocess.Popen(command, pass_fds=[theirs.fileno()]) as worker,
+        ):
+            theirs.close()
+            ours.settimeout(LIMIT_S)
+            shown.settimeout(LIMIT_S)
+            assert list(FrameBuffer().feed(ours.recv(1000))) == [Ready()]
+            memory.truncate(1 << 20)
+            names = ("board", "slot0", "slot1", "transcript", "stdout")
+            fds = [*[memory.fileno()] * 4, stdout.fileno()]
+            socket.send_fds(ours, [encode(assignment(script, names))], fds)
+            stdout.close()
+            writes = []
+            while data := shown.recv(1 << 16):
+                writes.append(data)
+            ours.close()
+            worker.wait(LIMIT_S)
+        return writes
+
+    return run
+
+
+def assignment(script, names):
+    env = {
+        **os.environ,
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "DEADPOOL_STORE": "127.0.0.1:1",
+        "DEADPOOL_EPOCH": "1",
+        "DEADPOOL_WORKER": "1",
+        "DEADPOOL_NEWCOMER": "0",
+        "DEADPOOL_CAPTURE_INTERVAL": "1",
+        "DEADPOOL_TARGET": json.dumps({"mode": "script", "argv": [str(script)]}),
+    }
+    return Assign(
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        epoch=1,
+        newcomer=False,
+        store_host="127.0.0.1",
+        store_port=1,
+        capture_interval=1,
+        env=env,
+        fds=list(names),
+    )
+
+
+def test_a_printed_line_is_one_write(run_script):
+    assert run_script("print('step', 1)\nprint('step', 2)\nprint('rest', end='')") == [
+        b"step 1\n",
+        b"step 2\n",
+        b"rest",
+    ]
