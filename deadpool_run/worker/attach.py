@@ -4,8 +4,13 @@ The blocking part runs in a helper thread. Its caller can be freed at any moment
 ends by itself, at the latest when the time-out is over, and frees what it had opened. Members connect only after all of
 them have announced themselves, so that the blocking part is short and no one connects to a peer that still severs the
 connections of the last epoch.
+
+Keys of a meeting, below its prefix: `@<rank>` announces a member, `@come` counts them, and all wait for `@go`, which
+the last one sets. A member that is cancelled sets `@go` too, to another value: that ends its own wait (torch's store
+offers no other way that does not fill the log), and those of the others, whose epoch is over as well.
 """
 
+import contextlib
 import json
 import threading
 import time
@@ -13,14 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker import compat, gloo
 
-_FIRST_PAUSE_S = 0.001
-_LAST_PAUSE_S = 0.02
 _MARGIN_S = 1.0
+_ALL_CAME = "all"
+_CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,7 @@ class Build:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._abandoned = False
+        self._meets = False
         self.cancelled = False
         self._error: BaseException | None = None
         self._built: list[Inner] = []
@@ -122,6 +129,9 @@ class Build:
             self._abandoned = True
             self._error = AttachError(reason)
             self._over.set()
+            meets = self._meets
+        if meets:  # in a thread: the store may not answer
+            threading.Thread(target=self._end_meeting, name="deadpool-attach-cancel", daemon=True).start()
         self._device.sever(self.peers)
 
     def _work(self, peers: frozenset[gloo.Endpoint] | None) -> None:
@@ -136,7 +146,7 @@ class Build:
                 built.append(self._connect(store, plan))
         except Exception as caught:  # noqa: BLE001 - handed to the thread that waits
             error = caught
-        if store is not None:
+        if store is not None and not isinstance(error, dist.DistNetworkError):  # then it is broken
             self._meeting.connections.give_back(store)
         with self._lock:
             wanted = not self._abandoned
@@ -150,14 +160,21 @@ class Build:
         """Announce this process and wait for everyone's announcement; return where their devices listen."""
         prefix, rank, size = self._meeting.prefix, self._meeting.rank, self._meeting.size
         mine = {"endpoint": self._device.endpoint, "groups": [plan.group for plan in self._plans]}
-        store.set(f"{prefix}/@{rank}", json.dumps(mine))
-        keys = [f"{prefix}/@{other}" for other in range(size)]
-        pause_s = _FIRST_PAUSE_S
-        while not store.check(keys):
+        with self._lock:
             self._check_time()
-            time.sleep(pause_s)  # a blocking wait could not be left, and logs a warning when it times out
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
-        members = [json.loads(value) for value in compat.get_all(store, keys)]
+            self._meets = True
+        store.set(f"{prefix}/@{rank}", json.dumps(mine))
+        if store.add(f"{prefix}/@come", 1) == size:
+            store.set(f"{prefix}/@go", _ALL_CAME)
+        try:
+            store.wait([f"{prefix}/@go"], self._left())
+        except dist.DistStoreError:
+            raise AttachError(f"a member did not come within {self._timeout.total_seconds():g} s") from None
+        with self._lock:
+            self._meets = False
+        if store.get(f"{prefix}/@go") != _ALL_CAME.encode():
+            raise AttachError("a member left the meeting: a further one was lost")
+        members = [json.loads(value) for value in compat.get_all(store, [f"{prefix}/@{each}" for each in range(size)])]
         for plan in self._plans:
             missing = [other for other in plan.ranks if plan.group not in members[other]["groups"]]
             if missing:
@@ -167,13 +184,20 @@ class Build:
                 )
         return frozenset((str(host), int(port)) for host, port in (member["endpoint"] for member in members))
 
+    def _end_meeting(self) -> None:
+        """Have `_meet` return. Not over the connection on which it waits."""
+        with contextlib.suppress(dist.DistError):  # the store is lost too: it ends with its time-out
+            self._meeting.connections.store.set(f"{self._meeting.prefix}/@go", _CANCELLED)
+
     def _connect(self, store: Store, plan: Plan) -> Inner:
         prefixed = PrefixStore(f"{self._meeting.prefix}/{plan.group}", store)
-        left = timedelta(seconds=max(self._deadline - time.monotonic(), 0.001))
         size = len(plan.ranks)
-        backend = self._device.connect(prefixed, plan.rank, size, connect_timeout=left, timeout=plan.timeout)
+        backend = self._device.connect(prefixed, plan.rank, size, connect_timeout=self._left(), timeout=plan.timeout)
         nccl_store = PrefixStore(f"{self._meeting.prefix}/{plan.group}/cuda", self._meeting.connections.store)
         return Inner(compat.plain_group(prefixed, plan.rank, size, backend), nccl_store)
+
+    def _left(self) -> timedelta:
+        return timedelta(seconds=max(self._deadline - time.monotonic(), 0.001))
 
     def _check_time(self) -> None:
         if self._abandoned:
