@@ -11,7 +11,7 @@ from deadpool_run.agent.processes import Exit, Process
 from deadpool_run.agent.translate import to_event
 from deadpool_run.core.events import Event, WorkerExited, WorkerStarted, WorkerStartFailed
 from deadpool_run.ids import Rank, Version, WorkerId
-from deadpool_run.wire.messages import Assign, Dismiss, Message
+from deadpool_run.wire.messages import Assign, Captured, Dismiss, Message
 
 Submit = Callable[[Event], None]
 
@@ -28,11 +28,21 @@ class _Worker:
 class Workforce:
     """Every living worker by its id. What happens to them is submitted as events."""
 
-    def __init__(self, nursery: Nursery, submit: Submit, captured: Callable[[Rank], tuple[Version, ...]]) -> None:
-        """Read what a dead worker's rank has captured by `captured`."""
+    def __init__(
+        self,
+        nursery: Nursery,
+        submit: Submit,
+        captured: Callable[[Rank], tuple[Version, ...]],
+        on_captured: Callable[[Rank, Version], None] | None = None,
+    ) -> None:
+        """Read what a dead worker's rank has captured by `captured`.
+
+        `on_captured` is told each snapshot that a worker has just made, where workers say so (`DEADPOOL_REPLICATE=1`).
+        """
         self._nursery = nursery
         self._submit = submit
         self._captured = captured
+        self._on_captured = on_captured
         self._workers: dict[WorkerId, _Worker] = {}
 
     def processes(self) -> Iterator[Process]:
@@ -113,13 +123,21 @@ class Workforce:
         process = found.process = Process(pid, lambda end: self._ended(worker, end))
         found.channel = Channel(
             found.ours,
-            lambda message: self._submit(to_event(worker, message)),
+            lambda message: self._heard(worker, message),
             lambda _: process.signal_group(signal.SIGKILL),  # deaf or confused: its death is repaired as any other
         )
         found.ours = None
         if found.doomed:
             process.signal_group(signal.SIGKILL)
         self._submit(WorkerStarted(worker, pid))
+
+    def _heard(self, worker: WorkerId, message: Message) -> None:
+        if not isinstance(message, Captured):
+            self._submit(to_event(worker, message))
+            return
+        rank = self._workers[worker].rank
+        if rank is not None and self._on_captured is not None:
+            self._on_captured(rank, Version(message.version))
 
     def _start_failed(self, worker: WorkerId, why: str) -> None:
         found = self._workers.pop(worker)

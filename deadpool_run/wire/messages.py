@@ -55,9 +55,11 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Build the communicators of this epoch, then report `Attached`."""
+    """Build the communicators of this epoch, then report `Attached`. An empty `store_host`: the store is where it was."""
 
     epoch: int
+    store_host: str = ""
+    store_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,13 @@ class PeerSuspected:
 
 
 @dataclass(frozen=True, slots=True)
+class Captured:
+    """A slot holds this version complete. Said only where snapshots are replicated; no fact for the coordinator."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Skipped:
     """No slot was free for this version."""
 
@@ -220,6 +229,7 @@ FromWorker = (
     | AttachBroke
     | FirstStep
     | PeerSuspected
+    | Captured
     | Skipped
     | Finished
     | StoreListening
@@ -231,7 +241,7 @@ _TYPES: Mapping[str, type[Message]] = {
     for kind in (
         *(Assign, Abort, Resume, Attach, SetInterval, Release, Dismiss, Stop, ExitNow),
         *(Ready, Initialized, SetupDone, Sealed, Raised, Drained, DrainBroke, Rehearsed, Restored, Attached),
-        *(AttachBroke, FirstStep, PeerSuspected, Skipped, Finished, StoreListening),
+        *(AttachBroke, FirstStep, PeerSuspected, Captured, Skipped, Finished, StoreListening),
     )
 }
 

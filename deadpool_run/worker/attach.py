@@ -14,7 +14,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -48,24 +48,38 @@ class Inner:
     """For an NCCL backend, which is made when the first CUDA tensor comes."""
 
 
+Source = Store | Callable[[], Store]
+"""A store, or what connects to it when it is first needed: a store that has moved may not answer either."""
+
+
 class Connections:
-    """Connections to one store for helper threads, made ahead of need.
+    """Connections to one store, for helper threads."""
 
-    Each new connection of a TCPStore asks for the name of its other end, at both ends; where names are not served that
-    takes seconds, and blocks the whole store meanwhile. So none is made while a repair waits for it, if possible.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._free = [compat.clone_store(store)]
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._store: Store | None = source if isinstance(source, Store) else None
+        self._free: list[Store] = []
         self._lock = threading.Lock()
 
+    @property
+    def store(self) -> Store:
+        """The store itself, once a connection has been taken."""
+        assert self._store is not None
+        return self._store
+
+    def prepare(self) -> None:
+        """Connect ahead of need."""
+        self.give_back(self.take())
+
     def take(self) -> Store:
-        """Return a connection that nobody uses."""
+        """Return a connection that nobody uses; connects if need be. Raises torch's `DistError`."""
         with self._lock:
+            if self._store is None:
+                assert not isinstance(self.source, Store)
+                self._store = self.source()
             if self._free:
                 return self._free.pop()
-        return compat.clone_store(self.store)
+        return compat.clone_store(self._store)
 
     def give_back(self, connection: Store) -> None:
         """Let it be used again."""

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as native
-from torch._C._distributed_c10d import ProcessGroup, Store
+from torch._C._distributed_c10d import ProcessGroup, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
+STORE_TIMEOUT = timedelta(minutes=5)
+"""Torch's own, for connecting to a store and for what is asked of it."""
 _INNER_BACKENDS = frozenset({"gloo", "nccl"})
 
 
@@ -143,6 +145,13 @@ def _tensor_to_object(torch_function: Any) -> Any:
         return torch_function(tensor, tensor_size, *args, **kwargs)
 
     return to_object
+
+
+def open_store(host: str, port: int, timeout: timedelta = STORE_TIMEOUT) -> Store:
+    """Return a connection to the store that serves there, made within `timeout`. Raises torch's `DistError`."""
+    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    store.set_timeout(STORE_TIMEOUT)
+    return store
 
 
 def clone_store(store: Store) -> Store:

@@ -32,6 +32,7 @@ class Copier:
         board: Board,
         rank: Rank,
         on_skip: Callable[[Version], None],
+        on_captured: Callable[[Version], None],
         interrupted: Callable[[], bool],
     ) -> None:
         self._memories = memories
@@ -40,6 +41,7 @@ class Copier:
         self._cell = board.cells[rank]
         self._cell.copying = 0  # what a dead predecessor left
         self._on_skip = on_skip
+        self._on_captured = on_captured
         self._interrupted = interrupted
         self._changed = threading.Condition()
         self._capture: Capture | None = None
@@ -134,6 +136,7 @@ class Copier:
             self._cell.skipped = EMPTY  # skipped before a rollback, and now made after all
         self._cell.set_slot(slot, capture.version)
         self._cell.capture_ns = time.monotonic_ns() - started_ns
+        self._on_captured(capture.version)
 
     def _await_slot(self) -> int | None:
         deadline = time.monotonic() + _SLOT_WAIT_S

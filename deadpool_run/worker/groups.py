@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store
 from deadpool_run.errors import AttachError
 from deadpool_run.vault.board import Cell
 from deadpool_run.worker import compat, gloo, nccl
-from deadpool_run.worker.attach import Build, Connections, Inner, Meeting, Plan
+from deadpool_run.worker.attach import Build, Connections, Inner, Meeting, Plan, Source
 from deadpool_run.worker.group import BACKEND, Group
 from deadpool_run.worker.transcript import Transcript
 from deadpool_run.worker.waiters import Waiters
@@ -199,12 +199,14 @@ class Registry:
 
     def attach(
         self,
-        store: Store,
+        store: Source,
         prefix: str,
         timeout: timedelta,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         """Build every group anew with its peers, under keys that begin with `prefix`, and leave the drain.
+
+        `store` is the same object as the last time unless it has moved.
 
         `cancelled` is asked once, when `interrupt_attach` works already: a caller that learns of a further loss just
         before the call sees it here, and one that learns of it later interrupts. Raises `AttachError`; the groups then
@@ -321,13 +323,14 @@ class Registry:
     def place(self, store: Store, prefix: str, *, attached: bool) -> None:
         """Say where groups that are created from now on meet, and whether they are real."""
         self._connections = Connections(store)
+        self._connections.prepare()
         self._prefix = prefix
         self.state = GroupState.ATTACHED if attached else GroupState.REHEARSING
 
-    def _open(self, store: Store, prefix: str) -> Meeting:
+    def _open(self, store: Source, prefix: str) -> Meeting:
         if self._meeting is None:
             raise AttachError("there is no group to attach: call torch.distributed.init_process_group first.")
-        if self._connections is None or self._connections.store is not store:
+        if self._connections is None or self._connections.source is not store:
             self._connections = Connections(store)
         self._prefix, self._worlds = prefix, 1
         self._meeting = Meeting(self._connections, prefix, self._meeting.rank, self._meeting.size)

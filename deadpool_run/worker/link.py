@@ -103,11 +103,11 @@ class Orders:
             self._wait_for(lambda: self.epoch > epoch or self._resume is not None)
             return None if self.epoch > epoch or self._resume is None else self._resume.version
 
-    def wait_attach(self, epoch: int) -> bool:
-        """Block until this epoch may be attached to; False if a newer epoch came first."""
+    def wait_attach(self, epoch: int) -> Attach | None:
+        """Block until this epoch may be attached to; None if a newer epoch came first."""
         with self._changed:
             self._wait_for(lambda: self.epoch > epoch or self._attach is not None)
-            return self.epoch == epoch
+            return None if self.epoch > epoch else self._attach
 
     def wait_release(self, epoch: int) -> bool:
         """Block until the loop may end; False if a newer epoch came first."""

@@ -1,16 +1,17 @@
 """A rank's worker as a member of the job: its steps, its repairs, its end.
 
-Everything here runs on the script's main thread, except `_heard_abort`, `_heard_interval` and `_suspect`, which only
-set flags, free blocked waits, or send.
+Everything here runs on the script's main thread, except `_heard_abort`, `_heard_interval`, `_captured` and `_suspect`,
+which only set flags, free blocked waits, or send.
 """
 
+import functools
 import time
 from datetime import timedelta
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deadpool_run.errors import AttachError, SnapshotError, StepAborted
@@ -18,7 +19,8 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.board import Board, Phase
 from deadpool_run.vault.segments import read_blob, write_blob
 from deadpool_run.wire import messages
-from deadpool_run.worker import groups, marking
+from deadpool_run.worker import compat, groups, marking
+from deadpool_run.worker.attach import Source
 from deadpool_run.worker.session import Session
 from deadpool_run.worker.snapshot import Snapshots
 from deadpool_run.worker.transcript import Transcript
@@ -51,12 +53,15 @@ class Member:
         self._cell.worker = session.worker
         self._cell.epoch = session.epoch
         self._cell.phase = Phase.REHEARSAL if session.newcomer else Phase.SETUP
-        self._store = TCPStore(session.store_host, session.store_port, is_master=False, wait_for_workers=False)
+        self._store_address = (session.store_host, session.store_port)
+        self._first_store = compat.open_store(*self._store_address)
+        self._store: Source = self._first_store
         self.snapshots = Snapshots(
             slot_fds=session.slot_fds,
             board=self._board,
             rank=Rank(session.rank),
             on_skip=lambda version: self._link.send(messages.Skipped(version)),
+            on_captured=self._captured,
             interval=session.capture_interval,
             interrupted=lambda: self.interrupted,
         )
@@ -72,10 +77,10 @@ class Member:
     def set_up_groups(self, timeout: timedelta | None) -> None:
         """Create the default group: real with its peers, or rehearsing."""
         session = self.session
-        groups.install(self.registry, store=self._store, prefix=f"e{self._epoch}", attached=not session.newcomer)
+        groups.install(self.registry, store=self._first_store, prefix=f"e{self._epoch}", attached=not session.newcomer)
         dist.init_process_group(
             "deadpool",
-            store=PrefixStore(f"g{session.generation}", self._store),
+            store=PrefixStore(f"g{session.generation}", self._first_store),
             rank=session.rank,
             world_size=session.world_size,
             timeout=timeout,
@@ -90,6 +95,10 @@ class Member:
 
     def _heard_interval(self, interval: int) -> None:
         self.snapshots.interval = interval
+
+    def _captured(self, version: Version) -> None:
+        if self.session.replicate:
+            self._link.send(messages.Captured(version))
 
     def _suspect(self, message: str) -> None:
         self._link.send(messages.PeerSuspected(self._epoch, message))
@@ -231,7 +240,8 @@ class Member:
                 self._bring_to(Version(version))
                 has_state = True
                 self._link.send(messages.Restored(epoch))
-                if orders.wait_attach(epoch) and self._attach(epoch):
+                order = orders.wait_attach(epoch)
+                if order is not None and self._attach(order):
                     return
             epoch = orders.wait_newer(epoch)
 
@@ -248,9 +258,11 @@ class Member:
         if version not in self.snapshots.held():
             self.snapshots.begin(version)
 
-    def _attach(self, epoch: int) -> bool:
-        """Attach to the epoch; False if it failed or a newer one came meanwhile."""
+    def _attach(self, order: messages.Attach) -> bool:
+        """Attach to the order's epoch; False if it failed or a newer one came meanwhile."""
+        epoch = order.epoch
         self._cell.phase = Phase.ATTACHING
+        self._follow_store(order)
         try:
             self.registry.attach(
                 self._store, f"e{epoch}", ATTACH_TIMEOUT, cancelled=lambda: self._link.orders.epoch > epoch
@@ -271,6 +283,13 @@ class Member:
         self._first_of_epoch = True
         self._link.send(messages.Attached(epoch))
         return True
+
+    def _follow_store(self, order: messages.Attach) -> None:
+        """Meet at the store where it is now. The connecting is left to the attach, which can be interrupted."""
+        address = (order.store_host, order.store_port)
+        if order.store_host and address != self._store_address:
+            self._store_address = address
+            self._store = functools.partial(compat.open_store, *address, ATTACH_TIMEOUT)
 
     # --- the end -------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ class Session:
     board_fd: int
     slot_fds: tuple[int, int]
     transcript_fd: int
+    replicate: bool
+    """Whether the agent is to be told of each snapshot, because it sends it to other nodes."""
     link: Link
     step: int | None = None  # the step that is running; None outside the loop
     excused: Callable[[], bool] = lambda: False  # whether an exception now may be due to a lost peer's garbage
@@ -70,6 +72,7 @@ def current() -> Session:
             board_fd=fds["board"],
             slot_fds=(fds["slot0"], fds["slot1"]),
             transcript_fd=fds["transcript"],
+            replicate=env.get("DEADPOOL_REPLICATE") == "1",
             link=Link(socket.socket(fileno=int(env["DEADPOOL_CONTROL_FD"])), epoch),
         )
     except (KeyError, ValueError) as error:

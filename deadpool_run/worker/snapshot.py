@@ -36,12 +36,13 @@ class Snapshots:
         board: Board,
         rank: Rank,
         on_skip: Callable[[Version], None],
+        on_captured: Callable[[Version], None] = lambda _: None,
         interval: int = 1,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         """Take over the rank's slots.
 
-        `on_skip` is called on the copy thread, after the board says so. So is `interrupted`: once it is true, no capture
+        `on_skip` and `on_captured` are called on the copy thread, after the board says so. So is `interrupted`: once it is true, no capture
         waits for a slot any longer, and a step on CUDA whose kernels had not ended by then is not captured, for its
         collectives may have been aborted. It must be true before the first collective is.
         """
@@ -68,6 +69,7 @@ class Snapshots:
             board=board,
             rank=rank,
             on_skip=on_skip,
+            on_captured=on_captured,
             interrupted=interrupted,
         )
         self._closed = False

@@ -79,10 +79,12 @@ def test_a_newer_epoch_voids_what_was_ordered_before():
     orders.put(Attach(5))
     orders.put(Abort(6))
     assert orders.wait_resume(5) is None
-    assert not orders.wait_attach(5)
+    assert orders.wait_attach(5) is None
     assert orders.wait_newer(5) == 6
     orders.put(Resume(6, 16))
     assert orders.wait_resume(6) == 16
+    orders.put(Attach(6, "10.0.0.2", 29500))
+    assert orders.wait_attach(6) == Attach(6, "10.0.0.2", 29500)
 
 
 def test_release_ends_the_wait_and_an_abort_ends_it_otherwise():

@@ -53,9 +53,9 @@ def test_a_snapshot_is_of_the_step_that_it_says(slots):
 
 
 def test_weights_written_during_a_copy_are_never_called_a_snapshot(slots):
-    skipped = []
+    skipped, captured = [], []
     model = nn.ParameterList([torch.zeros(BIG)])
-    snapshots = slots.own(on_skip=skipped.append)
+    snapshots = slots.own(on_skip=skipped.append, on_captured=captured.append)
     snapshots.protect("model", model)
     snapshots.capture_now(0)
     snapshots.begin(1)
@@ -68,6 +68,7 @@ def test_weights_written_during_a_copy_are_never_called_a_snapshot(slots):
     snapshots.begin(2)
     snapshots.wait()
     assert snapshots.held() == (0, 2)
+    assert captured == [0, 2]
     snapshots.close()
 
 

@@ -1,0 +1,16 @@
+"""What workers say to the agent and not to the coordinator."""
+
+from deadpool_run.agent.workforce import Workforce, _Worker
+from deadpool_run.core.events import SetupCompleted
+from deadpool_run.ids import Rank, Version, WorkerId
+from deadpool_run.wire import messages
+
+
+def test_a_captured_snapshot_is_for_the_agent_and_no_fact():
+    facts, captured = [], []
+    workforce = Workforce(None, facts.append, lambda _: (), lambda *what: captured.append(what))
+    workforce._workers[WorkerId(3)] = _Worker(rank=Rank(1))
+    workforce._heard(WorkerId(3), messages.Captured(7))
+    workforce._heard(WorkerId(3), messages.SetupDone())
+    assert captured == [(Rank(1), Version(7))]
+    assert facts == [SetupCompleted(WorkerId(3))]
