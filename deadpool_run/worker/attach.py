@@ -113,9 +113,10 @@ class Build:
         self.cancelled = False
         self._error: BaseException | None = None
         self._built: list[Inner] = []
-        self.peers: frozenset[gloo.Endpoint] = frozenset()
+        self.peers: tuple[gloo.Endpoint, ...] = ()
+        """Where the members' devices listen, in the order of the world's ranks; empty until they have met."""
 
-    def run(self, peers: frozenset[gloo.Endpoint] | None) -> list[Inner]:
+    def run(self, peers: tuple[gloo.Endpoint, ...] | None) -> list[Inner]:
         """Build every group. With `peers` known, the members have met in this epoch before.
 
         Raises `AttachError` if it was cancelled, took too long, or failed; the cause says how.
@@ -148,7 +149,7 @@ class Build:
             threading.Thread(target=self._end_meeting, name="deadpool-attach-cancel", daemon=True).start()
         self._device.sever(self.peers)
 
-    def _work(self, peers: frozenset[gloo.Endpoint] | None) -> None:
+    def _work(self, peers: tuple[gloo.Endpoint, ...] | None) -> None:
         built: list[Inner] = []
         error: Exception | None = None
         store = None
@@ -170,7 +171,7 @@ class Build:
             self._over.set()
         built.clear()  # what is not wanted is freed here; the error's traceback would keep it
 
-    def _meet(self, store: Store) -> frozenset[gloo.Endpoint]:
+    def _meet(self, store: Store) -> tuple[gloo.Endpoint, ...]:
         """Announce this process and wait for everyone's announcement; return where their devices listen."""
         prefix, rank, size = self._meeting.prefix, self._meeting.rank, self._meeting.size
         mine = {"endpoint": self._device.endpoint, "groups": [plan.group for plan in self._plans]}
@@ -196,7 +197,7 @@ class Build:
                     f"ranks {missing} have no group {plan.group!r}, of which they are members.\n"
                     "Create every group during set-up or in the first two steps, so that a newcomer creates it too."
                 )
-        return frozenset((str(host), int(port)) for host, port in (member["endpoint"] for member in members))
+        return tuple((str(host), int(port)) for host, port in (member["endpoint"] for member in members))
 
     def _end_meeting(self) -> None:
         """Have `_meet` return. Not over the connection on which it waits."""

@@ -21,9 +21,12 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 from deadpool_run.errors import AttachError
 from deadpool_run.worker import compat
 
-ADDRESS_VARIABLE = "DEADPOOL_GLOO_ADDR"
+ADDRESS_VARIABLE = "DEADPOOL_NODE_ADDR"
+"""The address, as a number, by which peers reach this node. The user's GLOO_SOCKET_IFNAME comes before it."""
 _DEVICE_ATTEMPTS = 5
 _THREADS = 2
+_UNANSWERED_MS = 5000
+"""For how long the kernel goes on sending what a severed connection still held, where nothing answers any more."""
 _PEER_FAILURE = re.compile(
     r"gloo[/\\]transport|time[d]?[ -]?out|connection|broken pipe|socket|closed by peer", re.IGNORECASE
 )
@@ -68,6 +71,7 @@ class Device:
             try:
                 if _endpoint(sock.getsockname()) == self.endpoint or _endpoint(sock.getpeername()) in peers:
                     sock.getpeername()  # raises for a listener, which must not be touched
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
                     sock.shutdown(socket.SHUT_RDWR)
                     severed += 1
             except OSError:

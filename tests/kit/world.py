@@ -24,9 +24,9 @@ _context.set_forkserver_preload(["torch", "torch.distributed", "torch.distribute
 class Member:
     """What a test's function gets in its process."""
 
-    def __init__(self, port, rank, size, prefix):
+    def __init__(self, port, rank, size, prefix, host="127.0.0.1"):
         self.rank, self.size = rank, size
-        self.store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+        self.store = dist.TCPStore(host, port, is_master=False, timeout=TIMEOUT)
         self.prefix = prefix
         self.failures = []
         self.registry = Registry(cell=None, on_failure=self.failures.append)
@@ -104,9 +104,11 @@ class World:
 
     def start(self, rank, target, *args, prefix="e1"):
         """Start one process."""
+        return self._start(_main, (self.store.port, rank, self.size, prefix), target, args)
+
+    def _start(self, main, *arguments):
         mine, theirs = _context.Pipe()
-        arguments = (theirs, (self.store.port, rank, self.size, prefix), target, args)
-        process = _context.Process(target=_main, args=arguments, daemon=True)
+        process = _context.Process(target=main, args=(theirs, *arguments), daemon=True)
         process.start()
         theirs.close()
         handle = Handle(process, mine)

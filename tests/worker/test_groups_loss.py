@@ -252,7 +252,7 @@ def blocks_on_other_addresses(member, variables):
 @pytest.mark.parametrize(
     "variables",
     [
-        ({"DEADPOOL_GLOO_ADDR": "127.0.0.2"}, {"DEADPOOL_GLOO_ADDR": "127.0.0.3"}),
+        ({"DEADPOOL_NODE_ADDR": "127.0.0.2"}, {"DEADPOOL_NODE_ADDR": "127.0.0.3"}),
         ({"GLOO_SOCKET_IFNAME": "lo"}, {"GLOO_SOCKET_IFNAME": "lo"}),
     ],
     ids=["address", "interface"],

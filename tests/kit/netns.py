@@ -1,0 +1,107 @@
+"""Network namespaces on one bridge, as the hosts of one network. Needs root, or the right to make namespaces."""
+
+import ctypes
+import itertools
+import os
+import subprocess
+from pathlib import Path
+
+import torch.distributed as dist
+
+from kit.world import TIMEOUT, World, _context, _main
+
+_CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+_numbers = itertools.count()
+
+
+def refused():
+    """Why no namespace can be made here; None if one can."""
+    probe = f"dp{os.getpid():x}probe"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        return f"a network namespace cannot be made here: {made.stderr.strip()}"
+    _ip("netns", "del", probe)
+    return None
+
+
+class Hosts:
+    """`count` namespaces with addresses 10.91.0.1 and up; `cut` makes one of them silent."""
+
+    def __init__(self, count):
+        base = f"dp{os.getpid():x}n{next(_numbers)}"
+        self.hub = f"{base}hub"
+        self.names = [f"{base}h{host}" for host in range(count)]
+        self.addresses = [f"10.91.0.{host + 1}" for host in range(count)]
+        _ip("netns", "add", self.hub)
+        _ip("-n", self.hub, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self.hub, "link", "set", "bridge", "up")
+        for host, name in enumerate(self.names):
+            _ip("netns", "add", name)
+            _ip("-n", self.hub, "link", "add", f"p{host}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("-n", self.hub, "link", "set", f"p{host}", "master", "bridge", "up")
+            _ip("-n", name, "addr", "add", f"{self.addresses[host]}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", name, "link", "set", "eth0", "up")
+
+    def cut(self, host):
+        """Drop every packet from and to the host; nobody is told."""
+        _ip("-n", self.hub, "link", "set", f"p{host}", "nomaster")
+
+    def close(self):
+        """Remove them."""
+        for name in (*self.names, self.hub):
+            _ip("netns", "del", name)
+
+
+def enter(namespace):
+    """Let this thread, and those that it starts, live there."""
+    with Path(f"/run/netns/{namespace}").open() as handle:
+        if _libc.setns(handle.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"setns {namespace}")
+
+
+class NetworkWorld(World):
+    """A world whose ranks live on hosts: rank r on host r, the store on host 0."""
+
+    def __init__(self, size, hosts):
+        self.size = size
+        self.hosts = hosts
+        self.handles = []
+        mine, theirs = _context.Pipe()
+        self._keeper = _context.Process(target=_keep_store, args=(theirs, hosts.names[0], hosts.addresses[0]))
+        self._keeper.start()
+        theirs.close()
+        self._let_go = mine
+        assert mine.poll(TIMEOUT.total_seconds())
+        self._port = mine.recv()
+
+    def start(self, rank, target, *args, prefix="e1", host=None):
+        """Start one process."""
+        home = rank if host is None else host
+        place = (self._port, rank, self.size, prefix, self.hosts.addresses[0])
+        return self._start(_main_on, self.hosts.names[home], self.hosts.addresses[home], place, target, args)
+
+    def close(self):
+        """End what still runs."""
+        super().close()
+        self._let_go.close()
+        self._keeper.join(TIMEOUT.total_seconds())
+        self._keeper.close()
+
+
+def _main_on(pipe, namespace, address, *rest):
+    enter(namespace)
+    os.environ["DEADPOOL_NODE_ADDR"] = address
+    _main(pipe, *rest)
+
+
+def _keep_store(pipe, namespace, address):
+    enter(namespace)
+    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    pipe.send(store.port)
+    pipe.poll(None)  # until the test lets go
+
+
+def _ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
