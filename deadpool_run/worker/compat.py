@@ -14,6 +14,8 @@ from torch._C import _distributed_c10d as native
 from torch._C._distributed_c10d import ProcessGroup, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
+from deadpool_run.worker import names
+
 STORE_TIMEOUT = timedelta(minutes=5)
 """Torch's own, for connecting to a store and for what is asked of it."""
 _INNER_BACKENDS = frozenset({"gloo", "nccl"})
@@ -149,7 +151,8 @@ def _tensor_to_object(torch_function: Any) -> Any:
 
 def open_store(host: str, port: int, timeout: timedelta = STORE_TIMEOUT) -> Store:
     """Return a connection to the store that serves there, made within `timeout`. Raises torch's `DistError`."""
-    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    with names.in_a_hurry():
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
     store.set_timeout(STORE_TIMEOUT)
     return store
 
@@ -157,7 +160,8 @@ def open_store(host: str, port: int, timeout: timedelta = STORE_TIMEOUT) -> Stor
 def clone_store(store: Store) -> Store:
     """Return another connection to the same store, so that a blocked call on one does not block the other."""
     any_store: Any = store
-    cloned: Store = any_store.clone()
+    with names.in_a_hurry():
+        cloned: Store = any_store.clone()
     return cloned
 
 

@@ -27,10 +27,10 @@ def run_script(tmp_path):
         shown, stdout = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-u", "-c", COMMAND, str(theirs.fileno())]
         with (
-            ours,
+            subprocess.Popen(command, pass_fds=[theirs.fileno()]) as worker,
+            ours,  # closed first, which ends the worker
             shown,
             tempfile.TemporaryFile() as memory,
-            subprocess.Popen(command, pass_fds=[theirs.fileno()]) as worker,
         ):
             theirs.close()
             ours.settimeout(LIMIT_S)
