@@ -248,6 +248,13 @@ _RUN = (
         name="no_config", panel=RUN, metavar=None, torchrun=False, in_file=False, help="Read no configuration file."
     ),
     Option(
+        name="no_slurm",
+        panel=RUN,
+        metavar=None,
+        torchrun=False,
+        help="Do not look at Slurm's variables: neither start agents on the nodes of a job, nor take their number from it.",
+    ),
+    Option(
         name="dry_run",
         panel=RUN,
         metavar=None,
