@@ -24,7 +24,8 @@ def start(lab, living="all"):
 
 
 def end(lab, job):
-    lab.run("scancel", "--signal=USR1", f"{job.number}.0")
+    # It fails where it cannot reach a dead node, though the others get the signal.
+    lab.run("scancel", "--signal=USR1", f"{job.number}.0", check=False)
 
 
 def test_while_all_live_srun_ends_by_itself(lab):
