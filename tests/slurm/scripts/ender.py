@@ -18,7 +18,7 @@ def tell(text):
         file.write(f"{place.name}: {text}\n")
 
 
-tell("up")
+tell(f"up as {os.getpid()}")
 signal.sigwait({signal.SIGUSR1})
 if place.step.index == len(place.step.nodes) - 1:
     living = {*place.nodes} if sys.argv[1:] == ["all"] else {"n2", "n3"}
