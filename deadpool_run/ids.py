@@ -15,4 +15,4 @@ Version = NewType("Version", int)
 """Number of completed steps that a snapshot stands for: version k is the state after k steps, 0 the state after set-up."""
 
 NodeId = NewType("NodeId", str)
-"""A failure domain: the machine on which an agent runs."""
+"""A failure domain: one life of one agent. An agent that is cut off and joins again is another node."""

@@ -65,6 +65,8 @@ class LocalPerformer:
         match effect:
             case do.BeginGeneration(generation):
                 self._begin(generation)
+            case do.SetBuddies() | do.ReportReplicas() | do.DiscardAbove():
+                pass  # one node has no buddies
             case do.StartWorker(worker):
                 self._workforce.start(worker)
             case do.AssignRank():
@@ -106,7 +108,7 @@ class LocalPerformer:
         self._output.begin(generation)
 
     def _assign(self, order: do.AssignRank) -> None:
-        local_rank = int(order.rank)  # one node holds the world
+        local_rank = order.local_rank
         self._vault.vacate(order.rank)
         self.ranks[order.rank] = order.worker
         seat = Seat(

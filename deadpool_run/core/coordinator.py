@@ -5,7 +5,7 @@ Pure: it is told facts and the time, and returns the next state and orders. It n
 
 from typing import assert_never
 
-from deadpool_run.core import ending, pool, processes, repair, timers, words, world
+from deadpool_run.core import ending, nodes, pool, processes, repair, timers, words, world
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
@@ -51,9 +51,12 @@ def _hear(turn: Turn, event: Event) -> None:
     if isinstance(event, words.Word):
         words.hear(turn, event)
         return
+    if isinstance(event, nodes.NodeNews):
+        nodes.hear(turn, event)
+        return
     match event:
         case ev.JobSubmitted():
-            world.submitted(turn)
+            world.submitted(turn, event)
         case ev.StopRequested():
             ending.stop_requested(turn, event)
         case ev.KillRequested():
@@ -79,6 +82,7 @@ def _advance(turn: Turn) -> None:
     if turn.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING) and _every_rank_is_through(turn.state):
         ending.release(turn)
     pool.heal(turn)
+    nodes.set_buddies(turn)
     if turn.state.phase is JobPhase.FINISHING:
         ending.advance_finishing(turn)
     if turn.state.phase is JobPhase.STOPPING:

@@ -6,7 +6,7 @@ An order names the worker (one process life), so that performing it late can nev
 from dataclasses import dataclass
 
 from deadpool_run.core.events import KillHow
-from deadpool_run.ids import Epoch, Rank, Version, WorkerId
+from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +21,25 @@ class BeginGeneration:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Make a process that parks until it is given a rank."""
+    """Make a process on this node that parks until it is given a rank."""
 
     worker: WorkerId
+    node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class AssignRank:
-    """Give the worker this rank. A newcomer rehearses and is restored; any other sets up for real with its peers."""
+    """Give the worker this rank. A newcomer rehearses and is restored; any other sets up for real with its peers.
+
+    `transcript_from` is the node that the rank's transcript is brought from; None if the worker's own node has it.
+    """
 
     worker: WorkerId
     rank: Rank
     epoch: Epoch
     newcomer: bool
+    local_rank: int
+    transcript_from: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +52,37 @@ class AbortStep:
 
 @dataclass(frozen=True, slots=True)
 class ResumeFrom:
-    """Bring the member's objects to this version, then report `RankRestored`."""
+    """Bring the member's objects to this version, then report `RankRestored`.
+
+    `source` is the node that the snapshot is brought from first; None if the member or its node holds it.
+    """
 
     worker: WorkerId
+    epoch: Epoch
+    version: Version
+    source: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetBuddies:
+    """From now on, each rank's snapshots and transcript are copied to these nodes. One entry for each rank."""
+
+    buddies: tuple[tuple[NodeId, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReplicas:
+    """Say what the node holds of a rank whose own node is lost."""
+
+    node: NodeId
+    rank: Rank
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardAbove:
+    """Copies of versions above this one, made in an older epoch, are of a life that did not happen: forget them."""
+
     epoch: Epoch
     version: Version
 
@@ -160,6 +194,9 @@ Effect = (
     | AssignRank
     | AbortStep
     | ResumeFrom
+    | SetBuddies
+    | ReportReplicas
+    | DiscardAbove
     | AttachGroups
     | SetCaptureInterval
     | ReleaseWorker

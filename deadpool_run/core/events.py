@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from deadpool_run.ids import Epoch, Rank, Version, WorkerId
+from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 
 class KillHow(StrEnum):
@@ -15,9 +15,74 @@ class KillHow(StrEnum):
     EXIT = "exit"
 
 
+ONLY_NODE = NodeId("node")
+"""What the node of a job on one machine is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node is. `leaf` names what it shares with its neighbours (a switch); empty if that is not known.
+
+    `order` is the user's or the scheduler's place for it among the nodes; None if arrival decides.
+    """
+
+    name: str = "localhost"
+    address: str = "127.0.0.1"
+    port: int = 0
+    leaf: str = ""
+    order: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """The agent is up and asks for the first workers. Always the first event."""
+    """The first agent is up and asks for workers: its node joins. Always the first event."""
+
+    node: NodeId = ONLY_NODE
+    place: Place = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """A further agent is up, at the start or later. Its node has no workers yet."""
+
+    node: NodeId
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """The node's agent ended, is silent or was fenced: its workers count as dead, and its vault as gone."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCommitted:
+    """Every rank's snapshot and transcript lie on as many other nodes as they should. Told once in a generation."""
+
+    version: Version
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasReported:
+    """The node holds these versions of the rank complete, and its transcript; the answer to `ReportReplicas`."""
+
+    node: NodeId
+    rank: Rank
+    epoch: Epoch
+    versions: tuple[Version, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """What the newcomer needs could not be brought to its node from this one."""
+
+    worker: WorkerId
+    epoch: Epoch
+    source: NodeId
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +273,11 @@ class TimeAdvanced:
 
 Event = (
     JobSubmitted
+    | NodeJoined
+    | NodeLost
+    | SnapshotCommitted
+    | ReplicasReported
+    | FetchFailed
     | WorkerStarted
     | WorkerReady
     | WorkerStartFailed

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from deadpool_run.core import pool
 from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, ATTACHED, HOLDS_RANK, JobPhase, MemberPhase
 from deadpool_run.core.membership import State
 from deadpool_run.core.settings import Settings
@@ -22,10 +23,24 @@ def _broken(settings: Settings, state: State) -> Iterator[str]:
     yield from _broken_members(state)
     yield from _broken_phase(settings, state)
     yield from _broken_repair(state)
+    yield from _broken_nodes(settings, state)
+
+
+def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:
     leaving = (MemberPhase.ENDING, MemberPhase.DISMISSED)
-    alive = [member for member in state.members.values() if member.phase not in leaving]
-    if len(alive) > settings.world_size + settings.spares:
-        yield f"{len(alive)} workers are alive, more than world size and spares"
+    for node in state.nodes:
+        alive = sum(member.phase not in leaving for member in state.on_node(node))
+        if alive > (room := pool.capacity(settings, state, node)):
+            yield f"{alive} workers are alive on {node}, which has room for {room}"
+    for member in state.members.values():
+        if member.node not in state.nodes:
+            yield f"worker {member.worker} lives on {member.node}, which is lost"
+    homes = [(seat.node, seat.local_rank) for seat in state.seats if seat.owner is not None]
+    if len(set(homes)) < len(homes):
+        yield f"two ranks have the same place on a node: {homes}"
+    for rank, buddies in enumerate(state.buddies):
+        if len(set(buddies)) < len(buddies) or (state.phase is JobPhase.RUNNING and state.seats[rank].node in buddies):
+            yield f"the copies of rank {rank} are not on other nodes: {buddies}"
 
 
 def _broken_seats(settings: Settings, state: State) -> Iterator[str]:

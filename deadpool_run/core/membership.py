@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from deadpool_run.core.effects import Incident
+from deadpool_run.core.events import Place
 from deadpool_run.core.lifecycle import ATTACHED, JobPhase, MemberPhase
-from deadpool_run.ids import Epoch, Rank, Version, WorkerId
+from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 NO_EPOCH = Epoch(0)
 NO_VERSION = Version(-1)
@@ -13,10 +14,21 @@ _FIRST_WORKER = WorkerId(0)
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """One living node."""
+
+    node: NodeId
+    place: Place
+    arrival: int
+    """How many had joined before it, lost ones included."""
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """One worker: one process life, from the order to start it until it is reaped."""
 
     worker: WorkerId
+    node: NodeId
     phase: MemberPhase
     since: float
     """When it entered its phase or last showed progress in it."""
@@ -37,6 +49,8 @@ class Member:
     ending_grace_s: float = 0.0
     kills: int = 0
     """How often it was killed outright."""
+    blameless: bool = False
+    """It is ended for what others could not give it: that says nothing of the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,16 @@ class Seat:
     """Its worker exited 0; such a rank is never replaced. Implies no owner."""
     held: frozenset[Version] | None = None
     """In a repair: the versions that this rank can be brought to; None while that is not known."""
+    node: NodeId | None = None
+    """Where its owner lives, or its last one lived; None before the first."""
+    local_rank: int = 0
+    """Its place among the ranks of that node."""
+    copies: Mapping[NodeId, frozenset[Version]] = field(default_factory=dict)
+    """In a repair, of a rank that lost its owner: who holds its transcript and these versions. Never changed in place."""
+    asked: frozenset[NodeId] = frozenset()
+    """Who has not yet answered what it holds of the rank."""
+    asked_in: Epoch = NO_EPOCH
+    """When they were asked: answers to an older question are void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +104,8 @@ class Repair:
     """The most steps that any survivor had completed."""
     dead_held: Version | None = None
     """The newest version that a dead rank left behind."""
+    barren: frozenset[tuple[Rank, NodeId]] = frozenset()
+    """Nodes that could not give what they said they hold of a rank: they are not asked again."""
     detected_s: float | None = None
     drained_at: float | None = None
     promoted_at: float | None = None
@@ -138,6 +164,22 @@ class State:
     restarts: int = 0
     managed: bool = False
     """Some worker called `init()`."""
+    nodes: Mapping[NodeId, Node] = field(default_factory=dict)
+    """The living ones, in order of arrival. Never changed in place."""
+    leaves: Mapping[NodeId | None, str] = field(default_factory=dict)
+    """The leaf of every node that ever joined. Never changed in place."""
+    arrivals: int = 0
+    """Nodes that ever joined."""
+    joined_at: float = 0.0
+    """When a node last joined or was lost."""
+    spares_waited_for: bool = False
+    """The world may begin without the nodes in reserve."""
+    buddies: tuple[tuple[NodeId, ...], ...] = ()
+    """Per rank, where its copies are sent to; empty while nothing is copied."""
+    former_buddies: tuple[tuple[NodeId, ...], ...] = ()
+    """Those before them, who may hold what the present ones have not received yet."""
+    committed: bool = False
+    """Some version of this generation lies on other nodes, of every rank."""
     members: Mapping[WorkerId, Member] = field(default_factory=dict)
     """Never changed in place."""
     next_worker: WorkerId = _FIRST_WORKER
@@ -175,6 +217,10 @@ class State:
     def vacant(self) -> list[Seat]:
         """Return the seats that need a worker."""
         return [seat for seat in self.seats if seat.owner is None and not seat.done]
+
+    def on_node(self, node: NodeId) -> list[Member]:
+        """Return the node's members, oldest first."""
+        return [member for _, member in sorted(self.members.items()) if member.node == node]
 
     def in_phase(self, *phases: MemberPhase) -> list[Member]:
         """Return the members in these phases, oldest first."""

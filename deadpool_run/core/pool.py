@@ -5,6 +5,7 @@ from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.membership import Member, State
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.turn import Turn
+from deadpool_run.ids import NodeId
 
 CRASHES = 5
 """So many parked workers may die within `CRASH_WINDOW_S` and be started again at once."""
@@ -13,18 +14,13 @@ _HEALED_IN = frozenset({JobPhase.STARTING, JobPhase.UNPROTECTED, JobPhase.RUNNIN
 _LEAVING = frozenset({MemberPhase.ENDING, MemberPhase.DISMISSED})
 
 
-def promotable(state: State) -> list[Member]:
-    """Return the workers that can be given a rank at once, nearest first."""
-    return state.in_phase(MemberPhase.READY)
-
-
 def heal(turn: Turn) -> None:
     """Start what is missing to world size and spares. A pool that crashes in a loop waits, or ends a job that needs it."""
     state = turn.state
     if state.phase not in _HEALED_IN:
         return
     missing = _missing(turn.settings, state)
-    if missing <= 0:
+    if not missing:
         return
     if _crashed_lately(state, turn.now) >= CRASHES:
         if _needs_worker(state):
@@ -32,8 +28,8 @@ def heal(turn: Turn) -> None:
                 turn, 1, f"{CRASHES} workers died before they were given a rank; see their output for the cause"
             )
         return
-    for _ in range(missing):
-        turn.start_worker()
+    for node in missing:
+        turn.start_worker(node)
 
 
 def parked_died(turn: Turn, member: Member, how: str) -> None:
@@ -44,17 +40,34 @@ def parked_died(turn: Turn, member: Member, how: str) -> None:
     turn.announce(f"spare worker {member.worker} died", how)
 
 
+def is_exhausted(settings: Settings, state: State) -> bool:
+    """Tell whether a rank is vacant and no worker is there, or can be started, to take it."""
+    free = state.in_phase(MemberPhase.STARTING, MemberPhase.READY, MemberPhase.ENDING)
+    return bool(state.vacant()) and not free and not _missing(settings, state)
+
+
 def heal_deadline(settings: Settings, state: State) -> float | None:
     """Return when a pool that crashed in a loop is healed again."""
-    if state.phase not in _HEALED_IN or len(state.crashes) < CRASHES or _missing(settings, state) <= 0:
+    if state.phase not in _HEALED_IN or len(state.crashes) < CRASHES or not _missing(settings, state):
         return None
     return state.crashes[0] + CRASH_WINDOW_S
 
 
-def _missing(settings: Settings, state: State) -> int:
-    done = sum(seat.done for seat in state.seats)
-    alive = sum(member.phase not in _LEAVING for member in state.members.values())
-    return settings.world_size + settings.spares - done - alive
+def capacity(settings: Settings, state: State, node: NodeId) -> int:
+    """Return how many workers the node is to have: one for each of its places, and its part of the spares."""
+    first, rest = divmod(settings.spares, settings.nodes)
+    at = list(state.nodes).index(node)
+    spares = first + (at < rest) if at < settings.nodes else 0
+    return settings.ranks_per_node + spares - sum(seat.done and seat.node == node for seat in state.seats)
+
+
+def _missing(settings: Settings, state: State) -> list[NodeId]:
+    """Return where workers are to be started, a node for each."""
+    missing: list[NodeId] = []
+    for node in state.nodes:
+        alive = sum(member.node == node and member.phase not in _LEAVING for member in state.members.values())
+        missing += [node] * (capacity(settings, state, node) - alive)
+    return missing
 
 
 def _crashed_lately(state: State, now: float) -> int:

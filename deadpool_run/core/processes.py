@@ -3,13 +3,21 @@
 from typing import assert_never
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import ending, faults, pool, repair, replicas, world
+from deadpool_run.core import ending, faults, holders, nodes, pool, repair, replicas, world
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.core.membership import Member
 from deadpool_run.core.turn import Turn
 
-ProcessNews = ev.WorkerStarted | ev.WorkerStartFailed | ev.WorkerExited | ev.WorkerRaised | ev.WorkerHung
+ProcessNews = (
+    ev.WorkerStarted
+    | ev.WorkerStartFailed
+    | ev.WorkerExited
+    | ev.WorkerRaised
+    | ev.WorkerHung
+    | ev.NodeLost
+    | ev.FetchFailed
+)
 
 
 def hear(turn: Turn, event: ProcessNews) -> None:
@@ -23,6 +31,10 @@ def hear(turn: Turn, event: ProcessNews) -> None:
             _raised(turn, event)
         case ev.WorkerHung():
             end_for(turn, event, event.reason)
+        case ev.NodeLost():
+            _node_lost(turn, event)
+        case ev.FetchFailed():
+            _fetch_failed(turn, event)
         case _:
             assert_never(event)
 
@@ -57,23 +69,61 @@ def _ended(turn: Turn, event: ev.WorkerExited | ev.WorkerStartFailed) -> None:
 def _left(turn: Turn, member: Member, event: ev.WorkerExited) -> None:
     """Note a rank whose script ran to its end."""
     assert member.rank is not None
-    turn.set_seat(member.rank, done=True, held=replicas.held_after_death(event))
+    holders.left_behind(turn, member.rank, member.node, replicas.held_after_death(event))
+    turn.set_seat(member.rank, done=True)
     if turn.state.phase is JobPhase.REPAIRING and member.phase not in ATTACHED:
         ending.stop(turn, 1, f"rank {member.rank} left the script while the world was repaired, so nobody can go on")
 
 
 def _lost(turn: Turn, member: Member, event: ev.WorkerExited) -> None:
-    cause = _cause(turn, member, event)
-    why = f"rank {member.rank} (worker {member.worker}) {cause}"
+    fallen = repair.Fallen(member, _cause(turn, member, event), replicas.held_after_death(event))
+    if turn.state.phase is JobPhase.FINISHING and _by_its_own_will(member, event):
+        ending.stop(turn, 1, f"{fallen.why} after its last step")
+    else:
+        _ranks_lost(turn, [fallen], fallen.why)
+
+
+def _node_lost(turn: Turn, event: ev.NodeLost) -> None:
+    """Take every worker of the node for dead, all at once."""
+    node = turn.state.nodes.get(event.node)
+    if node is None:
+        return
+    cause = f"was lost with node {node.place.name}"
+    members = nodes.remove(turn, event.node)
+    why = f"node {node.place.name} is lost: {event.reason}"
+    turn.announce(why, f"{len(members)} workers were on it")
+    fallen = [repair.Fallen(member, cause, None) for member in members if member.rank is not None]
+    if fallen:
+        _ranks_lost(turn, fallen, why)
+    held = [holders.forget(turn, seat.rank, event.node) for seat in turn.state.seats]
+    if not fallen and any(held) and turn.state.phase is JobPhase.REPAIRING:
+        repair.begin_epoch(turn, why)  # the version may have been chosen for what this node held
+
+
+def _fetch_failed(turn: Turn, event: ev.FetchFailed) -> None:
+    """Try another holder of the rank's state, if there is one."""
+    member = turn.state.members.get(event.worker)
+    if member is None or member.rank is None or not member.newcomer or turn.state.repair is None:
+        return
+    why = f"the state of rank {member.rank} could not be fetched from {event.source}: {event.message}"
+    if member.phase is MemberPhase.REHEARSING:  # it could not even begin, whatever the epoch is now
+        turn.kill(member.worker, why)
+        turn.set_member(member.worker, blameless=True)
+    elif event.epoch != turn.state.epoch:
+        return
+    turn.set_repair(barren=turn.state.repair.barren | {(member.rank, event.source)})
+    holders.forget(turn, member.rank, event.source)
+    repair.begin_epoch(turn, why)
+
+
+def _ranks_lost(turn: Turn, fallen: list[repair.Fallen], why: str) -> None:
     match turn.state.phase:
         case JobPhase.UNPROTECTED:
             world.restart(turn, why)
         case JobPhase.RUNNING | JobPhase.REPAIRING:
-            repair.lost(turn, member, event, cause)
-        case JobPhase.FINISHING if _by_its_own_will(member, event):
-            ending.stop(turn, 1, f"{why} after its last step")
+            repair.lost(turn, fallen, why)
         case JobPhase.FINISHING:
-            repair.lost_after_release(turn, member, event, cause)
+            repair.lost_after_release(turn, fallen, f"{why} after its last step")
         case JobPhase.NEW | JobPhase.STARTING | JobPhase.RESTARTING | JobPhase.STOPPING | JobPhase.STOPPED:
             pass  # nobody holds a rank, or every end is expected
         case unknown:

@@ -1,50 +1,84 @@
 """The repair of a loss: free and drain the survivors, seat the newcomers, choose the version, restore, attach."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from signal import SIGTERM
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import ending, faults, incidents, pool, replicas, world
+from deadpool_run.core import ending, faults, holders, incidents, placement, replicas, world
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import MEMBER_TRANSITIONS, JobPhase, MemberPhase
 from deadpool_run.core.membership import LossSoFar, Member, Repair, all_attached
 from deadpool_run.core.turn import Turn
-from deadpool_run.ids import Rank
+from deadpool_run.ids import Rank, Version
 
 _M = MemberPhase
 
 
-def lost(turn: Turn, member: Member, exited: ev.WorkerExited, cause: str) -> None:
-    """Repair the loss of a rank's worker, which was removed already. `member` is as it was before its end."""
+@dataclass(frozen=True, slots=True)
+class Fallen:
+    """A rank's worker that was lost: as it was before its end. It was removed from the members already.
+
+    `left` are the versions that its node holds; None if the node is lost with it.
+    """
+
+    member: Member
+    cause: str
+    left: frozenset[Version] | None
+
+    @property
+    def why(self) -> str:
+        """The loss in words."""
+        return f"rank {self.member.rank} (worker {self.member.worker}) {self.cause}"
+
+
+def lost(turn: Turn, fallen: Sequence[Fallen], why: str) -> None:
+    """Repair the loss of these ranks' workers, lost at once."""
+    for one in fallen:
+        _note_loss(turn, one)
+    begin_epoch(turn, why)
+    for one in fallen:  # in the new epoch, which the answers name
+        _find_copies(turn, one)
+
+
+def _note_loss(turn: Turn, fallen: Fallen) -> None:
+    member = fallen.member
     assert member.rank is not None
-    held = turn.state.seats[member.rank].held if member.newcomer else replicas.held_after_death(exited)
-    assert held is not None, "what a dead owner left was noted when it died, and its newcomer changed nothing of it"
-    turn.set_seat(member.rank, held=held)
-    why = f"rank {member.rank} (worker {member.worker}) {cause}"
     repair = turn.state.repair or Repair(began_at=turn.now)
     injected = member.injected_at is not None
-    counts = not repair.losses or member.newcomer or repair.resume is not None
+    counts = not (injected or member.blameless) and (not repair.losses or member.newcomer or repair.resume is not None)
     detected_s = None if member.injected_at is None else turn.now - member.injected_at
+    held = (*(fallen.left or ()), repair.dead_held)
     turn.set(
         repair=replace(
             repair,
-            losses=(*repair.losses, LossSoFar(member.rank, member.worker, cause, injected, turn.now)),
-            attempts=repair.attempts + (1 if counts and not injected else 0),
-            dead_held=max((version for version in (*held, repair.dead_held) if version is not None), default=None),
+            losses=(*repair.losses, LossSoFar(member.rank, member.worker, fallen.cause, injected, turn.now)),
+            attempts=repair.attempts + counts,
+            dead_held=max((version for version in held if version is not None), default=None),
             detected_s=detected_s if repair.detected_s is None else repair.detected_s,
         )
     )
-    begin_epoch(turn, why)
 
 
-def lost_after_release(turn: Turn, member: Member, exited: ev.WorkerExited, cause: str) -> None:
+def _find_copies(turn: Turn, fallen: Fallen) -> None:
+    """Note or ask who holds the rank's state; what a newcomer was to be given is known already."""
+    member = fallen.member
+    assert member.rank is not None
+    if turn.state.phase is not JobPhase.REPAIRING or member.newcomer:
+        return
+    if fallen.left is None:
+        holders.ask(turn, member.rank)
+    else:
+        holders.left_behind(turn, member.rank, member.node, fallen.left)
+
+
+def lost_after_release(turn: Turn, fallen: Sequence[Fallen], why: str) -> None:
     """Have every rank come back as a newcomer at the last version, and run to its end again.
 
     Survivors cannot be drained any more: they run code of their own. Nothing is trained twice; what the script does
     after its loop is, so that this is bounded as restarts of the world are.
     """
     state = turn.state
-    why = f"rank {member.rank} (worker {member.worker}) {cause} after its last step"
     allowed = world.restarts_allowed(turn.settings, state)
     if state.restarts >= allowed or not all(seat.sealed for seat in state.seats):
         ending.stop(turn, 1, f"{why}{world.describe_limit(state, allowed)}")
@@ -55,9 +89,9 @@ def lost_after_release(turn: Turn, member: Member, exited: ev.WorkerExited, caus
         turn.set_seat(seat.rank, done=False)
     turn.announce(f"finishing again ({turn.state.restarts} of at most {allowed})", why)
     for owner in state.owners():
-        if owner.worker != member.worker and owner.phase is not _M.ENDING:
+        if owner.phase is not _M.ENDING:
             turn.terminate(owner.worker, SIGTERM, why)
-    lost(turn, member, exited, cause)
+    lost(turn, fallen, why)
 
 
 def retry(turn: Turn, reason: str) -> None:
@@ -101,7 +135,7 @@ def drained(turn: Turn, member: Member, event: ev.SurvivorDrained) -> None:
     """Note what a survivor holds."""
     assert member.rank is not None
     turn.set_member(member.worker, newcomer=False)
-    turn.set_seat(member.rank, held=replicas.held_by_survivor(event))
+    turn.set_seat(member.rank, held=replicas.held_by_survivor(event), copies={}, asked=frozenset())
     repair = turn.state.repair
     if repair is not None and (repair.completed is None or repair.completed < event.completed):
         turn.set_repair(completed=event.completed)
@@ -117,6 +151,7 @@ def advance(turn: Turn) -> None:
     _attach(turn)
     if all_attached(turn.state):
         turn.set_repair(attached_at=turn.now)
+        holders.settled(turn)
         turn.enter(JobPhase.RUNNING, f"every rank is attached to epoch {turn.state.epoch}")
 
 
@@ -138,9 +173,11 @@ def report(turn: Turn) -> None:
 
 def _fill_vacancies(turn: Turn) -> None:
     vacant = turn.state.vacant()
-    for seat, member in zip(vacant, pool.promotable(turn.state), strict=False):
-        turn.assign(member, seat.rank, newcomer=True)
-        _replaced(turn, seat.rank, member)
+    unknown = {seat.node for seat in vacant if not holders.is_known(seat)}  # ranks that lived together go together
+    for seating in placement.replacements(turn.state, [seat for seat in vacant if seat.node not in unknown]):
+        seat = turn.state.seats[seating.rank]
+        turn.assign(seating, newcomer=True, transcript_from=holders.nearest(seat, seating.member, None))
+        _replaced(turn, seating.rank, seating.member)
     if vacant and not turn.state.vacant():
         turn.set_repair(promoted_at=turn.now)
 
@@ -170,9 +207,14 @@ def _choose_version(turn: Turn) -> None:
     resume = replicas.newest_common(held)
     turn.set_repair(drained_at=turn.now)
     if resume is None:
-        ending.stop(turn, 1, f"no version is held by every rank, so nobody can go on: {replicas.describe(state.seats)}")
+        lost = holders.describe_loss(state)
+        why = f"{lost}no version is held by every rank, so nobody can go on: {replicas.describe(state.seats)}"
+        ending.stop(turn, 1, why)
         return
     turn.set_repair(resume=resume)
+    if state.buddies:
+        holders.resumed(turn, resume)
+        turn.effects.append(do.DiscardAbove(state.epoch, resume))
     turn.set(reason=f"version {resume} is the newest that every rank holds")
 
 
@@ -184,8 +226,10 @@ def _resume(turn: Turn) -> None:
         return
     for member in turn.state.in_phase(_M.DRAINED, _M.REHEARSED):
         assert member.rank is not None
-        turn.order(do.ResumeFrom(member.worker, turn.state.epoch, repair.resume))
-        held = turn.state.seats[member.rank].held
+        seat = turn.state.seats[member.rank]
+        source = holders.nearest(seat, member, repair.resume) if member.newcomer else None
+        turn.order(do.ResumeFrom(member.worker, turn.state.epoch, repair.resume, source))
+        held = seat.held
         assert held is not None
         turn.set_seat(member.rank, held=replicas.held_after_resume(held, repair.resume))
 

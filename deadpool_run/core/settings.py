@@ -9,6 +9,15 @@ class Settings:
 
     world_size: int
     spares: int = 0
+    """Workers beyond the world's, on the nodes that hold its ranks."""
+    nodes: int = 1
+    """Nodes that hold ranks, equally many each."""
+    spare_nodes: int = 0
+    """Whole nodes in reserve."""
+    replicas: int = 1
+    """Copies of each snapshot on other nodes; with one node there are none."""
+    join_timeout_s: float = 600.0
+    """Too few nodes for the world are waited for so long."""
     max_restarts: int | None = None
     """Restarts of the whole world. None: 3 while a script that called `init()` sets up, 0 for any other (as torchrun)."""
     repair_timeout_s: float = 60.0
@@ -25,5 +34,13 @@ class Settings:
         """Refuse what no decision could be made with."""
         if self.world_size < 1:
             raise ValueError(f"world_size must be at least 1, not {self.world_size}")
-        if self.spares < 0:
-            raise ValueError(f"spares must not be negative, not {self.spares}")
+        if self.nodes < 1 or self.world_size % self.nodes:
+            raise ValueError(f"{self.world_size} ranks cannot be spread evenly over {self.nodes} nodes")
+        for name in ("spares", "spare_nodes", "replicas"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node that holds any."""
+        return self.world_size // self.nodes

@@ -5,7 +5,7 @@ from typing import Any
 
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
-from deadpool_run.core.membership import State
+from deadpool_run.core.membership import Node, State
 
 INCIDENTS_SHOWN = 5
 
@@ -18,6 +18,7 @@ class RankStatus:
     worker: int | None
     pid: int | None
     phase: str
+    node: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,18 @@ class SpareStatus:
     worker: int
     pid: int | None
     phase: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One living node, and of which ranks it holds copies."""
+
+    node: str
+    name: str
+    address: str
+    leaf: str
+    copies_of: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,7 @@ class Status:
     """Some worker called `init()`: losses can be repaired in place."""
     ranks: tuple[RankStatus, ...]
     spares: tuple[SpareStatus, ...]
+    nodes: tuple[NodeStatus, ...]
     capture_interval: int
     resume: int | None
     """The version that a repair under way goes back to, once it is chosen."""
@@ -64,10 +78,11 @@ def summary(state: State) -> Status:
         managed=state.managed,
         ranks=tuple(_rank(state, rank) for rank in range(len(state.seats))),
         spares=tuple(
-            SpareStatus(worker, member.pid, member.phase.value)
+            SpareStatus(worker, member.pid, member.phase.value, member.node)
             for worker, member in sorted(state.members.items())
             if member.rank is None
         ),
+        nodes=tuple(_node(state, node) for node in state.nodes.values()),
         capture_interval=state.capture_interval,
         resume=None if state.repair is None or state.phase is not JobPhase.REPAIRING else state.repair.resume,
         incidents=state.incidents[-INCIDENTS_SHOWN:],
@@ -78,7 +93,12 @@ def summary(state: State) -> Status:
 def _rank(state: State, rank: int) -> RankStatus:
     seat = state.seats[rank]
     if seat.owner is None:
-        return RankStatus(rank, None, None, "done" if seat.done else "vacant")
+        return RankStatus(rank, None, None, "done" if seat.done else "vacant", seat.node)
     member = state.members[seat.owner]
     unmanaged = member.phase is MemberPhase.SETTING_UP and not state.managed
-    return RankStatus(rank, member.worker, member.pid, "running" if unmanaged else member.phase.value)
+    return RankStatus(rank, member.worker, member.pid, "running" if unmanaged else member.phase.value, member.node)
+
+
+def _node(state: State, node: Node) -> NodeStatus:
+    copies_of = tuple(rank for rank, buddies in enumerate(state.buddies) if node.node in buddies)
+    return NodeStatus(node.node, node.place.name, node.place.address, node.place.leaf, copies_of)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from deadpool_run.core import capture, ending, pool, repair, world
+from deadpool_run.core import capture, ending, placement, pool, repair, world
 from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, JobPhase, MemberPhase
 from deadpool_run.core.membership import Member, State
 from deadpool_run.core.settings import Settings
@@ -33,6 +33,9 @@ class Due(StrEnum):
     SUSPICION = "suspicion"
     CALM = "calm"
     HEAL = "heal"
+    SPARE_NODES = "spare nodes"
+    NODES = "nodes"
+    NO_PLACE = "no place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,18 @@ def deadlines(settings: Settings, state: State) -> Iterator[Deadline]:
     heal_at = pool.heal_deadline(settings, state)
     if heal_at is not None:
         yield Deadline(heal_at, Due.HEAL)
+    yield from _of_nodes(settings, state)
+
+
+def _of_nodes(settings: Settings, state: State) -> Iterator[Deadline]:
+    if state.phase is JobPhase.STARTING:
+        begin_at = placement.spares_due(settings, state)
+        if len(state.nodes) < settings.nodes:
+            yield Deadline(state.joined_at + settings.join_timeout_s, Due.NODES)
+        elif begin_at is not None and not state.spares_waited_for:
+            yield Deadline(begin_at, Due.SPARE_NODES)
+    if state.phase is JobPhase.REPAIRING and state.repair is not None and pool.is_exhausted(settings, state):
+        yield Deadline(max(state.repair.began_at, state.joined_at) + settings.repair_timeout_s, Due.NO_PLACE)
 
 
 def _of_member(settings: Settings, state: State, member: Member) -> Iterator[Deadline]:
@@ -92,7 +107,7 @@ def advance(turn: Turn) -> None:
         _do(turn, min(due, key=lambda deadline: deadline.at))
 
 
-def _do(turn: Turn, deadline: Deadline) -> None:
+def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901 - one case for each reason
     member = deadline.member
     settings = turn.settings
     match deadline.due:
@@ -120,6 +135,15 @@ def _do(turn: Turn, deadline: Deadline) -> None:
             capture.calm(turn)
         case Due.HEAL:
             pool.heal(turn)
+        case Due.SPARE_NODES:
+            turn.set(spares_waited_for=True)
+        case Due.NODES:
+            count = f"{len(turn.state.nodes)} of the {settings.nodes} nodes that the world needs are there"
+            ending.stop(turn, 1, f"{count}, and no other came within {settings.join_timeout_s:g} s")
+        case Due.NO_PLACE:
+            ranks = ", ".join(str(seat.rank) for seat in turn.state.vacant())
+            left = f"every worker of the {len(turn.state.nodes)} nodes that are left holds another"
+            ending.stop(turn, 1, f"no place is left for rank {ranks}: {left}")
 
 
 def _end(turn: Turn, member: Member, why: str) -> None:

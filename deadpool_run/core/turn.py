@@ -7,8 +7,9 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import JOB_TRANSITIONS, MEMBER_TRANSITIONS, JobPhase, MemberPhase, trigger_of
 from deadpool_run.core.membership import Member, Repair, Seat, State
+from deadpool_run.core.placement import Seating
 from deadpool_run.core.settings import Settings
-from deadpool_run.ids import Epoch, Rank, WorkerId
+from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 
 MemberOrder = (
     do.AssignRank
@@ -87,18 +88,19 @@ class Turn:
         assert phase is not MemberPhase.ENDED, "reaped members are removed, not moved"
         return self.set_member(worker, phase=phase, since=self.now)
 
-    def start_worker(self) -> None:
-        """Order one more process."""
+    def start_worker(self, node: NodeId) -> None:
+        """Order one more process on this node."""
         worker = self.state.next_worker
-        member = Member(worker=worker, phase=MemberPhase.STARTING, since=self.now)
+        member = Member(worker=worker, node=node, phase=MemberPhase.STARTING, since=self.now)
         self.set(members={**self.state.members, worker: member}, next_worker=WorkerId(worker + 1))
-        self.effects.append(do.StartWorker(worker))
+        self.effects.append(do.StartWorker(worker, node))
 
-    def assign(self, member: Member, rank: Rank, *, newcomer: bool) -> None:
+    def assign(self, seating: Seating, *, newcomer: bool, transcript_from: NodeId | None = None) -> None:
         """Give a ready worker a vacant rank."""
-        self.set_seat(rank, owner=member.worker)
+        member, rank, local_rank = seating.member, seating.rank, seating.local_rank
+        self.set_seat(rank, owner=member.worker, node=member.node, local_rank=local_rank)
         self.set_member(member.worker, rank=rank, newcomer=newcomer)
-        self.order(do.AssignRank(member.worker, rank, self.state.epoch, newcomer))
+        self.order(do.AssignRank(member.worker, rank, self.state.epoch, newcomer, local_rank, transcript_from))
 
     def kill(self, worker: WorkerId, reason: str) -> None:
         """End a worker outright; its exit follows."""

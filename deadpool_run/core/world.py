@@ -3,7 +3,8 @@
 from signal import SIGTERM
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import ending, faults, pool
+from deadpool_run.core import ending, faults, nodes, placement
+from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.membership import NO_VERSION, Seat, State
 from deadpool_run.core.settings import Settings
@@ -19,9 +20,10 @@ def vacant_seats(world_size: int) -> tuple[Seat, ...]:
     return tuple(Seat(Rank(rank)) for rank in range(world_size))
 
 
-def submitted(turn: Turn) -> None:
-    """Begin the first world."""
+def submitted(turn: Turn, event: ev.JobSubmitted) -> None:
+    """Begin the first world, on the first node."""
     if turn.state.phase is JobPhase.NEW:
+        nodes.joined(turn, event.node, event.place)
         _begin(turn, "the job was submitted")
 
 
@@ -63,17 +65,18 @@ def advance_restarting(turn: Turn) -> None:
 
 
 def advance_starting(turn: Turn) -> None:
-    """Give every rank a worker, once there are enough."""
-    ready = pool.promotable(turn.state)
-    if len(ready) < turn.settings.world_size:
-        return
-    for seat, member in zip(turn.state.seats, ready, strict=False):
-        turn.assign(member, seat.rank, newcomer=False)
-    turn.enter(JobPhase.UNPROTECTED, "every rank has a worker")
+    """Give every rank a worker, once there are nodes and workers enough."""
+    seatings = placement.world(turn.settings, turn.state)
+    for seating in seatings:
+        turn.assign(seating, newcomer=False)
+    if seatings:
+        turn.enter(JobPhase.UNPROTECTED, "every rank has a worker")
 
 
 def advance_unprotected(turn: Turn) -> None:
-    """Be protected, once every rank can be rehearsed."""
+    """Be protected, once every rank can be rehearsed and, where there are buddies, they hold what it takes."""
+    if turn.state.buddies and not turn.state.committed:
+        return
     if all(seat.sealed and not seat.done for seat in turn.state.seats):
         turn.enter(JobPhase.RUNNING, "every rank can be replaced from now on")
         turn.set(raises=faults.still_evidence(turn.state.raises))
@@ -86,6 +89,9 @@ def _begin(turn: Turn, reason: str) -> None:
         capture_interval=turn.settings.capture_interval,
         skipped_at=None,
         raised_to=NO_VERSION,
+        buddies=(),
+        former_buddies=(),
+        committed=False,
     )
     turn.next_epoch()
     turn.effects.append(do.BeginGeneration(turn.state.generation))

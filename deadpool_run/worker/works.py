@@ -9,18 +9,13 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from deadpool_run.worker.collectives import Collective, Parts, tensors_in
+from deadpool_run.worker.collectives import Collective, Parts
 from deadpool_run.worker.transcript import Slot, Transcript
 
 if TYPE_CHECKING:
     from deadpool_run.worker.group import Group
 
 _SLICE = timedelta(milliseconds=20)
-_TO_ONE_PEER = frozenset({"send", "recv"})
-_WHOLE_BYTES = 4096
-"""A message up to this size is one segment on the loopback, whose segments take 64 KiB: it is not cut in the middle, and
-another thread's wait costs more than it. On a network, where a segment takes 1.4 KB and less, and the sender cuts its
-stream wherever it likes, no size is safe."""
 
 
 class DoneWork(dist.Work):
@@ -236,18 +231,6 @@ class ThreadedWork(GuardedWork):
     """
 
     def _await(self, timeout: timedelta | None) -> bool:
-        if self._collective.name in _TO_ONE_PEER and self._nbytes() <= _WHOLE_BYTES and not self._is_far():
-            self._work.wait(timeout) if timeout else self._work.wait()
-            return True
-        return self._await_in_thread(timeout)
-
-    def _is_far(self) -> bool:
-        return self._group.is_far(int(self._parts[1]))
-
-    def _nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in tensors_in(self._parts[:1]))
-
-    def _await_in_thread(self, timeout: timedelta | None) -> bool:
         over = threading.Event()
         outcome: list[RuntimeError | None] = []
         work = self._work

@@ -72,6 +72,7 @@ _EVENTS: Mapping[str, Callable[[int, Words], ev.Event]] = {
     "skip": lambda w, say: ev.CaptureSkipped(w, say.number),
     "finished": lambda w, say: ev.LoopFinished(w, say.number),
     "hung": lambda w, say: ev.WorkerHung(w, say.text),
+    "fetchfailed": lambda w, say: ev.FetchFailed(w, say.epoch, say.options["from"], say.text),
 }
 
 
@@ -101,7 +102,7 @@ class Run:
             return self.show()
         return [line for event in self.events(name, workers, plain, options, text) for line in self.tell(event)]
 
-    def events(self, name, workers, plain, options, text) -> Iterator[ev.Event]:
+    def events(self, name, workers, plain, options, text) -> Iterator[ev.Event]:  # noqa: PLR0912 - a case for each
         numbers = [int(word) for word in plain if word.isdigit()]
         match name:
             case "start":
@@ -110,7 +111,21 @@ class Run:
                 yield ev.KillRequested(numbers[0], ev.KillHow(plain[1]))
             case "stop":
                 yield ev.StopRequested(numbers[0])
-        if name in ("start", "fault", "stop"):
+            case "join":
+                order = int(options["order"]) if "order" in options else None
+                for node in plain:
+                    place = ev.Place(name=node, leaf=options.get("leaf", ""), order=order)
+                    first = not self.state.arrivals
+                    yield ev.JobSubmitted(node, place) if first else ev.NodeJoined(node, place)
+            case "lose":
+                yield ev.NodeLost(plain[0], text)
+            case "committed":
+                yield ev.SnapshotCommitted(numbers[0], self.state.epoch)
+            case "holds":
+                held = tuple(int(version) for version in options.get("held", "").split(",") if version)
+                epoch = int(options.get("epoch", self.state.epoch))
+                yield ev.ReplicasReported(plain[0], int(options["rank"]), epoch, held)
+        if name in ("start", "fault", "stop", "join", "lose", "committed", "holds"):
             return
         words = Words(
             epoch=int(options.get("epoch", self.state.epoch)),
@@ -147,9 +162,16 @@ class Run:
         return [
             f"{status.phase}, epoch {status.epoch}, generation {status.generation}: {status.reason}",
             f"  a snapshot every {status.capture_interval} steps",
-            *(f"  rank {r.rank}: {'-' if r.worker is None else f'w{r.worker}'} {r.phase}" for r in status.ranks),
-            *(f"  spare: w{s.worker} {s.phase}" for s in status.spares),
+            *(
+                f"  rank {r.rank}: {'-' if r.worker is None else f'w{r.worker}'} {r.phase}{_on(r.node)}"
+                for r in status.ranks
+            ),
+            *(f"  spare: w{s.worker} {s.phase}{_on(s.node)}" for s in status.spares),
         ]
+
+
+def _on(node: str | None) -> str:
+    return "" if node in (None, ev.ONLY_NODE) else f" on {node}"
 
 
 def _workers(words: list[str]) -> Iterator[int]:
@@ -175,6 +197,8 @@ def _split(effect: do.Effect) -> tuple[str, str, str]:
         return "ReportIncident", _incident(effect.incident), ""
     parts = {field.name: getattr(effect, field.name) for field in dataclasses.fields(effect)}
     worker = parts.pop("worker", None)
+    told_only_if = {"node": ev.ONLY_NODE, "transcript_from": None, "source": None, "local_rank": parts.get("rank")}
+    parts = {key: value for key, value in parts.items() if key not in told_only_if or value != told_only_if[key]}
     words = [f"{key}={value!r}" if isinstance(value, bool) else f"{key}={value}" for key, value in parts.items()]
     if isinstance(effect, do.Announce):
         words = [f"{effect.what} ({effect.reason})".replace("\n", " | ")]

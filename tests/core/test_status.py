@@ -34,7 +34,7 @@ def test_an_unmanaged_script_is_shown_as_running():
 
 def test_a_vacant_and_a_finished_rank_have_no_worker():
     ranks = run(*PROTECTED, "kill w2", "kill w1 held=4,5")["ranks"]
-    assert ranks[1] == {"rank": 1, "worker": None, "pid": None, "phase": "vacant"}
+    assert ranks[1] == {"rank": 1, "worker": None, "pid": None, "phase": "vacant", "node": "node"}
     assert run(*PROTECTED, "exit w0 code=0")["ranks"][0]["phase"] == "done"
 
 

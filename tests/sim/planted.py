@@ -6,11 +6,12 @@ A simulator that does not find them has gone blind; none of them is reachable by
 from collections.abc import Callable
 
 import pytest
-from simulator import KINDS
+from simulator import KINDS, NODE_KINDS
 
+from deadpool_run.core import buddies, holders, pool, repair, replicas, words, world
 from deadpool_run.core import effects as do
-from deadpool_run.core import pool, repair, replicas, words
 from deadpool_run.core.lifecycle import MEMBER_TRANSITIONS, MemberPhase
+from deadpool_run.core.membership import State
 from deadpool_run.core.turn import Turn
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -47,7 +48,14 @@ def the_oldest_version_is_chosen_although_survivors_dropped_it(patch):
 
 
 def an_unready_spare_is_promoted(patch):
-    patch.setattr(pool, "promotable", lambda state: state.in_phase(MemberPhase.STARTING, MemberPhase.READY))
+    honest = State.in_phase
+
+    def in_phase(state, *phases):
+        if phases == (MemberPhase.READY,):
+            return honest(state, MemberPhase.STARTING, MemberPhase.READY)
+        return honest(state, *phases)
+
+    patch.setattr(State, "in_phase", in_phase)
     for trigger, target in MEMBER_TRANSITIONS[MemberPhase.READY].items():
         patch.setitem(MEMBER_TRANSITIONS[MemberPhase.STARTING], trigger, target)
 
@@ -94,6 +102,33 @@ def a_member_that_raised_is_taken_for_dead(patch):
     patch.setattr(repair, "recall", recall)
 
 
+def copies_are_kept_on_the_ranks_own_node(patch):
+    honest = buddies.choose
+
+    def choose(settings, state):
+        return tuple((seat.node,) for seat in state.seats) if honest(settings, state) else ()
+
+    patch.setattr(buddies, "choose", choose)
+
+
+def a_lost_holder_is_still_counted_on(patch):
+    patch.setattr(holders, "forget", lambda _turn, _rank, _node: False)
+
+
+def what_is_far_is_taken_for_near(patch):
+    patch.setattr(holders, "nearest", lambda _seat, _member, _version: None)
+
+
+def nobody_waits_for_the_first_copies(patch):
+    honest = world.advance_unprotected
+
+    def advance_unprotected(turn):
+        turn.set(committed=True)
+        honest(turn)
+
+    patch.setattr(world, "advance_unprotected", advance_unprotected)
+
+
 _ANY = KINDS
 PLANTS: dict[Plant, tuple[str, ...]] = {
     stale_words_are_obeyed: _ANY,
@@ -111,3 +146,10 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
     a_member_that_raised_is_taken_for_dead: ("raise", "kill rank"),
 }
 """Each bug, with the kinds of faults among which it is looked for."""
+NODE_PLANTS: dict[Plant, tuple[str, ...]] = {
+    copies_are_kept_on_the_ranks_own_node: NODE_KINDS,
+    a_lost_holder_is_still_counted_on: NODE_KINDS,
+    what_is_far_is_taken_for_near: NODE_KINDS,
+    nobody_waits_for_the_first_copies: ("lose node",),
+}
+"""Those that only a job on several nodes can show."""

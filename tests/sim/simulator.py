@@ -8,7 +8,8 @@ import itertools
 import random
 from dataclasses import dataclass
 
-from machine import Clock, Vault
+from machine import Clock
+from storage import Storage
 from workers import Gathering, Mode, Worker
 
 from deadpool_run.core import coordinator, faults, pool, timers
@@ -32,6 +33,8 @@ KINDS = (
     ),
     *("suspect", "drain", "attach", "start"),
 )
+NODE_KINDS = ("lose node", "lose node", "lose node", "kill rank", "kill rank", "freeze rank", "suspect")
+"""Where a job spans nodes."""
 REPAIR_TIMEOUT_S = 5.0
 HANG_CHECK_S = 2.0
 BOUND_S = 30.0
@@ -51,7 +54,8 @@ class Simulation:
     def __init__(self, seed: int, settings: Settings, planned: tuple[Fault, ...], steps: int = 40) -> None:
         self.rng = random.Random(seed)
         self.settings, self.steps = settings, steps
-        self.clock, self.vault, self.gathering = Clock(), Vault(settings.world_size), Gathering(self)
+        self.clock, self.gathering = Clock(), Gathering(self)
+        self.storage = Storage(self.clock, self.rng, settings.world_size)
         self.tokens = itertools.count(1)
         self.state = coordinator.new_state(settings)
         self.workers: dict[int, Worker] = {}
@@ -61,13 +65,30 @@ class Simulation:
         self.reported_dead: set[int] = set()
         self.troubled_at = 0.0
         self.rank_faults = self.parked_faults = self.setup_faults = 0
+        self.nodes_lost: list[float] = []
+        self.uncovered_losses = 0
         self.asked_to_stop = False
         self.stopped: do.StopJob | None = None
         self.log: list[str] = []
         for fault in planned:
             self.clock.at(fault.at, lambda fault=fault: self.inject(fault))
         self.clock.after(HANG_CHECK_S, self.check_hangs)
-        self.tell(ev.JobSubmitted())
+        first, *others = (f"n{at}" for at in range(settings.nodes + settings.spare_nodes))
+        for name in others:
+            self.clock.after(self.rng.uniform(0.0, 3.0), lambda name=name: self.join(name))
+        self.storage.join(first)
+        self.tell(ev.JobSubmitted(first, self.place(first)))
+
+    def place(self, name: str) -> ev.Place:
+        return ev.Place(
+            name=name, leaf=f"leaf{int(name[1:].split('~', maxsplit=1)[0]) % 2}" if self.settings.nodes > 2 else ""
+        )
+
+    def join(self, name: str) -> None:
+        if self.stopped is None:
+            self.storage.join(name)
+            self.troubled_at = self.clock.now
+            self.tell(ev.NodeJoined(name, self.place(name)))
 
     def run(self) -> do.StopJob:
         """Run to the end of the job. Raises AssertionError, with the last of the log, for whatever must not be."""
@@ -99,6 +120,8 @@ class Simulation:
             return
         if isinstance(event, (ev.WorkerExited, ev.WorkerStartFailed)):
             self.reported_dead.add(event.worker)
+        if isinstance(event, ev.NodeLost):
+            self.reported_dead |= {worker.number for worker in self.workers.values() if worker.node == event.node}
         before = self.state
         self.state, effects = coordinator.step(self.settings, before, event, self.clock.now)
         self.log.append(f"{self.clock.now:8.3f} {event}")
@@ -108,19 +131,31 @@ class Simulation:
         for effect in effects:
             self.perform(effect)
 
-    def perform(self, effect: do.Effect) -> None:
+    def perform(self, effect: do.Effect) -> None:  # noqa: PLR0912 - one case for each order
         match effect:
             case do.BeginGeneration():
                 assert all(w.rank is None or not w.alive for w in self.workers.values()), "the old world still lives"
-                self.vault.clear()
+                self.storage.clear()
             case do.StartWorker():
                 assert effect.worker not in self.workers, "a worker's number was given again"
-                worker = self.workers[effect.worker] = Worker(self, effect.worker)
-                worker.start()
+                worker = self.workers[effect.worker] = Worker(self, effect.worker, effect.node)
+                worker.alive = self.storage.nodes[effect.node].alive
+                if worker.alive:
+                    worker.start()
             case do.AssignRank():
                 self.check_assignment(effect)
                 self.ranks[effect.worker] = effect.rank
+                node = self.workers[effect.worker].node
+                self.storage.assign(effect.rank, node, known_there=effect.transcript_from is None)
                 self.send(effect)
+            case do.SetBuddies():
+                self.check_buddies(effect)
+                self.storage.set_buddies(effect.buddies, self.state.epoch)
+                self.watch_commit(self.state.epoch)
+            case do.ReportReplicas():
+                self.clock.after(self.rng.uniform(0.001, 0.1), lambda: self.report_replicas(effect))
+            case do.DiscardAbove():
+                self.storage.discard_above(effect.epoch, effect.version)
             case do.AttachGroups():
                 self.check_all_restored(effect)
                 self.send(effect)
@@ -143,6 +178,19 @@ class Simulation:
         worker = self.workers[effect.worker]
         worker.down.send(lambda: worker.obey(effect))
 
+    def report_replicas(self, order: do.ReportReplicas) -> None:
+        node = self.storage.nodes[order.node]
+        if node.alive:
+            self.tell(ev.ReplicasReported(order.node, order.rank, order.epoch, tuple(sorted(node.has(order.rank)))))
+
+    def watch_commit(self, epoch: int) -> None:
+        """The head's agent tells when the first version is safe."""
+        if self.stopped is None and self.state.epoch == epoch and not self.state.committed:
+            if self.storage.committed() >= 0:
+                self.tell(ev.SnapshotCommitted(self.storage.committed(), epoch))
+            else:
+                self.clock.after(0.02, lambda: self.watch_commit(epoch))
+
     def check_hangs(self) -> None:
         """The agent's health check, which knows whom the others wait for."""
         if self.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING):
@@ -160,6 +208,8 @@ class Simulation:
         if fault.kind == "stop":
             self.asked_to_stop = True
             self.tell(ev.StopRequested(15))
+        elif fault.kind == "lose node":
+            self.lose_node(fault)
         elif fault.kind == "start":
             self.breaks.add("start")
             self.parked_faults += 1
@@ -167,6 +217,25 @@ class Simulation:
             self.strike(fault, wanted[fault.whom % len(wanted)])
         self.troubled_at = self.clock.now
         self.log.append(f"{self.clock.now:8.3f} !! {fault}")
+
+    def lose_node(self, fault: Fault) -> None:
+        """Power is cut: known at once by its connections, or by silence. Another node may come for it."""
+        alive = [node for node in self.storage.nodes.values() if node.alive]
+        if len(self.storage.nodes) == 1 or not alive:
+            return
+        node = alive[fault.whom % len(alive)]
+        self.uncovered_losses += not self.is_covered()
+        self.storage.lose(node.name)
+        self.nodes_lost.append(self.clock.now)
+        for worker in self.workers.values():
+            if worker.node == node.name:
+                worker.vanish()
+        if self.state.phase is not JobPhase.RUNNING:
+            self.setup_faults += 1
+        self.rank_faults += 1
+        self.clock.after(self.rng.choice((0.0, 0.05, 2.0)), lambda: self.tell(ev.NodeLost(node.name, "power")))
+        if self.rng.random() < 0.5:
+            self.clock.after(self.rng.uniform(2.5, 8.0), lambda: self.join(f"{node.name}~{len(self.storage.nodes)}"))
 
     def strike(self, fault: Fault, worker: Worker) -> None:
         if fault.kind.endswith("parked"):
@@ -197,6 +266,12 @@ class Simulation:
             if other.number != order.worker and other.rank == order.rank:
                 assert other.number in self.reported_dead, f"rank {order.rank} was taken from a living worker"
 
+    def check_buddies(self, order: do.SetBuddies) -> None:
+        for rank, holders in enumerate(order.buddies):
+            home = self.state.seats[rank].node
+            assert home not in holders, f"the copies of rank {rank} are on its own node"
+            assert set(holders) <= set(self.state.nodes), "copies are sent to a node that is lost"
+
     def check_all_restored(self, order: do.AttachGroups) -> None:
         """Groups are built by all together, so that each must stand where the others do."""
         owners = {rank: self.workers[number] for number, rank in self.ranks.items() if self.workers[number].alive}
@@ -211,11 +286,15 @@ class Simulation:
         phase = self.state.phase
         if phase is JobPhase.STARTING and quiet < timers.START_S + BOUND_S:
             return
+        if len(self.state.nodes) < self.settings.nodes:
+            return  # it waits for a node, or stops: check_end looks at the reason
         assert phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING), f"still {phase} after {quiet:g} s"
         ready = len(self.state.in_phase(MemberPhase.READY))
         crashed = sum(self.clock.now < at + pool.CRASH_WINDOW_S for at in self.state.crashes)
         if phase is JobPhase.RUNNING and crashed < pool.CRASHES:
-            assert ready == self.settings.spares, f"{ready} spares are ready, not {self.settings.spares}"
+            room = sum(pool.capacity(self.settings, self.state, node) for node in self.state.nodes)
+            spare = room - self.settings.world_size
+            assert ready == spare, f"{ready} spares are ready, not {spare}"
 
     def check_end(self) -> None:
         assert not any(worker.alive for worker in self.workers.values()), "a worker outlives the job"
@@ -230,8 +309,18 @@ class Simulation:
             "the world was started again": self.setup_faults + self.parked_faults > self.state.restarts,
             "workers died before they were given a rank": self.parked_faults >= pool.CRASHES,
             "rank ": not self.state.managed,  # a loss before anyone called init()
+            "is lost: power": not self.state.managed,
+            "and no other came": len(self.nodes_lost) > self.settings.spare_nodes,
+            "no place is left": len(self.nodes_lost) > self.settings.spare_nodes,
+            "no version is held by every rank": self.uncovered_losses > 0,
         }
         assert any(text in reason and excused for text, excused in excuses.items()), f"stopped without need: {reason}"
+
+    def is_covered(self) -> bool:
+        """Tell whether any one node may be lost now: no other is, and every rank's copies are where they should be."""
+        lost = {node.name for node in self.storage.nodes.values() if not node.alive}
+        copied = self.storage.committed() >= 0 or not self.state.incidents  # after a repair, copies take their time
+        return self.state.phase is JobPhase.RUNNING and not lost & set(self.state.nodes) and copied
 
 
 def planned(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
@@ -243,6 +332,25 @@ def planned(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
     if rng.random() < 0.1:
         found.append(Fault(rng.uniform(0.0, at), "stop"))
     return tuple(found)
+
+
+def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS) -> Simulation:
+    """Return the job of this seed, on several nodes."""
+    rng = random.Random(f"nodes {seed}")
+    nodes = rng.randint(2, 4)
+    settings = Settings(
+        world_size=nodes * rng.randint(1, 2),
+        nodes=nodes,
+        spare_nodes=rng.randint(0, 2),
+        spares=rng.choice((0, 0, 2)),
+        replicas=rng.choice((1, 1, 2)),
+        repair_timeout_s=REPAIR_TIMEOUT_S,
+        shutdown_timeout_s=3.0,
+        join_timeout_s=60.0,
+        calm_s=1.0,
+        capture_interval=rng.choice((1, 1, 2)),
+    )
+    return Simulation(seed, settings, planned(rng, kinds), steps=rng.choice((20, 60)))
 
 
 def simulation(seed: int, kinds: tuple[str, ...] = KINDS) -> Simulation:

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planted import PLANTS
-from simulator import KINDS, REPAIR_TIMEOUT_S, Fault, Simulation, simulation
+from planted import NODE_PLANTS, PLANTS
+from simulator import KINDS, REPAIR_TIMEOUT_S, Fault, Simulation, nodes_simulation, simulation
 
 from deadpool_run.core.settings import Settings
 
@@ -23,11 +23,19 @@ def test_swarm(part):
 def test_long_swarm():
     for seed in range(SEEDS, 20 * SEEDS):
         run(seed)
+    for seed in range(SEEDS, 5 * SEEDS):
+        run(seed, nodes_simulation)
 
 
-def run(seed):
+@pytest.mark.parametrize("part", range(3))
+def test_swarm_of_nodes(part):
+    for seed in range(part, 300, 3):
+        run(seed, nodes_simulation)
+
+
+def run(seed, story=simulation):
     try:
-        simulation(seed).run()
+        story(seed).run()
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}") from error
 
@@ -77,9 +85,19 @@ def test_the_swarm_goes_where_it_matters():
 @pytest.mark.parametrize(("plant", "kinds"), PLANTS.items(), ids=[plant.__name__ for plant in PLANTS])
 def test_a_planted_bug_is_found(plant, kinds, monkeypatch):
     plant(monkeypatch)
+    assert_is_found(lambda seed: simulation(seed, kinds))
+
+
+@pytest.mark.parametrize(("plant", "kinds"), NODE_PLANTS.items(), ids=[plant.__name__ for plant in NODE_PLANTS])
+def test_a_planted_bug_of_nodes_is_found(plant, kinds, monkeypatch):
+    plant(monkeypatch)
+    assert_is_found(lambda seed: nodes_simulation(seed, kinds))
+
+
+def assert_is_found(story):
     for seed in range(SEEDS_FOR_A_PLANT):
         try:
-            simulation(seed, kinds).run()
+            story(seed).run()
         except AssertionError:
             return
     pytest.fail(f"{SEEDS_FOR_A_PLANT} seeds and nothing was noticed")

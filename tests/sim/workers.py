@@ -34,8 +34,8 @@ class Mode(Enum):
 
 
 class Worker:
-    def __init__(self, sim: Simulation, number: int) -> None:
-        self.sim, self.number = sim, number
+    def __init__(self, sim: Simulation, number: int, node: str) -> None:
+        self.sim, self.number, self.node = sim, number, node
         self.up, self.down = Channel(sim.clock, sim.rng), Channel(sim.clock, sim.rng)
         self.mode = Mode.STARTING
         self.rank: int | None = None
@@ -76,11 +76,17 @@ class Worker:
         self.alive = False
         self.sim.gathering.leave(self)
         rank = self.sim.ranks.get(self.number)  # as the agent knows it: the order may not have arrived here
-        captured = () if rank is None else tuple(sorted(self.sim.vault.held(rank)))
+        captured = () if rank is None else tuple(sorted(self.sim.storage.held(rank, self.node)))
         self.say(ev.WorkerExited(self.number, code, signal, captured))
 
+    def vanish(self) -> None:
+        """Its node is lost; nobody is told of its end."""
+        self.alive = False
+        self.sim.gathering.leave(self)
+
     def say(self, event: ev.Event) -> None:
-        self.up.send(lambda: self.sim.tell(event))
+        if self.sim.storage.nodes[self.node].alive:
+            self.up.send(lambda: self.sim.tell(event))
 
     def then(self, mean: float, what: Callable[[], None]) -> None:
         """Do something after a while, unless something else comes to it before."""
@@ -127,11 +133,20 @@ class Worker:
         assert self.mode is Mode.PARKED, f"a rank was given to a worker that is {self.mode}"
         self.rank, self.epoch = order.rank, order.epoch
         self.mode = Mode.REHEARSING if order.newcomer else Mode.SETTING_UP
-        if order.newcomer:
+        self.has_state = not order.newcomer
+        source = order.transcript_from
+        if source is None:
             self.then(0.1, self._initialized)
-            return
-        self.has_state = True
-        self.then(0.1, self._initialized)
+        else:
+            self.then(0.1, lambda: self._initialized() if self._can_reach(source) else self._no_fetch(source))
+
+    def _can_reach(self, source: str) -> bool:
+        return self.sim.storage.nodes[source].alive
+
+    def _no_fetch(self, source: str) -> None:
+        self.interrupt()
+        self.mode = Mode.BROKEN
+        self.say(ev.FetchFailed(self.number, self.epoch, source, "no answer"))
 
     def _initialized(self) -> None:
         self.say(ev.ScriptInitialized(self.number))
@@ -171,23 +186,34 @@ class Worker:
             return
         self.mode = Mode.DRAINED
         live = self.completed if self.held_live else None
-        captured = tuple(sorted(self.sim.vault.held(self.rank)))
+        captured = tuple(sorted(self.sim.storage.held(self.rank)))
         self.say(ev.SurvivorDrained(self.number, self.epoch, self.completed, live, captured))
 
     def _resume(self, order: do.ResumeFrom) -> None:
         assert order.epoch == self.epoch, f"resumed for epoch {order.epoch} in {self.epoch}"
         assert self.mode in (Mode.DRAINED, Mode.REHEARSED), f"resumed while {self.mode}"
         self.mode = Mode.RESTORING
-        self.sim.vault.empty_above(self.rank, order.version)
-        self.then(0.1, lambda: self._restored(order.version))
+        self.sim.storage.empty_above(self.rank, order.version)
+        if self.has_state or order.version in self.sim.storage.held(self.rank):
+            assert order.source is None, "a snapshot that is here is to be fetched"
+            self.then(0.1, lambda: self._restored(order.version))
+        else:  # from another node, or from what this one holds as a buddy
+            self.then(0.2, lambda: self._fetch(order.source or self.node, order.version))
+
+    def _fetch(self, source: str, version: int) -> None:
+        if self.sim.storage.fetch(source, self.rank, version):
+            self._restored(version)
+        else:
+            assert not self._can_reach(source), f"{source} was to hold {version} of rank {self.rank}, and does not"
+            self._no_fetch(source)
 
     def _restored(self, version: int) -> None:
         if not (self.has_state and self.held_live and self.completed == version):
-            held = self.sim.vault.held(self.rank)
+            held = self.sim.storage.held(self.rank)
             assert version in held, f"rank {self.rank} is to resume from {version}, but holds {sorted(held)}"
             self.completed, self.token = version, held[version]
         self.has_state = self.held_live = True
-        self.to_capture = version not in self.sim.vault.held(self.rank)
+        self.to_capture = version not in self.sim.storage.held(self.rank)
         self.mode = Mode.RESTORED
         self.say(ev.RankRestored(self.number, self.epoch))
 
@@ -220,8 +246,9 @@ class Worker:
     def _finish(self) -> None:
         """The last version is captured, however long that takes."""
         self.mode = Mode.FINISHED
-        if self.completed in self.sim.vault.held(self.rank) or self.sim.vault.capture(
-            self.rank, (self.completed, self.token)
+        storage = self.sim.storage
+        if self.completed in storage.held(self.rank) or storage.capture(
+            self.rank, (self.completed, self.token), self.attached
         ):
             self.to_capture = False
             self.say(ev.LoopFinished(self.number, self.completed))
@@ -252,11 +279,11 @@ class Worker:
 
     def _capture(self, *, last_chance: bool = False) -> None:
         """Beside the step: it may wait for a slot until the next version is due."""
-        if self.sim.vault.capture(self.rank, (self.completed, self.token)):
+        if self.sim.storage.capture(self.rank, (self.completed, self.token), self.attached):
             self.to_capture = False
         elif last_chance:
             self.to_capture = False
-            self.sim.vault.skip(self.rank, self.completed)
+            self.sim.storage.skip(self.rank, self.completed)
             self.say(ev.CaptureSkipped(self.number, self.completed))
 
     # --- faults --------------------------------------------------------------------------------------------------

@@ -1,0 +1,90 @@
+"""Who holds what of a rank that lost its owner: its own node's vault, or the nodes that its copies were sent to."""
+
+from collections.abc import Mapping
+
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+from deadpool_run.core.membership import Member, Seat, State
+from deadpool_run.core.turn import Turn
+from deadpool_run.ids import NodeId, Rank, Version
+
+Copies = Mapping[NodeId, frozenset[Version]]
+
+
+def left_behind(turn: Turn, rank: Rank, node: NodeId, versions: frozenset[Version]) -> None:
+    """Note what a dead owner left in the vault of its node, which lives."""
+    _set(turn, rank, {node: versions}, frozenset())
+
+
+def ask(turn: Turn, rank: Rank, but: NodeId | None = None) -> None:
+    """Ask everyone (but one) who may have copies of the rank: its vault is gone."""
+    state = turn.state
+    barren = frozenset() if state.repair is None else state.repair.barren
+    holders = [
+        node
+        for buddies in (state.buddies, state.former_buddies)
+        for node in (buddies[rank] if buddies else ())
+        if node in state.nodes and node != but and (rank, node) not in barren
+    ]
+    _set(turn, rank, {}, frozenset(holders))
+    turn.set_seat(rank, asked_in=state.epoch)
+    turn.effects += [do.ReportReplicas(node, rank, state.epoch) for node in dict.fromkeys(holders)]
+
+
+def reported(turn: Turn, event: ev.ReplicasReported) -> None:
+    """Note what a node holds, if it was asked and nothing has changed since."""
+    seat = turn.state.seats[event.rank] if 0 <= event.rank < len(turn.state.seats) else None
+    if seat is not None and event.node in seat.asked and event.epoch == seat.asked_in:
+        _set(turn, event.rank, {**seat.copies, event.node: frozenset(event.versions)}, seat.asked - {event.node})
+
+
+def forget(turn: Turn, rank: Rank, node: NodeId) -> bool:
+    """Note that what the node holds of the rank cannot be had; where that was all, ask the others. False: it held nothing."""
+    seat = turn.state.seats[rank]
+    if node not in seat.copies and node not in seat.asked:
+        return False
+    copies = {other: versions for other, versions in seat.copies.items() if other != node}
+    if copies or seat.asked - {node}:
+        _set(turn, rank, copies, seat.asked - {node})
+    else:
+        ask(turn, rank, but=node)
+    return True
+
+
+def settled(turn: Turn) -> None:
+    """Forget who held what: every rank is held by a member that has its state."""
+    for seat in turn.state.seats:
+        if seat.copies or seat.asked:
+            turn.set_seat(seat.rank, copies={}, asked=frozenset())
+
+
+def resumed(turn: Turn, version: Version) -> None:
+    """Note that copies of newer versions are forgotten."""
+    for seat in turn.state.seats:
+        if seat.copies:
+            kept = {node: frozenset(v for v in held if v <= version) for node, held in seat.copies.items()}
+            turn.set_seat(seat.rank, copies=kept)
+
+
+def nearest(seat: Seat, member: Member, version: Version | None) -> NodeId | None:
+    """Return whom the rank's transcript (or this version of it) is brought from for a newcomer; None: it is there."""
+    holders = [node for node, held in seat.copies.items() if version is None or version in held]
+    if not holders or member.node in holders:
+        return None
+    return holders[0]
+
+
+def is_known(seat: Seat) -> bool:
+    """Tell whether a newcomer can be given the rank: everyone who was asked has answered, and somebody holds it."""
+    return not seat.asked and bool(seat.copies)
+
+
+def describe_loss(state: State) -> str:
+    """Return which nodes were asked in vain, for the user."""
+    lost = [str(seat.rank) for seat in state.seats if seat.held is not None and not seat.held] if state.buddies else []
+    return f"every holder of rank {', '.join(lost)} is gone; " if lost else ""
+
+
+def _set(turn: Turn, rank: Rank, copies: Copies, asked: frozenset[NodeId]) -> None:
+    held = None if asked else frozenset(version for versions in copies.values() for version in versions)
+    turn.set_seat(rank, copies=copies, asked=asked, held=held)
