@@ -206,8 +206,8 @@ class SlurmLab:
 
     # --- nodes ---------------------------------------------------------------------------------------------------
 
-    def pids(self, node: str) -> set[int]:
-        """Return the node's daemons and tasks, and all that these started."""
+    def pids(self, node: str) -> list[int]:
+        """Return the node's daemons and tasks, and all that these started; children before their parents."""
         log, own = str(self.home / f"log/{node}.log"), set()
         parents: dict[int, int] = {}
         needles = (f"SLURMD_NODENAME={node}\0".encode(), f"SLURM_CONF={self.home}/etc/slurm.conf\0".encode())
@@ -224,11 +224,13 @@ class SlurmLab:
                     own.add(pid)
         while more := {pid for pid, parent in parents.items() if parent in own} - own:
             own |= more
-        return own
+        return sorted(own, key=lambda pid: _depth(pid, parents), reverse=True)
 
     def kill_node(self, node: str) -> None:
         """Cut the node's power. Slurm does not know until it is told (`mark_down`) or has waited for SlurmdTimeout."""
         self.freeze_node(node)  # first, so that nobody has the time to start another, or to speak
+        # Children first: the kernel wakes a stopped process (SIGHUP, SIGCONT) whose parent ends, and srun, so woken, has
+        # the time to end its step on all other nodes.
         while pids := self.pids(node):
             _signal(pids, signal.SIGKILL)
             daemon = self._daemons.get(node)
@@ -239,7 +241,7 @@ class SlurmLab:
     def freeze_node(self, node: str) -> None:
         """Stop all of the node: its connections stay open, and are silent."""
         stopped: set[int] = set()
-        while fresh := self.pids(node) - stopped:
+        while fresh := set(self.pids(node)) - stopped:
             _signal(fresh, signal.SIGSTOP)
             stopped |= fresh
 
@@ -359,6 +361,13 @@ def _holds(process: Path, path: str) -> bool:
     if not (process / "cmdline").read_bytes().partition(b"\0")[0].rpartition(b"/")[2].startswith(b"slurm"):
         return False
     return any(str(fd.readlink()) == path for fd in (process / "fd").iterdir())
+
+
+def _depth(pid: int, parents: Mapping[int, int]) -> int:
+    depth = 0
+    while (pid := parents.get(pid, 0)) and depth < len(parents):
+        depth += 1
+    return depth
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
