@@ -42,6 +42,7 @@ _PR_SET_PDEATHSIG = 1
 _PID = struct.Struct("i")
 MAX_PACKET_BYTES = 64 << 10
 
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _ENTRIES = {"worker": "deadpool_run.worker.bootstrap", "store": "deadpool_run.worker.store_main"}
 _STORE_COMMAND = "import sys; from deadpool_run.worker import store_main; store_main.main(*map(int, sys.argv[1:]))"
 _MAX_FDS = 4
@@ -155,7 +156,7 @@ class _Nursery:
         os.close(go_reader)
         die_with_parent(self._agent_pid)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job was born with it ignored
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # under nohup, say; the agent passes them on
+        for number in _PASSED_ON:  # under nohup, say; the agent passes them on
             signal.signal(number, signal.SIG_DFL)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)  # until the script says what they mean
@@ -198,11 +199,19 @@ def _carries(pid: int, mark: bytes) -> bool:
         return False
 
 
+def _ignore_signals() -> None:
+    """Leave signals to the agent and the workers: Slurm's reach every process of a step, whatever its session."""
+    for number in (*_PASSED_ON, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _set_death_signal(number: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _enter(kind: str, fds: list[int]) -> None:
+    if kind == "store":
+        _ignore_signals()
     if kind == "store" and "torch" not in sys.modules:  # keep this cheap process cheap: a fork of it must not import
         for fd in fds:
             os.set_inheritable(fd, True)
@@ -216,6 +225,7 @@ def main() -> Callable[[], None] | None:
     agent_fd, agent_pid = (int(word) for word in sys.argv[1:3])
     agent = socket.socket(fileno=agent_fd)
     agent.set_inheritable(False)
+    _ignore_signals()
     os.environ["OPENBLAS_NUM_THREADS"] = (
         "1"  # else its threads start with the import; a worker's environment is replaced
     )

@@ -204,11 +204,6 @@ class Build:
         with contextlib.suppress(dist.DistError):  # the store is lost too: it ends with its time-out
             self._meeting.connections.store.set(f"{self._meeting.prefix}/@go", _CANCELLED)
 
-    def _end_meeting(self) -> None:
-        """Have `_meet` return. Not over the connection on which it waits."""
-        with contextlib.suppress(dist.DistError):  # the store is lost too: it ends with its time-out
-            self._meeting.connections.store.set(f"{self._meeting.prefix}/@go", _CANCELLED)
-
     def _connect(self, store: Store, plan: Plan) -> Inner:
         prefixed = PrefixStore(f"{self._meeting.prefix}/{plan.group}", store)
         size = len(plan.ranks)

@@ -33,9 +33,6 @@ class Owner(Protocol):
     released: int
     """The newest generation of communicators whose collectives are no longer waited for."""
 
-    far: frozenset[int]
-    """The world's ranks that are reached over a network."""
-
     def count_issued(self) -> None:
         """Count a collective that is issued."""
 
@@ -120,10 +117,6 @@ class Group(dist.ProcessGroup):
     def other_rank(self) -> int:
         """A member that is not this rank, if there is one."""
         return (self.plan.rank + 1) % len(self.plan.ranks)
-
-    def is_far(self, peer: int) -> bool:
-        """Whether this member (its rank in the group) is reached over a network."""
-        return bool(self.registry.far) and self.plan.ranks[peer] in self.registry.far
 
     def answer(self, collective: Collective, parts: Parts) -> None:
         """Write the fake answer."""

@@ -61,7 +61,6 @@ class Registry:
         self.waiters = Waiters()
         self.generation = 1
         self.released = 0
-        self.far: frozenset[int] = frozenset()
         self._cell = cell
         self._on_failure = on_failure
         self._timeout = timeout
@@ -232,7 +231,7 @@ class Registry:
                 self.generation += 1
                 for group, inner in zip(groups, inners, strict=True):
                     group.attach(inner, self.generation)
-                self._know(build.peers)
+                self._peers = build.peers
                 self._count_anew()
                 self.state = GroupState.ATTACHED
                 self.tainted = False
@@ -298,7 +297,7 @@ class Registry:
             with self._lock:
                 self._build = None
         if world:
-            self._know(build.peers)
+            self._peers = build.peers
         return inner
 
     def _creation_failed(self, error: AttachError) -> None:
@@ -336,11 +335,6 @@ class Registry:
         self._prefix, self._worlds = prefix, 1
         self._meeting = Meeting(self._connections, prefix, self._meeting.rank, self._meeting.size)
         return self._meeting
-
-    def _know(self, peers: tuple[gloo.Endpoint, ...]) -> None:
-        here = self._the_device().endpoint[0]
-        self._peers = peers
-        self.far = frozenset(rank for rank, (host, _) in enumerate(peers) if host != here)
 
     def _the_device(self) -> gloo.Device:
         if self._device is None:

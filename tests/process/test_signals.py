@@ -1,8 +1,10 @@
 """What workers make of the signals that the agent passes on does not depend on who started the agent."""
 
+import os
 import signal
 
 import pytest
+from kit.processes import marked
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
@@ -15,5 +17,27 @@ def test_a_job_that_was_started_with_a_signal_ignored_is_ended_by_it(cluster, nu
         signal.signal(number, before)
     job.wait_event("held")
     job.signal_agent(number)
+    assert job.wait_exit(20) == 1
+    job.check_nothing_left()
+
+
+def test_a_signal_to_every_process_at_once_leaves_workers_the_time_to_end(cluster):
+    """As Slurm signals a step: the nursery and the store get it too, and are needed to the end."""
+    job = cluster(script="ending.py", nproc=2, spares=0)
+    for rank in range(2):
+        job.wait_event("up", rank=rank)
+    workers = {event["pid"] for event in job.events}
+    others = marked(job.mark).keys() - workers - {job.pid}
+    assert len(others) == 2
+    for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM):
+        for pid in {*others, *(workers | {job.pid} if number is signal.SIGTERM else ())}:
+            os.kill(pid, number)
+    for rank in range(2):
+        job.wait_event("ending", rank=rank)
+    assert others <= marked(job.mark).keys()
+    job.release()
+    job.release()
+    for rank in range(2):
+        job.wait_event("ended", rank=rank)
     assert job.wait_exit(20) == 1
     job.check_nothing_left()
