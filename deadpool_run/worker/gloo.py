@@ -10,9 +10,11 @@ import os
 import re
 import socket
 import stat
+import time
 from collections.abc import Collection, Iterator
 from datetime import timedelta
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -30,6 +32,10 @@ _UNANSWERED_MS = 5000
 _PEER_FAILURE = re.compile(
     r"gloo[/\\]transport|time[d]?[ -]?out|connection|broken pipe|socket|closed by peer", re.IGNORECASE
 )
+_WORK_THREAD = "pt_gloo_runloop"
+"""The name that torch gives to the threads that perform Gloo's collectives."""
+_IDLE_WAIT_S = 1.0
+_IDLE_PAUSE_S = 0.001
 _BROKEN = re.compile(r"closed by peer|connection reset|broken pipe|pair closure", re.IGNORECASE)
 _OWN_FAULT = (NotImplementedError,)
 
@@ -92,6 +98,32 @@ def is_peer_failure(error: BaseException) -> bool:
 def is_broken(error: BaseException) -> bool:
     """Whether a connection broke, as opposed to a time-out."""
     return _BROKEN.search(str(error)) is not None
+
+
+def hold_until_idle(_group: Any) -> None:
+    """Return when Gloo's threads have nothing to do, or after a second. For torch's own groups, at the process's exit.
+
+    A thread that is about to drop the tensors of the last collective needs the interpreter for it, and ends the process
+    by `terminate` if that is gone already. Ending the group first does not help: who knows it (DDP's reducer, FSDP)
+    keeps it. Nobody tells of a drop, hence the looking. The group is an argument so that whoever registers this at exit
+    holds it: ended by another's last reference, it may wait for its threads while they wait for the interpreter.
+    """
+    idle = 0
+    deadline = time.monotonic() + _IDLE_WAIT_S
+    while idle < 2 and time.monotonic() < deadline:  # twice: a thread that sleeps now may wait for a lock
+        time.sleep(_IDLE_PAUSE_S)  # without the interpreter's lock, which they may want
+        idle = idle + 1 if all(state == "S" for state in _work_threads()) else 0
+
+
+def _work_threads() -> Iterator[str]:
+    """Yield the state of each thread that performs collectives (proc(5): R running, S sleeping)."""
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            name, _, rest = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")
+        except OSError:  # ended
+            continue
+        if name.partition("(")[2] == _WORK_THREAD:
+            yield rest[0]
 
 
 def _create_device() -> Any:

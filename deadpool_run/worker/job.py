@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.wire.messages import Initialized
-from deadpool_run.worker import session
+from deadpool_run.worker import gloo, session
 from deadpool_run.worker.member import REHEARSAL_STEPS, Member
 
 _job: "Job | None" = None
@@ -189,3 +189,4 @@ def _init_unprotected(timeout: timedelta | None) -> None:
         dist.init_process_group(backend, timeout=timeout)
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+    atexit.register(gloo.hold_until_idle, dist.GroupMember.WORLD)
