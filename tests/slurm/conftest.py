@@ -7,6 +7,12 @@ from kit import slurm_lab
 from kit.slurm_lab import SlurmLab
 
 
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if {"lab", "shared_lab"} & set(item.fixturenames):
+            item.add_marker("slurm")
+
+
 @pytest.fixture(scope="module")
 def shared_lab(tmp_path_factory) -> Iterator[SlurmLab]:
     """Four nodes, for tests that leave them as they were."""
