@@ -56,9 +56,12 @@ def start(place: Discovery, nodes: int, words: Sequence[str], environment: Mappi
     return code if found is None else found
 
 
-def own_command(original: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return how to start this program again: `original` is the interpreter's whole command line, ending in `words`."""
-    return [sys.executable, *original[1 : len(original) - len(words)], *words]
+def own_command(original: Sequence[str], words: Sequence[str], instead: Sequence[str] | None = None) -> list[str]:
+    """Return how to start this program again, with the same words or with others.
+
+    `original` is the interpreter's whole command line, ending in `words`.
+    """
+    return [sys.executable, *original[1 : len(original) - len(words)], *(words if instead is None else instead)]
 
 
 def agent_environment(environment: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:
