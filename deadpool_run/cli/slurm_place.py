@@ -36,6 +36,8 @@ def detected(values: Values, environment: Mapping[str, str]) -> dict[str, str]:
             f"{place.step.tasks_here} tasks of this step are on node {place.name}, and each would start workers for all of it\n"
             "start one for each node: `srun --ntasks-per-node=1 deadpool-run ...`, or leave srun out of the batch script"
         )
+    if is_array_run(values, place):
+        return place.array_options()
     found = place.options()
     if nodes := nodes_to_start(values, place):
         found["nnodes"] = str(nodes)
@@ -52,15 +54,26 @@ def nodes_to_start(values: Values, place: Discovery | None) -> int:
     if values["rdzv_endpoint"].is_set or values["node_rank"].is_set:
         return 0  # the user has a plan of their own, such as one ssh for each node
     wanted = _nodes_wanted(values, len(place.nodes))
-    if wanted == 1 and place.name in place.nodes:
+    if (wanted == 1 and place.name in place.nodes) or is_array_run(values, place):
         return 0
     if wanted > len(place.nodes):
         raise values.refuse(
             "nnodes",
-            f"job {place.job_id} has {len(place.nodes)} nodes",
+            f"job {place.job_id} has {len(place.nodes)}",
             "submit it with as many: --nodes counts the spare ones too. Left out, --nnodes is the size of the job",
         )
     return wanted
+
+
+def is_array_run(values: Values, place: Discovery) -> bool:
+    """Return whether the tasks of a job array are the nodes of one run.
+
+    They are if more nodes are asked for than this task has, since they can only be the other tasks; without --nnodes
+    every task is a run of its own, as in a sweep.
+    """
+    if place.array is None or place.step is not None or len(place.nodes) > 1:
+        return False
+    return 1 < _nodes_wanted(values, 1) <= place.array.count
 
 
 def _nodes_wanted(values: Values, job_nodes: int) -> int:

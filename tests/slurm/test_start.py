@@ -66,10 +66,28 @@ def test_one_node_is_started_only_from_elsewhere():
 
 
 def test_more_nodes_than_there_are_are_refused():
-    with pytest.raises(UsageError, match="job 42 has 3 nodes"):
+    with pytest.raises(UsageError, match="job 42 has 3"):
         nodes_to_start(nnodes="4")
     with pytest.raises(UsageError, match="not a number of machines"):
         nodes_to_start(nnodes="2:3")
+
+
+def test_the_tasks_of_an_array_are_one_run_only_if_nnodes_says_so():
+    task = BATCH | {
+        "SLURM_JOB_NODELIST": "n1",
+        "SLURM_ARRAY_JOB_ID": "40",
+        "SLURM_ARRAY_TASK_ID": "2",
+        "SLURM_ARRAY_TASK_COUNT": "4",
+        "SLURM_RESTART_COUNT": "1",
+    }
+    sweep = values(task)
+    assert (sweep.text("run_id"), nodes_to_start(task)) == ("", 0)
+    one = values(task, nnodes="4")
+    assert (one.text("run_id"), nodes_to_start(task, nnodes="4")) == ("slurm-40", 0)
+    assert not one["node_rank"].is_set
+    assert one["node_rank"].source == "default"
+    with pytest.raises(UsageError, match="job 42 has 1"):
+        nodes_to_start(task, nnodes="5")
 
 
 def test_several_tasks_of_one_node_are_refused_with_what_to_write():

@@ -96,6 +96,16 @@ class Discovery:
             found |= {"topology": self.leaf} if self.leaf else {}
         return found
 
+    def array_options(self) -> dict[str, str]:
+        """Return the options of an agent whose fellows are the other tasks of its job array.
+
+        The run has no order of nodes, since they come one by one, and nobody's address is known before.
+        """
+        assert self.array is not None
+        found = {"run_id": f"slurm-{self.array.job_id}", "node_name": self.name}
+        found |= {"topology": self.leaf} if self.leaf else {}
+        return found | ({"nproc_per_node": str(self.gpus)} if self.gpus else {})
+
 
 def discover(environment: Mapping[str, str]) -> Discovery | None:
     """Return our place in a Slurm job, None outside any. Raises `UsageError` for what Slurm would not write."""
