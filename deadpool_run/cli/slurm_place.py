@@ -86,11 +86,12 @@ def _nodes_wanted(values: Values, job_nodes: int) -> int:
     return int(low)
 
 
-def srun_command(nodes: int, step_name: str) -> list[str]:
+def srun_command(nodes: int, gpus: int, step_name: str) -> list[str]:
     """Return the `srun` before the agent's own words.
 
     `--no-kill`, `--kill-on-bad-exit=0` and `--wait=0` keep the step alive without a node or a task. `--cpu-bind=none`:
-    the one task of a node starts workers for all its CPUs. `--mpi=none`: whatever the site prepares for MPI is not for
+    the one task of a node starts workers for all its CPUs. `--gpus-per-node`: likewise for all GPUs that the job has there,
+    of which it would otherwise get as many as the job asked for each of its tasks. `--mpi=none`: whatever the site prepares for MPI is not for
     us. `--export=ALL`: also where the job was submitted with `--export=NONE`. Where output goes is left to the user
     (SLURM_STDOUTMODE).
     """
@@ -98,6 +99,7 @@ def srun_command(nodes: int, step_name: str) -> list[str]:
         "srun",
         *("--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
         *(f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpu-bind=none"),
+        *((f"--gpus-per-node={gpus}",) if gpus else ()),
         *("--export=ALL", "--input=none", "--mpi=none", f"--job-name={step_name}"),
     ]
 
@@ -105,7 +107,7 @@ def srun_command(nodes: int, step_name: str) -> list[str]:
 def notes(place: Discovery, nodes: int, environment: Mapping[str, str]) -> Iterator[str]:
     """Yield what is about to be started, and what the user should change about the job."""
     names = ", ".join(place.nodes[: min(nodes, _NAMES_SHOWN)]) + (", ..." if nodes > _NAMES_SHOWN else "")
-    command = shlex.join(srun_command(nodes, "deadpool-run"))
+    command = shlex.join(srun_command(nodes, place.gpus, "deadpool-run"))
     yield f"job {place.job_id}: one agent on each of {nodes} nodes ({names}), started with `{command}`"
     script = find_batch_script() if place.batch else None
     if script is not None and not batch_script.survives_node_loss(script) and not environment.get("SBATCH_NO_KILL"):

@@ -27,6 +27,8 @@ _PER_TASK = frozenset(
     {
         "SLURM_CPUS_PER_TASK",
         "SLURM_DISTRIBUTION",
+        "SLURM_GPUS",
+        "SLURM_GPUS_PER_SOCKET",
         "SLURM_GPUS_PER_TASK",
         "SLURM_HINT",
         "SLURM_NTASKS_PER_CORE",
@@ -37,7 +39,7 @@ _PER_TASK = frozenset(
         "SRUN_CPUS_PER_TASK",
     }
 )
-"""What the batch job asked for each of its tasks: an agent, the only task of its node, is to have all of the node."""
+"""How the batch job divided its nodes among tasks: an agent, the only task of its node, is to have all of the node."""
 _ANSWER_TIMEOUT_S = 20.0
 
 
@@ -47,7 +49,7 @@ def start(place: Discovery, nodes: int, words: Sequence[str], environment: Mappi
     `words` are this program's own arguments, which every agent is given again.
     """
     step_name = f"deadpool-{secrets.token_hex(4)}"
-    command = [*srun_command(nodes, step_name), *own_command(sys.orig_argv, words)]
+    command = [*srun_command(nodes, place.gpus, step_name), *own_command(sys.orig_argv, words)]
     front = _Front(place.job_id, step_name)
     code = asyncio.run(front.run(command, agent_environment(environment, spec)))
     found = outcome(spec.run_dir)

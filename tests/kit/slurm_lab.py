@@ -50,6 +50,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min_interval=0
+GresTypes=gpu
 ReturnToService=2
 SlurmdTimeout={silence_s}
 SlurmctldTimeout=30
@@ -59,7 +60,7 @@ TreeWidth=65533
 {nodes}
 PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 """
-_NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.{last} Port={port} CPUs=4 RealMemory=1000 State=UNKNOWN"
+_NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.{last} Port={port} CPUs=4 Gres=gpu:2 RealMemory=1000 State=UNKNOWN"
 
 
 def missing() -> str | None:
@@ -115,6 +116,8 @@ class SlurmLab:
         topology.append(f"SwitchName=top Switches={','.join(leaf for leaf, names in leaves.items() if names)}")
         (self.home / "etc/slurm.conf").write_text(text)
         (self.home / "etc/topology.conf").write_text("\n".join(topology) + "\n")
+        # Devices that every machine has stand for GPUs, which Slurm only gives the numbers of.
+        (self.home / "etc/gres.conf").write_text("Name=gpu File=/dev/zero\nName=gpu File=/dev/full\n")
         # 22.05 refuses `disabled`, which is right from 23.02 on; v1 is loaded there and never used.
         (self.home / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 

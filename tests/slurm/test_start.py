@@ -141,11 +141,11 @@ def told(lab, kind):
     return [fields for fields in map(json.loads, lines) if fields["kind"] == kind]
 
 
-def submit(lab, *words, before="", nodes=3):
+def submit(lab, *words, options=("--ntasks-per-node=2",), nodes=3):
     (lab.work / "told").unlink(missing_ok=True)
     lab.run("rm", "-rf", "shared")
-    script = f"#!/bin/bash\n#SBATCH --no-kill --nodes={nodes}\n{before}\nexec {lab.home}/bin/python {FRONT} {' '.join(words)}\n"
-    return lab.sbatch(script, "--export=NONE", "--ntasks-per-node=2")
+    script = f"#!/bin/bash\n#SBATCH --no-kill --nodes={nodes}\nexec {lab.home}/bin/python {FRONT} {' '.join(words)}\n"
+    return lab.sbatch(script, "--export=NONE", *options)
 
 
 def test_every_node_gets_one_agent_with_a_token_and_the_jobs_code_is_returned(shared_lab):
@@ -159,6 +159,17 @@ def test_every_node_gets_one_agent_with_a_token_and_the_jobs_code_is_returned(sh
     assert len({agent["endpoint"] for agent in agents}) == 1
     (token,) = {agent["token"] for agent in agents}
     assert len(token) == 64
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--gpus-per-node=2",), ("--gpus=6",), ("--gres=gpu:2",), ("--ntasks-per-node=2", "--gpus-per-task=1")],
+    ids=lambda options: options[-1],
+)
+def test_an_agent_has_all_gpus_of_its_node(shared_lab, options):
+    job = submit(shared_lab, "0", "0", options=options)
+    assert job.wait() == "COMPLETED"
+    assert [agent["gpus"] for agent in told(shared_lab, "up")] == [2, 2, 2]
 
 
 def test_without_a_record_the_code_is_sruns(shared_lab):

@@ -36,6 +36,7 @@ def agent():
         run_id=os.environ["DEADPOOL_RUN_ID"],
         token=os.environ["DEADPOOL_TOKEN"],
         words=sys.argv[1:],
+        gpus=place.gpus,
     )
     if sys.argv[3:] == ["wait"]:
         number = signal.sigwait(HANDLED)
