@@ -96,6 +96,8 @@ class _Agent:
         self._record = RunRecord(spec, None if self._output.root is None else str(self._output.root))
         for number in spec.signals_to_handle:
             loop.add_signal_handler(number, self.submit, StopRequested(number))
+        if signal.SIGUSR1 not in spec.signals_to_handle:
+            loop.add_signal_handler(signal.SIGUSR1, self._on_end_foretold)
         loop.add_signal_handler(signal.SIGCHLD, self._reap_strangers)
         exit_code, reason = _EXIT_LAUNCH_FAILED, "deadpool-run itself failed"
         try:
@@ -125,6 +127,14 @@ class _Agent:
         worker = self._performer.ranks.get(rank)
         pid = None if worker is None else self._workforce.pid(worker)
         return None if worker is None or pid is None else (worker, pid)
+
+    def _on_end_foretold(self) -> None:
+        """Go on: somebody says that the job is about to be ended, and there is nowhere yet to save it to.
+
+        It is Slurm's `--signal=USR1@SECONDS`. Where there is a durable checkpoint to write, this is the place to ask the
+        coordinator for it, and then for the end with exit code 75 (queue me again).
+        """
+        tell("SIGUSR1: the job is about to be ended; there is nowhere to save it to, so training goes on until then")
 
     def _on_stop(self, exit_code: int, reason: str) -> None:
         if not self._over.done():
