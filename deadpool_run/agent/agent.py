@@ -80,6 +80,8 @@ class _Agent:
         self._nursery = Nursery(self._preload(), base_environment(spec, os.environ) | self._mark, self._on_lost)
         for number in spec.signals_to_handle:
             loop.add_signal_handler(number, self._on_signal, number)
+        if signal.SIGUSR1 not in spec.signals_to_handle:
+            loop.add_signal_handler(signal.SIGUSR1, self._on_end_foretold)
         loop.add_signal_handler(signal.SIGCHLD, self._reap_strangers)
         try:
             if banner := omp_banner(spec, os.environ):
@@ -230,6 +232,14 @@ class _Agent:
             self._member.wish(event)
         else:
             self._on_stop(128 + number, f"it was ended by {signal.Signals(number).name} before it had joined a job")
+
+    def _on_end_foretold(self) -> None:
+        """Go on: somebody says that the job is about to be ended, and there is nowhere yet to save it to.
+
+        It is Slurm's `--signal=USR1@SECONDS`. Where there is a durable checkpoint to write, this is the place to ask the
+        coordinator for it, and then for the end with exit code 75 (queue me again).
+        """
+        tell("SIGUSR1: the job is about to be ended; there is nowhere to save it to, so training goes on until then")
 
     def _on_stop(self, exit_code: int, reason: str) -> None:
         if not self._over.done():

@@ -15,11 +15,20 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="Show one snapshot, on a terminal too.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run to its end, into a pipe or file too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON: one object, or with --watch one a line.")] = False,
+    slurm_job: Annotated[
+        str | None, typer.Option("--slurm-job", metavar="ID", help="Look from a node of this Slurm job.")
+    ] = None,
 ) -> None:
     """Show a live run: its ranks, spares and last repairs. On a terminal a live table, elsewhere one snapshot.
 
     Exit codes: 0 healthy; 3 under repair, ending, or short of spares; 4 no such run.
     """
+    if slurm_job is not None:
+        from deadpool_run.cli.slurm_status import status_through_slurm  # noqa: PLC0415 - seldom needed
+
+        chosen = {"--once": once, "--watch": watch, "--json": as_json}
+        place = () if run_dir is None else ("--run-dir", str(run_dir))
+        raise typer.Exit(status_through_slurm(slurm_job, [*(word for word, given in chosen.items() if given), *place]))
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     with find_run(run_dir, os.environ) as run:
         from deadpool_run.view import watch as view  # noqa: PLC0415 - help and a missing run do without rich

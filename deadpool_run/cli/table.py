@@ -367,6 +367,13 @@ _RUN = (
         help="With --dry-run: as if so many machines had come.",
     ),
     Option(
+        name="no_slurm",
+        panel=RUN,
+        metavar=None,
+        torchrun=False,
+        help="Do not look at Slurm's variables: neither start agents on the nodes of a job, nor take their number from it.",
+    ),
+    Option(
         name="dry_run",
         panel=RUN,
         metavar=None,
