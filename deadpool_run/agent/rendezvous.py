@@ -115,10 +115,9 @@ def _look_up(host: str, port: int) -> str:
     """Return the address of a host, as an IP literal. Blocking."""
     try:
         found: list[Any] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise UsageError(
-            f"--rdzv-endpoint {host}:{port}: {error.strerror}\nwrite an address instead of a name"
-        ) from error
+    except (OSError, UnicodeError) as error:  # the latter: no name could be like that
+        why = (isinstance(error, OSError) and error.strerror) or "not a host's name"
+        raise UsageError(f"--rdzv-endpoint {host}:{port}: {why}\nwrite an address instead of a name") from error
     return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
 

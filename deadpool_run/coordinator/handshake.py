@@ -6,6 +6,7 @@ each caller one for the moment of the greeting.
 
 import contextlib
 import socket
+import time
 from collections.abc import Callable
 
 from deadpool_run.errors import ProtocolError
@@ -14,7 +15,7 @@ from deadpool_run.wire.auth import Caller, Listener, Refused, RefusedError, Role
 from deadpool_run.wire.frames import Frames
 
 TIMEOUT_S = 5.0
-"""For each step of a greeting."""
+"""For a connection to be made, and then for the whole greeting: who says a byte now and then does not hold it open."""
 _UNANSWERED_MS = 10_000
 """What the other side's kernel does not acknowledge for so long has been sent in vain: its machine is gone."""
 
@@ -28,8 +29,9 @@ def dial(address: str, port: int, role: Role, token: bytes, timeout_s: float = T
     try:
         _prepare(sock)
         caller = Caller(token, role)
+        until = time.monotonic() + timeout_s
         sock.sendall(auth.encode(caller.hello))
-        while (answer := caller.answer(_read(sock))) is not None:
+        while (answer := caller.answer(_read(sock, until))) is not None:
             sock.sendall(auth.encode(answer))
         sock.settimeout(None)
     except (ProtocolError, EOFError) as error:
@@ -44,11 +46,11 @@ def dial(address: str, port: int, role: Role, token: bytes, timeout_s: float = T
 def receive(sock: socket.socket, token: bytes, timeout_s: float = TIMEOUT_S) -> Role | None:
     """Greet whoever has connected, and return what it wants; None, and the connection closed, if it is none of ours."""
     listener = Listener(token)
+    until = time.monotonic() + timeout_s
     try:
-        sock.settimeout(timeout_s)
         _prepare(sock)
         while True:
-            answer = listener.answer(_read(sock))
+            answer = listener.answer(_read(sock, until))
             sock.sendall(auth.encode(answer))
             if isinstance(answer, Refused):
                 break
@@ -69,10 +71,14 @@ def _prepare(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
 
 
-def _read(sock: socket.socket) -> auth.Word:
-    """Return the next word, without a byte beyond it: what follows is not ours to read."""
+def _read(sock: socket.socket, until: float) -> auth.Word:
+    """Return the next word, without a byte beyond it: what follows is not ours to read. Raises TimeoutError, among others."""
     frames = Frames(auth.MAX_BYTES)
     while True:
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the greeting takes too long")
+        sock.settimeout(left_s)
         data = sock.recv(min(frames.missing, auth.MAX_BYTES))
         if not data:
             raise EOFError("it hung up")

@@ -283,9 +283,9 @@ def _next_roster(agent: Agent) -> Roster:
 
 
 def _has_majority(agent: Agent, roster: Roster, who: frozenset[NodeId] | set[NodeId]) -> bool:
-    """Tell whether these are more than half of those that count."""
+    """Tell whether these are more than half of those that count; where nobody is left, nobody is needed."""
     counting = [other for other in roster.agents if other not in agent.ended]
-    return 2 * sum(other in who for other in counting) > len(counting)
+    return not counting or 2 * sum(other in who for other in counting) > len(counting)
 
 
 def _has_majorities(agent: Agent, who: frozenset[NodeId] | set[NodeId]) -> bool:
@@ -305,7 +305,8 @@ def _authority_until(agent: Agent) -> float:
             (FOREVER if other == agent.me else agent.answers.get(other, NEVER) for other in counting),
             reverse=True,
         )
-        until = min(until, answers[len(counting) // 2] + agent.timeout_s)
+        if counting:
+            until = min(until, answers[len(counting) // 2] + agent.timeout_s)
     return until
 
 

@@ -38,7 +38,7 @@ def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:
     homes = [(seat.node, seat.local_rank) for seat in state.seats if seat.owner is not None]
     if len(set(homes)) < len(homes):
         yield f"two ranks have the same place on a node: {homes}"
-    if state.epoch <= state.term << 20 and state.term:
+    if state.term and state.epoch <= state.term << 20 and state.phase is not JobPhase.STOPPED:
         yield f"epoch {state.epoch} may have been used before term {state.term}"
     for rank, buddies in enumerate(state.buddies):
         if len(set(buddies)) < len(buddies) or (state.phase is JobPhase.RUNNING and state.seats[rank].node in buddies):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from signal import SIGTERM
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import ending, holders, repair, world
+from deadpool_run.core import ending, holders, pool, repair, world
 from deadpool_run.core import events as ev
 from deadpool_run.core.events import WorkerFound
-from deadpool_run.core.lifecycle import JobPhase, MemberPhase
+from deadpool_run.core.lifecycle import PARKED, JobPhase, MemberPhase
 from deadpool_run.core.membership import NO_EPOCH, Member, Repair
 from deadpool_run.core.repair import Fallen
 from deadpool_run.core.turn import Turn
@@ -151,6 +151,7 @@ def _repair(turn: Turn, truth: Truth, discarded: tuple[Epoch, Version], why: str
     for heir in truth.heirs:
         _adopt(turn, heir, MemberPhase.REHEARSING, newcomer=True)
         repair.replaced(turn, Rank(heir.found.rank), turn.state.members[heir.found.worker])
+    _end_surplus(turn)
     repair.begin_epoch(turn, why)
     if turn.state.phase is not JobPhase.REPAIRING:
         return
@@ -160,6 +161,16 @@ def _repair(turn: Turn, truth: Truth, discarded: tuple[Epoch, Version], why: str
             holders.ask(turn, seat.rank)
     for member in turn.state.owners():
         turn.effects.append(do.SetCaptureInterval(member.worker, turn.state.capture_interval))
+
+
+def _end_surplus(turn: Turn) -> None:
+    """End parked workers for which a node has no room: the last coordinator had ended them, and started others."""
+    for node in turn.state.nodes:
+        on_node = [member for member in turn.state.on_node(node) if member.phase is not MemberPhase.ENDING]
+        surplus = len(on_node) - pool.capacity(turn.settings, turn.state, node)
+        parked = [member for member in on_node if member.phase in PARKED]
+        for member in parked[: max(0, surplus)]:
+            turn.kill(member.worker, _OUTDATED)
 
 
 def _discard(turn: Turn, discarded: tuple[Epoch, Version]) -> None:

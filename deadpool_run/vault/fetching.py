@@ -79,7 +79,7 @@ class Errand:
 
 def bring_transcript(sock: socket.socket, shared: Shared, rank: Rank, life: int) -> Memory:
     """Return the rank's transcript, in memory that becomes the caller's. Raises OSError and `DeadpoolError`."""
-    memory = Memory(os.memfd_create(f"deadpool-{rank}-transcript", os.MFD_CLOEXEC))
+    memory = Memory(segments.create_memory(f"{rank}-transcript"))
     try:
         nbytes, token = _ask(sock, rank, TRANSCRIPT, life)
         with memory.view(nbytes) as view:

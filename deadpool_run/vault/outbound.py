@@ -23,7 +23,7 @@ from deadpool_run.wire.peers import Peer
 
 _LOG = logging.getLogger("deadpool_run")
 _RETRY_S = (0.05, 1.0)
-"""The first and the longest wait after a failed delivery, unless there is a newer version before."""
+"""The shortest and the longest wait after a failed delivery; a newer version is tried after the shortest."""
 
 Dial = Callable[[str, int], socket.socket]
 
@@ -107,8 +107,10 @@ class Link:
         self._sock: socket.socket | None = None
         self._stopping = False
         self._woken = True
-        self._retry_at = 0.0
+        self._failed_at = 0.0
         self._retry_s = _RETRY_S[0]
+        """How long to wait since then, if that is still to be repeated."""
+        self._failed = False
         self.thread = threading.Thread(target=self._run, name=f"deadpool-send-{rank}", daemon=True)
         self.thread.start()
 
@@ -145,8 +147,9 @@ class Link:
             finally:
                 offer.source.close()
             with self._changed:
+                self._failed = not done
+                self._failed_at = 0.0 if done else time.monotonic()
                 self._retry_s = _RETRY_S[0] if done else min(self._retry_s * 2, _RETRY_S[1])
-                self._retry_at = 0.0 if done else time.monotonic() + self._retry_s
                 self._woken |= done
         self._hang_up()
 
@@ -154,14 +157,17 @@ class Link:
         """Wait until there is something to send; None: the end."""
         with self._changed:
             while not self._stopping:
-                wait_s = self._retry_at - time.monotonic() if self._retry_at else 0.0
-                if self._woken or (self._retry_at and wait_s <= 0):
-                    self._woken, self._retry_at = False, 0.0
+                wait_s = _RETRY_S[0] if self._woken else self._retry_s
+                left_s = self._failed_at + wait_s - time.monotonic()
+                if not self._woken and not self._failed:
+                    self._changed.wait()
+                elif left_s > 0:
+                    self._changed.wait(left_s)
+                else:
+                    self._woken = self._failed = False
                     offer = self._choose()
                     if offer is not None:
                         return offer
-                    continue
-                self._changed.wait(wait_s if self._retry_at else None)
         return None
 
     def _choose(self) -> _Offer | None:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.segments import blob_bytes, blob_identity
+from deadpool_run.vault.segments import blob_bytes, blob_identity, create_memory
 from deadpool_run.vault.vault import Held, Segments, Vault
 
 Token = bytes
@@ -180,7 +180,7 @@ class Replicas:
             own = self._ranks.get(rank)
             if own is not None and own.spares and version is not TRANSCRIPT:
                 return own.spares.pop()
-        return Memory(os.memfd_create(f"deadpool-{rank}-copy", os.MFD_CLOEXEC))
+        return Memory(create_memory(f"{rank}-copy"))
 
     def put_back(self, rank: Rank, memory: Memory) -> None:
         """Give back memory that nothing whole came into."""

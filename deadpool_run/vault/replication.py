@@ -111,6 +111,7 @@ class Replicator:
 
     def left(self, rank: Rank) -> None:
         """Note that the rank lives elsewhere now: what it leaves here is a copy like others, which `keep` may drop."""
+        self._give_up_errand(rank)
         held = [] if rank not in self._homes else self._homes.pop(rank).held()
         for link in self._links.pop(rank, {}).values():
             self._end(link)

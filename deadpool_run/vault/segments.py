@@ -10,6 +10,7 @@ copy a snapshot elsewhere. A header is never the same twice, so that whoever rea
 overwriting it compares the header before with that after.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -140,6 +141,16 @@ def create_segment(name: str) -> int:
     """Return the descriptor (not inherited over exec) of a new, empty memory file. `name` is for /proc only."""
     fd = os.memfd_create(f"deadpool-{name}", os.MFD_CLOEXEC)
     os.ftruncate(fd, HEADER_BYTES)
+    return fd
+
+
+def create_memory(name: str) -> int:
+    """Return the descriptor of a new memory file of no bytes, which may grow and never shrinks.
+
+    Whoever has it mapped would be ended by the kernel if another process cut it short.
+    """
+    fd = os.memfd_create(f"deadpool-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     return fd
 
 

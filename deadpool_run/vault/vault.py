@@ -18,6 +18,7 @@ from deadpool_run.vault.segments import (
     blob_bytes,
     complete_version,
     complete_versions,
+    create_memory,
     identity,
     read_identified,
 )
@@ -199,6 +200,6 @@ class Vault:
 
 def _create(rank: Rank, slots: tuple[int | None, int | None] = (None, None), transcript: int | None = None) -> Segments:
     def made(name: str, fd: int | None) -> int:
-        return os.memfd_create(f"deadpool-{rank}-{name}", os.MFD_CLOEXEC) if fd is None else fd
+        return create_memory(f"{rank}-{name}") if fd is None else fd
 
     return Segments((made("slot0", slots[0]), made("slot1", slots[1])), made("transcript", transcript))

@@ -301,4 +301,7 @@ def election_simulation(seed: int, kinds: tuple[str, ...] = (*KINDS, *("cut pair
     rng = random.Random(f"election {seed}")
     settings = Settings(world_size=1, nodes=1, spare_nodes=rng.randint(1, 5), node_timeout_s=T)
     outages = [fault for _ in range(rng.choice((1, 1, 2, 3))) for fault in planned(rng, kinds)]
+    if rng.random() < 0.5:  # while the first agents join
+        early_s = min(one.at for one in outages) - rng.uniform(0.05, 1.0)
+        outages = [dataclasses.replace(one, at=one.at - early_s) for one in outages]
     return Cluster(seed, settings, sorted(outages, key=lambda one: one.at), steps=0, log_delay_s=0.1, bare=True)

@@ -166,7 +166,7 @@ def votes_are_given_while_the_head_is_heard(patch):
 
 
 def a_head_without_a_majority_goes_on(patch):
-    patch.setattr(election, "has_authority", lambda _agent, _now: True)
+    patch.setattr(election, "_authority_until", lambda _agent: election.FOREVER)
 
 
 def only_the_newest_roster_counts(patch):

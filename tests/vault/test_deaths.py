@@ -92,3 +92,21 @@ async def test_a_buddy_that_comes_up_late_is_found():
             a.replicator.set_buddies({Rank(0): (b.peer,)})
             await a.until_safe(0, 0, transcript=False)
             assert len(dialled) == 4
+
+
+@in_loop
+async def test_a_buddy_that_is_gone_is_not_tried_at_every_capture():
+    dialled = []
+
+    def dial(_address, port):
+        dialled.append(port)
+        raise ConnectionRefusedError("gone")
+
+    async with cluster("a", dial=dial) as (a,):
+        began = a.loop.time()
+        a.replicator.set_buddies({Rank(0): (Peer(NodeId("gone"), "127.0.0.1", 1),)})
+        for version in range(300):
+            a.capture(0, version)
+            await off(os.sched_yield)
+        took = a.loop.time() - began
+        assert 1 <= len(dialled) <= 2 + took / 0.05

@@ -1,0 +1,129 @@
+"""Rules of the election, one by one; what they add up to is for the simulator."""
+
+import pytest
+
+from deadpool_run.core import election
+from deadpool_run.core import electorate as el
+
+T = 5.0
+
+
+def roster(*agents, number=3, head="h"):
+    return el.Roster(number, head, agents)
+
+
+def follower(me, *agents, rosters=None):
+    return election.follower(me, T, 0, rosters or (roster(*agents),), 100.0)
+
+
+def step(agent, *events, now):
+    outputs = []
+    for event in events:
+        agent, more = election.step(agent, event, now)
+        outputs += more
+    return agent, outputs
+
+
+def asked(candidate="a", term=1, log=(0, 9), number=3):
+    return el.VoteAsked(term, candidate, el.LogIndex(*log), number)
+
+
+def granted(agent, question, now):
+    _, (answer, *_) = election.step(agent, question, now)
+    return answer.vote.granted
+
+
+def test_the_survivor_of_two_goes_on_at_once_if_the_heads_process_ended():
+    agent, outputs = step(follower("a", "h", "a"), el.LinkBroken(closed=True), now=101.0)
+    assert agent.role is el.Role.HEAD
+    assert [type(output) for output in outputs] == [el.AskVotes, el.TakeOver, el.LoseNode]
+
+
+def test_the_survivor_of_two_is_fenced_if_the_head_is_silent():
+    agent, now = follower("a", "h", "a"), 100.0
+    while agent.role is not el.Role.FENCED:
+        now = election.next_deadline(agent)
+        agent, outputs = election.step(agent, el.Tick(), now)
+    assert now == 100.0 + 2 * T
+    assert outputs == (el.Fence("no coordinator was heard of for 10 s"),)
+
+
+def test_a_vote_needs_silence_or_the_end_of_the_head():
+    voter = follower("c", "h", "a", "b", "c")
+    assert not granted(voter, asked(), 100.0 + T - 0.01)
+    assert granted(voter, asked(), 100.0 + T)
+    closed, _ = step(voter, el.LinkBroken(closed=True), now=100.1)
+    assert granted(closed, asked(), 100.2)
+    broken, _ = step(voter, el.LinkBroken(closed=False), now=100.1)
+    assert not granted(broken, asked(), 100.2)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        asked(number=2),
+        asked(candidate="x"),
+        asked(term=0),
+        pytest.param(asked(candidate="b", log=(0, 8)), id="a shorter log than the standby's own"),
+    ],
+)
+def test_who_is_not_voted_for(question):
+    voter, _ = step(follower("a", "h", "a", "b", "c"), el.LogFollowed(el.LogIndex(0, 9)), now=100.0)
+    assert not granted(voter, question, 106.0)
+
+
+def test_one_vote_in_a_term():
+    voter, _ = step(follower("c", "h", "a", "b", "c"), asked("a"), now=106.0)
+    assert granted(voter, asked("a"), 106.1)
+    assert not granted(voter, asked("b"), 106.1)
+    assert granted(voter, asked("b", term=2), 106.1)
+
+
+def test_the_second_standby_waits_longer():
+    first, second, third = (follower(me, "h", "a", "b", "c") for me in "abc")
+    assert election.next_deadline(first) == 100.0 + T
+    assert election.next_deadline(second) == 100.0 + 1.5 * T
+    assert election.next_deadline(third) == 100.0 + 2 * T
+
+
+def head_of(*agents):
+    head = election.first_head("h", T, 100.0)
+    head, _ = step(head, *(el.AgentJoined(agent) for agent in agents), now=100.0)
+    return answer(head, *agents, now=100.0)
+
+
+def answer(head, *agents, now):
+    known = head.roster.number
+    return step(head, *(el.HeardFromAgent(agent, 0, now, known) for agent in agents), now=now)[0]
+
+
+def test_a_head_that_hears_no_majority_is_fenced_and_gives_nobody_up():
+    head = answer(head_of("a", "b", "c"), "a", now=103.0)
+    head, outputs = step(head, el.Tick(), now=105.0)
+    assert outputs == [el.Fence("only 2 of the 4 nodes have answered within 5 s, which is no majority")]
+
+
+def test_a_head_gives_up_the_minority_that_is_silent():
+    head = answer(head_of("a", "b", "c"), "a", "b", now=104.0)
+    head, outputs = step(head, el.Tick(), now=105.0)
+    assert outputs[0] == el.LoseNode("c", "it has not answered for 5 s")
+    assert head.roster.agents == ("h", "a", "b")
+    assert len(head.rosters) == 2, "the old roster counts until a majority of it knows the new one"
+    assert len(answer(head, "a", "b", now=105.1).rosters) == 1
+
+
+def test_a_roster_of_which_everybody_ended_is_no_obstacle():
+    old = roster("h", "a", number=2)
+    agent = follower("b", rosters=(old, roster("h", "a", "b")))
+    agent, _ = step(agent, el.AgentEnded("a"), el.LinkBroken(closed=True), el.Tick(), now=104.0)
+    assert agent.role is el.Role.FOLLOWER, "the first standby has its time"
+    agent, _ = step(agent, el.Tick(), now=104.0 + T / 2)
+    assert agent.role is el.Role.HEAD
+    assert election.has_authority(agent, 1e9)
+
+
+def test_whoever_is_given_up_or_superseded_is_fenced():
+    agent, _ = step(follower("a", "h", "a", "b"), el.HeardFromHead(0, (roster("h", "b", number=4),)), now=101.0)
+    assert agent.role is el.Role.FENCED
+    head, _ = step(head_of("a", "b"), el.HeardFromHead(1, (roster("a", "b", "h", number=9, head="a"),)), now=101.0)
+    assert head.role is el.Role.FENCED

@@ -1,0 +1,114 @@
+"""The coordinator moves, in every state that events lead to, to find what was known, less, more, or something else."""
+
+import pytest
+from test_table import NOW, SETTINGS, states
+
+from deadpool_run.core import coordinator
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+from deadpool_run.core.lifecycle import JobPhase, MemberPhase
+from deadpool_run.core.membership import State
+
+NODE = ev.ONLY_NODE
+AFTER = NOW + 1000.0
+
+
+def step(state: State, *events: ev.Event, now: float = AFTER) -> tuple[State, list[do.Effect]]:
+    orders: list[do.Effect] = []
+    for event in events:
+        before = state
+        state, effects = coordinator.step(SETTINGS, before, event, now)
+        coordinator.check_invariants(SETTINGS, state)
+        assert state.epoch >= before.epoch
+        assert state.term >= before.term
+        orders += effects
+    return state, orders
+
+
+def as_known(state: State) -> list[ev.WorkerFound]:
+    return [
+        ev.WorkerFound(
+            member.worker,
+            100 + member.worker,
+            rank=-1 if member.rank is None else member.rank,
+            epoch=0 if member.rank is None else state.epoch,
+            ready=member.phase is not MemberPhase.STARTING,
+            initialized=state.managed,
+            finished=member.phase is MemberPhase.FINISHED,
+            released=member.phase is MemberPhase.RELEASED,
+        )
+        for member in state.members.values()
+    ]
+
+
+def moved_states() -> list[State]:
+    return [state for state in states() if state.phase not in (JobPhase.NEW, JobPhase.STOPPED)]
+
+
+def test_a_move_to_what_was_known_keeps_every_survivor():
+    term = 7
+    for state in moved_states():
+        after, orders = step(state, ev.CoordinatorMoved(term, NODE), ev.NodeResynced(NODE, tuple(as_known(state))))
+        assert after.move is None
+        assert after.epoch > max(state.epoch, term << 20)
+        assert after.next_worker >= term << 20
+        if state.phase in (JobPhase.RUNNING, JobPhase.REPAIRING) and not any(w.released for w in as_known(state)):
+            kept = {m.worker for m in state.owners() if m.phase is not MemberPhase.ENDING}
+            assert kept <= set(after.members) or after.phase is JobPhase.STOPPING
+        for order in orders:
+            if isinstance(order, (do.AssignRank, do.AbortStep, do.ResumeFrom, do.AttachGroups)):
+                assert order.epoch > term << 20
+
+
+def test_nothing_is_decided_before_every_node_has_told():
+    for state in moved_states():
+        waiting, orders = step(state, ev.CoordinatorMoved(1, NODE))
+        assert all(isinstance(order, do.Announce) for order in orders)
+        told = [ev.WorkerExited(worker, None, 9, (4, 5)) for worker in state.members]
+        waiting, orders = step(waiting, *told, ev.StopRequested(15))
+        assert not orders
+        assert waiting.members == state.members
+        assert coordinator.next_deadline(SETTINGS, waiting) == AFTER + SETTINGS.node_timeout_s
+        after, _ = step(waiting, ev.NodeResynced(NODE, tuple(as_known(state))))
+        assert after.phase in (JobPhase.STOPPING, JobPhase.STOPPED, JobPhase.FINISHING)
+
+
+def test_a_node_that_does_not_tell_is_lost():
+    for state in moved_states():
+        waiting, _ = step(state, ev.CoordinatorMoved(1, NODE))
+        after, _ = step(waiting, ev.TimeAdvanced(), now=AFTER + SETTINGS.node_timeout_s)
+        assert after.move is None
+        assert not after.nodes
+        assert not after.members
+
+
+@pytest.mark.parametrize("rank", [-1, 0])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_worker_that_nobody_knows(rank, missing):
+    """It is ended, or owns its rank where that can be repaired; and never are there two owners."""
+    for state in moved_states():
+        epoch = max(state.epoch, 1) + 1
+        stranger = ev.WorkerFound(state.next_worker + 3, 4242, rank, epoch, ready=True, initialized=True)
+        found = (*as_known(state)[missing:], stranger)
+        after, orders = step(state, ev.CoordinatorMoved(1, NODE), ev.NodeResynced(NODE, found))
+        if after.phase in (JobPhase.STOPPING, JobPhase.STOPPED):
+            continue
+        killed = any(isinstance(order, do.KillWorker) and order.worker == stranger.worker for order in orders)
+        owns = rank >= 0 and after.seats[rank].owner == stranger.worker
+        assert killed != owns
+        assert owns <= (state.phase in (JobPhase.RUNNING, JobPhase.REPAIRING))
+
+
+def test_a_smaller_term_changes_nothing():
+    for state in moved_states():
+        later, _ = step(state, ev.CoordinatorMoved(3, NODE), ev.NodeResynced(NODE, tuple(as_known(state))))
+        for term in (1, 3):
+            assert coordinator.step(SETTINGS, later, ev.CoordinatorMoved(term, NODE), AFTER) == (later, ())
+
+
+def test_a_stop_that_may_not_have_been_performed_is_ordered_again():
+    for state in states():
+        if state.phase is JobPhase.STOPPED:
+            assert state.stop is not None
+            _, orders = step(state, ev.CoordinatorMoved(1, NODE))
+            assert orders == [do.StopJob(state.stop.exit_code, state.stop.reason)]

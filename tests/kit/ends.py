@@ -1,0 +1,79 @@
+"""Ends of connections in one event loop, for tests: what an end hears is kept, and waited for with a bound."""
+
+import asyncio
+import socket
+
+from deadpool_run.coordinator.link import Link
+
+BOUND_S = 10.0
+"""No wait of a test is longer."""
+
+
+def within_bound(main):
+    """Run the coroutine; fails if it takes longer than a test may."""
+    asyncio.run(asyncio.wait_for(main, 2 * BOUND_S))
+
+
+class Changes:
+    """Something that is told of, and waited for."""
+
+    def __init__(self):
+        self._changed = asyncio.Event()
+
+    def tell(self):
+        self._changed.set()
+
+    async def until(self, condition):
+        """Wait until it is true; looked at after each change."""
+        while not condition():
+            self._changed.clear()
+            await asyncio.wait_for(self._changed.wait(), BOUND_S)
+
+
+class End(Changes):
+    """A link that keeps what it hears, and why it ended."""
+
+    def __init__(self, sock):
+        super().__init__()
+        self.heard, self.lost = [], []
+        self.link = Link(sock, self._hear, self._lose)
+
+    def _hear(self, message):
+        self.heard.append(message)
+        self.tell()
+
+    def _lose(self, why, closed):
+        self.lost.append((why, closed))
+        self.tell()
+
+    def send(self, *messages):
+        for message in messages:
+            self.link.send(message)
+
+    async def hears(self, count):
+        """Return the first messages, once there are so many."""
+        await self.until(lambda: len(self.heard) >= count or self.lost)
+        return self.heard[:count]
+
+    async def is_lost(self):
+        """Return why, and whether the other side closed it."""
+        await self.until(lambda: self.lost)
+        (only,) = self.lost
+        return only
+
+    def close(self):
+        self.link.close()
+
+
+def pair():
+    """Two ends of one connection."""
+    one, other = socket.socketpair()
+    return End(one), End(other)
+
+
+def tcp_pair():
+    """Two sockets of one connection over loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    return one, other

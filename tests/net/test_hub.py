@@ -1,0 +1,281 @@
+"""The coordinator's side of its connections: who joins and under which name, who is lost, and what all are told."""
+
+import socket
+
+import pytest
+from kit.ends import Changes, End, within_bound
+
+from deadpool_run.coordinator.hub import Hub
+from deadpool_run.core import events as ev
+from deadpool_run.wire import facts, peers
+
+HERE = "head"
+
+
+class Owner(Changes):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.events, self.words, self.gone = [], [], []
+        self.hub = None
+
+    def refusal(self, join):
+        if isinstance(join, peers.Rejoin):
+            return "" if join.node == "known" else f"{join.node} is a stranger"
+        return "" if join.nproc_per_node == 2 else f"not {join.nproc_per_node}"
+
+    def joined(self, node, join):
+        self.hub.send(node, peers.Joined(node, "id", "name", {}))
+        self.hub.send(node, peers.World(0, 1, "127.0.0.1", 29500))
+        self.submit(ev.NodeJoined(node, join.place))
+
+    def rejoined(self, rejoin):
+        self.submit(facts.decode_event(rejoin.found))
+
+    def hung_up(self, node):
+        self.gone.append(node)
+        self.tell()
+
+    def heard(self, node, message):
+        self.words.append((node, message))
+        self.tell()
+
+    def submit(self, event):
+        self.events.append(event)
+        self.tell()
+
+
+class House:
+    """A hub and the nodes that came to it."""
+
+    def __init__(self):
+        self.owner = Owner()
+        self.hub = self.owner.hub = Hub(self.owner, {HERE})
+        self.ends = []
+
+    def connect(self):
+        ours, theirs = socket.socketpair()
+        self.hub.accept(ours)
+        self.ends.append(End(theirs))
+        return self.ends[-1]
+
+    async def join(self, name="n", nproc=2):
+        end = self.connect()
+        end.send(peers.Join(ev.Place(name), nproc))
+        joined, world = await end.hears(2)
+        assert isinstance(world, peers.World)
+        return end, joined.node
+
+    async def gone(self):
+        """Return the first node whose process has ended, as the hub says."""
+        await self.owner.until(lambda: self.owner.gone)
+        return self.owner.gone[0]
+
+    async def close(self):
+        await self.hub.end(peers.End(0, "closed"))
+        for end in self.ends:
+            end.close()
+
+
+def run(main):
+    async def whole():
+        house = House()
+        try:
+            await main(house)
+        finally:
+            await house.close()
+
+    within_bound(whole())
+
+
+def test_a_node_is_told_its_name_first_and_then_announced():
+    async def main(house):
+        place = ev.Place("n", "10.0.0.1", 7, "leaf", 3)
+        end = house.connect()
+        end.send(peers.Join(place, 2))
+        assert await end.hears(2) == [peers.Joined("n", "id", "name", {}), peers.World(0, 1, "127.0.0.1", 29500)]
+        assert house.owner.events == [ev.NodeJoined("n", place)]
+
+    run(main)
+
+
+def test_no_two_lives_of_nodes_have_one_name():
+    async def main(house):
+        found = [(await house.join("n"))[1] for _ in range(3)]
+        found.append((await house.join(HERE))[1])
+        first = house.ends[0]
+        first.close()
+        assert await house.gone() == "n"
+        found += [(await house.join("n"))[1], (await house.join("n~2"))[1]]
+        assert found == ["n", "n~2", "n~3", f"{HERE}~2", "n~4", "n~2~2"]
+
+    run(main)
+
+
+def test_a_node_that_does_not_fit_is_told_why_and_never_announced():
+    async def main(house):
+        end = house.connect()
+        end.send(peers.Join(ev.Place("n"), 3))
+        assert await end.hears(1) == [peers.End(1, "not 3")]
+        end.close()
+        _, name = await house.join("n")
+        assert name == "n"  # the name was not used up
+        assert house.owner.events == [ev.NodeJoined("n", ev.Place("n"))]
+
+    run(main)
+
+
+def test_facts_arrive_in_order_and_what_else_is_said_with_who_said_it():
+    async def main(house):
+        one, _ = await house.join("a")
+        two, _ = await house.join("b")
+        for number in range(300):
+            one.send(peers.Fact(facts.encode(ev.WorkerStarted(number, number))))
+            two.send(peers.Fact(facts.encode(ev.WorkerStarted(1000 + number, number))))
+        one.send(peers.Safe(1, 0, (3, 4), transcript=True))
+        two.send(peers.Beat(1, 2.0, 3, cells=((1, 2),)), peers.Ask(7, {"do": "status"}))
+        await house.owner.until(lambda: len(house.owner.words) >= 3 and len(house.owner.events) >= 602)
+        started = [event.worker for event in house.owner.events if isinstance(event, ev.WorkerStarted)]
+        assert [worker for worker in started if worker < 1000] == list(range(300))
+        assert [worker for worker in started if worker >= 1000] == list(range(1000, 1300))
+        assert sorted(house.owner.words, key=lambda word: word[0]) == [
+            ("a", peers.Safe(1, 0, (3, 4), transcript=True)),
+            ("b", peers.Beat(1, 2.0, 3, cells=((1, 2),))),
+            ("b", peers.Ask(7, {"do": "status"})),
+        ]
+
+    run(main)
+
+
+def test_each_is_told_what_is_for_it_and_all_what_is_for_all():
+    async def main(house):
+        one, name = await house.join("a")
+        two, _ = await house.join("b")
+        stranger = house.connect()
+        news = peers.Committed(1, 5, ())
+        house.hub.send(name, peers.Answer(1, {}))
+        house.hub.send("nobody", peers.Answer(2, {}))
+        house.hub.broadcast(news)
+        assert (await one.hears(4))[2:] == [peers.Answer(1, {}), news]
+        assert (await two.hears(3))[2:] == [news]
+        await house.hub.end(peers.End(0, ""))
+        await stranger.is_lost()
+        assert not stranger.heard
+
+    run(main)
+
+
+def test_the_end_of_a_node_is_told_at_once_and_once():
+    async def main(house):
+        end, name = await house.join("a")
+        end.close()
+        assert await house.gone() == name
+        house.hub.send(name, peers.Evict(""))
+        house.hub.evict(name, "again")
+        assert house.owner.gone == [name]
+
+    run(main)
+
+
+def test_a_node_that_is_taken_for_lost_is_told_and_hung_up_on():
+    async def main(house):
+        end, name = await house.join("a")
+        house.hub.evict(name, "it was cut off")
+        assert (await end.hears(3))[2:] == [peers.Evict("it was cut off")]
+        assert (await end.is_lost())[1]
+        assert name not in house.hub.nodes()
+        assert not house.owner.gone
+
+    run(main)
+
+
+def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known():
+    async def main(house):
+        found = ev.NodeResynced("known", (), (0, -1))
+        known, stranger = house.connect(), house.connect()
+        known.send(peers.Rejoin("known", facts.encode(found)))
+        stranger.send(peers.Rejoin("other", facts.encode(found)))
+        await house.owner.until(lambda: house.owner.events)
+        assert house.owner.events == [found]
+        assert await stranger.hears(1) == [peers.Evict("other is a stranger")]
+        house.hub.broadcast(peers.Committed(1, 5, ()))
+        assert await known.hears(1) == [peers.Committed(1, 5, ())]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        peers.End(0, ""),
+        peers.Evict(""),
+        peers.Join(ev.Place("twice"), 2),
+        peers.Fact({"type": "Nonsense"}),
+        peers.Fact({}),
+    ],
+    ids=repr,
+)
+def test_a_node_that_says_what_no_node_says_is_hung_up_on(word):
+    async def main(house):
+        end, name = await house.join("a")
+        end.send(word)
+        assert (await end.is_lost())[1]
+        assert name not in house.hub.nodes()
+        assert not house.owner.gone  # that it is confused does not prove that it has ended
+
+    run(main)
+
+
+@pytest.mark.parametrize("word", [peers.Beat(0, 0.0, 0), peers.Fact({}), peers.End(0, "")], ids=repr)
+def test_one_that_does_not_join_first_is_hung_up_on(word):
+    async def main(house):
+        end = house.connect()
+        end.send(word)
+        await end.is_lost()
+        assert not house.owner.events
+        assert not house.owner.words
+
+    run(main)
+
+
+def test_the_end_is_told_to_everyone_and_nobody_is_lost_by_it():
+    async def main(house):
+        ends = [(await house.join("n"))[0] for _ in range(5)]
+        house.hub.send("n", peers.Evict("x" * (4 << 20)))  # the end is behind it
+        await house.hub.end(peers.End(7, "over"))
+        for end in ends:
+            assert (await end.is_lost())[1]
+            assert end.heard[-1] == peers.End(7, "over")
+        assert not house.owner.gone
+
+    run(main)
+
+
+def test_after_the_end_nobody_is_taken_in():
+    async def main(house):
+        await house.hub.end(peers.End(0, "over"))
+        end = house.connect()
+        end.send(peers.Join(ev.Place("late"), 2))
+        await end.is_lost()
+        assert not house.owner.events
+
+    run(main)
+
+
+def test_the_end_does_not_wait_for_one_that_does_not_read(monkeypatch):
+    monkeypatch.setattr("deadpool_run.coordinator.hub._FLUSH_S", 0.2)
+
+    async def main(house):
+        ours, deaf = socket.socketpair()
+        with deaf:
+            house.hub.accept(ours)
+            deaf.sendall(peers.encode(peers.Join(ev.Place("deaf"), 2)))
+            await house.owner.until(lambda: house.owner.events)
+            other, _ = await house.join("n")
+            house.hub.send("deaf", peers.Evict("x" * (4 << 20)))
+            await house.hub.end(peers.End(0, "over"))
+            await other.is_lost()
+            assert other.heard[-1] == peers.End(0, "over")
+
+    run(main)

@@ -1,0 +1,266 @@
+"""The port of an agent: who has the token is let in, who has not learns why and no more, and nobody is in another's way."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import struct
+import threading
+
+import pytest
+from kit.ends import BOUND_S, Changes, within_bound
+from kit.processes import descriptors
+
+from deadpool_run.agent import peer_server
+from deadpool_run.agent.peer_server import PeerServer
+from deadpool_run.coordinator import handshake
+from deadpool_run.wire import auth
+from deadpool_run.wire.auth import WRONG_TOKEN, Challenge, Hello, Proof, Refused, RefusedError, Role
+
+TOKEN = b"of the job"
+LOOPBACK = "127.0.0.1"
+
+
+class Door(Changes):
+    """A server that keeps whom it let in."""
+
+    def __init__(self):
+        super().__init__()
+        self.came = []
+        listener = socket.socket()
+        listener.bind((LOOPBACK, 0))
+        self.server = PeerServer(listener, TOKEN, self._come)
+        self.port = self.server.port
+
+    def _come(self, role, sock):
+        self.came.append((role, sock))
+        self.tell()
+
+    async def dial(self, role=Role.MEMBER, token=TOKEN):
+        """Come as an agent does, in a thread."""
+        return await asyncio.to_thread(handshake.dial, LOOPBACK, self.port, role, token, BOUND_S)
+
+    def connect(self):
+        """Come and say nothing."""
+        sock = socket.create_connection((LOOPBACK, self.port), timeout=BOUND_S)
+        sock.settimeout(BOUND_S)
+        return sock
+
+    def close(self):
+        self.server.close()
+        for _, sock in self.came:
+            sock.close()
+
+
+def run(main):
+    """Run a test with a door, which is closed behind it."""
+
+    async def whole():
+        door = Door()
+        try:
+            await main(door)
+        finally:
+            door.close()
+
+    within_bound(whole())
+
+
+def rest_of(sock):
+    """Everything that is said until the other side hangs up, as words."""
+    data = b""
+    while piece := sock.recv(1 << 16):
+        data += piece
+    words = []
+    while data:
+        (length,) = struct.unpack_from(">I", data)
+        words.append(auth.decode(data[4 : 4 + length]))
+        data = data[4 + length :]
+    return words
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_who_has_the_token_is_let_in_for_what_it_wants(role):
+    async def main(door):
+        with await door.dial(role) as mine:
+            await door.until(lambda: door.came)
+            ((wanted, theirs),) = door.came
+            assert wanted is role
+            theirs.setblocking(True)
+            mine.sendall(b"the first byte after the greeting")
+            assert theirs.recv(100) == b"the first byte after the greeting"
+
+    run(main)
+
+
+def test_who_has_another_token_is_told_so_and_not_let_in():
+    async def main(door):
+        with pytest.raises(RefusedError, match=WRONG_TOKEN):
+            await door.dial(token=b"another")
+        with await door.dial():
+            await door.until(lambda: door.came)
+        assert len(door.came) == 1
+
+    run(main)
+
+
+def test_a_stranger_hears_a_challenge_and_a_refusal_and_no_more():
+    async def main(door):
+        with door.connect() as sock:
+            sock.sendall(auth.encode(Hello(auth.VERSION, Role.VAULT, "00")) + auth.encode(Proof("00")))
+            sock.sendall(b"give me everything")
+            challenge, refused = await asyncio.to_thread(rest_of, sock)
+        assert isinstance(challenge, Challenge)
+        assert refused == Refused(WRONG_TOKEN)
+        assert not door.came
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\n\r\n", struct.pack(">I", 4097), struct.pack(">I", 4000) + b"[" * 4000, b""]
+)
+def test_one_that_is_no_agent_hears_nothing(said):
+    async def main(door):
+        with door.connect() as sock:
+            sock.sendall(said)
+            sock.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):  # more was said than was read
+                assert await asyncio.to_thread(rest_of, sock) == []
+        assert not door.came
+
+    run(main)
+
+
+def test_those_who_say_nothing_are_in_nobodys_way():
+    async def main(door):
+        with contextlib.ExitStack() as silent:
+            for _ in range(50):
+                silent.enter_context(door.connect())
+            with await asyncio.wait_for(door.dial(), handshake.TIMEOUT_S / 2):
+                await door.until(lambda: door.came)
+
+    run(main)
+
+
+def greetings():
+    return [thread for thread in threading.enumerate() if thread.name == "deadpool-greeting"]
+
+
+def test_however_many_come_only_so_many_are_greeted_at_once(monkeypatch):
+    monkeypatch.setattr(peer_server, "_MAX_GREETINGS", 8)
+
+    async def main(door):
+        with contextlib.ExitStack() as crowd:
+            socks = [crowd.enter_context(door.connect()) for _ in range(400)]
+            before = len(descriptors())
+            first = asyncio.ensure_future(door.dial())
+            for _ in range(2 * len(socks)):  # turns enough to take all of them in
+                await asyncio.sleep(0)
+            assert len(greetings()) == 8
+            assert len(descriptors()) <= before + 8 + 1  # those greeted, and the caller's own
+            for sock in socks:
+                sock.close()
+            with await first:
+                await door.until(lambda: door.came)
+
+    run(main)
+
+
+def test_thousands_come_and_go():
+    async def main(door):
+        for _ in range(3000):
+            door.connect().close()
+            await asyncio.sleep(0)
+        with await door.dial():
+            await door.until(lambda: door.came)
+
+    run(main)
+
+
+def test_where_no_descriptor_is_free_one_waits_until_there_is():
+    async def main(door):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.ExitStack() as hogs, socket.socket() as sock:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+            try:
+                with contextlib.suppress(OSError):
+                    while True:
+                        hogs.callback(os.close, os.dup(0))
+                sock.settimeout(BOUND_S)
+                sock.connect((LOOPBACK, door.port))
+                greeting = asyncio.ensure_future(asyncio.to_thread(_greet, sock))
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                assert not greetings()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            hogs.close()
+            await greeting
+            await door.until(lambda: door.came)
+
+    run(main)
+
+
+def _greet(sock):
+    caller = auth.Caller(TOKEN, Role.MEMBER)
+    sock.sendall(auth.encode(caller.hello))
+    while True:
+        (length,) = struct.unpack(">I", sock.recv(4, socket.MSG_WAITALL))
+        answer = caller.answer(auth.decode(sock.recv(length, socket.MSG_WAITALL)))
+        if answer is None:
+            return
+        sock.sendall(auth.encode(answer))
+
+
+def test_who_says_a_byte_now_and_then_is_not_waited_for_longer():
+    mine, theirs = socket.socketpair()
+    ended = threading.Event()
+    found = []
+
+    def receive():
+        found.append(handshake.receive(theirs, TOKEN, 0.5))
+        ended.set()
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    with mine, contextlib.suppress(BrokenPipeError):
+        for byte in struct.pack(">I", 1000) + b" " * 30:
+            mine.sendall(bytes([byte]))
+            if ended.wait(0.1):
+                break
+    assert ended.is_set(), "it was greeted for as long as it went on"
+    thread.join(BOUND_S)
+    assert found == [None]
+
+
+def test_closing_cuts_the_greetings_under_way():
+    async def main(door):
+        with contextlib.ExitStack() as silent:
+            socks = [silent.enter_context(door.connect()) for _ in range(5)]
+            with await door.dial():  # behind them: they are being greeted
+                await door.until(lambda: door.came)
+            began = asyncio.get_running_loop().time()
+            door.server.close()
+            door.server.close()
+            assert asyncio.get_running_loop().time() - began < handshake.TIMEOUT_S / 2
+            assert not greetings()
+            for sock in socks:
+                with contextlib.suppress(ConnectionResetError):
+                    assert sock.recv(1) == b""
+            with pytest.raises(ConnectionRefusedError):
+                await door.dial()
+
+    run(main)
+
+
+def test_one_that_is_let_in_after_the_end_is_hung_up_on():
+    async def main(door):
+        mine, theirs = socket.socketpair()
+        door.server.close()
+        door.server._greeted(threading.current_thread(), Role.MEMBER, theirs)
+        assert mine.recv(1) == b""
+        assert not door.came
+        mine.close()
+
+    run(main)

@@ -1,0 +1,217 @@
+"""How an agent finds its job: one founds it, the others find it, and nobody waits for what cannot come."""
+
+import asyncio
+import errno
+import socket
+import threading
+from contextlib import ExitStack, closing
+
+import pytest
+from kit.ends import Changes, within_bound
+
+from deadpool_run.agent.peer_server import PeerServer
+from deadpool_run.agent.rendezvous import Found, Founder, Over, dial_vault, find
+from deadpool_run.agent.spec import Cluster
+from deadpool_run.errors import UsageError
+from deadpool_run.wire.auth import Role
+
+LOOPBACK = "127.0.0.1"
+TOKEN = b"of the job"
+LONG_S = 60.0
+
+
+def cluster(*ports, host=LOOPBACK, token=TOKEN):
+    return Cluster(endpoints=tuple((host, port) for port in ports), token=token, node_name="n")
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind((LOOPBACK, 0))
+        return sock.getsockname()[1]
+
+
+def never():
+    return asyncio.get_running_loop().create_future()
+
+
+class Led(Changes):
+    """A job that is led: whoever finds it is kept."""
+
+    def __init__(self, founder):
+        super().__init__()
+        self.came = []
+        self.server = PeerServer(founder.listener, TOKEN, self._come)
+
+    def _come(self, role, sock):
+        self.came.append((role, sock))
+        self.tell()
+
+    def close(self):
+        self.server.close()
+        for _, sock in self.came:
+            sock.close()
+
+
+def test_the_first_founds_the_job_and_the_others_find_it():
+    async def main():
+        port = free_port()
+        founder = await find(cluster(port), never(), may_found=True, timeout_s=LONG_S)
+        assert isinstance(founder, Founder)
+        assert founder.address == LOOPBACK
+        with closing(Led(founder)) as led:
+            assert led.server.port == port
+            for may_found in (True, False):
+                found = await find(cluster(port), never(), may_found=may_found, timeout_s=LONG_S)
+                assert isinstance(found, Found)
+                with found.sock, found.listener:
+                    assert found.address == LOOPBACK
+                    assert found.listener.getsockname()[0] == LOOPBACK
+            await led.until(lambda: len(led.came) == 2)
+            assert [role for role, _ in led.came] == [Role.MEMBER] * 2
+
+    within_bound(main())
+
+
+def test_of_all_that_start_at_once_one_founds_it():
+    async def main():
+        port = free_port()
+        seeking = [
+            asyncio.ensure_future(find(cluster(port), never(), may_found=True, timeout_s=LONG_S)) for _ in range(6)
+        ]
+        done, _ = await asyncio.wait(seeking, return_when=asyncio.FIRST_COMPLETED)
+        (founder,) = [each.result() for each in done]
+        assert isinstance(founder, Founder)
+        with closing(Led(founder)):
+            for each in seeking:
+                found = await each
+                if found is not founder:
+                    assert isinstance(found, Found)
+                    found.sock.close()
+                    found.listener.close()
+
+    within_bound(main())
+
+
+def test_who_comes_before_the_first_waits_for_it():
+    async def main():
+        first, second = free_port(), free_port()
+        early = asyncio.ensure_future(find(cluster(first), never(), may_found=False, timeout_s=LONG_S))
+        other = asyncio.ensure_future(find(cluster(second, first), never(), may_found=False, timeout_s=LONG_S))
+        founder = await find(cluster(first), never(), may_found=True, timeout_s=LONG_S)
+        with closing(Led(founder)):
+            for each in (early, other):
+                found = await each
+                assert isinstance(found, Found)
+                found.sock.close()
+                found.listener.close()
+
+    within_bound(main())
+
+
+def test_another_token_is_told_to_the_user_with_advice():
+    async def main():
+        port = free_port()
+        with closing(Led(await find(cluster(port), never(), may_found=True, timeout_s=LONG_S))) as led:
+            with pytest.raises(UsageError) as caught:
+                await find(cluster(port, token=b"another"), never(), may_found=True, timeout_s=LONG_S)
+            first, last = str(caught.value).splitlines()
+            assert f"{LOOPBACK}:{port} refused this node" in first
+            assert "--token-file" in last
+            with pytest.raises(ConnectionRefusedError) as refused:
+                await asyncio.to_thread(dial_vault, LOOPBACK, port, b"another")
+            assert refused.value.errno == errno.ECONNREFUSED
+            assert not led.came
+
+    within_bound(main())
+
+
+def test_a_vault_is_reached_through_the_same_port():
+    async def main():
+        port = free_port()
+        with closing(Led(await find(cluster(port), never(), may_found=True, timeout_s=LONG_S))) as led:
+            with await asyncio.to_thread(dial_vault, LOOPBACK, port, TOKEN):
+                await led.until(lambda: led.came)
+            assert led.came[0][0] is Role.VAULT
+
+    within_bound(main())
+
+
+def test_another_program_on_the_port_is_told_to_the_user_with_advice():
+    with socket.create_server((LOOPBACK, 0)) as server:
+
+        def serve():
+            sock, _ = server.accept()
+            with sock:
+                sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                sock.recv(1 << 16)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(UsageError) as caught:
+            within_bound(find_with_own_future(cluster(server.getsockname()[1])))
+        thread.join(10)
+    assert "--rdzv-endpoint names another port" in str(caught.value).splitlines()[-1]
+
+
+async def find_with_own_future(where):
+    return await find(where, never(), may_found=True, timeout_s=LONG_S)
+
+
+@pytest.mark.parametrize("host", ["256.1.2.3.4.5", "x" * 70, "a..b"])
+def test_a_host_that_is_none_is_told_to_the_user_with_advice(host):
+    with pytest.raises(UsageError) as caught:
+        within_bound(find_with_own_future(cluster(1, host=host)))
+    first, last = str(caught.value).splitlines()
+    assert host in first
+    assert "write an address" in last
+
+
+def test_a_stop_ends_the_wait():
+    async def main():
+        with ExitStack() as held:
+            silent = held.enter_context(socket.socket())
+            silent.bind((LOOPBACK, 0))  # somebody has the port, and nobody listens
+            stop = never()
+            waiting = asyncio.ensure_future(
+                find(cluster(silent.getsockname()[1]), stop, may_found=True, timeout_s=LONG_S)
+            )
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            stop.set_result((7, "asked to"))
+            assert await waiting == Over(7, "asked to")
+
+    within_bound(main())
+
+
+def test_one_that_was_in_the_job_before_does_not_found_a_second_one():
+    async def main():
+        port = free_port()
+        found = await find(cluster(port), never(), may_found=False, timeout_s=LONG_S)
+        assert isinstance(found, Over)
+        assert found.exit_code == 1
+        assert "nobody leads the job" in found.reason
+        with socket.socket() as sock:  # nobody has the port
+            sock.bind((LOOPBACK, port))
+
+    within_bound(main())
+
+
+def test_only_the_first_endpoint_is_for_founding():
+    async def main():
+        with socket.socket() as taken:
+            taken.bind((LOOPBACK, 0))
+            stop = never()
+            free = free_port()
+            waiting = asyncio.ensure_future(
+                find(cluster(taken.getsockname()[1], free), stop, may_found=True, timeout_s=LONG_S)
+            )
+            with socket.socket() as sock:
+                while not waiting.done():
+                    done, _ = await asyncio.wait({waiting}, timeout=0.3)
+                    assert not done
+                    sock.bind((LOOPBACK, free))  # nobody has it
+                    stop.set_result((0, ""))
+                    await waiting
+
+    within_bound(main())

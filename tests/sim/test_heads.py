@@ -1,0 +1,131 @@
+"""The coordinator moves: a swarm of seeds, what each outage leads to, and planted bugs that must be found."""
+
+import agents
+import pytest
+from heads import Cluster, election_simulation, heads_simulation
+from outages import Fault
+from planted import ELECTION_PLANTS, HEAD_PLANTS
+
+from deadpool_run.core.lifecycle import JobPhase
+from deadpool_run.core.settings import Settings
+
+PARTS = 6
+SEEDS = 180
+ELECTION_SEEDS = 420
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_swarm_of_heads(part):
+    for seed in range(part, SEEDS, PARTS):
+        run(seed, heads_simulation)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_swarm_of_elections(part):
+    for seed in range(part, ELECTION_SEEDS, PARTS):
+        run(seed, election_simulation)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_long_swarm_of_heads():
+    for seed in range(SEEDS, 10 * SEEDS):
+        run(seed, heads_simulation)
+    for seed in range(ELECTION_SEEDS, 10 * ELECTION_SEEDS):
+        run(seed, election_simulation)
+
+
+def run(seed, story):
+    try:
+        story(seed).run()
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def job(*faults, nodes=4, spare_nodes=0, seed=1, log_delay_s=0.02):
+    settings = Settings(
+        world_size=nodes - spare_nodes,
+        nodes=nodes - spare_nodes,
+        spare_nodes=spare_nodes,
+        node_timeout_s=agents.T,
+        repair_timeout_s=5.0,
+        shutdown_timeout_s=3.0,
+        join_timeout_s=30.0,
+    )
+    return Cluster(seed, settings, faults, steps=200, log_delay_s=log_delay_s)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", ["kill head", "power head", "cut head", "cut deaf head", "cut mute head"])
+def test_the_heads_node_is_replaced(kind, seed):
+    """Three of four go on, with the head's rank on the spare node, and the old head's workers have ended."""
+    cluster = job(Fault(5.0, kind), spare_nodes=1, seed=seed)
+    assert cluster.run() == "every rank finished"
+    (incident,) = cluster.state.incidents
+    assert [loss.rank for loss in incident.losses] == [0]
+    assert incident.steps_lost <= 1 or cluster.state.capture_interval > 1
+    assert cluster.state.term == max(cluster.terms) >= 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_halves_stop_with_a_reason(seed):
+    cluster = job(Fault(5.0, "cut half head"), seed=seed)
+    cluster.run()
+    reasons = [agent.fenced_why for agent in cluster.agents.values()]
+    assert all("no majority" in reason or "no coordinator" in reason for reason in reasons), reasons
+    assert cluster.stopped is None
+    assert max(cluster.terms) == 0
+
+
+def test_of_two_nodes_the_survivor_goes_on_only_if_the_other_certainly_ended():
+    survivor = job(Fault(5.0, "kill head"), nodes=2, spare_nodes=1)
+    assert survivor.run() == "every rank finished"
+    assert survivor.head.name == "n1"
+    silent = job(Fault(5.0, "power head"), nodes=2, spare_nodes=1)
+    assert silent.run().startswith("fenced: no coordinator was heard of")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_head_dies_while_it_repairs_and_its_last_orders_were_not_followed(seed):
+    """A worker dies, a spare is promoted, and the head ends before its standbys hear of it."""
+    cluster = job(
+        Fault(5.0, "worker", 2), Fault(5.0 + 0.1 * seed, "kill head"), spare_nodes=1, seed=seed, log_delay_s=3.0
+    )
+    cluster.run()
+    assert cluster.state.term == 1
+    assert cluster.state.phase is JobPhase.STOPPED
+
+
+def test_the_swarm_goes_where_it_matters():
+    ends = [(cluster, cluster.run()) for cluster in map(heads_simulation, range(40))]
+    assert sum(end == "every rank finished" for _, end in ends) > 15
+    assert sum(end.startswith("fenced") for _, end in ends) > 1
+    assert sum(max(cluster.terms) > 0 for cluster, _ in ends) > 10
+
+
+def test_the_same_seed_is_the_same_story():
+    first, second = heads_simulation(7), heads_simulation(7)
+    first.run()
+    second.run()
+    assert first.log == second.log
+
+
+@pytest.mark.parametrize("plant", ELECTION_PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_of_elections_is_found(plant, monkeypatch):
+    plant(monkeypatch)
+    assert_is_found(election_simulation, 400)
+
+
+@pytest.mark.parametrize("plant", HEAD_PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_of_heads_is_found(plant, monkeypatch):
+    plant(monkeypatch)
+    assert_is_found(heads_simulation, 150)
+
+
+def assert_is_found(story, seeds):
+    for seed in range(seeds):
+        try:
+            story(seed).run()
+        except AssertionError:
+            return
+    pytest.fail(f"{seeds} seeds and nothing was noticed")
