@@ -27,6 +27,7 @@ from deadpool_run.agent.peer_server import PeerServer
 from deadpool_run.agent.performer import Situation
 from deadpool_run.agent.processes import Process
 from deadpool_run.agent.run_record import RECORD_NAME
+from deadpool_run.agent.slurm_end import end_job_if_nobody_waits
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.tell import tell
 from deadpool_run.core.events import ONLY_NODE, Event, JobSubmitted, Place, StopRequested
@@ -47,7 +48,12 @@ _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 def run(spec: LaunchSpec) -> int:
     """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
     processes.become_subreaper()
-    return asyncio.run(_Agent(spec).main())
+    agent = _Agent(spec)
+    exit_code = asyncio.run(agent.main())
+    if agent.living is not None and spec.cluster is not None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the Slurm job that is ended, this is one
+        asyncio.run(end_job_if_nobody_waits(spec.cluster.slurm, agent.living, tell))
+    return exit_code
 
 
 def _make_run_dir(run_dir: Path) -> None:
@@ -60,6 +66,11 @@ def _make_run_dir(run_dir: Path) -> None:
         raise UsageError(f"{run_dir} holds another run\ngive this one a directory of its own with --run-dir")
 
 
+def _founded_again(spec: LaunchSpec, term: int) -> LaunchSpec:
+    """Return the launch with a directory of its own: that of the run has what was left when it was founded before."""
+    return replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{term}"))
+
+
 class _Agent:
     """One launch. Everything is made in `main`, in the running loop, and unmade there in reverse."""
 
@@ -69,6 +80,9 @@ class _Agent:
         self._head: Head | None = None
         self._node: Node | None = None
         self._member: Membership | None = None
+        self._base: Path | None = None
+        self.living: frozenset[str] | None = None
+        """The names of the nodes that were in the job at its end, if it was led from here."""
 
     async def main(self) -> int:
         spec = self._spec
@@ -138,7 +152,7 @@ class _Agent:
         assert cluster is not None
         first, timeout_s = True, self._spec.settings.join_timeout_s
         while True:
-            found = await rendezvous.find(cluster, self._over, may_found=first, timeout_s=timeout_s)
+            found = await rendezvous.find(cluster, self._over, may_found=first, timeout_s=timeout_s, pointer=self._base)
             if isinstance(found, rendezvous.Over):
                 tell(found.reason)
                 return found.exit_code
@@ -160,30 +174,38 @@ class _Agent:
             place = Place(cluster.node_name, found.address, server.port, cluster.leaf, cluster.node_rank)
             if isinstance(found, rendezvous.Founder):
                 node_id = NodeId(cluster.node_name)
-                return await self._live(self._spec, Situation(node_id, found.address, replicates=True), place)
+                spec = self._spec if found.term == 0 else _founded_again(self._spec, found.term)
+                return await self._live(spec, Situation(node_id, found.address, replicates=True), place, None)
             follower = Follower(found.sock, peers.Join(place, self._spec.nproc_per_node))
             try:
                 joined, agents = await follower.taken_in(self._over)
                 situation = Situation(joined.node, found.address, replicates=True)
-                return await self._live(self._spec_of(joined), situation, (follower, joined, agents))
+                return await self._live(self._spec_of(joined), situation, place, (follower, joined, agents))
             finally:
                 follower.close()
         finally:
             server.close()
 
     async def _live(
-        self, spec: LaunchSpec, situation: Situation, begin: Place | tuple[Follower, peers.Joined, peers.Agents]
+        self,
+        spec: LaunchSpec,
+        situation: Situation,
+        place: Place,
+        taken: tuple[Follower, peers.Joined, peers.Agents] | None,
     ) -> int:
         exit_code, reason, fenced = *_FAILED, False
         _make_run_dir(spec.run_dir)
+        self._base = spec.base_dir or spec.run_dir
         output = Output(spec)
-        member = self._member = Membership(spec, situation, nursery=self._nursery, mark=self._mark, output=output)
+        member = self._member = Membership(
+            spec, situation, port=place.port, nursery=self._nursery, mark=self._mark, output=output
+        )
         self._node = member.node
         try:
-            if isinstance(begin, Place):
-                await member.found(begin)
+            if taken is None:
+                await member.found(place)
             else:
-                follower, joined, agents = begin
+                follower, joined, agents = taken
                 tell(f"joined run {joined.run_id} as node {joined.node}")
                 member.join(follower, agents)
             await asyncio.wait({member.over, self._over}, return_when=asyncio.FIRST_COMPLETED)
@@ -198,8 +220,9 @@ class _Agent:
             if not fenced:
                 self._nursery.close()
             await self._end_node(output)
-            if member.head is not None:
-                member.head.close(exit_code, reason)
+            member.presence.close(exit_code, reason, fenced=fenced)
+            if member.head is not None and not fenced:
+                self.living = frozenset(node.place.name for node in member.head.state.nodes.values())
             self._member = None
         return exit_code
 
@@ -213,6 +236,7 @@ class _Agent:
             settings=Settings(**joined.settings),
             run_id=joined.run_id,
             run_dir=base / f"node-{joined.node}",
+            base_dir=base,
         )
 
     def _on_peer(self, role: Role, sock: socket.socket) -> None:

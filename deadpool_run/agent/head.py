@@ -49,8 +49,9 @@ class Head:
         on_over: Callable[[int, str], None],
         on_lost: Callable[[str], None],
         known: Known | None = None,
+        term: int = 0,
     ) -> None:
-        """Begin anew, or go on from what another coordinator is `known` to have decided."""
+        """Begin anew, or go on from what another coordinator is `known` to have decided, in a later `term`."""
         self.node: Node
         """Our own machine's; set before `begin`."""
         self._spec = spec
@@ -67,7 +68,7 @@ class Head:
         self.assembly: Assembly | None = None
         """The other nodes; None on one machine. Set before `begin`."""
         self._health: Health | None = None
-        self._record = RunRecord(spec, None if output.root is None else str(output.root))
+        self._record = RunRecord(spec, None if output.root is None else str(output.root), term=term)
 
     @property
     def store(self) -> Store:

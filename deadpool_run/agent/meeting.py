@@ -1,9 +1,10 @@
 """A folder on a disk that all nodes share, where agents that know nothing of each other meet.
 
-Two things are left there. *The token* of the run: whoever comes first makes it, the others read it. And *heads*: who
-serves the run, one file for each term, `head.<term>`. A file is written under another name and then linked to its own
-(link(2) is atomic and fails if the name is taken, on NFS too), so that nobody reads half of one, and of several that
-want a term one gets it. The largest term is the one that counts; files of smaller ones are never looked at again.
+Three things are left there. *The token* of the run: whoever comes first makes it, the others read it. *Heads*: who serves
+the run, one file for each term, `head.<term>`. And its *end*, for those who come after it. A file is written under another
+name and then linked to its own (link(2) is atomic and fails if the name is taken, on NFS too), so that nobody reads half of
+one, and of several that want a term one gets it. The largest term is the one that counts; files of smaller ones are never
+looked at again.
 """
 
 import json
@@ -11,24 +12,36 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 from deadpool_run.errors import UsageError
 
 _TOKEN_BYTES = 32
 _MAX_BYTES = 4096
 _HEAD = "head."
+_END = "end"
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Who serves the run."""
+    """Who serves the run. Without a port nobody does: it ended, and may be begun again."""
 
     term: int
     address: str
     port: int
+    founded: int = 0
+    """The term in which the run was begun, the last time that it was; the coordinator counts its own terms from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the run ended, for good."""
+
+    exit_code: int
+    reason: str
 
 
 class Meeting:
@@ -58,12 +71,33 @@ class Meeting:
             if not terms:
                 return None
             told = json.loads(self._read(f"{_HEAD}{max(terms)}"))
-        return Head(max(terms), str(told["address"]), int(told["port"]))
+            return Head(max(terms), str(told["address"]), int(told["port"]), int(told["founded"]))
 
     def claim(self, head: Head) -> bool:
         """Become the head of a term that nobody has; return whether we do."""
         with self._blame():
-            return self._link(f"{_HEAD}{head.term}", json.dumps({"address": head.address, "port": head.port}))
+            return self._link(f"{_HEAD}{head.term}", json.dumps(asdict(head)))
+
+    def leave(self) -> None:
+        """Have nobody serve the run, which is to be begun again."""
+        last = self.head()
+        if last is not None and last.port:
+            self.claim(Head(last.term + 1, "", 0))
+
+    def close(self, end: End) -> None:
+        """Say to those who come from now on that the run has ended; the token is of no use any more."""
+        with self._blame():
+            self._link(_END, json.dumps(asdict(end)))
+            (self._folder / "token").unlink(missing_ok=True)
+
+    def ended(self) -> End | None:
+        """Return how the run ended; None if it has not."""
+        with self._blame():
+            try:
+                told: dict[str, Any] = json.loads(self._read(_END))
+            except FileNotFoundError:
+                return None
+            return End(int(told["exit_code"]), str(told["reason"]))
 
     def end(self) -> None:
         """Remove what was left here; for the last agent."""

@@ -17,6 +17,7 @@ from deadpool_run.agent.node import Node
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Situation
+from deadpool_run.agent.presence import Presence
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.tell import tell
 from deadpool_run.coordinator.replica import Replica
@@ -37,8 +38,15 @@ _AGAIN_S = 0.05
 class Membership:
     """Made in the running loop; `over` is the end of the job, or `LostError` where it goes on without this node."""
 
-    def __init__(
-        self, spec: LaunchSpec, situation: Situation, *, nursery: Nursery, mark: dict[str, str], output: Output
+    def __init__(  # noqa: PLR0913 - the parts of a machine's launch
+        self,
+        spec: LaunchSpec,
+        situation: Situation,
+        *,
+        port: int,
+        nursery: Nursery,
+        mark: dict[str, str],
+        output: Output,
     ) -> None:
         assert spec.cluster is not None
         self._spec = spec
@@ -56,6 +64,7 @@ class Membership:
         self._callers: list[socket.socket] = []  # members that came before we knew that we lead
         self._tasks: set[asyncio.Task[None]] = set()
         self._authority: Authority
+        self.presence = Presence(spec, situation.node, situation.address, port, self._ask)
         self.node = Node(
             spec, situation, nursery=nursery, output=output, mark=mark, above=self._limbo, on_lost=self.fence
         )
@@ -76,8 +85,8 @@ class Membership:
         here = self._situation.node
         agent = election.first_head(here, self._timeout_s, self._loop.time())
         self._authority = Authority(agent, {here: Peer(here, place.address, place.port)}, self, self._token)
-        head = self._lead()
-        await head.begin()
+        head = self._lead(0)
+        await self.presence.lead(head, 0)
         head.submit(JobSubmitted(here, place))
 
     def join(self, follower: Follower, told: peers.Agents) -> None:
@@ -85,6 +94,7 @@ class Membership:
         agent = election.follower(self._situation.node, self._timeout_s, told.term, rosters_of(told), self._loop.time())
         addresses = {peer.node: peer for roster in told.rosters for peer in roster.agents}
         self._authority = Authority(agent, addresses, self, self._token)
+        self._do(self.presence.follow(self._output))
         self._obey(follower)
 
     def accept(self, purpose: Purpose, sock: socket.socket) -> None:
@@ -115,12 +125,12 @@ class Membership:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
-        head = self._lead()
+        head = self._lead(term)
         head.go_on()
         head.submit(CoordinatorMoved(term, self._situation.node))
         head.submit(self.node.resynced())
         self._replicator.tell_all()
-        self._do(head.begin())
+        self._do(self.presence.lead(head, term))
         tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
         callers, self._callers = self._callers, []
         for sock in callers:
@@ -136,7 +146,7 @@ class Membership:
         if self.head is not None and self.head.assembly is not None:
             self.head.assembly.lose(node, reason)
 
-    def _lead(self) -> Head:
+    def _lead(self, term: int) -> Head:
         head = self.head = Head(
             self._spec,
             self._situation,
@@ -145,6 +155,7 @@ class Membership:
             on_over=self._over,
             on_lost=self.fence,
             known=self._replica.known,
+            term=term,
         )
         head.node = self.node
         head.assembly = Assembly(head, self._authority, self._spec.nproc_per_node)
@@ -224,10 +235,19 @@ class Membership:
                 self.fence(f"the coordinator takes this node for lost: {reason}")
             case peers.End(exit_code, reason):
                 self._over(exit_code, reason)
+            case peers.Answer():
+                self.presence.answered(message)
             case peers.Joined():
                 pass  # taken in already
             case _:
                 raise ProtocolError(f"a coordinator does not say {type(message).__name__}")
+
+    def _ask(self, question: peers.Ask) -> bool:
+        """Pass a viewer's question on; return whether anybody leads."""
+        if self._follower is None or not self._follower.was_answered:
+            return False
+        self._follower.send(question)
+        return True
 
     def _followed(self) -> None:
         if self._replica.known is not None:
@@ -256,6 +276,7 @@ class Membership:
             sock.close()
         if self.head is not None:
             await self.head.end(peers.Evict(reason) if fenced else peers.End(exit_code, reason))
+        await self.presence.end()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

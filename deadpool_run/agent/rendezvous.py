@@ -1,12 +1,17 @@
 """How an agent finds the job that it belongs to, or founds it. Addresses are exchanged as IP literals, found once by name."""
 
 import asyncio
+import contextlib
 import errno
 import socket
 import time
 from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
+from deadpool_run.agent import whereabouts
+from deadpool_run.agent.meeting import Head, Meeting
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.agent.store import family_of
 from deadpool_run.agent.tell import tell
@@ -20,6 +25,8 @@ _SAY_AFTER_S = 10.0
 """Whoever is waited for longer than this is named to the user."""
 _REFUSALS = 3
 """So many times in a row a machine that is up says that nobody listens there, before the job is taken for ended."""
+_ABANDONED_S, _ABANDONED_TIMEOUTS = 15.0, 4.0
+"""Whoever was to take over would have done so: in seconds, and in time-outs of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,8 @@ class Founder:
 
     address: str
     listener: socket.socket
+    term: int = 0
+    """Larger than 0 if the job was founded before, and ended without being over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +57,146 @@ class Over:
 
 
 async def find(
-    cluster: Cluster, stop: asyncio.Future[tuple[int, str]], *, may_found: bool, timeout_s: float
+    cluster: Cluster,
+    stop: asyncio.Future[tuple[int, str]],
+    *,
+    may_found: bool,
+    timeout_s: float,
+    pointer: Path | None = None,
 ) -> Founder | Found | Over:
     """Return what there is. Who was in the job before does not found another, and waits while somebody may lead it.
 
+    `pointer` is where a coordinator that came later says where it is, if the disk is shared (`agent.whereabouts`).
     Raises `UsageError` if the tokens are not the same, or no endpoint can be looked up.
     """
     loop = asyncio.get_running_loop()
-    began, pause, told, refusals = time.monotonic(), _FIRST_PAUSE_S, False, 0
+    search = _ByEndpoint(cluster, may_found, pointer) if cluster.meeting is None else _ByMeeting(cluster, may_found)
+    began, pause, told = time.monotonic(), _FIRST_PAUSE_S, False
     while True:
-        error: OSError | None = None
-        for host, port in cluster.endpoints:
-            address = await loop.run_in_executor(None, _look_up, host, port)
-            if may_found and (host, port) == cluster.endpoints[0] and (listener := _bind(address, port)) is not None:
-                return Founder(address, listener)
-            try:
-                sock = await loop.run_in_executor(None, _dial, address, port, cluster.token)
-            except OSError as failure:
-                error = failure
-                continue
-            ours = str(sock.getsockname()[0])
-            return Found(sock, ours, _listen_anywhere(ours))
-        refusals = refusals + 1 if error is not None and error.errno == errno.ECONNREFUSED else 0
-        if not may_found and refusals >= _REFUSALS:
-            return Over(1, "nobody leads the job any more: it has ended, or its coordinator's node is lost")
+        tried = await loop.run_in_executor(None, search.once)
+        if isinstance(tried, Founder | Found | Over):
+            return tried
         if time.monotonic() - began > timeout_s:
-            return Over(1, f"nobody at {_names(cluster)} has taken this node in within {timeout_s:g} s ({error})")
+            return Over(1, f"nobody at {search.where} has taken this node in within {timeout_s:g} s ({tried})")
         if not told and time.monotonic() - began > _SAY_AFTER_S:
             told = True
-            tell(f"waiting for the job's first node at {_names(cluster)} ({error})")
+            tell(f"waiting for the job's first node at {search.where} ({tried})")
         done, _ = await asyncio.wait({stop}, timeout=pause)
         if done:
             return Over(*stop.result())
         pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+class _ByEndpoint:
+    """Looks where the user, or the scheduler, says. `once` blocks, and returns why nothing came of it."""
+
+    def __init__(self, cluster: Cluster, may_found: bool, pointer: Path | None) -> None:
+        self._cluster = cluster
+        self._may_found = may_found
+        self._pointer = pointer
+        self._refusals = 0
+        self.where = ", ".join(f"{host}:{port}" for host, port in cluster.endpoints)
+
+    def once(self) -> Founder | Found | Over | OSError:
+        error = OSError("no endpoint")
+        unknown: list[UsageError] = []
+        for host, port in self._cluster.endpoints:
+            try:
+                address = _look_up(host, port)
+            except UsageError as nameless:
+                unknown.append(nameless)
+                continue
+            if self._may_found and self._cluster.founds and (host, port) == self._cluster.endpoints[0]:
+                address = self._for_others(host, address)
+                if (listener := _bind(address, port)) is not None:
+                    return Founder(address, listener)
+            try:
+                return _taken(_dial(address, port, self._cluster.token))
+            except OSError as failure:
+                error = failure
+        if len(unknown) == len(self._cluster.endpoints):
+            raise unknown[0]
+        later = None if self._pointer is None else whereabouts.read(self._pointer)
+        if later is not None:
+            try:
+                return _taken(dial_member(later.address, later.port, self._cluster.token))
+            except OSError as failure:
+                error = failure
+        self._refusals = self._refusals + 1 if error.errno == errno.ECONNREFUSED else 0
+        if not self._may_found and self._refusals >= _REFUSALS:
+            return Over(1, "nobody leads the job any more: it has ended, or its coordinator's node is lost")
+        return error
+
+    def _for_others(self, host: str, address: str) -> str:
+        """Return an address that others can use: some systems have their own name mean the loopback interface."""
+        by_name = self._cluster.slurm is not None and host != address
+        return own_address() if by_name and ip_address(address).is_loopback else address
+
+
+class _ByMeeting:
+    """Looks at the folder where whoever leads the job says so; blocks, as the other."""
+
+    def __init__(self, cluster: Cluster, may_found: bool) -> None:
+        assert cluster.meeting is not None
+        self._token = cluster.token
+        self._may_found = may_found
+        self._meeting = Meeting(cluster.meeting)
+        self._dead: tuple[Head, float] | None = None
+        self._patience_s = max(_ABANDONED_S, _ABANDONED_TIMEOUTS * cluster.node_timeout_s)
+        self.where = str(cluster.meeting)
+
+    def once(self) -> Founder | Found | Over | OSError:
+        if (ended := self._meeting.ended()) is not None:
+            return Over(ended.exit_code, f"this run is over: {ended.reason}")
+        head = self._meeting.head()
+        if head is not None and head.port:
+            try:
+                return _taken(dial_member(head.address, head.port, self._token))
+            except OSError as failure:
+                if not self._is_abandoned(head, failure):
+                    return failure
+        if not self._may_found:
+            return OSError("nobody leads it now")
+        address = own_address()
+        listener = _listen_anywhere(address)
+        listener.listen()  # from now on those who read of us are kept waiting, not refused
+        term = 0 if head is None else head.term + 1
+        if self._meeting.claim(Head(term, address, listener.getsockname()[1], founded=term)):
+            return Founder(address, listener, term)
+        listener.close()
+        return OSError("another node was first")
+
+    def _is_abandoned(self, head: Head, failure: OSError) -> bool:
+        """Return whether a machine that is up says for so long that nobody is there that nobody will take over either.
+
+        A machine that is silent may only be so to us: to found the job again would take newcomers away from it.
+        """
+        if failure.errno != errno.ECONNREFUSED:
+            self._dead = None
+            return False
+        if self._dead is None or self._dead[0] != head:
+            self._dead = (head, time.monotonic())
+        return time.monotonic() - self._dead[1] > self._patience_s
+
+
+def own_address() -> str:
+    """Return the address by which other machines reach this one: of its name, else of its default route.
+
+    The second asks the kernel only; nothing is sent (the address is one of RFC 5737's, for documentation).
+    """
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
+        if not ip_address(named := str(found[0][4][0])).is_loopback:
+            return named
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("198.51.100.1", 9))
+        return str(sock.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _taken(sock: socket.socket) -> Found:
+    ours = str(sock.getsockname()[0])
+    return Found(sock, ours, _listen_anywhere(ours))
 
 
 def dial_member(address: str, port: int, token: bytes) -> socket.socket:
@@ -140,7 +256,3 @@ def _listen_anywhere(address: str) -> socket.socket:
     sock = socket.socket(family_of(address), socket.SOCK_STREAM)
     sock.bind((address, 0))
     return sock
-
-
-def _names(cluster: Cluster) -> str:
-    return ", ".join(f"{host}:{port}" for host, port in cluster.endpoints)

@@ -59,9 +59,12 @@ def launch(*, target: list[str] | None = None, **given: str | bool | None) -> No
     place = slurm_place.find(values, os.environ)
     nodes = slurm_place.nodes_to_start(values, place)
     here = look_around(os.environ)
-    if values.flag("dry_run"):
-        here = replace(here, token=existing_token)
+    if values.flag("dry_run") or nodes:
+        here = replace(here, token=existing_token)  # make none: those who are started get theirs
+    elif place is not None:
+        here = replace(here, token=slurm_place.token_reader(values, os.environ, place, here.token))
     planned = plan(values, tuple(target), here)
+    planned = replace(planned, spec=slurm_place.placed(planned.spec, place))
     say.set_color(values.choice("color", {"auto": "auto", "always": "always", "never": "never"}))
     _check_target(planned.spec)
     if place is not None and nodes:

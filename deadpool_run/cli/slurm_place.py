@@ -1,15 +1,20 @@
-"""What a place in a Slurm job means for a launch: options that need not be given, and who starts the agents. Pure.
+"""What a place in a Slurm job means for a launch: options that need not be given, and who starts the agents.
 
-Only `notes` looks at anything but its arguments: at the batch script that we run in.
+Only `notes` looks at anything but its arguments, at the batch script that we run in, and what `token_reader` returns.
 """
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from deadpool_run.agent.discovery import batch_script
 from deadpool_run.agent.discovery.slurm import Discovery, discover
+from deadpool_run.agent.meeting import Meeting
+from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.cli.launch import directory_name
+from deadpool_run.cli.machine import state_dir
 from deadpool_run.cli.options import INSIDE_WORKER, Values
 from deadpool_run.errors import UsageError
 
@@ -37,11 +42,40 @@ def detected(values: Values, environment: Mapping[str, str]) -> dict[str, str]:
             "start one for each node: `srun --ntasks-per-node=1 deadpool-run ...`, or leave srun out of the batch script"
         )
     if is_array_run(values, place):
-        return place.array_options()
+        found = place.array_options()
+        return found | {"rdzv_endpoint": str(meeting_folder(values, environment, found["run_id"]))}
     found = place.options()
     if nodes := nodes_to_start(values, place):
-        found["nnodes"] = str(nodes)
+        found |= {"nnodes": str(nodes), "run_id": place.run_id}
+        if nodes > 1:
+            found["rdzv_endpoint"] = place.endpoint  # to plan with: inside the step it is known better
     return found
+
+
+def meeting_folder(values: Values, environment: Mapping[str, str], run_id: str) -> Path:
+    """Return where the agents of a run meet that know nothing of each other: below the run's directory."""
+    run_dir = values.text("run_dir") or state_dir(environment) / directory_name(values.text("run_id") or run_id)
+    return Path(run_dir).absolute() / "meeting"
+
+
+def placed(spec: LaunchSpec, place: Discovery | None) -> LaunchSpec:
+    """Return the launch with its place in the Slurm job in it."""
+    return spec if place is None or spec.cluster is None else replace(spec, cluster=replace(spec.cluster, slurm=place))
+
+
+def token_reader(
+    values: Values, environment: Mapping[str, str], place: Discovery, otherwise: Callable[[str], bytes]
+) -> Callable[[str], bytes]:
+    """Return what reads the token of a run whose agents nobody handed one: it is made where they meet."""
+    if place.step is None and not is_array_run(values, place):
+        return otherwise
+
+    def read(name: str) -> bytes:
+        if name or environment.get("DEADPOOL_TOKEN"):
+            return otherwise(name)
+        return Meeting(meeting_folder(values, environment, place.run_id)).token().encode()
+
+    return read
 
 
 def nodes_to_start(values: Values, place: Discovery | None) -> int:

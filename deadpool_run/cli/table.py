@@ -182,7 +182,7 @@ _NODES = (
         name="rdzv_endpoint",
         panel=NODES,
         metavar="HOST:PORT",
-        help="Where the first machine listens for the others: an address of it, the same on all. Several, separated by commas, are tried in turn. The default port is 29400.",
+        help="Where the first machine listens for the others: an address of it, the same on all. Several, separated by commas, are tried in turn. The default port is 29400. Or a folder on a disk that all share, as an absolute path: whoever comes first listens, and says there where.",
     ),
     Option(
         name="node_rank",

@@ -14,6 +14,8 @@ several times. Requests:
 Anything that cannot be done is answered with {"error": "<what is wrong>"}; the connection stays open. A line that is
 longer than `MAX_LINE_BYTES` closes it. Nothing that a viewer does, or fails to do, can block or fail the job.
 
+An agent that follows another has such a socket too: it passes requests on, and its watchers are told each `every_s` only.
+
 The status object has what `core.status` publishes (`phase`, `epoch`, `ranks`, `spares`, `incidents` ...), and beside it
 `schema_version`, `run` (what `run.json` holds), `committed` (the newest snapshot that every rank has, or null) and in each
 of `ranks` what its worker says on the board: `activity` (a `vault.board.Phase`, in lower case), `step` (steps completed),
@@ -25,7 +27,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,13 +59,12 @@ class _RefusedError(Exception):
     """The request cannot be done; the text says why."""
 
 
-class ControlServer:
-    """Serves the control socket in the running loop."""
+class ControlSocket:
+    """Serves the control socket in the running loop; `reply` finds the answers, elsewhere for an agent that follows."""
 
-    def __init__(self, run_dir: Path, world_size: int, source: StatusSource) -> None:
+    def __init__(self, run_dir: Path, reply: Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]) -> None:
         self._run_dir = run_dir
-        self._world_size = world_size
-        self._source = source
+        self._reply = reply
         self._connections: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -113,10 +114,32 @@ class ControlServer:
                 if request.get("do") == "watch":
                     await self._watch(_every_s(request), reader, writer)
                     return
-                answer = self._do(request)
+                answer = await self._reply(request)
             except _RefusedError as refusal:
                 answer = {"error": str(refusal)}
             await _say(writer, answer)
+
+    async def _watch(self, every_s: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send the status until the viewer hangs up."""
+        hung_up = asyncio.ensure_future(reader.read())
+        try:
+            while not hung_up.done():
+                await _say(writer, await self._reply({"do": "status"}))
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait({hung_up}, timeout=_MIN_EVERY_S)  # the most often that it may be told
+                await asyncio.wait({hung_up, changed}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+        finally:
+            hung_up.cancel()
+
+
+class ControlServer(ControlSocket):
+    """The control socket of the agent that has the answers."""
+
+    def __init__(self, run_dir: Path, world_size: int, source: StatusSource) -> None:
+        super().__init__(run_dir, self._answer_soon)
+        self._world_size = world_size
+        self._source = source
 
     def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the answer to a request that came another way, from a viewer on another node."""
@@ -124,6 +147,9 @@ class ControlServer:
             return self._do(request)
         except _RefusedError as refusal:
             return {"error": str(refusal)}
+
+    async def _answer_soon(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._do(request)
 
     def _do(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         match request:
@@ -146,19 +172,6 @@ class ControlServer:
             raise _RefusedError(f"nobody holds rank {number} now")
         self._source.submit(KillRequested(Rank(number), KillHow(how)))
         return {"ok": True, "rank": number, "worker": holder[0], "pid": holder[1], "how": str(how)}
-
-    async def _watch(self, every_s: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send the status until the viewer hangs up."""
-        hung_up = asyncio.ensure_future(reader.read())
-        try:
-            while not hung_up.done():
-                await _say(writer, self._source.status())
-                changed = asyncio.ensure_future(self._changed.wait())
-                await asyncio.wait({hung_up}, timeout=_MIN_EVERY_S)  # the most often that it may be told
-                await asyncio.wait({hung_up, changed}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
-                changed.cancel()
-        finally:
-            hung_up.cancel()
 
 
 def _parse(line: bytes) -> dict[str, Any]:
