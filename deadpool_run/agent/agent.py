@@ -50,9 +50,9 @@ def run(spec: LaunchSpec) -> int:
     processes.become_subreaper()
     agent = _Agent(spec)
     exit_code = asyncio.run(agent.main())
-    if agent.living is not None and spec.cluster is not None:
+    if agent.living is not None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the Slurm job that is ended, this is one
-        asyncio.run(end_job_if_nobody_waits(spec.cluster.slurm, agent.living, tell))
+        asyncio.run(end_job_if_nobody_waits(spec.slurm, agent.living, tell))
     return exit_code
 
 
@@ -152,7 +152,7 @@ class _Agent:
         assert cluster is not None
         first, timeout_s = True, self._spec.settings.join_timeout_s
         while True:
-            found = await rendezvous.find(cluster, self._over, may_found=first, timeout_s=timeout_s, pointer=self._base)
+            found = await rendezvous.find(cluster, self._over, may_found=first, timeout_s=timeout_s, base=self._base)
             if isinstance(found, rendezvous.Over):
                 tell(found.reason)
                 return found.exit_code

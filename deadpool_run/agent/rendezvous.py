@@ -62,15 +62,15 @@ async def find(
     *,
     may_found: bool,
     timeout_s: float,
-    pointer: Path | None = None,
+    base: Path | None = None,
 ) -> Founder | Found | Over:
     """Return what there is. Who was in the job before does not found another, and waits while somebody may lead it.
 
-    `pointer` is where a coordinator that came later says where it is, if the disk is shared (`agent.whereabouts`).
+    `base` is the run's directory, where a coordinator that came later says where it is, if the disk is shared.
     Raises `UsageError` if the tokens are not the same, or no endpoint can be looked up.
     """
     loop = asyncio.get_running_loop()
-    search = _ByEndpoint(cluster, may_found, pointer) if cluster.meeting is None else _ByMeeting(cluster, may_found)
+    search = _ByEndpoint(cluster, may_found, base) if cluster.meeting is None else _ByMeeting(cluster, may_found)
     began, pause, told = time.monotonic(), _FIRST_PAUSE_S, False
     while True:
         tried = await loop.run_in_executor(None, search.once)
@@ -90,10 +90,10 @@ async def find(
 class _ByEndpoint:
     """Looks where the user, or the scheduler, says. `once` blocks, and returns why nothing came of it."""
 
-    def __init__(self, cluster: Cluster, may_found: bool, pointer: Path | None) -> None:
+    def __init__(self, cluster: Cluster, may_found: bool, base: Path | None) -> None:
         self._cluster = cluster
         self._may_found = may_found
-        self._pointer = pointer
+        self._base = base
         self._refusals = 0
         self.where = ", ".join(f"{host}:{port}" for host, port in cluster.endpoints)
 
@@ -102,12 +102,11 @@ class _ByEndpoint:
         unknown: list[UsageError] = []
         for host, port in self._cluster.endpoints:
             try:
-                address = _look_up(host, port)
+                address = _for_others(host, _look_up(host, port))
             except UsageError as nameless:
                 unknown.append(nameless)
                 continue
             if self._may_found and self._cluster.founds and (host, port) == self._cluster.endpoints[0]:
-                address = self._for_others(host, address)
                 if (listener := _bind(address, port)) is not None:
                     return Founder(address, listener)
             try:
@@ -116,7 +115,7 @@ class _ByEndpoint:
                 error = failure
         if len(unknown) == len(self._cluster.endpoints):
             raise unknown[0]
-        later = None if self._pointer is None else whereabouts.read(self._pointer)
+        later = None if self._base is None else whereabouts.read(self._base)
         if later is not None:
             try:
                 return _taken(dial_member(later.address, later.port, self._cluster.token))
@@ -126,11 +125,6 @@ class _ByEndpoint:
         if not self._may_found and self._refusals >= _REFUSALS:
             return Over(1, "nobody leads the job any more: it has ended, or its coordinator's node is lost")
         return error
-
-    def _for_others(self, host: str, address: str) -> str:
-        """Return an address that others can use: some systems have their own name mean the loopback interface."""
-        by_name = self._cluster.slurm is not None and host != address
-        return own_address() if by_name and ip_address(address).is_loopback else address
 
 
 class _ByMeeting:
@@ -192,6 +186,12 @@ def own_address() -> str:
         sock.connect(("198.51.100.1", 9))
         return str(sock.getsockname()[0])
     return "127.0.0.1"
+
+
+def _for_others(host: str, address: str) -> str:
+    """Return an address that others can use too: some systems have their own name mean the loopback interface."""
+    is_own_name = host not in {address, "localhost"} and ip_address(address).is_loopback
+    return own_address() if is_own_name else address
 
 
 def _taken(sock: socket.socket) -> Found:

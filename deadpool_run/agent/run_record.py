@@ -18,7 +18,6 @@ class RunRecord:
 
     def __init__(self, spec: LaunchSpec, log_dir: str | None, *, head: bool = True, term: int = 0) -> None:
         """`head`: whether this agent leads, and since which term."""
-        slurm = None if spec.cluster is None else spec.cluster.slurm
         self._path = spec.run_dir / RECORD_NAME
         self.parts: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
@@ -38,7 +37,7 @@ class RunRecord:
             "reason": None,
             "head": head,
             "term": term,
-            "slurm_job": None if slurm is None else slurm.job_id,
+            "slurm_job": None if spec.slurm is None else spec.slurm.job_id,
         }
         self._write()
 

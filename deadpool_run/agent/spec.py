@@ -107,8 +107,6 @@ class Cluster:
     """False: another node is known to be the first, even if its address were ours too."""
     meeting: Path | None = None
     """Folder on a shared disk where the agents find each other (`agent.meeting`), as nobody's address is known before."""
-    slurm: Discovery | None = None
-    """Our place in a Slurm job; None outside any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +166,8 @@ class LaunchSpec:
     cluster: Cluster | None = None
     """None: one machine, nobody to talk to."""
     durable: DurableSpec | None = None
+    slurm: Discovery | None = None
+    """Our place in a Slurm job; None outside any."""
 
     def __post_init__(self) -> None:
         """Refuse what a node cannot do."""

@@ -8,7 +8,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-POINTER_NAME = "head.json"
+from deadpool_run.coordinator.address import POINTER_NAME
 
 
 @dataclass(frozen=True, slots=True)

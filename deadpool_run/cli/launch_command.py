@@ -64,7 +64,7 @@ def launch(*, target: list[str] | None = None, **given: str | bool | None) -> No
     elif place is not None:
         here = replace(here, token=slurm_place.token_reader(values, os.environ, place, here.token))
     planned = plan(values, tuple(target), here)
-    planned = replace(planned, spec=slurm_place.placed(planned.spec, place))
+    planned = replace(planned, spec=replace(planned.spec, slurm=place))
     say.set_color(values.choice("color", {"auto": "auto", "always": "always", "never": "never"}))
     _check_target(planned.spec)
     if place is not None and nodes:

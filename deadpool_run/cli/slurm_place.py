@@ -6,13 +6,11 @@ Only `notes` looks at anything but its arguments, at the batch script that we ru
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from deadpool_run.agent.discovery import batch_script
 from deadpool_run.agent.discovery.slurm import Discovery, discover
 from deadpool_run.agent.meeting import Meeting
-from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.cli.launch import directory_name
 from deadpool_run.cli.machine import state_dir
 from deadpool_run.cli.options import INSIDE_WORKER, Values
@@ -56,11 +54,6 @@ def meeting_folder(values: Values, environment: Mapping[str, str], run_id: str) 
     """Return where the agents of a run meet that know nothing of each other: below the run's directory."""
     run_dir = values.text("run_dir") or state_dir(environment) / directory_name(values.text("run_id") or run_id)
     return Path(run_dir).absolute() / "meeting"
-
-
-def placed(spec: LaunchSpec, place: Discovery | None) -> LaunchSpec:
-    """Return the launch with its place in the Slurm job in it."""
-    return spec if place is None or spec.cluster is None else replace(spec, cluster=replace(spec.cluster, slurm=place))
 
 
 def token_reader(

@@ -1,11 +1,17 @@
-"""`status --slurm-job`: looks at a run from outside its nodes, such as from a login node."""
+"""Looks at a run from outside its nodes, such as from a login node: `status --slurm-job`, or what its record says."""
 
+import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from deadpool_run.agent.discovery.hostlist import expand
+from deadpool_run.agent.run_record import RECORD_NAME
+from deadpool_run.cli.machine import state_dir
 from deadpool_run.cli.slurm_start import own_command
 from deadpool_run.errors import NoSuchRunError, UsageError
 
@@ -13,6 +19,41 @@ _ANSWERS = (0, 3)
 """What `status` exits with if there is a run."""
 _SQUEUE_TIMEOUT_S = 30.0
 _NODES_ASKED = 8
+
+
+def job_of(run_dir: Path | None, environment: Mapping[str, str]) -> str | None:
+    """Return the Slurm job of a run on other machines: of this directory, else of the newest; None if there is none.
+
+    Its record tells. Inside that job nobody is asked for another look: this may be the look.
+    """
+    found = (
+        str(record["slurm_job"])
+        for _, record in _live_records(run_dir, environment)
+        if record.get("host") != socket.gethostname() and str(record["slurm_job"]) != environment.get("SLURM_JOB_ID")
+    )
+    return next(found, None)
+
+
+def run_dir_of(job_id: str, environment: Mapping[str, str]) -> Path | None:
+    """Return the directory of the newest run of this job; None if its records are not to be read here."""
+    found = (path for path, record in _live_records(None, environment) if str(record["slurm_job"]) == job_id)
+    return next(found, None)
+
+
+def _live_records(run_dir: Path | None, environment: Mapping[str, str]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield runs of Slurm jobs whose records say nothing of an end, the latest begun first."""
+    patterns = (f"*/{RECORD_NAME}",) if run_dir is None else (RECORD_NAME, f"node-*/{RECORD_NAME}")
+    top = run_dir or state_dir(environment)
+    found: list[tuple[str, Path, dict[str, Any]]] = []
+    for path in (path for pattern in patterns for path in top.glob(pattern)):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record["ended"] is None and record["slurm_job"]:
+                found.append((str(record["started"]), path.parent, record))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # torn with its node, or of another user
+    for _, path, record in sorted(found, key=lambda each: each[0], reverse=True):
+        yield path, record
 
 
 def status_through_slurm(job_id: str, words: Sequence[str]) -> int:
