@@ -1,10 +1,19 @@
 """A Slurm of pretend nodes for the tests that need a real one; they are skipped where there is none."""
 
-from collections.abc import Iterator
+import contextlib
+import json
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from kit import slurm_lab
+from kit.account import Account, States
+from kit.cluster import SCRIPTS, Cluster
 from kit.slurm_lab import SlurmLab
+
+STEPS = 30
 
 
 def pytest_collection_modifyitems(items):
@@ -34,3 +43,93 @@ def _lab(tmp_path_factory) -> Iterator[SlurmLab]:
         print(made.told())  # which pytest shows if the test failed
     finally:
         made.close()
+
+
+class Training:
+    """A batch job that trains the tests' script, told `words`; and that script's own account of every step.
+
+    `head` is the batch script above the line that starts it, with its `#SBATCH` lines. The script holds before step
+    `hold` until `release`.
+    """
+
+    def __init__(self, lab: SlurmLab, head: str, options: str, *words: str, steps: int = STEPS, hold: int = -1) -> None:
+        self.lab = lab
+        self.flags = lab.work / "flags"
+        self.flags.mkdir()
+        for fifo in (lab.work / "events", self.flags / "release"):
+            os.mkfifo(fifo)
+        self._fifo = os.open(lab.work / "events", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._gate = os.open(self.flags / "release", os.O_RDWR | os.O_CLOEXEC)
+        self._partial = b""
+        self.events: list[dict] = []
+        script = shlex.join((str(SCRIPTS / "train.py"), "--steps", str(steps), *words))
+        script += f" --flags {self.flags} --hold {hold}"
+        line = f"deadpool-run --no-config --nproc-per-node 1 --node-timeout 2 {options} {script}"
+        self.job = lab.sbatch(head.format(line=line), env={"KIT_EVENTS": str(lab.work / "events")})
+
+    @property
+    def account(self) -> Account:
+        """What the script told so far."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._fifo, 1 << 16):
+                *lines, self._partial = (self._partial + data).split(b"\n")
+                self.events += map(json.loads, lines)
+        return Account(self.events)
+
+    def wait_version(self, version: int, ranks: int = 3) -> None:
+        """Wait until so many ranks are at this version."""
+
+        def met() -> bool:
+            return len({rank for rank, reached in self.account.states() if reached >= version}) == ranks
+
+        self.lab.wait_until(met, f"{ranks} ranks at version {version}")
+
+    def wait_held(self) -> None:
+        """Wait until the script holds."""
+        self.lab.wait_until(lambda: self.account.of("held"), "hold of the script")
+
+    def release(self) -> None:
+        """Let it go on."""
+        os.write(self._gate, b".")
+
+    def node_of(self, rank: int) -> str:
+        """Return the node whose process holds the rank, by its own account."""
+        environment = Path(f"/proc/{self.account.pids(rank)[-1]}/environ").read_bytes().split(b"\0")
+        return next(word.partition(b"=")[2].decode() for word in environment if word.startswith(b"SLURMD_NODENAME="))
+
+    def close(self) -> None:
+        """Let go of the channels; the lab ends the job."""
+        os.close(self._fifo)
+        os.close(self._gate)
+
+
+@pytest.fixture
+def training(lab: SlurmLab) -> Iterator[Callable[..., Training]]:
+    """Start a training on the lab: arguments as of `Training`, without the lab."""
+    started: list[Training] = []
+
+    def start(*args: str, **more: int) -> Training:
+        started.append(Training(lab, *args, **more))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., States]:
+    """Return every state of an unfailed run on one machine, from a version on. Each number of ranks is run once."""
+    known: dict[int, States] = {}
+
+    def states(ranks: int = 3, first: int = 0) -> States:
+        if ranks not in known:
+            job = Cluster(tmp_path_factory.mktemp("reference"), "--steps", str(STEPS), nproc=ranks, spares=0)
+            try:
+                assert job.wait_exit() == 0, job.told()
+            finally:
+                job.close()
+            known[ranks] = job.account.states()
+        return {at: digest for at, digest in known[ranks].items() if at[1] >= first}
+
+    return states
