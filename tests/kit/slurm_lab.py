@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from shutil import which
+from shutil import rmtree, which
 from typing import Any
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "scancel", "sinfo")
@@ -204,7 +204,7 @@ class SlurmLab:
 
     def told(self) -> str:
         """Return the end of every output file, for a failure's message."""
-        files = sorted(path for path in self.work.iterdir() if path.is_file() and path.suffix != ".sh")
+        files = sorted(path for path in self.work.iterdir() if path.is_file() and path.suffix not in {".sh", ""})
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in files)
 
     # --- nodes ---------------------------------------------------------------------------------------------------
@@ -265,6 +265,8 @@ class SlurmLab:
         """Start a killed node again, and wait until it takes work."""
         for left in (self.home / "spool" / node).glob(f"{node}_*"):
             left.unlink()
+        for left in (self.home / "spool" / node).glob("job*"):  # Slurm would refuse to run the same job here again
+            rmtree(left)
         self._start("slurmd", "-N", node, node=node)
         self.run("scontrol", "update", f"nodename={node}", "state=resume")
         self.wait_until(lambda: self.states()[node] in {"idle", "allocated", "mixed"}, f"{node} in service")

@@ -29,15 +29,15 @@ def shared_lab(tmp_path_factory) -> Iterator[SlurmLab]:
 
 
 @pytest.fixture
-def lab(tmp_path_factory) -> Iterator[SlurmLab]:
-    """Four nodes of the test's own."""
-    yield from _lab(tmp_path_factory)
+def lab(tmp_path_factory, request) -> Iterator[SlurmLab]:
+    """Four nodes of the test's own, or as many as it is parametrized with."""
+    yield from _lab(tmp_path_factory, getattr(request, "param", 4))
 
 
-def _lab(tmp_path_factory) -> Iterator[SlurmLab]:
+def _lab(tmp_path_factory, nodes: int = 4) -> Iterator[SlurmLab]:
     if why := slurm_lab.missing():
         pytest.skip(why)
-    made = SlurmLab(tmp_path_factory.mktemp("slurm"))
+    made = SlurmLab(tmp_path_factory.mktemp("slurm"), nodes)
     try:
         yield made
         print(made.told())  # which pytest shows if the test failed
