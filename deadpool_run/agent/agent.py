@@ -16,7 +16,7 @@ from typing import Any
 
 from deadpool_run.agent import processes, rendezvous
 from deadpool_run.agent.environment import base_environment, omp_banner
-from deadpool_run.agent.follower import EndedError, Follower, LostError
+from deadpool_run.agent.follower import EndedError, Follower, LostError, RedirectError
 from deadpool_run.agent.head import Head
 from deadpool_run.agent.membership import Membership
 from deadpool_run.agent.node import Node
@@ -41,6 +41,8 @@ _OURS = ("deadpool_run.worker.bootstrap", "deadpool_run.worker.store_main", "dea
 """What every worker needs of this package; named, not imported: it imports torch."""
 _END_TIMEOUT_S = 10.0
 """At the end: how long killed processes may take to be gone, before they are left to the kernel."""
+_AGAIN_S = 0.2
+"""Whoever could not take us in is asked again after so long."""
 _EXIT_LAUNCH_FAILED = 1
 _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 
@@ -83,6 +85,7 @@ class _Agent:
         self._base: Path | None = None
         self.living: frozenset[str] | None = None
         """The names of the nodes that were in the job at its end, if it was led from here."""
+        self._was_member = False
 
     async def main(self) -> int:
         spec = self._spec
@@ -151,17 +154,29 @@ class _Agent:
         cluster = self._spec.cluster
         assert cluster is not None
         first, timeout_s = True, self._spec.settings.join_timeout_s
+        found: rendezvous.Founder | rendezvous.Found | rendezvous.Over | None = None
         while True:
-            found = await rendezvous.find(cluster, self._over, may_found=first, timeout_s=timeout_s, base=self._base)
+            if found is None:
+                found = await rendezvous.find(
+                    cluster, self._over, may_found=first, timeout_s=timeout_s, base=self._base
+                )
             if isinstance(found, rendezvous.Over):
                 tell(found.reason)
                 return found.exit_code
             try:
                 return await self._be_member(found)
+            except RedirectError as redirect:
+                found = await rendezvous.turn_to(cluster, redirect.head.address, redirect.head.port)
+                if found is None:
+                    await asyncio.wait({self._over}, timeout=_AGAIN_S)
             except EndedError as ended:
                 tell(f"the job has ended: {ended}")
                 return ended.end.exit_code
             except LostError as error:
+                found = None
+                if not self._was_member:  # it does not lead, and knows of nobody who does
+                    await asyncio.wait({self._over}, timeout=_AGAIN_S)
+                    continue
                 first = False
                 tell(f"{error}; this node's workers are ended, and it asks to be taken in again, as a spare")
 
@@ -200,7 +215,7 @@ class _Agent:
         member = self._member = Membership(
             spec, situation, port=place.port, nursery=self._nursery, mark=self._mark, output=output
         )
-        self._node = member.node
+        self._node, self._was_member = member.node, True
         try:
             if taken is None:
                 await member.found(place)

@@ -61,6 +61,11 @@ class Authority:
         """To read, never to change."""
         return self._agent
 
+    @property
+    def head(self) -> Peer | None:
+        """Who leads the job, as far as is known here, and where it listens."""
+        return self._addresses.get(self._agent.roster.head)
+
     def know(self, peer: Peer) -> None:
         """Note where an agent listens."""
         self._addresses[peer.node] = peer

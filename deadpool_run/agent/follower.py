@@ -22,6 +22,14 @@ class EndedError(Exception):
         self.end = end
 
 
+class RedirectError(Exception):
+    """Somebody else leads the job."""
+
+    def __init__(self, head: peers.Peer) -> None:
+        super().__init__(f"{head.node} leads the job")
+        self.head = head
+
+
 class Limbo:
     """Above a node while nobody leads: what the next coordinator asks for anyway is dropped."""
 
@@ -52,7 +60,7 @@ class Follower:
         self._link.send(first_word)
 
     async def taken_in(self, stop: asyncio.Future[tuple[int, str]]) -> tuple[peers.Joined, peers.Agents]:
-        """Return what the coordinator answers to `Join`. Raises `LostError`, and `EndedError` if it does not take us in."""
+        """Return what the coordinator answers to `Join`. Raises `EndedError` if it does not take us in, `LostError` and `RedirectError`."""
         await asyncio.wait({self._taken, stop}, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
         if self._taken.done():
             return self._taken.result()
@@ -113,6 +121,8 @@ class Follower:
                 self._taken.set_result((self._joined, message))
             case peers.End():
                 self._taken.set_exception(EndedError(message))
+            case peers.Redirect(head):
+                self._taken.set_exception(RedirectError(head))
             case peers.Evict(reason):
                 self._taken.set_exception(LostError(reason))
             case _:

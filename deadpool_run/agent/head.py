@@ -59,6 +59,7 @@ class Head:
         self._on_over = on_over
         self._over = False
         self._life = 0
+        self._ranks_moved = False
         cluster = spec.cluster
         self._store = Store(nursery, on_lost, LOOPBACK if cluster is None else situation.address)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
@@ -131,7 +132,9 @@ class Head:
         """Return what a node that joins is told first."""
         begin = do.BeginGeneration(self.state.generation)
         joined = peers.Joined(node, self._spec.run_id, self._spec.run_dir.name, typed.plain(self._spec.settings))
-        return joined, self.world(), peers.Order(encode(begin), self.state.capture_interval)
+        told = (joined, self.world(), peers.Order(encode(begin), self.state.capture_interval))
+        known = None if self._tracking is None else self._tracking.committed
+        return told if known is None else (*told, known)
 
     # --- orders ---------------------------------------------------------------------------------------------------
 
@@ -148,17 +151,19 @@ class Head:
             case do.BeginGeneration(generation):
                 if generation > 0:
                     self._store.renew()
-                self._new_life(None)
+                self._new_life(self.state.epoch, None)
                 self._to_all(effect)
-            case do.DiscardAbove(_, version):
-                self._new_life(version)
-                self._to_all(effect)
+            case do.DiscardAbove(epoch, version):
+                if epoch > self._life:
+                    self._new_life(epoch, version)
+                self._to_all(effect)  # also one that was ordered before: there may be nodes that it has not reached
             case do.SetBuddies():
-                pass  # told with all else that follows from who is where
+                self._ranks_moved = True
             case do.StartWorker(_, node) | do.ReportReplicas(node):
                 self._to(node, effect)
             case do.AssignRank(transcript_from=source):
                 self._store.when_fresh(lambda: self._to_worker(effect, source))
+                self._ranks_moved = True
             case do.ResumeFrom(source=source):
                 self._to_worker(effect, source)
             case _:
@@ -197,9 +202,9 @@ class Head:
         self._life = self.node.life
         self.node.set_world(self.world())
 
-    def _new_life(self, rollback: Version | None) -> None:
+    def _new_life(self, life: int, rollback: Version | None) -> None:
         """Begin to count anew what is safe: what was reported before is of a life that did not happen."""
-        self._life = self.state.epoch
+        self._life = life
         world = self.world()
         self.node.set_world(world)
         if self.assembly is not None:
@@ -216,8 +221,8 @@ class Head:
                 self.assembly.broadcast(told)
 
     def _publish_buddies(self) -> None:
-        """Tell those nodes for which something has changed. Not in a repair: what was left behind is still needed."""
-        if self._tracking is None or self.state.phase not in _COPIED_IN:
+        """Tell those nodes for which something has changed."""
+        if self._tracking is None:
             return
         for node, told in self._tracking.buddies_news(self.state, self._peer):
             if node == self._here:
@@ -237,7 +242,9 @@ class Head:
         return None if owner is None or owner.pid is None else (owner.worker, owner.pid)
 
     def _decided(self) -> None:
-        self._publish_buddies()
+        if self._ranks_moved and self.state.phase in _COPIED_IN:  # in a repair, what was left behind is still needed
+            self._ranks_moved = False
+            self._publish_buddies()
         if self.assembly is not None:
             self.assembly.decided()
         self.control.notify()

@@ -20,6 +20,7 @@ from deadpool_run.agent.performer import Situation
 from deadpool_run.agent.presence import Presence
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.tell import tell
+from deadpool_run.coordinator.link import Link
 from deadpool_run.coordinator.replica import Replica
 from deadpool_run.core import election, electorate
 from deadpool_run.core.electorate import Role
@@ -108,7 +109,15 @@ class Membership:
         elif self._authority.agent.role is Role.CANDIDATE:
             self._callers.append(sock)
         else:
-            sock.close()
+            self._send_on(sock)
+
+    def _send_on(self, sock: socket.socket) -> None:
+        """Tell one who asks to be taken in who leads the job, if that is known."""
+        head = self._authority.head
+        link = Link(sock, lambda _: None, lambda _, __: None)
+        if head is not None and head.node != self._situation.node:
+            link.send(peers.Redirect(head))
+        link.close_when_flushed()
 
     def wish(self, event: Event) -> None:
         """Pass on what a user wants."""

@@ -60,7 +60,7 @@ class Node:
         vault = self.vault = Vault(spec.settings.world_size)
         self.copies: Copies | None = None
         self._situation = situation
-        self._life = 0
+        self._life = self._world_life = 0
         self._mine: set[Rank] = set()
         self._roll = Roll()
         self._safe: dict[Rank, Safe] = {}
@@ -91,7 +91,7 @@ class Node:
 
     def set_world(self, world: World) -> None:
         """Take in what assignments from now on depend on."""
-        self._life = world.life
+        self._world_life = world.life
         self._performer.set_world(world)
 
     def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:
@@ -101,18 +101,25 @@ class Node:
             case do.ReportReplicas(node, rank, epoch):
                 held = () if self.copies is None else self.copies.versions(rank)
                 self._submit(ReplicasReported(node, rank, epoch, held))
-            case do.DiscardAbove(_, version):
-                self._safe.clear()
-                self._finished.clear()
-                if self.copies is not None:
-                    self.copies.discard_above(self._life, version)
+            case do.DiscardAbove(epoch, version):
+                if epoch > self._life:  # else it has reached this node before
+                    self._begin_life(epoch)
+                    if self.copies is not None:
+                        self.copies.discard_above(epoch, version)
             case do.BeginGeneration():
                 self._mine.clear()
-                self._safe.clear()
-                self._finished.clear()
+                self._begin_life(self._world_life)
                 self._performer.perform(effect, capture_interval, source)
+                if self.copies is not None:
+                    self.vault.board.tell(None, ())  # the cells of the board do not tell what is committed
             case _:
                 self._performer.perform(effect, capture_interval, source)
+
+    def _begin_life(self, life: int) -> None:
+        """Forget what was safe: it was of a life of the world that did not happen."""
+        self._life = life
+        self._safe.clear()
+        self._finished.clear()
 
     def set_buddies(self, told: Buddies) -> None:
         """Take in whom to send copies to, and whose to hold."""

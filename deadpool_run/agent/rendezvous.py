@@ -23,6 +23,8 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _SAY_AFTER_S = 10.0
 """Whoever is waited for longer than this is named to the user."""
+_LOOK_S = 1.0
+"""Who is to found the job looks so long at each other endpoint, whether the job is there already."""
 _REFUSALS = 3
 """So many times in a row a machine that is up says that nobody listens there, before the job is taken for ended."""
 _ABANDONED_S, _ABANDONED_TIMEOUTS = 15.0, 4.0
@@ -93,32 +95,45 @@ class _ByEndpoint:
     def __init__(self, cluster: Cluster, may_found: bool, base: Path | None) -> None:
         self._cluster = cluster
         self._may_found = may_found
+        self._founds = may_found and cluster.founds
         self._base = base
         self._refusals = 0
         self.where = ", ".join(f"{host}:{port}" for host, port in cluster.endpoints)
 
     def once(self) -> Founder | Found | Over | OSError:
+        founder: Founder | None = None
         error = OSError("no endpoint")
         unknown: list[UsageError] = []
-        for host, port in self._cluster.endpoints:
+        for place, (host, port) in enumerate(self._cluster.endpoints):
             try:
                 address = _for_others(host, _look_up(host, port))
             except UsageError as nameless:
                 unknown.append(nameless)
                 continue
-            if self._may_found and self._cluster.founds and (host, port) == self._cluster.endpoints[0]:
-                if (listener := _bind(address, port)) is not None:
-                    return Founder(address, listener)
+            if founder is not None and (address, port) == founder.listener.getsockname()[:2]:
+                continue  # another name of ours
+            if self._founds and place == 0 and (listener := _bind(address, port)) is not None:
+                founder = Founder(address, listener)
+                continue  # unless the job is there already, and led from elsewhere
             try:
-                return _taken(_dial(address, port, self._cluster.token))
+                limit_s = handshake.TIMEOUT_S if founder is None else _LOOK_S
+                sock = _dial(address, port, self._cluster.token, limit_s)
             except OSError as failure:
                 error = failure
+                continue
+            if founder is not None:
+                founder.listener.close()
+            return _found(sock, self._cluster)
         if len(unknown) == len(self._cluster.endpoints):
             raise unknown[0]
+        return founder or self._ask_later(error)
+
+    def _ask_later(self, error: OSError) -> Found | Over | OSError:
+        """Ask who leads the job by what is said in its directory; without an answer, say what that means."""
         later = None if self._base is None else whereabouts.read(self._base)
         if later is not None:
             try:
-                return _taken(dial_member(later.address, later.port, self._cluster.token))
+                return _found(dial_member(later.address, later.port, self._cluster.token), self._cluster)
             except OSError as failure:
                 error = failure
         self._refusals = self._refusals + 1 if error.errno == errno.ECONNREFUSED else 0
@@ -132,7 +147,7 @@ class _ByMeeting:
 
     def __init__(self, cluster: Cluster, may_found: bool) -> None:
         assert cluster.meeting is not None
-        self._token = cluster.token
+        self._cluster = cluster
         self._may_found = may_found
         self._meeting = Meeting(cluster.meeting)
         self._dead: tuple[Head, float] | None = None
@@ -145,15 +160,15 @@ class _ByMeeting:
         head = self._meeting.head()
         if head is not None and head.port:
             try:
-                return _taken(dial_member(head.address, head.port, self._token))
+                return _found(dial_member(head.address, head.port, self._cluster.token), self._cluster)
             except OSError as failure:
                 if not self._is_abandoned(head, failure):
                     return failure
         if not self._may_found:
             return OSError("nobody leads it now")
         address = own_address()
-        listener = _listen_anywhere(address)
-        listener.listen()  # from now on those who read of us are kept waiting, not refused
+        listener = _bind(address, 0)
+        assert listener is not None, "it is ours, and any port will do"
         term = 0 if head is None else head.term + 1
         if self._meeting.claim(Head(term, address, listener.getsockname()[1], founded=term)):
             return Founder(address, listener, term)
@@ -194,9 +209,20 @@ def _for_others(host: str, address: str) -> str:
     return own_address() if is_own_name else address
 
 
-def _taken(sock: socket.socket) -> Found:
+async def turn_to(cluster: Cluster, address: str, port: int) -> Found | None:
+    """Return a connection to who leads the job, by another agent's word; None if it cannot be had."""
+    loop = asyncio.get_running_loop()
+    try:
+        sock = await loop.run_in_executor(None, _dial, address, port, cluster.token, handshake.TIMEOUT_S)
+    except OSError:
+        return None
+    return _found(sock, cluster)
+
+
+def _found(sock: socket.socket, cluster: Cluster) -> Found:
     ours = str(sock.getsockname()[0])
-    return Found(sock, ours, _listen_anywhere(ours))
+    mine = [port for host, port in cluster.endpoints if host == ours]
+    return Found(sock, ours, next(filter(None, (_bind(ours, port) for port in (*mine, 0)))))
 
 
 def dial_member(address: str, port: int, token: bytes) -> socket.socket:
@@ -215,9 +241,9 @@ def dial_vault(address: str, port: int, token: bytes) -> socket.socket:
         raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
 
 
-def _dial(address: str, port: int, token: bytes) -> socket.socket:
+def _dial(address: str, port: int, token: bytes, timeout_s: float) -> socket.socket:
     try:
-        return handshake.dial(address, port, Role.MEMBER, token)
+        return handshake.dial(address, port, Role.MEMBER, token, timeout_s)
     except RefusedError as error:
         advice = (
             "give all nodes the same: DEADPOOL_TOKEN, or --token-file"
@@ -249,10 +275,4 @@ def _bind(address: str, port: int) -> socket.socket | None:
         if error.errno in {errno.EADDRNOTAVAIL, errno.EADDRINUSE}:
             return None
         raise UsageError(f"--rdzv-endpoint {address}:{port}: {error.strerror}\nchoose another port") from error
-    return sock
-
-
-def _listen_anywhere(address: str) -> socket.socket:
-    sock = socket.socket(family_of(address), socket.SOCK_STREAM)
-    sock.bind((address, 0))
     return sock

@@ -16,7 +16,8 @@ class Tracking:
 
     def __init__(self, world_size: int) -> None:
         self.commits = Commits(world_size)
-        self._committed: Committed | None = None
+        self.committed: Committed | None = None
+        """What every node was told of the commits."""
         self._buddies: dict[NodeId, Buddies] = {}
         self._seen: tuple[object, ...] = ()
         self._protected = False
@@ -33,9 +34,9 @@ class Tracking:
         """Return what every node is to know of the commits; None if they do."""
         newest = -1 if self.commits.committed is None else self.commits.committed
         told = Committed(life, newest, tuple(sorted(self.commits.abandoned)))
-        if told == self._committed:
+        if told == self.committed:
             return None
-        self._committed = told
+        self.committed = told
         return told
 
     def is_news_of_protection(self) -> bool:

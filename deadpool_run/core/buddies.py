@@ -1,6 +1,8 @@
 """Who holds the copies of whose snapshots: always another node, another leaf where there is one, spread evenly. Pure."""
 
-from collections import Counter
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 from deadpool_run.core.membership import Node, State
 from deadpool_run.core.settings import Settings
@@ -15,30 +17,73 @@ def choose(settings: Settings, state: State) -> tuple[tuple[NodeId, ...], ...]:
     replicas = min(settings.replicas, len(state.nodes) - 1)
     if replicas < 1:
         return ()
-    load: Counter[NodeId] = Counter()
-    most = -(-settings.world_size * replicas // len(state.nodes))
+    ring = _Ring(state, most=-(-settings.world_size * replicas // len(state.nodes)))
     chosen = []
     for seat in state.seats:
         home = None if seat.node is None else state.nodes.get(seat.node)
         before = state.buddies[seat.rank] if state.buddies else ()
-        holders = _holders(state, home, before, replicas, load, most)
-        load.update(holders)
-        chosen.append(holders)
+        best = list(islice(ring.best(home, before), replicas))
+        ring.load(best)
+        holders = (node.node for node in best)
+        chosen.append(tuple(sorted(holders, key=lambda node: before.index(node) if node in before else len(before))))
     return tuple(chosen)
 
 
-def _holders(  # noqa: PLR0913, PLR0917 - what the choice depends on
-    state: State, home: Node | None, before: tuple[NodeId, ...], replicas: int, load: Counter[NodeId], most: int
-) -> tuple[NodeId, ...]:
-    start = 0 if home is None else home.arrival + 1
+class _Ring:
+    """The nodes in order of arrival, those with equally many copies together: a choice need not look at all of them."""
 
-    def preference(node: Node) -> tuple[bool, bool, bool, int, int]:
-        around = (node.arrival - start) % (state.arrivals + 1)  # the next ones in a ring, where all else is equal
-        return _is_near(node, home), load[node.node] >= most, node.node not in before, load[node.node], around
+    def __init__(self, state: State, most: int) -> None:
+        """Begin with no copies anywhere. A node that holds `most` has its share."""
+        self._state = state
+        self._most = most
+        self._copies: dict[NodeId, int] = dict.fromkeys(state.nodes, 0)
+        self._with: dict[int, list[Node]] = {0: sorted(state.nodes.values(), key=_arrival)}
 
-    others = sorted((node for node in state.nodes.values() if node is not home), key=preference)
-    best = [node.node for node in others[:replicas]]
-    return tuple(sorted(best, key=lambda node: before.index(node) if node in before else len(before)))
+    def load(self, nodes: Iterable[Node]) -> None:
+        """Give each of these one copy more."""
+        for node in nodes:
+            copies = self._copies[node.node]
+            self._copies[node.node] = copies + 1
+            left = self._with[copies]
+            del left[bisect_left(left, node.arrival, key=_arrival)]
+            if not left:
+                del self._with[copies]
+            insort(self._with.setdefault(copies + 1, []), node, key=_arrival)
+
+    def best(self, home: Node | None, before: tuple[NodeId, ...]) -> Iterator[Node]:
+        """Yield all nodes but the rank's home, the best first.
+
+        Those far from home come first, then those that have not their share yet, then those that hold the rank's copies
+        now, then those with the fewest copies, and where all else is equal the next ones in the ring after home.
+        """
+        start = 0 if home is None else home.arrival + 1
+        kept = [self._state.nodes[node] for node in before if node in self._state.nodes]
+        kept = [node for node in dict.fromkeys(kept) if node is not home]
+        kept.sort(key=lambda node: (self._copies[node.node], (node.arrival - start) % (self._state.arrivals + 1)))
+        for near in (False, True):
+            if near and not (home is not None and home.place.leaf):
+                return
+            for full in (False, True):
+                here = [node for node in kept if self._is(node, home, near=near, full=full)]
+                yield from here
+                for node in self._around(start, full=full):
+                    if node is not home and _is_near(node, home) is near and node not in here:
+                        yield node
+
+    def _is(self, node: Node, home: Node | None, *, near: bool, full: bool) -> bool:
+        return _is_near(node, home) is near and (self._copies[node.node] >= self._most) is full
+
+    def _around(self, start: int, *, full: bool) -> Iterator[Node]:
+        """Yield those that have their share, or those that have not, by their number of copies and from `start` on."""
+        for copies in sorted(self._with):
+            if (copies >= self._most) is full:
+                nodes = self._with[copies]
+                first = bisect_left(nodes, start, key=_arrival)
+                yield from chain(islice(nodes, first, None), islice(nodes, first))
+
+
+def _arrival(node: Node) -> int:
+    return node.arrival
 
 
 def _is_near(node: Node, home: Node | None) -> bool:

@@ -42,7 +42,7 @@ def step(settings: Settings, state: State, event: Event, now: float) -> tuple[St
 
 def next_deadline(settings: Settings, state: State) -> float | None:
     """Return when `TimeAdvanced` is to be told, if nothing else happens before; None if time changes nothing."""
-    return min((deadline.at for deadline in timers.deadlines(settings, state)), default=None)
+    return timers.earliest(settings, state)
 
 
 def _hear(turn: Turn, event: Event) -> None:
@@ -93,6 +93,7 @@ def _advance(turn: Turn) -> None:
 
 
 def _every_rank_is_through(state: State) -> bool:
-    return all_done(state) or (
-        not state.vacant() and all(member.phase is MemberPhase.FINISHED for member in state.owners())
-    )
+    if all_done(state):
+        return True
+    tally = state.seat_tally
+    return not tally.vacant and state.count(MemberPhase.FINISHED) == len(state.seats) - tally.done

@@ -39,12 +39,12 @@ FOREVER = float("inf")
 
 def first_head(me: NodeId, timeout_s: float, now: float) -> Agent:
     """Return the agent that the job begins with."""
-    return Agent(me, timeout_s, Role.HEAD, (Roster(1, me, (me,)),), now)
+    return Agent(me, timeout_s, Role.HEAD, (Roster(1, me, (me,)),), now, now)
 
 
 def follower(me: NodeId, timeout_s: float, term: int, rosters: tuple[Roster, ...], now: float) -> Agent:
     """Return an agent that a head of this term has taken in, with its rosters, of which the newest has the agent."""
-    return Agent(me, timeout_s, Role.FOLLOWER, rosters, now, term=term, promised=term, seen=term)
+    return Agent(me, timeout_s, Role.FOLLOWER, rosters, now, now, term=term, promised=term, seen=term)
 
 
 def step(agent: Agent, event: Event, now: float) -> tuple[Agent, tuple[Output, ...]]:
@@ -57,7 +57,7 @@ def step(agent: Agent, event: Event, now: float) -> tuple[Agent, tuple[Output, .
         outputs += more
         if not more:
             break
-    return agent, outputs
+    return replace(agent, looked_at=now), outputs
 
 
 def next_deadline(agent: Agent) -> float | None:
@@ -69,10 +69,10 @@ def next_deadline(agent: Agent) -> float | None:
             until = _authority_until(agent)
             fresh_until = until - agent.timeout_s / 2  # from then on it blames nobody
             silent = [_silent_at(agent, other) for other in agent.roster.agents if other != agent.me]
-            until = min([until, *(at for at in silent if at < fresh_until)])
+            until = min([until, *(at for at in silent if agent.looked_at < at < fresh_until)])
             return None if until == FOREVER else until
         case Role.FOLLOWER | Role.CANDIDATE:
-            due = [agent.heard_at + 2 * agent.timeout_s, *_bid_at(agent)]
+            due = [agent.governed_at + 2 * agent.timeout_s, *_bid_at(agent)]
             if agent.role is Role.CANDIDATE:
                 due += [max(agent.asked_at, agent.claimed_at) + agent.timeout_s / 10]
             return min(due)
@@ -146,6 +146,7 @@ def _heard_from_head(agent: Agent, event: HeardFromHead, now: float) -> tuple[Ag
     same = event.term == agent.term
     agent = replace(agent, role=Role.FOLLOWER, term=event.term, promised=event.term, rosters=event.rosters)
     voted_for = agent.voted_for if same else event.rosters[-1].head
+    agent = agent if event.claim else replace(agent, governed_at=now)
     return replace(agent, heard_at=now, closed_at=None, voted_for=voted_for, bid=0, votes=frozenset()), ()
 
 
@@ -198,7 +199,7 @@ def _advance(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
     """Do what is due; nothing is due any more when nothing is put out."""
     if agent.role is Role.HEAD:
         return _advance_head(agent, now)
-    if now >= agent.heard_at + 2 * agent.timeout_s:
+    if now >= agent.governed_at + 2 * agent.timeout_s:
         return _fence(agent, f"no coordinator was heard of for {2 * agent.timeout_s:g} s")
     if agent.role is Role.FOLLOWER:
         return _bid(agent, now) if any(now >= at for at in _bid_at(agent)) else (agent, ())
@@ -209,7 +210,8 @@ def _advance_candidate(agent: Agent, now: float) -> tuple[Agent, tuple[Output, .
     """Ask again, since messages are lost, until enough have voted; then claim, until enough follow."""
     if not _is_elected(agent, now):
         return _bid(agent, now) if now >= agent.asked_at + agent.timeout_s / 10 else (agent, ())
-    if _has_majorities(agent, {agent.me, *agent.answers}):
+    followed_by = {other for other, sent_at in agent.answers.items() if now < sent_at + agent.timeout_s}
+    if _has_majorities(agent, {agent.me, *followed_by}):
         return _take_over(agent, now)
     if now >= agent.claimed_at + agent.timeout_s / 10:
         return replace(agent, claimed_at=now), (Claim(agent.bid, (*agent.rosters, _next_roster(agent))),)
@@ -217,8 +219,9 @@ def _advance_candidate(agent: Agent, now: float) -> tuple[Agent, tuple[Output, .
 
 
 def _advance_head(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
-    while len(agent.rosters) > 1 and _has_majority(agent, agent.rosters[0], _who_know(agent, agent.rosters[1].number)):
-        agent = replace(agent, rosters=agent.rosters[1:])
+    if len(agent.rosters) > 1 and _has_majority(agent, agent.rosters[0], _who_know(agent, agent.rosters[1].number)):
+        rosters = agent.rosters[1:]
+        return replace(agent, rosters=rosters), (ShareRoster(rosters),)
     if not has_authority(agent, now):
         roster = agent.rosters[0]
         left = [other for other in roster.agents if other == agent.me or _silent_at(agent, other) > now]

@@ -48,6 +48,8 @@ class HeardFromHead:
 
     term: int
     rosters: tuple[Roster, ...]
+    claim: bool = False
+    """It is elected, and decides nothing before a majority has answered this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class GiveVote:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Send a heartbeat of this term, with these rosters, to every agent of the newest: enough votes are there."""
+    """Send a heartbeat of this term, marked as a claim, to every agent of the newest roster: enough votes are there."""
 
     term: int
     rosters: tuple[Roster, ...]
@@ -152,7 +154,7 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class ShareRoster:
-    """Send a heartbeat with these rosters to every agent: the newest is new."""
+    """Send a heartbeat with these rosters to every agent at once: there is a new one, or an old one counts no more."""
 
     rosters: tuple[Roster, ...]
 
@@ -185,7 +187,9 @@ class Agent:
     rosters: tuple[Roster, ...]
     """The newest last, with those before it until a majority of each knows the next: authority needs a majority of all."""
     heard_at: float
-    """When the head was last heard of (an agent that has just joined has just heard of it)."""
+    """When the head, or one that is to be, was last heard of (an agent that has just joined has just heard of it)."""
+    governed_at: float
+    """When a head that decides was last heard of."""
     term: int = 0
     """Of the head that it follows or is."""
     closed_at: float | None = None
@@ -205,6 +209,8 @@ class Agent:
     claimed_at: float = NEVER
     bids_from: float = NEVER
     """It is no candidate before this."""
+    looked_at: float = NEVER
+    """When it was last told anything."""
     answers: Mapping[NodeId, float] = field(default_factory=dict)
     """When the newest heartbeat that each agent answered was sent. Never changed in place."""
     waits_from: Mapping[NodeId, float] = field(default_factory=dict)

@@ -1,11 +1,13 @@
 """What always holds of the state, whatever happened. Tests ask after every step; nothing in a job depends on it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from deadpool_run.core import pool
 from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, ATTACHED, HOLDS_RANK, JobPhase, MemberPhase
 from deadpool_run.core.membership import State
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.tallies import Members, Seats
 
 _OVER = frozenset({JobPhase.STOPPING, JobPhase.STOPPED})
 
@@ -24,6 +26,14 @@ def _broken(settings: Settings, state: State) -> Iterator[str]:
     yield from _broken_phase(settings, state)
     yield from _broken_repair(state)
     yield from _broken_nodes(settings, state)
+    yield from _broken_tallies(state)
+
+
+def _broken_tallies(state: State) -> Iterator[str]:
+    if state.member_tally != Members(state.members).tally:
+        yield f"members are counted wrongly: {state.member_tally}"
+    if replace(state.seat_tally, homes=None) != replace(Seats(state.seats).tally, homes=None):
+        yield f"seats are counted wrongly: {state.seat_tally}"
 
 
 def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.events import Event, Place, WorkerFound
 from deadpool_run.core.lifecycle import ATTACHED, JobPhase, MemberPhase
+from deadpool_run.core.tallies import MemberTally, SeatTally, members_of, seats_of
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 NO_EPOCH = Epoch(0)
@@ -240,7 +241,7 @@ class State:
 
     def vacant(self) -> list[Seat]:
         """Return the seats that need a worker."""
-        return [seat for seat in self.seats if seat.owner is None and not seat.done]
+        return [self.seats[rank] for rank in sorted(self.seat_tally.vacant)]
 
     def on_node(self, node: NodeId) -> list[Member]:
         """Return the node's members, oldest first."""
@@ -248,14 +249,33 @@ class State:
 
     def in_phase(self, *phases: MemberPhase) -> list[Member]:
         """Return the members in these phases, oldest first."""
-        return [member for _, member in sorted(self.members.items()) if member.phase in phases]
+        tally = self.member_tally.phases
+        return [self.members[worker] for worker in sorted(each for phase in phases for each in tally.get(phase, ()))]
+
+    def count(self, *phases: MemberPhase) -> int:
+        """Return how many members are in these phases."""
+        tally = self.member_tally.phases
+        return sum(len(tally[phase]) for phase in phases if phase in tally)
+
+    @property
+    def member_tally(self) -> MemberTally:
+        """What is counted of the members."""
+        return members_of(self.members).tally
+
+    @property
+    def seat_tally(self) -> SeatTally:
+        """What is counted of the seats."""
+        return seats_of(self.seats).tally
 
 
 def all_done(state: State) -> bool:
     """Tell whether every rank's worker has exited 0."""
-    return all(seat.done for seat in state.seats)
+    return state.seat_tally.done == len(state.seats)
 
 
 def all_attached(state: State) -> bool:
     """Tell whether every rank is held by a member that is attached to this epoch."""
-    return not state.vacant() and all(member.phase in ATTACHED for member in state.owners())
+    tally = state.seat_tally
+    if tally.vacant or state.count(*ATTACHED) + tally.done < len(state.seats):
+        return False
+    return all(member.phase in ATTACHED for member in state.owners())

@@ -56,7 +56,7 @@ def remove(turn: Turn, node: NodeId) -> list[Member]:
 def set_buddies(turn: Turn) -> None:
     """Have copies sent to those who are to hold them now. In a repair, those of before it are still needed."""
     state = turn.state
-    if state.phase not in _COPIED_IN:
+    if state.phase not in _COPIED_IN or _are_as_they_were(turn):
         return
     chosen = buddies.choose(turn.settings, state)
     if chosen != state.buddies:
@@ -64,3 +64,14 @@ def set_buddies(turn: Turn) -> None:
     if not turn.state.buddies_told:
         turn.set(buddies_told=True)
         turn.effects.append(do.SetBuddies(chosen))
+
+
+def _are_as_they_were(turn: Turn) -> bool:
+    """Tell whether nothing has changed since buddies were chosen, at the end of the last decision, that they depend on."""
+    before, state = turn.before, turn.state
+    return (
+        before.phase in _COPIED_IN
+        and state.nodes is before.nodes
+        and state.buddies is before.buddies
+        and state.seat_tally.homes is before.seat_tally.homes
+    )

@@ -42,9 +42,14 @@ def world(settings: Settings, state: State) -> list[Seating]:
         return []
     if spares_due(settings, state) is not None and not state.spares_waited_for:
         return []
+    if state.count(MemberPhase.READY) < settings.world_size:
+        return []
     seatings = []
+    ready_on: dict[NodeId, list[Member]] = {}
+    for member in state.in_phase(MemberPhase.READY):
+        ready_on.setdefault(member.node, []).append(member)
     for index, node in enumerate(in_order(state)[: settings.nodes]):
-        ready = [member for member in state.on_node(node.node) if member.phase is MemberPhase.READY]
+        ready = ready_on.get(node.node, [])
         if len(ready) < settings.ranks_per_node:
             return []
         first = index * settings.ranks_per_node

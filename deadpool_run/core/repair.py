@@ -117,8 +117,10 @@ def begin_epoch(turn: Turn, reason: str) -> None:
         turn.enter(JobPhase.REPAIRING, reason)
     turn.next_epoch()
     turn.set_repair(resume=None)
-    for member in list(turn.state.owners()):
-        recall(turn, member)
+    owners = list(turn.state.owners())
+    with turn.for_all():
+        for member in owners:
+            recall(turn, member)
     turn.announce(f"repairing towards epoch {turn.state.epoch}", reason)
 
 
@@ -159,9 +161,10 @@ def advance(turn: Turn) -> None:
 def report(turn: Turn) -> None:
     """End the incident once every rank has completed a step (or its loop, or its script)."""
     repair = turn.state.repair
-    if repair is None or not all(
-        seat.done or (seat.owner is not None and turn.state.members[seat.owner].stepped) for seat in turn.state.seats
-    ):
+    if repair is None:
+        return
+    tally = turn.state.seat_tally
+    if tally.vacant or turn.state.member_tally.stepped + tally.done < len(turn.state.seats):
         return
     incident = incidents.finished(repair, turn.state.epoch, turn.now)
     turn.set(
@@ -203,9 +206,9 @@ def _choose_version(turn: Turn) -> None:
     """Choose the resume version once it is known what every rank holds."""
     state, repair = turn.state, turn.state.repair
     assert repair is not None
-    held = [seat.held for seat in state.seats if seat.held is not None]
-    if repair.resume is not None or len(held) < len(state.seats) or state.in_phase(_M.DRAINING):
+    if repair.resume is not None or state.seat_tally.unknown or state.count(_M.DRAINING):
         return
+    held = [seat.held for seat in state.seats if seat.held is not None]
     resume = replicas.newest_common(held)
     turn.set_repair(drained_at=turn.now)
     if resume is None:
@@ -226,22 +229,27 @@ def _resume(turn: Turn) -> None:
     assert repair is not None
     if repair.resume is None:
         return
-    for member in turn.state.in_phase(_M.DRAINED, _M.REHEARSED):
-        assert member.rank is not None
-        seat = turn.state.seats[member.rank]
-        source = holders.nearest(seat, member, repair.resume) if member.newcomer else None
-        turn.order(do.ResumeFrom(member.worker, turn.state.epoch, repair.resume, source))
-        held = seat.held
-        assert held is not None
-        turn.set_seat(member.rank, held=replicas.held_after_resume(held, repair.resume))
+    waiting = turn.state.in_phase(_M.DRAINED, _M.REHEARSED)
+    if not waiting:
+        return
+    with turn.for_all():
+        for member in waiting:
+            assert member.rank is not None
+            seat = turn.state.seats[member.rank]
+            source = holders.nearest(seat, member, repair.resume) if member.newcomer else None
+            turn.order(do.ResumeFrom(member.worker, turn.state.epoch, repair.resume, source))
+            held = seat.held
+            assert held is not None
+            turn.set_seat(member.rank, held=replicas.held_after_resume(held, repair.resume))
 
 
 def _attach(turn: Turn) -> None:
     """Have all attach once all are restored."""
-    restored = turn.state.in_phase(_M.RESTORED)
-    if len(restored) < turn.settings.world_size:
+    if turn.state.count(_M.RESTORED) < turn.settings.world_size:
         return
     turn.set_repair(restored_at=turn.now)
-    for member in restored:
-        turn.set_member(member.worker, stepped=False)
-        turn.order(do.AttachGroups(member.worker, turn.state.epoch))
+    restored = turn.state.in_phase(_M.RESTORED)
+    with turn.for_all():
+        for member in restored:
+            turn.set_member(member.worker, stepped=False)
+            turn.order(do.AttachGroups(member.worker, turn.state.epoch))

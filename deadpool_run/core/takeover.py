@@ -90,6 +90,11 @@ def _noted(turn: Turn, move: Move, event: ev.Event) -> bool:
     return True
 
 
+def _as_it_is_now(found: ev.WorkerFound, exited: ev.WorkerExited | None) -> ev.WorkerFound:
+    """Return what is known of a worker that may have ended since it was found, while others were waited for."""
+    return found if exited is None else replace(found, code=exited.code, signal=exited.signal)
+
+
 def _settle(turn: Turn, move: Move) -> None:
     """Compare what is believed with what is there, and have the job go on from that."""
     turn.set(move=None)
@@ -101,7 +106,12 @@ def _settle(turn: Turn, move: Move) -> None:
         fell = nodes.remove(turn, node)
         turn.announce(f"node {name} is lost: {reason}", f"{len(fell)} workers were on it")
         members += fell
-    found = {node: workers for node, workers in move.found.items() if node not in lost}
+    ended = {event.worker: event for event in move.deferred if isinstance(event, ev.WorkerExited)}
+    found = {
+        node: tuple(_as_it_is_now(each, ended.get(each.worker)) for each in workers)
+        for node, workers in move.found.items()
+        if node not in lost
+    }
     why = f"the coordinator moved to node {_name(turn, move.to)}"
     reconcile.go_on(turn, reconcile.compare(turn, found, members), move.discarded, why)
     for member in turn.state.in_phase(MemberPhase.STARTING):

@@ -21,6 +21,9 @@ START_S = 300.0
 """A worker that the first step of a world waits for is ready within so long, however slow its imports are."""
 
 
+_TIMED = AT_WORK_IN_REPAIR | {MemberPhase.ENDING, MemberPhase.RAISED, MemberPhase.UNATTACHED, MemberPhase.STARTING}
+
+
 class Due(StrEnum):
     """Why a deadline exists."""
 
@@ -55,8 +58,43 @@ def deadlines(settings: Settings, state: State) -> Iterator[Deadline]:
     if state.move is not None:
         yield Deadline(state.move.began_at + settings.node_timeout_s, Due.MOVED)
         return
-    for member in state.members.values():
+    for member in _with_deadlines(state):
         yield from _of_member(settings, state, member)
+    yield from _of_the_job(settings, state)
+
+
+def earliest(settings: Settings, state: State) -> float | None:
+    """Return the time of the first deadline of all; None if there is none.
+
+    Of the members of a phase whose deadlines are as far from their beginnings, only the one that began first is looked at.
+    """
+    if state.phase is JobPhase.STOPPED:
+        return None
+    if state.move is not None:
+        return state.move.began_at + settings.node_timeout_s
+    return min((deadline.at for deadline in _first_ones(settings, state)), default=None)
+
+
+def _first_ones(settings: Settings, state: State) -> Iterator[Deadline]:
+    for phase, since in state.member_tally.phases.items():
+        if phase is MemberPhase.ENDING:  # each has a grace of its own
+            looked_at = list(since)
+        else:
+            began_at = min(since.values())
+            looked_at = [next(worker for worker, at in since.items() if at == began_at)]
+        for worker in looked_at:
+            yield from _of_member(settings, state, state.members[worker])
+    yield from _of_the_job(settings, state)
+
+
+def _with_deadlines(state: State) -> list[Member]:
+    """Return the members that may have any, oldest first."""
+    if state.done_at is not None and state.phase is JobPhase.FINISHING:
+        return list(state.members.values())
+    return state.in_phase(*_TIMED)
+
+
+def _of_the_job(settings: Settings, state: State) -> Iterator[Deadline]:
     if state.suspicion is not None:
         yield Deadline(state.suspicion.at + SUSPICION_S, Due.SUSPICION)
     calm_at = capture.calm_deadline(settings, state)
@@ -86,10 +124,10 @@ def _of_member(settings: Settings, state: State, member: Member) -> Iterator[Dea
             yield Deadline(member.since + member.ending_grace_s + ending.UNREAPED_S, Due.UNREAPED, member)
         case MemberPhase.RAISED if state.managed:
             yield Deadline(member.since + RAISED_S, Due.RAISED, member)
-        case MemberPhase.UNATTACHED if not state.in_phase(MemberPhase.RAISED, MemberPhase.ENDING):
+        case MemberPhase.UNATTACHED if not state.count(MemberPhase.RAISED, MemberPhase.ENDING):
             # The first that could not attach is ended; its loss begins an epoch in which the others try again.
             yield Deadline(member.since + UNATTACHED_S, Due.UNATTACHED, member)
-        case MemberPhase.STARTING if repairing and state.vacant() and state.repair is not None:
+        case MemberPhase.STARTING if repairing and state.seat_tally.vacant and state.repair is not None:
             began_at = max(member.since, state.repair.began_at)
             yield Deadline(began_at + settings.repair_timeout_s, Due.NOT_STARTED, member)
         case MemberPhase.STARTING if state.phase is JobPhase.STARTING:

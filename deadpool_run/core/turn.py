@@ -1,5 +1,7 @@
 """One decision under way: a draft of the next state, and the orders given so far."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +11,7 @@ from deadpool_run.core.lifecycle import JOB_TRANSITIONS, MEMBER_TRANSITIONS, Job
 from deadpool_run.core.membership import Member, Repair, Seat, State
 from deadpool_run.core.placement import Seating
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.tallies import Members, Seats, members_of, seats_of
 from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 
 MemberOrder = (
@@ -28,9 +31,12 @@ class Turn:
 
     def __init__(self, settings: Settings, state: State, now: float) -> None:
         self.settings = settings
+        self.before = state
+        """As it was when the decision began."""
         self.state = state
         self.now = now
         self.effects: list[do.Effect] = []
+        self._draft: tuple[dict[WorkerId, Member], list[Seat]] | None = None
 
     def set(self, **changes: Any) -> None:
         """Change fields of the state."""
@@ -39,14 +45,36 @@ class Turn:
     def set_member(self, worker: WorkerId, **changes: Any) -> Member:
         """Change fields of one member and return it."""
         member = replace(self.state.members[worker], **changes)
-        self.set(members={**self.state.members, worker: member})
+        if self._draft is not None:
+            self._draft[0][worker] = member
+        else:
+            self.set(members=members_of(self.state.members).having(member))
         return member
 
     def set_seat(self, rank: Rank, **changes: Any) -> Seat:
         """Change fields of one seat and return it."""
         seat = replace(self.state.seats[rank], **changes)
-        self.set(seats=(*self.state.seats[:rank], seat, *self.state.seats[rank + 1 :]))
+        if self._draft is not None:
+            self._draft[1][rank] = seat
+        else:
+            self.set(seats=seats_of(self.state.seats).having(seat))
         return seat
+
+    @contextmanager
+    def for_all(self) -> Iterator[None]:
+        """Change very many members and seats: within the block, each change is one and not a copy of all of them.
+
+        Who is there does not change within it, and it is not for looking at the state as a whole.
+        """
+        assert self._draft is None, "one such block within another"
+        members, seats = dict(self.state.members), list(self.state.seats)
+        self._draft = (members, seats)
+        self.set(members=members, seats=seats)
+        try:
+            yield
+        finally:
+            self._draft = None
+            self.set(members=Members(members), seats=Seats(seats))
 
     def set_repair(self, **changes: Any) -> Repair:
         """Change fields of the repair under way and return it."""
@@ -92,7 +120,7 @@ class Turn:
         """Order one more process on this node."""
         worker = self.state.next_worker
         member = Member(worker=worker, node=node, phase=MemberPhase.STARTING, since=self.now)
-        self.set(members={**self.state.members, worker: member}, next_worker=WorkerId(worker + 1))
+        self.set(members=members_of(self.state.members).having(member), next_worker=WorkerId(worker + 1))
         self.effects.append(do.StartWorker(worker, node))
 
     def assign(self, seating: Seating, *, newcomer: bool, transcript_from: NodeId | None = None) -> None:
@@ -118,7 +146,7 @@ class Turn:
         """Forget a worker that is no more, and vacate its seat."""
         if member.rank is not None:
             self.set_seat(member.rank, owner=None)
-        self.set(members={worker: other for worker, other in self.state.members.items() if worker != member.worker})
+        self.set(members=members_of(self.state.members).without(member.worker))
 
     def next_epoch(self) -> Epoch:
         """Begin a new membership: whatever was said in an older one is not obeyed from here on."""

@@ -8,6 +8,7 @@ from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.membership import NO_VERSION, Seat, State
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.tallies import Seats
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Rank
 
@@ -17,7 +18,7 @@ MANAGED_RESTARTS = 3
 
 def vacant_seats(world_size: int) -> tuple[Seat, ...]:
     """Return the seats of a world that begins."""
-    return tuple(Seat(Rank(rank)) for rank in range(world_size))
+    return Seats(Seat(Rank(rank)) for rank in range(world_size))
 
 
 def submitted(turn: Turn, event: ev.JobSubmitted) -> None:
@@ -73,8 +74,10 @@ def advance_restarting(turn: Turn) -> None:
 def advance_starting(turn: Turn) -> None:
     """Give every rank a worker, once there are nodes and workers enough."""
     seatings = placement.world(turn.settings, turn.state)
-    for seating in seatings:
-        turn.assign(seating, newcomer=False)
+    if seatings:
+        with turn.for_all():
+            for seating in seatings:
+                turn.assign(seating, newcomer=False)
     if seatings:
         turn.enter(JobPhase.UNPROTECTED, "every rank has a worker")
 
@@ -83,7 +86,8 @@ def advance_unprotected(turn: Turn) -> None:
     """Be protected, once every rank can be rehearsed and, where there are buddies, they hold what it takes."""
     if turn.state.buddies and not turn.state.committed:
         return
-    if all(seat.sealed and not seat.done for seat in turn.state.seats):
+    tally = turn.state.seat_tally
+    if not tally.unsealed and not tally.done:
         turn.enter(JobPhase.RUNNING, "every rank can be replaced from now on")
         turn.set(raises=faults.still_evidence(turn.state.raises))
 

@@ -188,6 +188,13 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Redirect:
+    """I do not lead the job; this one does."""
+
+    head: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class Evict:
     """This node is taken for lost: end your workers; you may join again."""
 
@@ -236,7 +243,21 @@ class Claim:
 
 
 ToHead = Join | Rejoin | Fact | Safe | Beat | Ask
-ToNode = Joined | Pulse | Agents | LogState | LogEntry | World | Order | Buddies | Committed | Answer | Evict | End
+ToNode = (
+    Joined
+    | Pulse
+    | Agents
+    | LogState
+    | LogEntry
+    | World
+    | Order
+    | Buddies
+    | Committed
+    | Answer
+    | Redirect
+    | Evict
+    | End
+)
 Between = AskVote | Vote | Claim
 Message = ToHead | ToNode | Between
 
@@ -244,7 +265,7 @@ _KINDS: Mapping[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
         *(Join, Rejoin, Fact, Safe, Beat, Ask),
-        *(Joined, Pulse, Agents, LogState, LogEntry, World, Order, Buddies, Committed, Answer, Evict, End),
+        *(Joined, Pulse, Agents, LogState, LogEntry, World, Order, Buddies, Committed, Answer, Redirect, Evict, End),
         *(AskVote, Vote, Claim),
     )
 }

@@ -62,14 +62,15 @@ class Desk:
         self._frames: dict[NodeId, Frames] = {}
         self._tracking = Tracking(settings.world_size)
         self._journal = Journal(journal, settings)
-        self._server = CoordinatorServer(settings, self, self._journal, lambda: None)
+        self._server = CoordinatorServer(settings, self, self._journal, self._decided)
+        self._moved = False
 
     @property
     def state(self) -> Any:
         """The coordinator's."""
         return self._server.state
 
-    def timed(self, act: Callable[[], None]) -> float:
+    def timed(self, act: Callable[[], object]) -> float:
         """Do something of the coordinator's and return what it took, in CPU seconds."""
         began = time.thread_time()
         act()
@@ -126,12 +127,12 @@ class Desk:
                 self._new_life(version)
                 self._to_all(effect)
             case do.SetBuddies():
-                self._publish_buddies()
+                self._moved = True
             case do.StartWorker(_, node) | do.ReportReplicas(node):
                 self._to(node, effect, None)
             case do.AssignRank(transcript_from=source):
                 self._to_worker(effect, source)
-                self._publish_buddies()
+                self._moved = True
             case do.ResumeFrom(source=source):
                 self._to_worker(effect, source)
             case _:
@@ -172,7 +173,10 @@ class Desk:
             for node in self.state.nodes:
                 self._send(node, told)
 
-    def _publish_buddies(self) -> None:
+    def _decided(self) -> None:
+        if not self._moved:
+            return
+        self._moved = False
         for node, told in self._tracking.buddies_news(self.state, self._peer):
             self._send(node, told)
 
@@ -244,19 +248,32 @@ class Job:
 
     def settle(self, watch: Callable[[], bool] | None = None) -> float:
         """Carry bytes to and fro until nobody has anything to say; return the coordinator's CPU seconds until `watch` is true."""
-        desk, inbox = self.desk, deque[tuple[NodeId, bytes]]()
-        began, seen = desk.spent_s, None
-        while desk.out or inbox:
-            if desk.out:
-                node, data = desk.out.popleft()
-                inbox.extend((node, said) for said in self.agents.hear(node, data))
+        desk, began = self.desk, self.desk.spent_s
+        seen: float | None = None
+        while desk.out:
+            out, desk.out = desk.out, deque()
+            said = [(node, each) for node, data in out for each in self.agents.hear(node, data)]
+            if seen is None and watch is not None:
+                until = self.say(said, watch)
+                seen = None if until is None else until - began
             else:
-                node, data = inbox.popleft()
-                self.heard += 1
-                desk.timed(lambda node=node, data=data: desk.feed(node, data))
-                if watch is not None and seen is None and watch():
-                    seen = desk.spent_s - began
+                self.say(said)
         return desk.spent_s - began if seen is None else seen
+
+    def say(self, said: list[tuple[NodeId, bytes]], watch: Callable[[], bool] = lambda: False) -> float | None:
+        """Have the coordinator take in all of it; return its CPU seconds in all when `watch` became true."""
+        desk, seen = self.desk, []
+
+        def take() -> None:
+            began = time.thread_time()
+            for node, data in said:
+                desk.feed(node, data)
+                if not seen and watch():
+                    seen.append(desk.spent_s + time.thread_time() - began)
+
+        self.heard += len(said)
+        desk.timed(take)
+        return seen[0] if seen else None
 
     def start(self, nodes: int, spare_nodes: int) -> None:
         """Bring every node in, the first as the coordinator's own, and wait until every rank is protected."""
@@ -267,8 +284,7 @@ class Job:
                 self.desk.timed(lambda place=place: self.desk.submit(ev.JobSubmitted(NodeId("node0"), place)))
             else:
                 frame = peers.encode(peers.Join(place, 1))
-                self.heard += 1
-                self.desk.timed(lambda name=name, frame=frame: self.desk.feed(NodeId(name), frame))
+                self.say([(NodeId(name), frame)])
             self.settle()
         assert self.desk.state.phase is JobPhase.RUNNING, self.desk.state.phase
 
@@ -277,20 +293,15 @@ class Job:
         cells = tuple((rank, *[1 << 30] * WORDS) for rank in range(ranks_per_node))
         frame = peers.encode(peers.Beat(cells))
         began = self.desk.spent_s
-        for node in list(self.desk.state.nodes):
-            self.heard += 1
-            self.desk.timed(lambda node=node: self.desk.feed(node, frame))
+        self.say([(node, frame) for node in self.desk.state.nodes])
         return self.desk.spent_s - began
 
     def snapshot(self) -> float:
         """Have every rank's next snapshot arrive at its buddies; return the CPU seconds."""
         self.agents.stand += 1
-        began = self.desk.spent_s
-        for member in list(self.desk.state.owners()):
-            frame = peers.encode(self.agents.safe(member.worker))
-            self.heard += 1
-            self.desk.timed(lambda node=member.node, frame=frame: self.desk.feed(node, frame))
-            self.settle()
+        began, owners = self.desk.spent_s, self.desk.state.owners()
+        self.say([(member.node, peers.encode(self.agents.safe(member.worker))) for member in owners])
+        self.settle()
         return self.desk.spent_s - began
 
     def lose(self, most: int) -> dict[str, float]:
@@ -301,7 +312,7 @@ class Job:
         desk = self.desk
         nodes = self._unrelated(most)
         losses = [ev.NodeLost(node, "its connection was closed") for node in nodes]
-        told = desk.timed(lambda: deque(map(desk.submit, losses), maxlen=0) and None)
+        told = desk.timed(lambda: deque(map(desk.submit, losses), maxlen=0))
         desk.out = deque((node, data) for node, data in desk.out if node not in nodes)
         orders = len(desk.out)
         repaired = self.settle(lambda: desk.state.repair is not None and desk.state.repair.restored_at is not None)
@@ -357,6 +368,7 @@ def measure(nodes: int, ranks_per_node: int, losses: list[int]) -> dict[str, Any
             heard, spent = job.heard, job.desk.spent_s
             loss = job.lose(count)
             spent = job.desk.spent_s - spent
+            print(f"{nodes} nodes: lost {count} after {start_s:.0f} s of a start: {loss}", file=sys.stderr, flush=True)
             loss |= {
                 "over": spent,
                 "messages": job.heard - heard,
@@ -382,7 +394,7 @@ def rows(found: list[dict[str, Any]]) -> Iterator[list[object]]:
     yield ["start: us a message", *(f"{one['start_us']:.0f}" for one in found)]
     yield ["beat: us", *(f"{one['beat_us']:.0f}" for one in found)]
     yield ["snapshot of all ranks: CPU s", *(f"{one['snapshot_s']:.3f}" for one in found)]
-    for at in range(2):
+    for at in range(len(found[0]["losses"])):
         lost = [one["losses"][at] for one in found]
         yield [f"loss {at + 1}: nodes", *(int(one["nodes"]) for one in lost)]
         yield ["  CPU s until all are told", *(f"{one['told']:.3f}" for one in lost)]
@@ -405,24 +417,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", default="10,100,1000", help="numbers of nodes, separated by commas")
     parser.add_argument("--ranks-per-node", type=int, default=8)
+    parser.add_argument(
+        "--lose", help="how many nodes at once, one time after the other; default: 1, then 100 or a tenth"
+    )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--profile", help="of one number of nodes: where to put cProfile's statistics")
     options = parser.parse_args()
+    given = [int(word) for word in options.lose.split(",")] if options.lose else None
     if options.one:
-        print(json.dumps(measure(options.one, options.ranks_per_node, losses_of(options.one))))
+        print(json.dumps(measure(options.one, options.ranks_per_node, given or losses_of(options.one))))
         return
     numbers = [int(word) for word in options.nodes.split(",")]
     if options.profile:
         import cProfile  # noqa: PLC0415 - seldom needed
 
         with cProfile.Profile() as profile:
-            measure(numbers[0], options.ranks_per_node, losses_of(numbers[0]))
+            measure(numbers[0], options.ranks_per_node, given or losses_of(numbers[0]))
         profile.dump_stats(options.profile)
         return
     header("one coordinator and many nodes", {"ranks a node": options.ranks_per_node, "beats": BEATS})
     found = []
     for number in numbers:
         command = [sys.executable, __file__, "--one", str(number), "--ranks-per-node", str(options.ranks_per_node)]
+        command += ["--lose", options.lose] if options.lose else []
         found.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
     table(list(rows(found)))
     result("scale", {"ranks_per_node": options.ranks_per_node, "runs": found})

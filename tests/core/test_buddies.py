@@ -57,6 +57,46 @@ def test_what_need_not_change_does_not(shape, data):
     assert buddies.choose(settings, settled) == again
 
 
+def plainly(settings, state):
+    """The rule in its plainest words, at the cost of looking at every node for every rank."""
+    replicas = min(settings.replicas, len(state.nodes) - 1)
+    most = -(-settings.world_size * replicas // len(state.nodes))
+    load, chosen = Counter(), []
+    for seat in state.seats:
+        home, before = state.nodes.get(seat.node), state.buddies[seat.rank] if state.buddies else ()
+        start = 0 if home is None else home.arrival + 1
+
+        def preference(node, home=home, before=before, start=start):
+            near = home is not None and node.place.leaf != "" and node.place.leaf == home.place.leaf
+            around = (node.arrival - start) % (state.arrivals + 1)
+            return near, load[node.node] >= most, node.node not in before, load[node.node], around
+
+        others = sorted((node for node in state.nodes.values() if node is not home), key=preference)
+        best = [node.node for node in others[:replicas]]
+        load.update(best)
+        chosen.append(tuple(sorted(best, key=lambda n, b=before: b.index(n) if n in b else len(b))))
+    return tuple(chosen)
+
+
+@given(WORLDS, st.data())
+def test_the_choice_is_the_plain_rules(shape, data):
+    """From nothing, and through losses, moves and arrivals one after the other."""
+    settings, state = world(*shape)
+    for _ in range(4):
+        chosen = buddies.choose(settings, state)
+        assert chosen == plainly(settings, state)
+        state = replace(state, buddies=chosen)
+        if len(state.nodes) > 2 and data.draw(st.booleans()):
+            lost = data.draw(st.sampled_from(sorted(state.nodes)))
+            state = replace(state, nodes={name: node for name, node in state.nodes.items() if name != lost})
+        if data.draw(st.booleans()):
+            new = Node(f"new{state.arrivals}", Place(leaf=data.draw(st.sampled_from(["", "x"]))), state.arrivals)
+            state = replace(state, nodes={**state.nodes, new.node: new}, arrivals=state.arrivals + 1)
+        rank, at = data.draw(st.integers(0, settings.world_size - 1)), data.draw(st.sampled_from(sorted(state.nodes)))
+        seats = tuple(replace(seat, node=at) if seat.rank == rank else seat for seat in state.seats)
+        state = replace(state, seats=seats)
+
+
 def test_one_node_has_no_buddies():
     assert buddies.choose(*world(1, 4, 1)) == ()
     assert buddies.choose(*world(3, 2, 0)) == ()

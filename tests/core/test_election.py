@@ -36,7 +36,7 @@ def granted(agent, question, now):
 def test_the_survivor_of_two_goes_on_at_once_if_the_heads_process_ended():
     agent, outputs = step(follower("a", "h", "a"), el.LinkBroken(closed=True), now=101.0)
     assert agent.role is el.Role.HEAD
-    assert [type(output) for output in outputs] == [el.AskVotes, el.TakeOver, el.LoseNode]
+    assert [type(output) for output in outputs] == [el.AskVotes, el.TakeOver, el.LoseNode, el.ShareRoster]
 
 
 def test_the_survivor_of_two_is_fenced_if_the_head_is_silent():
@@ -112,6 +112,16 @@ def test_a_head_gives_up_the_minority_that_is_silent():
     assert len(answer(head, "a", "b", now=105.1).rosters) == 1
 
 
+def test_a_head_does_not_wait_for_a_time_that_has_passed():
+    """Too few had answered when a node fell silent, so that it was not given up; then one more answered, but late."""
+    head = head_of("a", "b", "c", "d", "e")
+    head = answer(head, "a", "b", now=104.5)
+    head, _ = step(head, el.HeardFromAgent("c", 0, 102.0, head.roster.number), now=104.6)
+    head, outputs = step(head, el.HeardFromAgent("c", 0, 103.0, head.roster.number), now=105.8)
+    assert outputs == []
+    assert election.next_deadline(head) > 105.8
+
+
 def test_a_roster_of_which_everybody_ended_is_no_obstacle():
     old = roster("h", "a", number=2)
     agent = follower("b", rosters=(old, roster("h", "a", "b")))
@@ -120,6 +130,17 @@ def test_a_roster_of_which_everybody_ended_is_no_obstacle():
     agent, _ = step(agent, el.Tick(), now=104.0 + T / 2)
     assert agent.role is el.Role.HEAD
     assert election.has_authority(agent, 1e9)
+
+
+def test_claims_alone_keep_nobody_from_being_fenced():
+    """Two that can hear each other in one direction only would wait for ever."""
+    agent = follower("b", "h", "a", "b")
+    for at in (104.0, 107.0, 109.9):
+        agent, _ = step(agent, el.HeardFromHead(1, (roster("a", "b", number=4, head="a"),), claim=True), now=at)
+    assert agent.term == 1
+    assert election.next_deadline(agent) <= 110.0
+    agent, _ = step(agent, el.Tick(), now=110.0)
+    assert agent.role is el.Role.FENCED
 
 
 def test_whoever_is_given_up_or_superseded_is_fenced():

@@ -1,5 +1,7 @@
 """The coordinator moves, in every state that events lead to, to find what was known, less, more, or something else."""
 
+import dataclasses
+
 import pytest
 from test_table import NOW, SETTINGS, states
 
@@ -7,9 +9,10 @@ from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
-from deadpool_run.core.membership import State
+from deadpool_run.core.membership import Node, State
 
 NODE = ev.ONLY_NODE
+OTHER = Node("n2", ev.Place(), 1)
 AFTER = NOW + 1000.0
 
 
@@ -71,6 +74,19 @@ def test_nothing_is_decided_before_every_node_has_told():
         assert coordinator.next_deadline(SETTINGS, waiting) == AFTER + SETTINGS.node_timeout_s
         after, _ = step(waiting, ev.NodeResynced(NODE, tuple(as_known(state))))
         assert after.phase in (JobPhase.STOPPING, JobPhase.STOPPED, JobPhase.FINISHING)
+
+
+def test_a_worker_that_ended_while_nodes_were_waited_for_is_not_taken_for_alive():
+    for state in moved_states():
+        exited = [ev.WorkerExited(worker, 0, None, (4, 5)) for worker in state.members]
+        found = tuple(as_known(state))
+        waiting, _ = step(dataclasses.replace(state, nodes={**state.nodes, "n2": OTHER}), ev.CoordinatorMoved(1, NODE))
+        waiting, orders = step(waiting, ev.NodeResynced(NODE, found), *exited)
+        assert not orders
+        after, orders = step(waiting, ev.NodeResynced("n2", ()))
+        ordered = {order.worker for order in orders if isinstance(order, (do.AssignRank, do.AbortStep, do.KillWorker))}
+        assert not ordered & set(state.members)
+        assert not set(after.members) & set(state.members)
 
 
 def test_a_node_that_does_not_tell_is_lost():

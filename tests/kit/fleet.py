@@ -5,6 +5,7 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -84,7 +85,8 @@ class Fleet:
         self._selector.register(self._fifo, selectors.EVENT_READ, None)
         self._words = (
             *("--no-config", "--nnodes", str(hosts), "--spares", spares, "--nproc-per-node", str(nproc)),
-            *("--rdzv-endpoint", f"{net.addresses[0]}:{PORT}", "--node-timeout", str(node_timeout_s)),
+            *("--rdzv-endpoint", ",".join(f"{address}:{PORT}" for address in net.addresses)),
+            *("--node-timeout", str(node_timeout_s)),
             *("--run-dir", str(self.run_dir), *options),
             *(str(SCRIPTS / script), "--flags", str(self.flags), *args),
         )
@@ -172,6 +174,36 @@ class Fleet:
         return "\n".join(f"--- {name}\n{text}" for name, text in parts.items())
 
     # --- acting --------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any] | None:
+        """Return what the agent that leads says now; None while nobody does."""
+        for path in self.run_dir.rglob("control.sock"):
+            with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(OSError):
+                sock.settimeout(5)
+                sock.connect(str(path))
+                with sock.makefile("rwb") as file:
+                    file.write(b'{"do":"status"}\n')
+                    file.flush()
+                    if (found := json.loads(file.readline() or b"{}")).get("nodes"):
+                        return dict(found)
+        return None
+
+    def wait_whole(self, hosts: int, spares: int, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until so many nodes are in the job, so many workers are ready, and it runs."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = self.status()
+            ready = 0 if found is None else sum(spare["phase"] == "ready" for spare in found["spares"])
+            if found and found["phase"] == "running" and len(found["nodes"]) == hosts and ready >= spares:
+                return
+            assert time.monotonic() < deadline, f"not {hosts} nodes and {spares} spares: {found}\n{self.told()}"
+            self._read(0.05)
+
+    def restart(self, host: int) -> None:
+        """Start a fresh agent on a host whose last one is gone."""
+        self.wait_exit([host])
+        os.close(self.agents[host].pidfd)
+        self.agents[host] = self.start(host)
 
     def power_off(self, host: int) -> None:
         """Kill all of a host's processes at once."""

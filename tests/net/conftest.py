@@ -43,18 +43,18 @@ def fleet(tmp_path: Path, net: Hosts) -> Iterator[Callable[..., Fleet]]:
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., States]:
     """Return every state of an unfailed run of a layout on one machine, up to a version. Each is run once a session."""
-    known: dict[tuple[str, int], States] = {}
+    known: dict[tuple[str, int, int], States] = {}
 
-    def states(layout: str, versions: int, ranks: int = 6) -> States:
-        if (layout, ranks) not in known:
-            words = ("--layout", layout, "--steps", str(REFERENCE_STEPS))
+    def states(layout: str, versions: int, ranks: int = 6, steps: int = REFERENCE_STEPS) -> States:
+        key = layout, ranks, steps
+        if key not in known:
+            words = ("--layout", layout, "--steps", str(steps))
             cluster = Cluster(tmp_path_factory.mktemp(layout), *words, nproc=ranks, spares=0)
             try:
-                assert cluster.wait_exit() == 0, cluster.told()
+                assert cluster.wait_exit(timeout_s=300) == 0, cluster.told()
             finally:
                 cluster.close()
-            known[layout, ranks] = cluster.account.states()
-        found = known[layout, ranks]
-        return {(rank, version): digest for (rank, version), digest in found.items() if version <= versions}
+            known[key] = cluster.account.states()
+        return {(rank, version): digest for (rank, version), digest in known[key].items() if version <= versions}
 
     return states

@@ -90,3 +90,31 @@ def test_a_partition_of_two_and_two_stops_both_sides_and_says_why(fleet, net):
     assert codes == [1, 1, 1, 1]
     assert "which is no majority" in job.agents[0].output
     assert all("no coordinator was heard of" in job.agents[host].output for host in (2, 3))
+
+
+@pytest.mark.parametrize("second", often(["the newcomers'", "another"], {"the newcomers'"}))
+def test_a_host_that_is_lost_while_the_loss_of_another_is_repaired(fleet, reference, second):
+    """Two of four hosts hold the ranks, and each snapshot lies on two others."""
+    job, ranks = begun(fleet, spares="2", options=("--replicas", "2"))
+    holding = [host for host in range(4) if ranks[host]]
+    first = holding[-1]
+    job.power_off(first)
+    for rank in ranks[first]:
+        job.wait_until(lambda rank=rank: len(job.account.pids(rank)) > 1, f"a newcomer for rank {rank}")
+    other = job.host_of(ranks[first][0]) if second == "the newcomers'" else holding[0]
+    lost = ranks[first] * 2 if second == "the newcomers'" else [*ranks[first], *ranks[other]]
+    job.power_off(other)
+    job.check_repaired(reference("ddp", STEPS, 4), lost, others(first, other))
+
+
+def test_a_job_that_lost_every_holder_of_a_rank_stops_and_names_it(fleet):
+    job, ranks = begun(fleet, spares="1", options=("--join-timeout", "5"))
+    journal = job.journal()
+    told = [effect["buddies"] for line in journal for effect in line["effects"] if effect["type"] == "SetBuddies"][-1]
+    rank = next(rank for host in (1, 2, 3) for rank in ranks[host] if told[rank] != ["h0"])
+    home, buddy = job.host_of(rank), int(told[rank][0][1])
+    for host in (home, buddy):
+        job.power_off(host)
+    rest = others(home, buddy)
+    assert job.wait_exit(rest) == [1, 1]
+    assert any(f"every holder of rank {rank}" in job.agents[host].output for host in rest), job.told()

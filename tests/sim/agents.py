@@ -78,6 +78,8 @@ class Agent:
         if plan != self.plan or not self.alive:
             return
         self.think(el.Tick())
+        due = election.next_deadline(self.mind)
+        assert due is None or due > self.now, "time stands still"
         if self.decides():
             due = coordinator.next_deadline(self.cluster.settings, self.state)
             if due is not None and due <= self.now + self.origin:
@@ -111,7 +113,7 @@ class Agent:
             case el.GiveVote():
                 self.send(output.candidate, lambda a: a.think(output.vote))
             case el.Claim():
-                self.beat(output.term, output.rosters)
+                self.beat(output.term, output.rosters, claim=True)
             case el.TakeOver():
                 self.take_over(output)
             case el.ShareRoster():
@@ -128,21 +130,21 @@ class Agent:
         if self.loud and self.cluster.net.linked(asker, self.name):
             self.cluster.agents[asker].think(el.AgentEnded(self.name))
 
-    def beat(self, term: int, rosters: tuple[el.Roster, ...], *given_up: str) -> None:
+    def beat(self, term: int, rosters: tuple[el.Roster, ...], *given_up: str, claim: bool = False) -> None:
         sent_at = self.now
         for other in (*rosters[-1].agents, *given_up):
             if other != self.name:
-                self.send(other, lambda a: a.hear_beat(self.name, term, rosters, sent_at))
+                self.send(other, lambda a: a.hear_beat(self.name, el.HeardFromHead(term, rosters, claim), sent_at))
 
-    def hear_beat(self, head: str, term: int, rosters: tuple[el.Roster, ...], sent_at: float) -> None:
+    def hear_beat(self, head: str, heard: el.HeardFromHead, sent_at: float) -> None:
         if not self.alive or self.fenced:
             return
-        self.think(el.HeardFromHead(term, rosters))
-        if self.fenced or self.mind.term != term or self.mind.roster.head != head:
+        self.think(heard)
+        if self.fenced or self.mind.term != heard.term or self.mind.roster.head != head:
             return
         known = self.mind.roster.number
-        self.send(head, lambda a: a.think(el.HeardFromAgent(self.name, term, sent_at, known)))
-        self.resync(head, term)
+        self.send(head, lambda a: a.think(el.HeardFromAgent(self.name, heard.term, sent_at, known)))
+        self.resync(head, heard.term)
 
     def resync(self, head: str, term: int) -> None:
         """Once for each head: say what is here."""
@@ -188,7 +190,8 @@ class Agent:
         self.decide(ev.CoordinatorMoved(output.term, self.name))
         self.share_log()
         self.resync(self.name, output.term)
-        for event in self.early:
+        early, self.early = self.early, []
+        for event in early:
             self.told(event, output.term)
         self.watch_commit()
 

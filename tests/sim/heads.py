@@ -114,7 +114,7 @@ class Cluster:
             return
         mind = election.follower(name, T, head.mind.term, head.mind.rosters, self.clock.now)
         agent = self.agents[name] = Agent(self, name, mind)
-        agent.mind = dataclasses.replace(mind, heard_at=agent.now)
+        agent.mind = dataclasses.replace(mind, heard_at=agent.now, governed_at=agent.now)
         agent.resynced = head.mind.term
         agent.arm()
         head.beat(head.mind.term, head.mind.rosters)
@@ -236,7 +236,7 @@ class Cluster:
 
     def check_fenced(self) -> None:
         """Whoever no head with authority counts has ended its workers, if the last fault is long enough ago."""
-        if self.clock.now < self.disturbed_at + 3.3 * T:
+        if self.clock.now < self.disturbed_at + 3.6 * T:
             return
         heads = [a for a in self.agents.values() if a.decides() and election.has_authority(a.mind, a.now)]
         if len(self.faults) == 1 and self.faults[0].leaves_two_halves(self):

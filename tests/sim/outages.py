@@ -61,7 +61,8 @@ class Fault:
 
     def cut_pairs(self, cluster: Cluster, pairs: list[tuple[str, str]]) -> None:
         cluster.net.cut(pairs)
-        cluster.clock.after(3.3 * T + 0.1, cluster.check_fenced)  # the head after T, who heard it last 2 T later
+        # The head after T, who heard it last 2 T later; then messages that are late, and what it takes to end workers.
+        cluster.clock.after(3.6 * T + 0.1, cluster.check_fenced)
         if self.heal_after is not None:
             cluster.clock.after(self.heal_after, lambda: self.heal(cluster, pairs))
 

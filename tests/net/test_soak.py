@@ -1,0 +1,48 @@
+"""Host after host is lost, in any way and at any moment, and comes back: nothing is ever wrong."""
+
+import random
+import signal
+
+import pytest
+
+LOSSES = 8
+STEPS = 120 * LOSSES
+"""The job must not end before the last loss, however slow this machine is."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_hosts_that_are_lost_one_after_another_and_come_back(fleet, net, reference, seed):
+    choose = random.Random(seed)
+    job = fleet("--layout", "ddp", "--steps", str(STEPS), "--least-ms", "100")
+    lost = []
+    for rank in range(6):
+        job.wait_state(rank, 3)
+    for number in range(LOSSES):
+        job.wait_whole(4, 2)
+        homes = {rank: job.host_of(rank) for rank in range(6)}
+        host, how = choose.randrange(4), choose.choice(["power", "power", "link", "freeze"])
+        ranks = [rank for rank, home in homes.items() if home == host]
+        before = {rank: len(job.account.pids(rank)) for rank in ranks}
+        print(f"loss {number}: host {host} by {how}, with ranks {ranks}")
+        if how == "power":
+            job.power_off(host)
+        elif how == "link":
+            net.cut(host)
+        else:
+            job.agents[host].everything(signal.SIGSTOP)
+        for rank in ranks:
+            job.wait_until(
+                lambda rank=rank, known=before[rank]: len(job.account.pids(rank)) > known, f"a holder of rank {rank}"
+            )
+        lost += ranks
+        if how == "power":
+            job.restart(host)
+        elif how == "link":
+            job.wait_output(host, "this node's workers are ended")
+            net.mend(host)
+        else:
+            job.agents[host].everything(signal.SIGCONT)
+    job.wait_whole(4, 2)
+    job.check_repaired(reference("ddp", STEPS, 6, steps=STEPS), lost, [0, 1, 2, 3])

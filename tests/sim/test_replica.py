@@ -1,0 +1,62 @@
+"""A standby that follows a coordinator knows what it knows, wherever in a job it begins to."""
+
+import json
+import random
+
+import pytest
+from simulator import nodes_simulation
+
+from deadpool_run.coordinator.replica import Replica
+from deadpool_run.core import coordinator
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire import facts, peers, typed
+
+
+def over_the_wire(message):
+    return peers.decode(peers.encode(message)[4:])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_standby_knows_what_the_coordinator_knows(seed, monkeypatch):
+    told = []
+    step = coordinator.step
+
+    def noting(settings, state, event, now):
+        told.append((state, event, now))
+        return step(settings, state, event, now)
+
+    job = nodes_simulation(seed)
+    first = job.state
+    monkeypatch.setattr(coordinator, "step", noting)
+    job.run()
+    monkeypatch.setattr(coordinator, "step", step)
+    told = [(state, event, now) for state, event, now in told if state is not first]
+    begins = random.Random(seed).randrange(len(told))
+    replica = Replica(job.settings)
+    replica.begin(over_the_wire(peers.LogState(1, begins, told[begins][2], typed.plain(told[begins][0]))))
+    assert replica.known.state == told[begins][0]
+    for entries, (_, event, now) in enumerate(told[begins:], start=begins + 1):
+        replica.follow(over_the_wire(peers.LogEntry(1, entries, now, facts.encode(event))))
+        if entries < len(told):
+            assert replica.known.state == told[entries][0]
+    assert replica.known.state == job.state
+
+
+def test_a_log_with_a_gap_is_refused():
+    job = nodes_simulation(1)
+    replica = Replica(job.settings)
+    entry = peers.LogEntry(1, 1, 0.0, {"type": "TimeAdvanced"})
+    with pytest.raises(ProtocolError):
+        replica.follow(entry)
+    replica.begin(peers.LogState(1, 3, 0.0, typed.plain(job.state)))
+    for wrong in (entry, peers.LogEntry(2, 4, 0.0, {"type": "TimeAdvanced"})):
+        with pytest.raises(ProtocolError):
+            replica.follow(wrong)
+    replica.follow(peers.LogEntry(1, 4, 0.0, {"type": "TimeAdvanced"}))
+    assert replica.known.index.entries == 4
+
+
+@pytest.mark.parametrize("state", [{}, {"phase": "running"}, {"phase": 7}])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ProtocolError):
+        Replica(nodes_simulation(1).settings).begin(peers.LogState(1, 0, 0.0, json.loads(json.dumps(state))))
