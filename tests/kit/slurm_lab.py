@@ -180,14 +180,17 @@ class SlurmLab:
                 start_new_session=True,
             )
 
-    def sbatch(self, script: str | Path, *options: str, env: Mapping[str, str] | None = None) -> "Job":
-        """Submit a batch script (its text, or its path)."""
+    def sbatch(
+        self, script: str | Path, *options: str, env: Mapping[str, str] | None = None, words: Sequence[str] = ()
+    ) -> "Job":
+        """Submit a batch script (its text, or its path), which is given these words."""
         if isinstance(script, str):
             path = self.work / f"script{len(list(self.work.glob('script*.sh')))}.sh"
             path.write_text(script)
         else:
             path = script
-        return Job(self, int(self.run("sbatch", "--parsable", *options, str(path), env=env).stdout.partition(";")[0]))
+        told = self.run("sbatch", "--parsable", *options, str(path), *words, env=env).stdout
+        return Job(self, int(told.partition(";")[0]))
 
     def states(self) -> dict[str, str]:
         """Return what Slurm thinks of each node."""
@@ -344,6 +347,10 @@ class Job:
     def wait_output(self, text: str, timeout_s: float = COMMAND_TIMEOUT_S, pattern: str = "slurm-{}.out") -> None:
         """Wait until this has been printed."""
         self.lab.wait_until(lambda: text in self.output(pattern), f"{text!r} from job {self.number}", timeout_s)
+
+    def wait_gone(self, node: str) -> None:
+        """Wait until nothing of it is left on a node, so that it may begin again at once; Slurm itself waits longer."""
+        self.lab.wait_until(lambda: len(self.lab.pids(node)) == 1, f"end of job {self.number} on {node}")
 
     def signal_batch(self, name: str) -> None:
         """Send a signal as `--signal=B:NAME@TIME` would: to the batch shell alone."""

@@ -3,9 +3,10 @@
 import contextlib
 import json
 import os
-import shlex
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kit import slurm_lab
@@ -14,6 +15,7 @@ from kit.cluster import SCRIPTS, Cluster
 from kit.slurm_lab import SlurmLab
 
 STEPS = 30
+RECIPES = Path(__file__).parents[2] / "recipes" / "slurm"
 
 
 def pytest_collection_modifyitems(items):
@@ -46,13 +48,14 @@ def _lab(tmp_path_factory, nodes: int = 4) -> Iterator[SlurmLab]:
 
 
 class Training:
-    """A batch job that trains the tests' script, told `words`; and that script's own account of every step.
+    """A batch job, that of a recipe, which trains the tests' script instead; and that script's own account of every step.
 
-    `head` is the batch script above the line that starts it, with its `#SBATCH` lines. The script holds before step
-    `hold` until `release`.
+    `options` are further ones of sbatch. The script is told `words`, and holds before step `hold` until `release`.
     """
 
-    def __init__(self, lab: SlurmLab, head: str, options: str, *words: str, steps: int = STEPS, hold: int = -1) -> None:
+    def __init__(
+        self, lab: SlurmLab, recipe: str, *words: str, options: Sequence[str] = (), ranks: int = 1, hold: int = -1
+    ) -> None:
         self.lab = lab
         self.flags = lab.work / "flags"
         self.flags.mkdir()
@@ -62,10 +65,17 @@ class Training:
         self._gate = os.open(self.flags / "release", os.O_RDWR | os.O_CLOEXEC)
         self._partial = b""
         self.events: list[dict] = []
-        script = shlex.join((str(SCRIPTS / "train.py"), "--steps", str(steps), *words))
-        script += f" --flags {self.flags} --hold {hold}"
-        line = f"deadpool-run --no-config --nproc-per-node 1 --node-timeout 2 {options} {script}"
-        self.job = lab.sbatch(head.format(line=line), env={"KIT_EVENTS": str(lab.work / "events")})
+        told = ("--steps", str(STEPS), "--flags", str(self.flags), "--hold", str(hold), *words)
+        script, found = re.subn(
+            r"^deadpool-run (.*) train\.py ",
+            rf"deadpool-run --no-config --nproc-per-node {ranks} --node-timeout 2 \1 {SCRIPTS / 'train.py'} ",
+            (RECIPES / f"{recipe}.sbatch").read_text(),
+            flags=re.MULTILINE,
+        )
+        assert found == 1
+        path = lab.work / "recipe.sh"
+        path.write_text(script)
+        self.job = lab.sbatch(path, *options, env={"KIT_EVENTS": str(lab.work / "events")}, words=told)
 
     @property
     def account(self) -> Account:
@@ -108,7 +118,7 @@ def training(lab: SlurmLab) -> Iterator[Callable[..., Training]]:
     """Start a training on the lab: arguments as of `Training`, without the lab."""
     started: list[Training] = []
 
-    def start(*args: str, **more: int) -> Training:
+    def start(*args: str, **more: Any) -> Training:
         started.append(Training(lab, *args, **more))
         return started[-1]
 

@@ -31,10 +31,7 @@ def test_it_is_good_bash_and_a_job_that_survives(script):
     text = script.read_text()
     assert batch_script.survives_node_loss(text) or "--requeue" in batch_script.options(text)
     named = {flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", line_of(script))}
-    assert named <= BY_NAME.keys() | NOT_YET
-
-
-NOT_YET = {"durable"}
+    assert named <= BY_NAME.keys()
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -51,11 +48,12 @@ def test_the_readme_names_them_all():
 
 def test_before_the_limit_a_job_saves_and_is_queued_again(lab):
     (lab.home / "bin" / "deadpool-run").write_text(STAND_IN)
-    job = lab.sbatch(FOLDER / "limit.sbatch", "--nodes=2")
+    job = lab.sbatch(FOLDER / "limit.sbatch", "--nodes=2", "--nodelist=n1,n2")
     job.wait_output("started:")
     job.signal_batch("USR1")
     job.wait("PENDING")
     assert "saved" in job.output()
+    job.wait_gone("n1")
     lab.run("scontrol", "update", f"jobid={job.number}", "starttime=now")  # Slurm would hold it for two minutes
     assert job.wait() == "COMPLETED"
     assert job.output().count("started:") == 2, "and the second appends to what the first printed"
