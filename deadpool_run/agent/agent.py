@@ -49,6 +49,8 @@ _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 
 def run(spec: LaunchSpec) -> int:
     """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
+    if spec.cluster is None:  # else the coordinator has a word in where it is
+        _make_run_dir(spec.run_dir)
     processes.become_subreaper()
     agent = _Agent(spec)
     exit_code = asyncio.run(agent.main())
@@ -92,8 +94,6 @@ class _Agent:
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[tuple[int, str]] = loop.create_future()
         loop.set_exception_handler(self._on_bug)
-        if spec.cluster is None:
-            _make_run_dir(spec.run_dir)
         self._nursery = Nursery(self._preload(), base_environment(spec, os.environ) | self._mark, self._on_lost)
         for number in spec.signals_to_handle:
             loop.add_signal_handler(number, self._on_signal, number)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from deadpool_run.coordinator.link import Link
 from deadpool_run.core.events import Event, StopRequested
+from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
 from deadpool_run.wire.facts import encode
 
@@ -79,8 +80,13 @@ class Follower:
         """Have what is and was said heard; `on_lost` as of a `Link`."""
         self._on_message, self._on_lost = on_message, on_lost
         early, self._early = self._early, []
-        for message in early:
-            on_message(message)
+        try:
+            for message in early:
+                on_message(message)
+        except ProtocolError as error:
+            self._link.close()
+            on_lost(f"it is confused: {error}", False)
+            return
         if not self._link.open:
             on_lost("its connection was closed", True)
 

@@ -84,8 +84,9 @@ class Hub:
 
     def broadcast(self, message: peers.ToNode) -> None:
         """Say something to every node."""
+        data = peers.encode(message)
         for connection in list(self._by_node.values()):
-            connection.link.send(message)
+            connection.link.send_encoded(data)
 
     def evict(self, node: NodeId, reason: str) -> None:
         """Hang up on a node, and tell it so first: its agent ends its workers."""

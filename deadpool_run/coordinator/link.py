@@ -49,9 +49,13 @@ class Link:
 
     def send(self, message: Message) -> None:
         """Queue the message; nothing happens if the connection has ended."""
+        if self.open:
+            self.send_encoded(encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """Queue a message that `wire.peers.encode` has made, for one that goes to many."""
         if not self.open:
             return
-        data = encode(message)
         self._unsent.append(memoryview(data))
         self._unsent_bytes += len(data)
         self._write()

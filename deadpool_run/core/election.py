@@ -182,6 +182,8 @@ def _asked(agent: Agent, asked: VoteAsked, now: float) -> tuple[Agent, tuple[Out
         agent = replace(agent, promised=asked.term, voted_for=asked.candidate)
         if agent.bid < asked.term:  # its own bid is void
             agent = replace(agent, role=Role.FOLLOWER, bid=0, bids_from=now + agent.timeout_s / 2)
+    elif agent.role is Role.CANDIDATE and asked.log > agent.log:  # who knows more may be elected in its next term
+        agent = replace(agent, role=Role.FOLLOWER, bid=0, bids_from=now + agent.timeout_s)
     agent = replace(agent, seen=max(agent.seen, asked.term))
     vote = VoteGiven(asked.term, agent.me, granted, agent.closed_at is not None, agent.promised)
     return agent, (GiveVote(asked.candidate, vote),)
@@ -239,8 +241,8 @@ def _advance_head(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
 
 def _bid_at(agent: Agent) -> tuple[float, ...]:
     """Return when the agent asks for votes next, if it is a standby that has not."""
-    if agent.role is not Role.FOLLOWER or agent.me not in agent.roster.standbys:
-        return ()
+    if agent.role is not Role.FOLLOWER or agent.me not in agent.roster.standbys or not agent.log.entries:
+        return ()  # who has no log knows of no job
     gone_at = agent.heard_at + agent.timeout_s if agent.closed_at is None else agent.closed_at
     patience_s = agent.roster.standbys.index(agent.me) * agent.timeout_s / 2
     return (max(gone_at + patience_s, agent.bids_from),)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.membership import Member, Seat, State
+from deadpool_run.core.membership import NO_VERSION, Member, Seat, State
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import NodeId, Rank, Version
 
@@ -39,7 +39,16 @@ def reported(turn: Turn, event: ev.ReplicasReported) -> None:
     seat = turn.state.seats[event.rank] if 0 <= event.rank < len(turn.state.seats) else None
     if seat is not None and event.node in seat.asked and event.epoch == seat.asked_in:
         held = {event.node: frozenset(event.versions)} if event.versions or not turn.state.term else {}
-        _set(turn, event.rank, {**seat.copies, **held}, seat.asked - {event.node})
+        copies, asked = {**seat.copies, **held}, seat.asked - {event.node}
+        _set(turn, event.rank, _of_the_last_stay(copies) if turn.state.term and not asked else copies, asked)
+
+
+def _of_the_last_stay(copies: Copies) -> Copies:
+    """Leave out what lies where the rank lived long ago: a newcomer there would take it for what its rank has now."""
+    newest = max(copies.values(), key=lambda held: max(held, default=NO_VERSION), default=frozenset[Version]())
+    return {
+        node: held for node, held in copies.items() if max(held, default=NO_VERSION) >= min(newest, default=NO_VERSION)
+    }
 
 
 def forget(turn: Turn, rank: Rank, node: NodeId) -> bool:

@@ -71,6 +71,7 @@ def _are_as_they_were(turn: Turn) -> bool:
     before, state = turn.before, turn.state
     return (
         before.phase in _COPIED_IN
+        and state.buddies_told
         and state.nodes is before.nodes
         and state.buddies is before.buddies
         and state.seat_tally.homes is before.seat_tally.homes

@@ -13,7 +13,8 @@ def roster(*agents, number=3, head="h"):
 
 
 def follower(me, *agents, rosters=None):
-    return election.follower(me, T, 0, rosters or (roster(*agents),), 100.0)
+    agent = election.follower(me, T, 0, rosters or (roster(*agents),), 100.0)
+    return election.step(agent, el.LogFollowed(el.LogIndex(0, 1)), 100.0)[0]
 
 
 def step(agent, *events, now):
@@ -130,6 +131,12 @@ def test_a_roster_of_which_everybody_ended_is_no_obstacle():
     agent, _ = step(agent, el.Tick(), now=104.0 + T / 2)
     assert agent.role is el.Role.HEAD
     assert election.has_authority(agent, 1e9)
+
+
+def test_a_standby_that_has_no_log_yet_knows_of_no_job():
+    agent = election.follower("a", T, 0, (roster("h", "a"),), 100.0)
+    assert step(agent, el.LinkBroken(closed=True), now=101.0)[1] == []
+    assert election.next_deadline(agent) == 100.0 + 2 * T
 
 
 def test_claims_alone_keep_nobody_from_being_fenced():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from test_table import NOW, SETTINGS, states
 
-from deadpool_run.core import coordinator
+from deadpool_run.core import coordinator, holders
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
@@ -128,3 +128,10 @@ def test_a_stop_that_may_not_have_been_performed_is_ordered_again():
             assert state.stop is not None
             _, orders = step(state, ev.CoordinatorMoved(1, NODE))
             assert orders == [do.StopJob(state.stop.exit_code, state.stop.reason)]
+
+
+def test_what_lies_where_a_rank_lived_long_ago_is_left_out():
+    """A newcomer there would be told that its state is at hand, and its old slots would pass for its rank's."""
+    far, old, lagging = frozenset({16, 20}), frozenset({3, 6}), frozenset({12, 16})
+    assert holders._of_the_last_stay({"n1": old, "n3": far, "n4": lagging}) == {"n3": far, "n4": lagging}
+    assert holders._of_the_last_stay({}) == {}

@@ -188,6 +188,9 @@ class Agent:
         self.deciding = True
         self.keep_beating()
         self.decide(ev.CoordinatorMoved(output.term, self.name))
+        for name in output.roster.agents:
+            if name not in self.state.leaves:  # it joined, and its entry in the log did not get here
+                self.decide(ev.NodeJoined(name, self.cluster.place(name)))
         self.share_log()
         self.resync(self.name, output.term)
         early, self.early = self.early, []

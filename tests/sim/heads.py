@@ -257,7 +257,7 @@ class Cluster:
             return
         if self.bare:
             return
-        lost = len(self.done_to)
+        lost = max(len(self.done_to), sum(agent.fenced or not agent.alive for agent in self.agents.values()))
         excuses = {
             "no place is left": lost > self.settings.spare_nodes,
             "no other came": lost > self.settings.spare_nodes,

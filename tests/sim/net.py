@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from machine import Clock
@@ -20,21 +20,27 @@ class Net:
         self._clock, self._rng = clock, rng
         self.cuts: Counter[Pair] = Counter()
         """How many faults cut this pair now."""
-        self._held: dict[Pair, list[Callable[[], None]]] = {}
+        self._queues: dict[Pair, deque[Callable[[], None]]] = {}
+        self._stalled: Counter[Pair] = Counter()
         self._last: dict[Pair, float] = {}
 
     def send(self, source: str, target: str, arrive: Callable[[], None]) -> None:
         pair = source, target
-        slow = self._rng.random() < 0.03
-        delay = 0.0 if source == target else self._rng.uniform(0.1, 0.6) if slow else self._rng.uniform(0.001, 0.03)
-        self._last[pair] = max(self._last.get(pair, 0.0), self._clock.now + delay)
-        self._clock.at(self._last[pair], lambda: self._arrive(pair, arrive))
+        self._queues.setdefault(pair, deque()).append(arrive)
+        self._move_on(pair)
 
-    def _arrive(self, pair: Pair, arrive: Callable[[], None]) -> None:
+    def _move_on(self, pair: Pair) -> None:
+        """Have one more message of the pair arrive after a while, the oldest first."""
+        slow = self._rng.random() < 0.03
+        delay = 0.0 if pair[0] == pair[1] else self._rng.uniform(0.1, 0.6) if slow else self._rng.uniform(0.001, 0.03)
+        self._last[pair] = max(self._last.get(pair, 0.0), self._clock.now + delay)
+        self._clock.at(self._last[pair], lambda: self._arrive(pair))
+
+    def _arrive(self, pair: Pair) -> None:
         if self.cuts[pair]:
-            self._held.setdefault(pair, []).append(arrive)
+            self._stalled[pair] += 1
         else:
-            arrive()
+            self._queues[pair].popleft()()
 
     def cut(self, pairs: Iterable[Pair]) -> None:
         self.cuts.update(pairs)
@@ -42,8 +48,9 @@ class Net:
     def heal(self, pairs: Iterable[Pair]) -> None:
         for pair in pairs:
             self.cuts[pair] -= 1
-            for arrive in self._held.pop(pair, []) if not self.cuts[pair] else ():
-                self.send(*pair, arrive)
+            if not self.cuts[pair]:
+                for _ in range(self._stalled.pop(pair, 0)):
+                    self._move_on(pair)
 
     def linked(self, one: str, other: str) -> bool:
         return not self.cuts[one, other] and not self.cuts[other, one]

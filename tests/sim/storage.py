@@ -77,7 +77,7 @@ class Storage:
 
     def capture(self, rank: int, snapshot: Snapshot, epoch: int, node: str) -> bool:
         """Keep a snapshot; tell whether there was a free slot."""
-        if self.homes[rank] != node:
+        if self.homes.get(rank) != node:
             return False  # the rank has moved on, and this worker does not know yet
         committed, abandoned = self.committed(), self.abandoned()
         slots = self.nodes[self.homes[rank]].slots[rank]

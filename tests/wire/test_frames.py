@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deadpool_run.errors import ProtocolError
@@ -12,6 +12,7 @@ from deadpool_run.wire.frames import Frames, pack
 LIMIT = 64
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=LIMIT), max_size=8), st.data())
 def test_however_the_stream_is_cut(bodies, data):
     stream = b"".join(pack(body, LIMIT) for body in bodies)
@@ -23,6 +24,7 @@ def test_however_the_stream_is_cut(bodies, data):
     assert found == bodies
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=LIMIT), min_size=1, max_size=8))
 def test_who_reads_only_what_is_missing_reads_nothing_of_the_next(bodies):
     stream = b"".join(pack(body, LIMIT) for body in bodies)
