@@ -211,18 +211,28 @@ def _for_others(host: str, address: str) -> str:
 
 async def turn_to(cluster: Cluster, address: str, port: int) -> Found | None:
     """Return a connection to who leads the job, by another agent's word; None if it cannot be had."""
-    loop = asyncio.get_running_loop()
-    try:
-        sock = await loop.run_in_executor(None, _dial, address, port, cluster.token, handshake.TIMEOUT_S)
-    except OSError:
-        return None
-    return _found(sock, cluster)
+
+    def turn() -> Found | None:
+        try:
+            return _found(_dial(address, port, cluster.token, handshake.TIMEOUT_S), cluster)
+        except OSError:
+            return None
+
+    return await asyncio.get_running_loop().run_in_executor(None, turn)
 
 
 def _found(sock: socket.socket, cluster: Cluster) -> Found:
+    """Return the connection, and a port of ours: that of an endpoint that is this machine, so that others find us there."""
     ours = str(sock.getsockname()[0])
-    mine = [port for host, port in cluster.endpoints if host == ours]
+    mine = [port for host, port in cluster.endpoints if _is_at(host, port, ours)]
     return Found(sock, ours, next(filter(None, (_bind(ours, port) for port in (*mine, 0)))))
+
+
+def _is_at(host: str, port: int, address: str) -> bool:
+    try:
+        return _look_up(host, port) == address
+    except UsageError:
+        return False
 
 
 def dial_member(address: str, port: int, token: bytes) -> socket.socket:

@@ -137,16 +137,20 @@ def test_the_pods_and_the_options_agree(name):
     ]
 
 
-def test_the_first_pod_is_met_by_the_name_it_has():
+def test_pods_are_met_by_the_names_they_have_the_first_one_first():
     service, job = documents("job.yaml")
     subdomain = job["spec"]["template"]["spec"]["subdomain"]
     assert subdomain == service["metadata"]["name"]
     assert service["spec"]["selector"]["job-name"] == job["metadata"]["name"]
-    assert environment("job.yaml")["PET_RDZV_ENDPOINT"] == f"{job['metadata']['name']}-0.{subdomain}:29400"
+    assert environment("job.yaml")["PET_RDZV_ENDPOINT"] == endpoints(job["metadata"]["name"], subdomain)
     (jobset,) = documents("jobset.yaml")
     node, network = jobset["spec"]["replicatedJobs"][0], jobset["spec"]["network"]
-    first = f"{jobset['metadata']['name']}-{node['name']}-0-0.{network['subdomain']}"
-    assert environment("jobset.yaml")["PET_RDZV_ENDPOINT"] == f"{first}:29400"
+    prefix = f"{jobset['metadata']['name']}-{node['name']}-0"
+    assert environment("jobset.yaml")["PET_RDZV_ENDPOINT"] == endpoints(prefix, network["subdomain"])
+
+
+def endpoints(prefix, subdomain):
+    return ",".join(f"{prefix}-{pod}.{subdomain}:29400" for pod in range(4))
 
 
 def test_both_manifests_start_the_same():
