@@ -26,6 +26,7 @@ COMMAND_TIMEOUT_S = 60.0
 
 _SLURM_CONF = """\
 ClusterName=lab
+FirstJobId={first_job}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
 SlurmdPort={controller_port}
@@ -106,6 +107,7 @@ class SlurmLab:
             user=getpass.getuser(),
             home=self.home,
             controller_port=controller,
+            first_job=100 * controller,  # of its own as well: agents of one machine would meet those of another lab's job
             silence_s=silence_s,
             nodes="\n".join(described),
             names=",".join(self.nodes),

@@ -2,11 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 STEP = ("--least-ms", "100")
 """Copies go out beside the next step, and training does not wait for them: a shorter one could be lost with the one before."""
+MINIMAL = Path(__file__).parents[2] / "recipes" / "minimal" / "train.py"
 IN_FILES = ("--output=task-%a.out",)
 
 
@@ -47,6 +49,17 @@ def test_one_line_trains_on_all_nodes_and_is_seen_from_everywhere(training, refe
     check_end(run, reference())
     record = json.loads((where / "node-n2" / "run.json").read_text())
     assert (record["head"], record["exit_code"]) == (False, 0)
+
+
+def test_agents_that_the_user_starts_agree_on_a_token(shared_lab):
+    srun = "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1"
+    script = f"#!/bin/bash\n#SBATCH --no-kill --nodes=3\n{srun} deadpool-run --no-config --spares 1 {MINIMAL} 20\n"
+    job = shared_lab.sbatch(script)
+    assert job.wait() == "COMPLETED", job.output()
+    assert f"joined run slurm-{job.number}.0 as node n2" in job.output()
+    sums = re.findall("rank ([01]): the weights sum to (.*) after 20 steps", job.output())
+    assert sorted(rank for rank, _ in sums) == ["0", "1"]
+    assert len({total for _, total in sums}) == 1
 
 
 def test_a_node_that_is_lost_is_replaced(training, reference, lab):
