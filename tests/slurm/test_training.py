@@ -93,7 +93,7 @@ def test_before_the_limit_a_task_of_a_sweep_saves_and_goes_on_when_it_is_queued_
     run.release()
     run.job.wait("PENDING")
     run.job.wait_gone("n1")
-    lab.run("scontrol", "update", f"jobid={run.job.number}", "starttime=now")  # Slurm would hold it for two minutes
+    run.job.hurry()
     assert run.job.wait() == "COMPLETED", outputs(lab)
     resumed = int(re.search("resuming at step ([0-9]+)", outputs(lab))[1])
     assert resumed >= 8
@@ -106,12 +106,11 @@ def task_on(lab, node):
     return lab.run("squeue", "-h", "-w", node, "-o", "%i").stdout.strip()
 
 
-def hurry(lab, number):
-    """Have a task that Slurm has queued again begin without the two minutes' wait, on the fifth node."""
-    lab.wait_until(
-        lambda: "PENDING" in lab.run("scontrol", "show", "job", number).stdout, f"job {number} in the queue again"
-    )
-    lab.run("scontrol", "update", f"jobid={number}", "starttime=now")
+def queued_again(run, task):
+    """Have a task that lost its node, and that Slurm has queued again, begin soon, on the fifth node."""
+    lab = run.job.lab
+    lab.wait_until(lambda: "PENDING" in lab.run("scontrol", "show", "job", task).stdout, f"{task} in the queue again")
+    run.job.hurry(task)
 
 
 @pytest.mark.parametrize("lab", [5], indirect=True)
@@ -124,7 +123,7 @@ def test_a_task_of_an_array_that_lost_its_node_comes_back_as_a_spare(training, r
     number = task_on(lab, node)
     lab.lose_node(node)
     run.wait_held()
-    hurry(lab, number)
+    queued_again(run, number)
     lab.wait_until(lambda: outputs(lab).count("joined run") == 4, "the task that came back")
     run.release()
     lab.wait_until(lambda: not lab.run("squeue", "-h").stdout, "end of all tasks")
@@ -140,7 +139,7 @@ def test_an_array_whose_leading_task_is_lost_goes_on_and_a_late_one_is_told_of_t
     number = task_on(lab, node)
     lab.lose_node(node)
     lab.wait_until(lambda: len(run.account.of("end")) == 3, "end of the training")
-    hurry(lab, number)
+    queued_again(run, number)
     lab.wait_until(lambda: not lab.run("squeue", "-h").stdout, "end of all tasks")
     check_end(run, reference(), lost)
     assert "this run is over: every rank finished" in outputs(lab)
