@@ -28,6 +28,7 @@ from deadpool_run.agent.peer_server import PeerServer
 from deadpool_run.agent.performer import Situation
 from deadpool_run.agent.processes import Process
 from deadpool_run.agent.run_record import RECORD_NAME
+from deadpool_run.agent.slurm_end import end_job_if_nobody_waits
 from deadpool_run.agent.spec import DurableSpec, LaunchSpec
 from deadpool_run.agent.tell import tell
 from deadpool_run.coordinator.control import ControlServer
@@ -53,7 +54,12 @@ def run(spec: LaunchSpec) -> int:
     if spec.cluster is None:  # else the coordinator has a word in where it is
         _make_run_dir(spec.run_dir)
     processes.become_subreaper()
-    return asyncio.run(_Agent(spec).main())
+    agent = _Agent(spec)
+    exit_code = asyncio.run(agent.main())
+    if agent.living is not None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the Slurm job that is ended, this is one
+        asyncio.run(end_job_if_nobody_waits(spec.slurm, agent.living, tell))
+    return exit_code
 
 
 def _make_run_dir(run_dir: Path) -> None:
@@ -66,6 +72,11 @@ def _make_run_dir(run_dir: Path) -> None:
         raise UsageError(f"{run_dir} holds another run\ngive this one a directory of its own with --run-dir")
 
 
+def _founded_again(spec: LaunchSpec, term: int) -> LaunchSpec:
+    """Return the launch with a directory of its own: that of the run has what was left when it was founded before."""
+    return replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{term}"))
+
+
 class _Agent:
     """One launch. Everything is made in `main`, in the running loop, and unmade there in reverse."""
 
@@ -75,6 +86,9 @@ class _Agent:
         self._head: Head | None = None
         self._node: Node | None = None
         self._member: Membership | None = None
+        self._base: Path | None = None
+        self.living: frozenset[str] | None = None
+        """The names of the nodes that were in the job at its end, if it was led from here."""
         self._was_member = False
 
     async def main(self) -> int:
@@ -85,6 +99,8 @@ class _Agent:
         self._nursery = Nursery(self._preload(), base_environment(spec, os.environ) | self._mark, self._on_lost)
         for number in spec.signals_to_handle:
             loop.add_signal_handler(number, self._on_signal, number)
+        if signal.SIGUSR1 not in spec.signals_to_handle:
+            loop.add_signal_handler(signal.SIGUSR1, self._on_end_foretold)
         loop.add_signal_handler(signal.SIGCHLD, self._reap_strangers)
         try:
             if banner := omp_banner(spec, os.environ):
@@ -155,7 +171,9 @@ class _Agent:
         found: rendezvous.Founder | rendezvous.Found | rendezvous.Over | None = None
         while True:
             if found is None:
-                found = await rendezvous.find(cluster, self._over, may_found=first, timeout_s=timeout_s)
+                found = await rendezvous.find(
+                    cluster, self._over, may_found=first, timeout_s=timeout_s, base=self._base
+                )
             if isinstance(found, rendezvous.Over):
                 tell(found.reason)
                 return found.exit_code
@@ -185,7 +203,8 @@ class _Agent:
             place = Place(cluster.node_name, found.address, server.port, cluster.leaf, cluster.node_rank)
             if isinstance(found, rendezvous.Founder):
                 node_id = NodeId(cluster.node_name)
-                return await self._live(self._spec, Situation(node_id, found.address, replicates=True), place, None)
+                spec = self._spec if found.term == 0 else _founded_again(self._spec, found.term)
+                return await self._live(spec, Situation(node_id, found.address, replicates=True), place, None)
             follower = Follower(found.sock, peers.Join(place, self._spec.nproc_per_node))
             try:
                 joined, agents = await follower.taken_in(self._over)
@@ -205,6 +224,7 @@ class _Agent:
     ) -> int:
         exit_code, reason, fenced = *_FAILED, False
         _make_run_dir(spec.run_dir)
+        self._base = spec.base_dir or spec.run_dir
         output = Output(spec)
         member = self._member = Membership(
             spec, situation, place, nursery=self._nursery, mark=self._mark, output=output
@@ -231,8 +251,9 @@ class _Agent:
             if not fenced:
                 self._nursery.close()
             await self._end_node(output)
-            if member.head is not None:
-                member.head.close(exit_code, reason)
+            member.presence.close(exit_code, reason, fenced=fenced)
+            if member.head is not None and not fenced:
+                self.living = frozenset(node.place.name for node in member.head.state.nodes.values())
             self._member = None
         return exit_code
 
@@ -247,6 +268,7 @@ class _Agent:
             run_id=joined.run_id,
             run_dir=base / f"node-{joined.node}",
             durable=typed.build(DurableSpec, joined.durable) if joined.durable else None,
+            base_dir=base,
         )
 
     def _on_peer(self, role: Role, sock: socket.socket) -> None:
@@ -273,6 +295,14 @@ class _Agent:
             self._member.foretold()
         else:
             self._on_stop(EXIT_QUEUE_AGAIN, "its end was foretold before it had joined a job")
+
+    def _on_end_foretold(self) -> None:
+        """Go on: somebody says that the job is about to be ended, and there is nowhere yet to save it to.
+
+        It is Slurm's `--signal=USR1@SECONDS`. Where there is a durable checkpoint to write, this is the place to ask the
+        coordinator for it, and then for the end with exit code 75 (queue me again).
+        """
+        tell("SIGUSR1: the job is about to be ended; there is nowhere to save it to, so training goes on until then")
 
     def _on_stop(self, exit_code: int, reason: str) -> None:
         if not self._over.done():

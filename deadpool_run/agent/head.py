@@ -54,8 +54,12 @@ class Head:
         on_lost: Callable[[str], None],
         on_news: Callable[[], None],
         known: Known | None = None,
+        term: int = 0,
     ) -> None:
-        """Begin anew, or go on from what another coordinator is `known` to have decided. `on_news`: viewers may look."""
+        """Begin anew, or go on in a later `term` from what another coordinator is `known` to have decided.
+
+        `on_news`: viewers may look.
+        """
         self.node: Node
         """Our own machine's; set before `begin`."""
         self._spec = spec
@@ -78,7 +82,7 @@ class Head:
         self.durable: DurableHead | None = None
         """Durable checkpoints of several nodes; as above."""
         self._health: Health | None = None
-        self._record = RunRecord(spec, None if output.root is None else str(output.root))
+        self._record = RunRecord(spec, None if output.root is None else str(output.root), term=term)
 
     @property
     def store(self) -> Store:

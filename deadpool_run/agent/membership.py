@@ -18,6 +18,7 @@ from deadpool_run.agent.node import Node
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Situation
+from deadpool_run.agent.presence import Presence
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.tell import tell
 from deadpool_run.coordinator.control import ControlServer
@@ -71,6 +72,7 @@ class Membership:
         self._callers: list[socket.socket] = []  # members that came before we knew that we lead
         self._tasks: set[asyncio.Task[None]] = set()
         self._authority: Authority
+        self.presence = Presence(spec, situation.node, situation.address, place.port)
         self.node = Node(
             spec, situation, nursery=nursery, output=output, mark=mark, above=self._limbo, on_lost=self.fence
         )
@@ -91,8 +93,9 @@ class Membership:
         here, place = self._situation.node, self._place
         agent = election.first_head(here, self._timeout_s, self._loop.time())
         self._authority = Authority(agent, {here: Peer(here, place.address, place.port)}, self, self._token)
-        head = self._lead()
+        head = self._lead(0)
         head.begin()
+        await self.presence.lead(head, 0)
         head.submit(JobSubmitted(here, place))
         await self._control.start()
 
@@ -101,6 +104,7 @@ class Membership:
         agent = election.follower(self._situation.node, self._timeout_s, told.term, rosters_of(told), self._loop.time())
         addresses = {peer.node: peer for roster in told.rosters for peer in roster.agents}
         self._authority = Authority(agent, addresses, self, self._token)
+        self.presence.follow(self._output)
         self._obey(follower)
         await self._control.start()
 
@@ -154,7 +158,7 @@ class Membership:
             self._follower.close()
             self._follower = None
         self.node.share_anew()
-        head = self._lead()
+        head = self._lead(term)
         head.go_on()
         if head.state.phase is JobPhase.STOPPED and head.state.stop is not None and head.durable is not None:
             head.durable.close()  # whoever led was writing the last step, and no more comes of that
@@ -164,6 +168,7 @@ class Membership:
         head.submit(self.node.resynced())
         self._replicator.tell_all()
         head.begin()
+        self._do(self.presence.lead(head, term))
         tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
         callers, self._callers = self._callers, []
         for sock in callers:
@@ -179,7 +184,7 @@ class Membership:
         if self.head is not None and self.head.assembly is not None:
             self.head.assembly.lose(node, reason)
 
-    def _lead(self) -> Head:
+    def _lead(self, term: int) -> Head:
         head = self.head = Head(
             self._spec,
             self._situation,
@@ -189,6 +194,7 @@ class Membership:
             on_lost=self.fence,
             on_news=self._control.notify,
             known=self._replica.known,
+            term=term,
         )
         head.node = self.node
         head.assembly = Assembly(head, self._authority, self._spec.nproc_per_node)

@@ -1,12 +1,17 @@
 """How an agent finds the job that it belongs to, or founds it. Addresses are exchanged as IP literals, found once by name."""
 
 import asyncio
+import contextlib
 import errno
 import socket
 import time
 from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
+from deadpool_run.agent import whereabouts
+from deadpool_run.agent.meeting import Head, Meeting
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.agent.store import family_of
 from deadpool_run.agent.tell import tell
@@ -22,6 +27,8 @@ _LOOK_S = 1.0
 """Who is to found the job looks so long at each other endpoint, whether the job is there already."""
 _REFUSALS = 3
 """So many times in a row a machine that is up says that nobody listens there, before the job is taken for ended."""
+_ABANDONED_S, _ABANDONED_TIMEOUTS = 15.0, 4.0
+"""Whoever was to take over would have done so: in seconds, and in time-outs of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,8 @@ class Founder:
 
     address: str
     listener: socket.socket
+    term: int = 0
+    """Larger than 0 if the job was founded before, and ended without being over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,67 +59,180 @@ class Over:
 
 
 async def find(
-    cluster: Cluster, stop: asyncio.Future[tuple[int, str]], *, may_found: bool, timeout_s: float
+    cluster: Cluster,
+    stop: asyncio.Future[tuple[int, str]],
+    *,
+    may_found: bool,
+    timeout_s: float,
+    base: Path | None = None,
 ) -> Founder | Found | Over:
     """Return what there is. Who was in the job before does not found another, and waits while somebody may lead it.
 
+    `base` is the run's directory, where a coordinator that came later says where it is, if the disk is shared.
     Raises `UsageError` if the tokens are not the same, or no endpoint can be looked up.
     """
-    began, pause, told, refusals = time.monotonic(), _FIRST_PAUSE_S, False, 0
+    loop = asyncio.get_running_loop()
+    search = _ByEndpoint(cluster, may_found, base) if cluster.meeting is None else _ByMeeting(cluster, may_found)
+    began, pause, told = time.monotonic(), _FIRST_PAUSE_S, False
     while True:
-        found, error = await _look_around(cluster, may_found=may_found)
-        if found is not None:
-            return found
-        refusals = refusals + 1 if error is not None and error.errno == errno.ECONNREFUSED else 0
-        if not may_found and refusals >= _REFUSALS:
-            return Over(1, "nobody leads the job any more: it has ended, or its coordinator's node is lost")
+        tried = await loop.run_in_executor(None, search.once)
+        if isinstance(tried, Founder | Found | Over):
+            return tried
         if time.monotonic() - began > timeout_s:
-            return Over(1, f"nobody at {_names(cluster)} has taken this node in within {timeout_s:g} s ({error})")
+            return Over(1, f"nobody at {search.where} has taken this node in within {timeout_s:g} s ({tried})")
         if not told and time.monotonic() - began > _SAY_AFTER_S:
             told = True
-            tell(f"waiting for the job's first node at {_names(cluster)} ({error})")
+            tell(f"waiting for the job's first node at {search.where} ({tried})")
         done, _ = await asyncio.wait({stop}, timeout=pause)
         if done:
             return Over(*stop.result())
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
-async def _look_around(cluster: Cluster, *, may_found: bool) -> tuple[Founder | Found | None, OSError | None]:
-    """Ask at each endpoint once; found the job if nobody leads it and that is for us. Else say what the last one did."""
-    loop = asyncio.get_running_loop()
-    founder: Founder | None = None
-    error: OSError | None = None
-    for place, (host, port) in enumerate(cluster.endpoints):
-        address = await loop.run_in_executor(None, _look_up, host, port)
-        if may_found and place == 0 and (listener := _bind(address, port)) is not None:
-            founder = Founder(address, listener)
-            continue  # unless the job is there already, and led from elsewhere
-        limit_s = handshake.TIMEOUT_S if founder is None else _LOOK_S
-        try:
-            sock = await loop.run_in_executor(None, _dial, address, port, cluster.token, limit_s)
-        except OSError as failure:
-            error = failure
-            continue
-        if founder is not None:
-            founder.listener.close()
-        return _found(sock, cluster), None
-    return founder, error
+class _ByEndpoint:
+    """Looks where the user, or the scheduler, says. `once` blocks, and returns why nothing came of it."""
+
+    def __init__(self, cluster: Cluster, may_found: bool, base: Path | None) -> None:
+        self._cluster = cluster
+        self._may_found = may_found
+        self._founds = may_found and cluster.founds
+        self._base = base
+        self._refusals = 0
+        self.where = ", ".join(f"{host}:{port}" for host, port in cluster.endpoints)
+
+    def once(self) -> Founder | Found | Over | OSError:
+        founder: Founder | None = None
+        error = OSError("no endpoint")
+        unknown: list[UsageError] = []
+        for place, (host, port) in enumerate(self._cluster.endpoints):
+            try:
+                address = _for_others(host, _look_up(host, port))
+            except UsageError as nameless:
+                unknown.append(nameless)
+                continue
+            if founder is not None and (address, port) == founder.listener.getsockname()[:2]:
+                continue  # another name of ours
+            if self._founds and place == 0 and (listener := _bind(address, port)) is not None:
+                founder = Founder(address, listener)
+                continue  # unless the job is there already, and led from elsewhere
+            try:
+                limit_s = handshake.TIMEOUT_S if founder is None else _LOOK_S
+                sock = _dial(address, port, self._cluster.token, limit_s)
+            except OSError as failure:
+                error = failure
+                continue
+            if founder is not None:
+                founder.listener.close()
+            return _found(sock, self._cluster)
+        if len(unknown) == len(self._cluster.endpoints):
+            raise unknown[0]
+        return founder or self._ask_later(error)
+
+    def _ask_later(self, error: OSError) -> Found | Over | OSError:
+        """Ask who leads the job by what is said in its directory; without an answer, say what that means."""
+        later = None if self._base is None else whereabouts.read(self._base)
+        if later is not None:
+            try:
+                return _found(dial_member(later.address, later.port, self._cluster.token), self._cluster)
+            except OSError as failure:
+                error = failure
+        self._refusals = self._refusals + 1 if error.errno == errno.ECONNREFUSED else 0
+        if not self._may_found and self._refusals >= _REFUSALS:
+            return Over(1, "nobody leads the job any more: it has ended, or its coordinator's node is lost")
+        return error
+
+
+class _ByMeeting:
+    """Looks at the folder where whoever leads the job says so; blocks, as the other."""
+
+    def __init__(self, cluster: Cluster, may_found: bool) -> None:
+        assert cluster.meeting is not None
+        self._cluster = cluster
+        self._may_found = may_found
+        self._meeting = Meeting(cluster.meeting)
+        self._dead: tuple[Head, float] | None = None
+        self._patience_s = max(_ABANDONED_S, _ABANDONED_TIMEOUTS * cluster.node_timeout_s)
+        self.where = str(cluster.meeting)
+
+    def once(self) -> Founder | Found | Over | OSError:
+        if (ended := self._meeting.ended()) is not None:
+            return Over(ended.exit_code, f"this run is over: {ended.reason}")
+        head = self._meeting.head()
+        if head is not None and head.port:
+            try:
+                return _found(dial_member(head.address, head.port, self._cluster.token), self._cluster)
+            except OSError as failure:
+                if not self._is_abandoned(head, failure):
+                    return failure
+        if not self._may_found:
+            return OSError("nobody leads it now")
+        address = own_address()
+        listener = _bind(address, 0)
+        assert listener is not None, "it is ours, and any port will do"
+        term = 0 if head is None else head.term + 1
+        if self._meeting.claim(Head(term, address, listener.getsockname()[1], founded=term)):
+            return Founder(address, listener, term)
+        listener.close()
+        return OSError("another node was first")
+
+    def _is_abandoned(self, head: Head, failure: OSError) -> bool:
+        """Return whether a machine that is up says for so long that nobody is there that nobody will take over either.
+
+        A machine that is silent may only be so to us: to found the job again would take newcomers away from it.
+        """
+        if failure.errno != errno.ECONNREFUSED:
+            self._dead = None
+            return False
+        if self._dead is None or self._dead[0] != head:
+            self._dead = (head, time.monotonic())
+        return time.monotonic() - self._dead[1] > self._patience_s
+
+
+def own_address() -> str:
+    """Return the address by which other machines reach this one: of its name, else of its default route.
+
+    The second asks the kernel only; nothing is sent (the address is one of RFC 5737's, for documentation).
+    """
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
+        if not ip_address(named := str(found[0][4][0])).is_loopback:
+            return named
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("198.51.100.1", 9))
+        return str(sock.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _for_others(host: str, address: str) -> str:
+    """Return an address that others can use too: some systems have their own name mean the loopback interface."""
+    is_own_name = host not in {address, "localhost"} and ip_address(address).is_loopback
+    return own_address() if is_own_name else address
 
 
 async def turn_to(cluster: Cluster, address: str, port: int) -> Found | None:
     """Return a connection to who leads the job, by another agent's word; None if it cannot be had."""
-    loop = asyncio.get_running_loop()
-    try:
-        sock = await loop.run_in_executor(None, _dial, address, port, cluster.token, handshake.TIMEOUT_S)
-    except OSError:
-        return None
-    return _found(sock, cluster)
+
+    def turn() -> Found | None:
+        try:
+            return _found(_dial(address, port, cluster.token, handshake.TIMEOUT_S), cluster)
+        except OSError:
+            return None
+
+    return await asyncio.get_running_loop().run_in_executor(None, turn)
 
 
 def _found(sock: socket.socket, cluster: Cluster) -> Found:
+    """Return the connection, and a port of ours: that of an endpoint that is this machine, so that others find us there."""
     ours = str(sock.getsockname()[0])
-    mine = [port for host, port in cluster.endpoints if host == ours]
+    mine = [port for host, port in cluster.endpoints if _is_at(host, port, ours)]
     return Found(sock, ours, next(filter(None, (_bind(ours, port) for port in (*mine, 0)))))
+
+
+def _is_at(host: str, port: int, address: str) -> bool:
+    try:
+        return _look_up(host, port) == address
+    except UsageError:
+        return False
 
 
 def dial_member(address: str, port: int, token: bytes) -> socket.socket:
@@ -164,7 +286,3 @@ def _bind(address: str, port: int) -> socket.socket | None:
             return None
         raise UsageError(f"--rdzv-endpoint {address}:{port}: {error.strerror}\nchoose another port") from error
     return sock
-
-
-def _names(cluster: Cluster) -> str:
-    return ", ".join(f"{host}:{port}" for host, port in cluster.endpoints)

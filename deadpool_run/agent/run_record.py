@@ -16,7 +16,8 @@ SCHEMA_VERSION = 1
 class RunRecord:
     """The record of a live run; times are ISO-8601, UTC."""
 
-    def __init__(self, spec: LaunchSpec, log_dir: str | None) -> None:
+    def __init__(self, spec: LaunchSpec, log_dir: str | None, *, head: bool = True, term: int = 0) -> None:
+        """`head`: whether this agent leads, and since which term."""
         self._path = spec.run_dir / RECORD_NAME
         self.parts: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
@@ -36,6 +37,9 @@ class RunRecord:
             "ended": None,
             "exit_code": None,
             "reason": None,
+            "head": head,
+            "term": term,
+            "slurm_job": None if spec.slurm is None else spec.slurm.job_id,
         }
         self._write()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 from pathlib import Path
 
+from deadpool_run.agent.discovery.slurm import Discovery
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 
@@ -88,7 +89,7 @@ class Cluster:
     """How this node's agent finds those of the other nodes, and what it is among them."""
 
     endpoints: tuple[tuple[str, int], ...]
-    """Where the coordinator's agent listens, as host and port; the agent on the first one founds the job."""
+    """Where the coordinator's agent listens, as host and port; the agent on the first one founds the job. None: see `meeting`."""
     token: bytes = field(repr=False)
     """Who has it is one of us."""
     node_name: str
@@ -102,6 +103,10 @@ class Cluster:
     """Bytes per second that copies of snapshots may take; None: all there is."""
     own_directory: bool = False
     """The user named a run directory; else it is called as the coordinator's is."""
+    founds: bool = True
+    """False: another node is known to be the first, even if its address were ours too."""
+    meeting: Path | None = None
+    """Folder on a shared disk where the agents find each other (`agent.meeting`), as nobody's address is known before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +135,9 @@ class LaunchSpec:
     nproc_per_node: int
     run_id: str
     run_dir: Path
-    """Made by the agent, mode 0700. Its last component is the run's name."""
+    """Made by the agent, mode 0700. Its last component is the run's name, or this node's in the run's directory."""
+    base_dir: Path | None = None
+    """The run's directory where `run_dir` is this node's only."""
     log_dir: Path | None = None
     """Base of torchrun's log tree. None: `run_dir / "logs"`. `LOGS_OFF`: no logs, no error files."""
     redirects: Mapping[int, Streams] = field(default_factory=dict)
@@ -159,6 +166,8 @@ class LaunchSpec:
     cluster: Cluster | None = None
     """None: one machine, nobody to talk to."""
     durable: DurableSpec | None = None
+    slurm: Discovery | None = None
+    """Our place in a Slurm job; None outside any."""
 
     def __post_init__(self) -> None:
         """Refuse what a node cannot do."""

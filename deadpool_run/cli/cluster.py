@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deadpool_run.agent.spec import Cluster
-from deadpool_run.cli.options import Values
+from deadpool_run.cli.options import DETECTED, Values
 from deadpool_run.errors import UsageError
 
 DEFAULT_PORT = 29400
@@ -49,8 +49,10 @@ def cluster(values: Values, machines: int, host_name: str, token: Callable[[str]
     """Return how the machines find each other; None for one machine. `token` reads the one of a file, or the user's own."""
     if machines == 1:
         return None
+    meeting = values.text("rdzv_endpoint") if values.text("rdzv_endpoint").startswith("/") else ""
     return Cluster(
-        endpoints=_endpoints(values),
+        endpoints=() if meeting else _endpoints(values),
+        meeting=Path(meeting) if meeting else None,
         token=token(values.text("token_file")),
         node_name=values.text("node_name") or host_name,
         node_rank=values.count("node_rank", 0) if values["node_rank"].text else None,
@@ -58,6 +60,8 @@ def cluster(values: Values, machines: int, host_name: str, token: Callable[[str]
         node_timeout_s=values.seconds("node_timeout"),
         bandwidth=_bandwidth(values),
         own_directory=bool(values.text("run_dir")),
+        # A scheduler's first node is where its address says; what a user numbers may meet anywhere.
+        founds=values["node_rank"].source != DETECTED or values.count("node_rank", 0) == 0,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from deadpool_run.agent.spec import LaunchSpec, Mode, StartMethod
-from deadpool_run.cli import say
+from deadpool_run.cli import say, slurm_place
 from deadpool_run.cli.config import NO_FILE, read_config
 from deadpool_run.cli.launch import Launch, plan
 from deadpool_run.cli.machine import existing_token, look_around
@@ -43,10 +43,12 @@ EPILOG = "\n\n".join(("Examples", *EXAMPLES, "Commands: " + ", ".join(COMMANDS) 
 
 
 def resolved(given: Mapping[str, Any], environment: Mapping[str, str]) -> Values:
-    """Return every option's value, the configuration file's among them. Raises `UsageError`."""
+    """Return every option's value, the configuration file's and Slurm's among them. Raises `UsageError`."""
     first = Values(resolve(given, environment, {}))
     file = NO_FILE if first.flag("no_config") else read_config(first.text("config"), environment)
-    return Values(resolve(given, environment, file.content, file.name))
+    written = Values(resolve(given, environment, file.content, file.name))
+    found = slurm_place.detected(written, environment)
+    return Values(resolve(given, environment, file.content, file.name, found))
 
 
 def launch(*, target: list[str] | None = None, **given: str | bool | None) -> None:
@@ -54,12 +56,19 @@ def launch(*, target: list[str] | None = None, **given: str | bool | None) -> No
     values = resolved(given, os.environ)
     if not target:
         raise UsageError("no script to run\nwrite `deadpool-run [OPTIONS] SCRIPT [ARGS]...`; --help lists the options")
+    place = slurm_place.find(values, os.environ)
+    nodes = slurm_place.nodes_to_start(values, place)
     here = look_around(os.environ)
-    if values.flag("dry_run"):
-        here = replace(here, token=existing_token)
+    if values.flag("dry_run") or nodes:
+        here = replace(here, token=existing_token)  # make none: those who are started get theirs
+    elif place is not None:
+        here = replace(here, token=slurm_place.token_reader(values, os.environ, place, here.token))
     planned = plan(values, tuple(target), here)
+    planned = replace(planned, spec=replace(planned.spec, slurm=place))
     say.set_color(values.choice("color", {"auto": "auto", "always": "always", "never": "never"}))
     _check_target(planned.spec)
+    if place is not None and nodes:
+        planned = replace(planned, notes=(*planned.notes, *slurm_place.notes(place, nodes, os.environ)))
     if values.flag("dry_run"):
         from deadpool_run.cli.dry_run import describe  # noqa: PLC0415 - seldom needed
 
@@ -67,6 +76,10 @@ def launch(*, target: list[str] | None = None, **given: str | bool | None) -> No
         return
     for note in planned.notes:
         say.note(note)
+    if place is not None and nodes:
+        from deadpool_run.cli.slurm_start import start  # noqa: PLC0415 - only a batch script needs it
+
+        raise typer.Exit(start(place, nodes, sys.argv[1:], os.environ, planned.spec))
     raise typer.Exit(_start(planned))
 
 

@@ -6,11 +6,14 @@ A value stays text here (`1` and `0` for a flag), whichever way it came, so that
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from types import MappingProxyType
 
 from deadpool_run.cli.table import BY_NAME, BY_SHORT, OPTIONS, Option
 from deadpool_run.errors import UsageError
 
 DEFAULT = "default"
+DETECTED = "Slurm"
+"""As a source: found in the environment that the scheduler made."""
 INSIDE_WORKER = "DEADPOOL_WORKER"
 """Set in a worker's environment. A launch from within a worker must not take the outer run's settings for its own."""
 
@@ -20,7 +23,7 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What an option was given, and by whom: `--spares`, `DEADPOOL_SPARES`, a file's name or `default`."""
+    """What an option was given, and by whom: `--spares`, `DEADPOOL_SPARES`, a file's name, `Slurm` or `default`."""
 
     text: str
     source: str
@@ -28,7 +31,7 @@ class Value:
     @property
     def is_set(self) -> bool:
         """Whether anybody asked for it."""
-        return self.source != DEFAULT
+        return self.source not in {DEFAULT, DETECTED}
 
 
 def canonical(args: Sequence[str]) -> list[str]:
@@ -73,14 +76,19 @@ def resolve(
     environment: Mapping[str, str],
     file: Mapping[str, object],
     file_name: str = "",
+    detected: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Value]:
-    """Return each option's value: command line, then `DEADPOOL_*`, `PET_*`, file, default.
+    """Return each option's value: command line, then `DEADPOOL_*`, `PET_*`, file, what was detected, default.
 
     `given` maps names to what the command line held, None for nothing. An empty variable counts as unset. Raises
     `UsageError` for a file that holds what is no option.
     """
     in_file = {_file_key(key, file_name): value for key, value in file.items()}
-    return {option.name: _value(option, given, environment, in_file, file_name) for option in OPTIONS}
+    values = {option.name: _value(option, given, environment, in_file, file_name) for option in OPTIONS}
+    return {
+        name: Value(detected[name], DETECTED) if name in detected and value.source == DEFAULT else value
+        for name, value in values.items()
+    }
 
 
 def _value(

@@ -2,11 +2,13 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from deadpool_run.cli.find import RunDir, find_run
+from deadpool_run.errors import NoSuchRunError
 
 
 def status(
@@ -15,13 +17,29 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="Show one snapshot, on a terminal too.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run to its end, into a pipe or file too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON: one object, or with --watch one a line.")] = False,
+    slurm_job: Annotated[
+        str | None, typer.Option("--slurm-job", metavar="ID", help="Look from a node of this Slurm job.")
+    ] = None,
 ) -> None:
     """Show a live run: its ranks, spares and last repairs. On a terminal a live table, elsewhere one snapshot.
 
     Exit codes: 0 healthy; 3 under repair, ending, or short of spares; 4 no such run.
     """
+    chosen = {"--once": once, "--watch": watch, "--json": as_json}
+    words = tuple(word for word, given in chosen.items() if given)
+    if slurm_job is not None:
+        raise typer.Exit(_through_slurm(slurm_job, words, run_dir))
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    with find_run(run_dir, os.environ) as run:
+    try:
+        found = find_run(run_dir, os.environ)
+    except NoSuchRunError:
+        from deadpool_run.cli.slurm_status import job_of  # noqa: PLC0415 - seldom needed
+
+        job = job_of(run_dir, os.environ)
+        if job is None:
+            raise
+        raise typer.Exit(_through_slurm(job, words, run_dir)) from None
+    with found as run:
         from deadpool_run.view import watch as view  # noqa: PLC0415 - help and a missing run do without rich
 
         if terminal and not once and not as_json:
@@ -30,3 +48,10 @@ def status(
             raise typer.Exit(view.follow_live(run, Console()))
         show = view.follow if watch and not once else view.show_once
         raise typer.Exit(show(run, as_json=as_json))
+
+
+def _through_slurm(job: str, words: tuple[str, ...], run_dir: Path | None) -> int:
+    from deadpool_run.cli.slurm_status import run_dir_of, status_through_slurm  # noqa: PLC0415 - seldom needed
+
+    place = run_dir or run_dir_of(job, os.environ)
+    return status_through_slurm(job, (*words, *(() if place is None else ("--run-dir", str(place.absolute())))))

@@ -182,7 +182,7 @@ _NODES = (
         name="rdzv_endpoint",
         panel=NODES,
         metavar="HOST:PORT",
-        help="Where the first machine listens for the others: an address of it, the same on all. Several, separated by commas, are tried in turn. The default port is 29400.",
+        help="Where the first machine listens for the others: an address of it, the same on all. Several, separated by commas, are tried in turn. The default port is 29400. Or a folder on a disk that all share, as an absolute path: whoever comes first listens, and says there where.",
     ),
     Option(
         name="node_rank",
@@ -365,6 +365,13 @@ _RUN = (
         torchrun=False,
         in_file=False,
         help="With --dry-run: as if so many machines had come.",
+    ),
+    Option(
+        name="no_slurm",
+        panel=RUN,
+        metavar=None,
+        torchrun=False,
+        help="Do not look at Slurm's variables: neither start agents on the nodes of a job, nor take their number from it.",
     ),
     Option(
         name="dry_run",

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOCKET_NAME = "control.sock"
+POINTER_NAME = "head.json"
+"""Beside it or above it: where the run is led from; see `agent.whereabouts`."""
 _MAX_PATH_BYTES = 107
 
 

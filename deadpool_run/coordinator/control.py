@@ -14,6 +14,8 @@ several times. Requests:
 Anything that cannot be done is answered with {"error": "<what is wrong>"}; the connection stays open. A line that is
 longer than `MAX_LINE_BYTES` closes it. Nothing that a viewer does, or fails to do, can block or fail the job.
 
+An agent that follows another has such a socket too: it passes requests on, and its watchers are told each `every_s` only.
+
 The status object has what `core.status` publishes (`phase`, `epoch`, `ranks`, `spares`, `incidents` ...), and beside it
 `schema_version`, `run` (what `run.json` holds), `committed` (the newest snapshot that every rank has, or null) and in each
 of `ranks` what its worker says on the board: `activity` (a `vault.board.Phase`, in lower case), `step` (steps completed),

@@ -10,6 +10,8 @@ from deadpool_run.core.turn import Turn
 
 UNREAPED_S = 30.0
 """A killed process that is not reaped within so long may never be (it sleeps uninterruptibly)."""
+ECHO_S = 3.0
+"""On several nodes a second request to stop counts as one only so long after the first."""
 KILLS = 2
 """So often a process is killed before it is left behind."""
 
@@ -39,10 +41,19 @@ def stop(turn: Turn, exit_code: int, reason: str, signal: int = SIGTERM) -> None
 def stop_requested(turn: Turn, event: ev.StopRequested) -> None:
     """Begin to stop; asked a second time, end everyone outright."""
     if turn.state.phase is JobPhase.STOPPING:
-        kill_all(turn, "asked to stop a second time")
+        if not _is_echo(turn):
+            kill_all(turn, "asked to stop a second time")
     elif turn.state.phase is not JobPhase.STOPPED:
         name = Signals(event.signal).name if event.signal in set(Signals) else f"signal {event.signal}"
         stop(turn, 1, f"stopped by {name}" if event.signal else "asked to stop", event.signal or SIGTERM)
+
+
+def _is_echo(turn: Turn) -> bool:
+    """Return whether this is the same request again: a scheduler signals every node's agent, and each says so."""
+    if turn.settings.nodes + turn.settings.spare_nodes == 1:
+        return False
+    began_at = max((member.since for member in turn.state.in_phase(MemberPhase.ENDING)), default=turn.now)
+    return turn.now - began_at < ECHO_S
 
 
 def kill_all(turn: Turn, reason: str) -> None:

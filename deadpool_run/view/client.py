@@ -1,13 +1,14 @@
 """The viewer's side of the control socket: finding a live run and asking it. Changes nothing by itself."""
 
+import itertools
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from deadpool_run.coordinator.address import SOCKET_NAME, control_address
+from deadpool_run.coordinator.address import POINTER_NAME, SOCKET_NAME, control_address
 from deadpool_run.errors import DeadpoolError, NoSuchRunError, ProtocolError
 
 ANSWER_S = 5.0
@@ -88,7 +89,7 @@ class ControlClient:
 def connect(run_dir: Path | None, state_dir: Path) -> ControlClient:
     """Connect to the run of this directory, or to the newest live one below `state_dir`. Raises `NoSuchRunError`."""
     if run_dir is not None:
-        return ControlClient(run_dir)
+        return _connect_to_any(run_dir)
     for candidate in _newest_first(state_dir):
         try:
             return ControlClient(candidate)
@@ -97,10 +98,35 @@ def connect(run_dir: Path | None, state_dir: Path) -> ControlClient:
     raise NoSuchRunError(f"no live run below {state_dir}\nif it was started with --run-dir, give the same here")
 
 
+def _connect_to_any(run_dir: Path) -> ControlClient:
+    """Connect to the agent of this directory; in that of a run over several nodes, to one that lives on this machine."""
+    try:
+        return ControlClient(run_dir)
+    except NoSuchRunError:
+        for candidate in (*_leader(run_dir), *_by_birth(run_dir.glob(f"node-*/{SOCKET_NAME}"))):
+            try:
+                return ControlClient(candidate)
+            except NoSuchRunError:
+                continue  # it is of another machine, or was lost
+        raise
+
+
+def _leader(run_dir: Path) -> Iterator[Path]:
+    """Yield the directory of the agent that leads the run, if that is said to be another."""
+    try:
+        yield Path(json.loads((run_dir / POINTER_NAME).read_text())["run_dir"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+
+
 def _newest_first(state_dir: Path) -> list[Path]:
     """Return run directories with a control socket, the latest started first."""
+    return _by_birth(itertools.chain(state_dir.glob(f"*/{SOCKET_NAME}"), state_dir.glob(f"*/node-*/{SOCKET_NAME}")))
+
+
+def _by_birth(sockets: Iterable[Path]) -> list[Path]:
     born: list[tuple[float, Path]] = []
-    for control in (*state_dir.glob(f"*/{SOCKET_NAME}"), *state_dir.glob(f"*/node-*/{SOCKET_NAME}")):
+    for control in sockets:
         try:
             born.append((control.lstat().st_mtime, control.parent))
         except FileNotFoundError:

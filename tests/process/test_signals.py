@@ -21,6 +21,19 @@ def test_a_job_that_was_started_with_a_signal_ignored_is_ended_by_it(cluster, nu
     job.check_nothing_left()
 
 
+def test_a_job_goes_on_when_its_end_is_foretold(cluster):
+    """Slurm's `--signal=USR1@SECONDS` reaches every process of a step; by default it would end them."""
+    job = cluster("--steps", "12", "--hold", "5", nproc=2, spares=1)
+    job.wait_event("held")
+    for pid in marked(job.mark):
+        os.kill(pid, signal.SIGUSR1)
+    job.wait_stderr("SIGUSR1: the job is about to be ended")
+    job.release()
+    assert job.wait_exit() == 0
+    assert len({event["pid"] for event in job.account.of("start")}) == 2
+    job.check_nothing_left()
+
+
 def test_a_signal_to_every_process_at_once_leaves_workers_the_time_to_end(cluster):
     """As Slurm signals a step: the nursery and the store get it too, and are needed to the end."""
     job = cluster(script="ending.py", nproc=2, spares=0)

@@ -1,0 +1,202 @@
+"""From Slurm's environment to this process's place in the job. Pure: variables in, a `Discovery` out.
+
+Variables as of srun(1) and sbatch(1), measured with Slurm 22.05. A process is either in a *step* (started by `srun`; one
+of several like it, an agent) or in an *allocation* only (a batch script, or the shell of salloc).
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deadpool_run.agent.discovery import hostlist
+from deadpool_run.errors import UsageError
+
+_FIRST_SPECIAL_STEP = 0xFFFF_FFF0
+"""Step numbers from here on are Slurm's own: the batch script, the shell of salloc, what ssh adopts."""
+_FIRST_PORT, _PORTS = 20_000, 12_000
+"""Below the ports that Linux gives out by itself (32768 on)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """This process's place in a step."""
+
+    number: int
+    index: int
+    """Of its node, among the step's nodes."""
+    tasks_here: int
+    """Tasks of the step on this node."""
+    task_here: int
+    """Which of them this is."""
+    nodes: tuple[str, ...]
+    starter: str
+    """Where the `srun` that started the step listens, HOST:PORT; empty if unknown. It lives as long as the step's
+    job has somebody to wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTask:
+    """This job's place in a job array."""
+
+    job_id: str
+    """The array's, which all its tasks share."""
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery:
+    """What Slurm tells."""
+
+    job_id: str
+    restarts: int
+    """How often the job has been requeued."""
+    nodes: tuple[str, ...]
+    """Of the job, in Slurm's order, as it was at its start; the batch script runs on the first."""
+    batch: bool
+    """Whether it is a batch job."""
+    name: str
+    """Of this node; empty if we are on none of the job's (the shell of salloc on a login node)."""
+    step: Step | None
+    """None in an allocation only."""
+    array: ArrayTask | None
+    first_host: tuple[str, ...]
+    """By what addresses or names the first node of the step is reached, the best first."""
+    gpus: int
+    """On this node; 0 if none were asked for, or if Slurm does not say."""
+    cpus: int
+    leaf: str
+    """The switches above this node, from the top, joined by dots; empty if Slurm does not know them."""
+
+    @property
+    def run_id(self) -> str:
+        """Names the run: the same in every task of a step, another in each."""
+        step = f".{self.step.number}" if self.step else ""
+        return f"slurm-{self.job_id}{step}" + (f"-r{self.restarts}" if self.restarts else "")
+
+    @property
+    def port(self) -> int:
+        """Where the first head listens: the same in every task of a step, seldom that of another job."""
+        digest = hashlib.sha256(self.run_id.encode()).digest()
+        return _FIRST_PORT + int.from_bytes(digest[:4]) % _PORTS
+
+    @property
+    def endpoint(self) -> str:
+        """`--rdzv-endpoint`: every address at which the first node may be met."""
+        return ",".join(f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}" for host in self.first_host)
+
+    def options(self) -> dict[str, str]:
+        """Return the options that an agent of a step is given by Slurm, as they would be written."""
+        found = {"nproc_per_node": str(self.gpus)} if self.gpus else {}
+        if self.step is None:
+            return found
+        found |= {"run_id": self.run_id, "nnodes": str(len(self.step.nodes))}
+        if len(self.step.nodes) > 1:
+            found |= {"node_rank": str(self.step.index), "rdzv_endpoint": self.endpoint, "node_name": self.name}
+            found |= {"topology": self.leaf} if self.leaf else {}
+        return found
+
+    def array_options(self) -> dict[str, str]:
+        """Return the options of an agent whose fellows are the other tasks of its job array.
+
+        The run has no order of nodes, since they come one by one, and nobody's address is known before.
+        """
+        assert self.array is not None
+        found = {"run_id": f"slurm-{self.array.job_id}", "node_name": self.name}
+        found |= {"topology": self.leaf} if self.leaf else {}
+        return found | ({"nproc_per_node": str(self.gpus)} if self.gpus else {})
+
+
+def discover(environment: Mapping[str, str]) -> Discovery | None:
+    """Return our place in a Slurm job, None outside any. Raises `UsageError` for what Slurm would not write."""
+    job_id = environment.get("SLURM_JOB_ID", "")
+    names = environment.get("SLURM_JOB_NODELIST", "")
+    if not job_id or not names:
+        return None
+    step = _step(environment)
+    nodes = hostlist.expand(names)
+    return Discovery(
+        job_id=job_id,
+        restarts=_number(environment, "SLURM_RESTART_COUNT"),
+        nodes=nodes,
+        batch=environment.get("ENVIRONMENT") == "BATCH",
+        name=environment.get("SLURMD_NODENAME", "") or (step.nodes[step.index] if step else ""),
+        step=step,
+        array=_array(environment),
+        first_host=_first_host(environment, nodes, step),
+        gpus=_number(environment, "SLURM_GPUS_ON_NODE"),
+        cpus=_number(environment, "SLURM_CPUS_ON_NODE"),
+        leaf=_leaf(environment),
+    )
+
+
+def _step(environment: Mapping[str, str]) -> Step | None:
+    if not environment.get("SLURM_STEP_ID") or not environment.get("SLURM_PROCID"):
+        return None
+    number = _number(environment, "SLURM_STEP_ID")
+    if number >= _FIRST_SPECIAL_STEP:
+        return None
+    nodes = hostlist.expand(environment.get("SLURM_STEP_NODELIST") or environment["SLURM_JOB_NODELIST"])
+    index = _number(environment, "SLURM_NODEID")
+    if index >= len(nodes):
+        raise UsageError(
+            f"SLURM_NODEID is {index}, but the step has {len(nodes)} nodes: {','.join(nodes)}\n"
+            "these variables are of different steps; --no-slurm has them ignored"
+        )
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE")
+    counts = hostlist.expand_counts(tasks) if tasks else ()
+    host, port = environment.get("SLURM_SRUN_COMM_HOST", ""), environment.get("SLURM_SRUN_COMM_PORT", "")
+    return Step(
+        number=number,
+        index=index,
+        tasks_here=counts[index] if index < len(counts) else 1,
+        task_here=_number(environment, "SLURM_LOCALID"),
+        nodes=nodes,
+        starter=f"{host}:{port}" if host and port else "",
+    )
+
+
+def _array(environment: Mapping[str, str]) -> ArrayTask | None:
+    if not environment.get("SLURM_ARRAY_JOB_ID"):
+        return None
+    stride = max(1, _number(environment, "SLURM_ARRAY_TASK_STEP", 1))
+    first = _number(environment, "SLURM_ARRAY_TASK_MIN")
+    return ArrayTask(
+        job_id=environment["SLURM_ARRAY_JOB_ID"],
+        index=max(0, _number(environment, "SLURM_ARRAY_TASK_ID") - first) // stride,
+        count=_number(environment, "SLURM_ARRAY_TASK_COUNT", 1),
+    )
+
+
+def _first_host(environment: Mapping[str, str], nodes: tuple[str, ...], step: Step | None) -> tuple[str, ...]:
+    """Return the addresses of the step's first node.
+
+    `srun` tells the address of the machine that it runs on: in a batch script that is the job's first node; started from
+    a login node it is that login node, so that the node's name is the better guess.
+    """
+    first = step.nodes[0] if step else nodes[0]
+    launcher = environment.get("SLURM_LAUNCH_NODE_IPADDR") or environment.get("SLURM_SRUN_COMM_HOST", "")
+    if step is None or not launcher:
+        return (first,)
+    in_batch = environment.get("ENVIRONMENT") == "BATCH" and nodes[0] == first
+    return (launcher, first) if in_batch else (first, launcher)
+
+
+def _leaf(environment: Mapping[str, str]) -> str:
+    """Return the switches of `top.leaf1.n3` whose pattern is `switch.switch.node`."""
+    kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    parts = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    if len(kinds) != len(parts):
+        return ""  # a name with a dot in it: better no label than a wrong one
+    return ".".join(part for kind, part in zip(kinds, parts, strict=True) if kind == "switch")
+
+
+def _number(environment: Mapping[str, str], variable: str, default: int = 0) -> int:
+    text = environment.get(variable, "")
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(
+            f"{variable} is {text!r}, not a number\nthis is not as Slurm sets it: --no-slurm has it ignored"
+        )
+    return int(text)

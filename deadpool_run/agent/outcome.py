@@ -1,0 +1,34 @@
+"""How a run ended, read from the records that its agents left."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from deadpool_run.agent.run_record import RECORD_NAME
+
+_PLACES = (RECORD_NAME, f"*/{RECORD_NAME}", f"*/*/{RECORD_NAME}")
+"""The run's own directory, and those of its nodes in it."""
+
+
+def outcome(run_dir: Path) -> int | None:
+    """Return the exit code of a run that is over; None if no record that can be read here tells it.
+
+    Of the records of several agents the one with the largest term counts: an agent that was cut off and ended itself
+    knows only how its own part ended.
+    """
+    ended = [record for record in _records(run_dir) if record.get("ended") and isinstance(record.get("exit_code"), int)]
+    last = max(ended, key=lambda record: (bool(record.get("head", True)), record.get("term") or 0), default=None)
+    return None if last is None else int(last["exit_code"])
+
+
+def _records(run_dir: Path) -> list[dict[str, Any]]:
+    found = []
+    for place in _PLACES:
+        for path in run_dir.glob(place):
+            try:
+                record = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue  # of another user, or torn with its node
+            if isinstance(record, dict):
+                found.append(record)
+    return found

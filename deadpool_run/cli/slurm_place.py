@@ -1,0 +1,166 @@
+"""What a place in a Slurm job means for a launch: options that need not be given, and who starts the agents.
+
+Only `notes` looks at anything but its arguments, at the batch script that we run in, and what `token_reader` returns.
+"""
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from deadpool_run.agent.discovery import batch_script
+from deadpool_run.agent.discovery.slurm import Discovery, discover
+from deadpool_run.agent.meeting import Meeting
+from deadpool_run.cli.launch import directory_name
+from deadpool_run.cli.machine import state_dir
+from deadpool_run.cli.options import INSIDE_WORKER, Values
+from deadpool_run.errors import UsageError
+
+_ANCESTORS = 16
+_NAMES_SHOWN = 8
+
+
+def find(values: Values, environment: Mapping[str, str]) -> Discovery | None:
+    """Return our place in a Slurm job; None outside any, where the user has it ignored, and inside a worker."""
+    if values.flag("no_slurm") or INSIDE_WORKER in environment:
+        return None
+    return discover(environment)
+
+
+def detected(values: Values, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the options that Slurm answers. Raises `UsageError` if the step has several tasks for one node."""
+    place = find(values, environment)
+    if place is None:
+        return {}
+    if values.flag("standalone"):
+        return {"nproc_per_node": str(place.gpus)} if place.gpus else {}
+    if place.step is not None and place.step.tasks_here > 1 and not values["node_rank"].is_set:
+        raise UsageError(
+            f"{place.step.tasks_here} tasks of this step are on node {place.name}, and each would start workers for all of it\n"
+            "start one for each node: `srun --ntasks-per-node=1 deadpool-run ...`, or leave srun out of the batch script"
+        )
+    if is_array_run(values, place):
+        found = place.array_options()
+        return found | {"rdzv_endpoint": str(meeting_folder(values, environment, found["run_id"]))}
+    found = place.options()
+    if nodes := nodes_to_start(values, place):
+        found |= {"nnodes": str(nodes), "run_id": place.run_id}
+        if nodes > 1:
+            found["rdzv_endpoint"] = place.endpoint  # to plan with: inside the step it is known better
+    return found
+
+
+def meeting_folder(values: Values, environment: Mapping[str, str], run_id: str) -> Path:
+    """Return where the agents of a run meet that know nothing of each other: below the run's directory."""
+    run_dir = values.text("run_dir") or state_dir(environment) / directory_name(values.text("run_id") or run_id)
+    return Path(run_dir).absolute() / "meeting"
+
+
+def token_reader(
+    values: Values, environment: Mapping[str, str], place: Discovery, otherwise: Callable[[str], bytes]
+) -> Callable[[str], bytes]:
+    """Return what reads the token of a run whose agents nobody handed one: it is made where they meet."""
+    if place.step is None and not is_array_run(values, place):
+        return otherwise
+
+    def read(name: str) -> bytes:
+        if name or environment.get("DEADPOOL_TOKEN"):
+            return otherwise(name)
+        return Meeting(meeting_folder(values, environment, place.run_id)).token().encode()
+
+    return read
+
+
+def nodes_to_start(values: Values, place: Discovery | None) -> int:
+    """Return on how many nodes this process is to start agents; 0 if it is to be the agent itself.
+
+    Raises `UsageError` if more nodes are asked for than there are.
+    """
+    if place is None or place.step is not None or values.flag("standalone"):
+        return 0
+    if values["rdzv_endpoint"].is_set or values["node_rank"].is_set:
+        return 0  # the user has a plan of their own, such as one ssh for each node
+    wanted = _nodes_wanted(values, len(place.nodes))
+    if (wanted == 1 and place.name in place.nodes) or is_array_run(values, place):
+        return 0
+    if wanted > len(place.nodes):
+        raise values.refuse(
+            "nnodes",
+            f"job {place.job_id} has {len(place.nodes)}",
+            "submit it with as many: --nodes counts the spare ones too. Left out, --nnodes is the size of the job",
+        )
+    return wanted
+
+
+def is_array_run(values: Values, place: Discovery) -> bool:
+    """Return whether the tasks of a job array are the nodes of one run.
+
+    They are if more nodes are asked for than this task has, since they can only be the other tasks; without --nnodes
+    every task is a run of its own, as in a sweep.
+    """
+    if place.array is None or place.step is not None or len(place.nodes) > 1:
+        return False
+    return 1 < _nodes_wanted(values, 1) <= place.array.count
+
+
+def _nodes_wanted(values: Values, job_nodes: int) -> int:
+    """Return what `--nnodes` asks for, by default the whole job. `4:4` is torchrun's way to write 4."""
+    if not values["nnodes"].is_set:
+        return job_nodes
+    low, _, high = values.text("nnodes").partition(":")
+    if not low.isdigit() or (high or low) != low or int(low) < 1:
+        raise values.refuse("nnodes", "not a number of machines", "write one number from 1; it counts the spare ones")
+    return int(low)
+
+
+def srun_command(nodes: int, gpus: int, step_name: str) -> list[str]:
+    """Return the `srun` before the agent's own words.
+
+    `--no-kill`, `--kill-on-bad-exit=0` and `--wait=0` keep the step alive without a node or a task. `--cpu-bind=none`:
+    the one task of a node starts workers for all its CPUs. `--gpus-per-node`: likewise for all GPUs that the job has there,
+    of which it would otherwise get as many as the job asked for each of its tasks. `--mpi=none`: whatever the site prepares for MPI is not for
+    us. `--export=ALL`: also where the job was submitted with `--export=NONE`. Where output goes is left to the user
+    (SLURM_STDOUTMODE).
+    """
+    return [
+        "srun",
+        *("--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
+        *(f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpu-bind=none"),
+        *((f"--gpus-per-node={gpus}",) if gpus else ()),
+        *("--export=ALL", "--input=none", "--mpi=none", f"--job-name={step_name}"),
+    ]
+
+
+def notes(place: Discovery, nodes: int, environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is about to be started, and what the user should change about the job."""
+    names = ", ".join(place.nodes[: min(nodes, _NAMES_SHOWN)]) + (", ..." if nodes > _NAMES_SHOWN else "")
+    command = shlex.join(srun_command(nodes, place.gpus, "deadpool-run"))
+    yield f"job {place.job_id}: one agent on each of {nodes} nodes ({names}), started with `{command}`"
+    script = find_batch_script() if place.batch else None
+    if script is not None and not batch_script.survives_node_loss(script) and not environment.get("SBATCH_NO_KILL"):
+        yield (
+            "the batch script does not say `#SBATCH --no-kill`: unless sbatch was given --no-kill, Slurm ends this job as "
+            "soon as one of its nodes fails, and no spare can prevent that"
+        )
+    if environment.get("SLURM_HET_SIZE", "1") not in {"", "0", "1"}:
+        yield (
+            "this job is heterogeneous, and only its first component is used; for all of it, start the agents yourself: "
+            "`srun --het-group=0,1 --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 deadpool-run ...`"
+        )
+
+
+def find_batch_script() -> str | None:
+    """Return the text of the batch script that we run in: what one of our ancestors, a shell, was given to run."""
+    pid = os.getppid()
+    for _ in range(_ANCESTORS):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            named = next((word for word in words if word.endswith(b"/slurm_script")), None)
+            if named is not None:
+                return Path(os.fsdecode(named)).read_text(encoding="utf-8", errors="replace")
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return None
+        if pid <= 1:
+            return None
+    return None

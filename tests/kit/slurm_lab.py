@@ -1,0 +1,410 @@
+"""A real Slurm of several pretend nodes on this machine: Debian's `slurm-wlm` is enough, no root, no munge, no cgroups.
+
+Every daemon is a child of the test (`-D`: it stays in the foreground), in a folder and on ports of its own, so that
+labs do not meet each other, nor a Slurm that this machine may belong to. A node's processes are known by what they
+carry: its daemons hold its log file, its tasks have its name in their environment.
+
+`python -m kit.slurm_lab [FOLDER]`, in the tests folder, keeps one up until it is interrupted, to try things by hand.
+"""
+
+import contextlib
+import getpass
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from shutil import rmtree, which
+from typing import Any
+
+PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "scancel", "sinfo")
+UP_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 60.0
+
+_SLURM_CONF = """\
+ClusterName=lab
+FirstJobId={first_job}
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmdPort={controller_port}
+AuthType=auth/none
+CredType=cred/none
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={home}/state
+SlurmdSpoolDir={home}/spool/%n
+SlurmctldPidFile={home}/run/slurmctld.pid
+SlurmdPidFile={home}/run/%n.pid
+SlurmctldLogFile={home}/log/slurmctld.log
+SlurmdLogFile={home}/log/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SwitchType=switch/none
+MpiDefault=none
+TopologyPlugin=topology/tree
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min_interval=0
+GresTypes=gpu
+ReturnToService=2
+SlurmdTimeout={silence_s}
+SlurmctldTimeout=30
+KillWait=5
+MessageTimeout=10
+TreeWidth=65533
+{nodes}
+PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+"""
+_NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.{last} Port={port} CPUs=4 Gres=gpu:2 RealMemory=1000 State=UNKNOWN"
+
+
+def missing() -> str | None:
+    """Return why there can be no lab here; None if there can."""
+    absent = [name for name in PROGRAMS if _program(name) is None]
+    return f"no Slurm here ({', '.join(absent)} not found): see `make test-slurm`" if absent else None
+
+
+def _program(name: str) -> str | None:
+    return which(name) or which(name, path="/usr/sbin:/usr/local/sbin:/opt/slurm/sbin:/opt/slurm/bin")
+
+
+class SlurmLab:
+    """`nodes` pretend nodes, n1 and so on, in two leaves; `home` is an empty folder. Up once made; `close` it."""
+
+    def __init__(self, home: Path, nodes: int = 4, silence_s: int = 20) -> None:
+        self.home = home
+        self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self.work = home / "work"
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        for name in ("etc", "state", "spool", "log", "run", "bin", "work"):
+            (home / name).mkdir()
+        self._configure(silence_s)
+        self._write_commands()
+        try:
+            self._start("slurmctld", "-c")
+            for name in self.nodes:
+                self._start("slurmd", "-N", name, node=name)
+            self.run("srun", f"-N{nodes}", f"-n{nodes}", "true", timeout_s=UP_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def _configure(self, silence_s: int) -> None:
+        host = socket.gethostname().partition(".")[0]
+        controller, *ports = _free_ports(1 + len(self.nodes))
+        described = (
+            _NODE.format(name=name, host=host, last=10 + number, port=port)
+            for number, (name, port) in enumerate(zip(self.nodes, ports, strict=True), 1)
+        )
+        text = _SLURM_CONF.format(
+            host=host,
+            user=getpass.getuser(),
+            home=self.home,
+            controller_port=controller,
+            first_job=100
+            * controller,  # of its own as well: agents of one machine would meet those of another lab's job
+            silence_s=silence_s,
+            nodes="\n".join(described),
+            names=",".join(self.nodes),
+        )
+        half = (len(self.nodes) + 1) // 2
+        leaves = {"leaf0": self.nodes[:half], "leaf1": self.nodes[half:]}
+        topology = [f"SwitchName={leaf} Nodes={','.join(names)}" for leaf, names in leaves.items() if names]
+        topology.append(f"SwitchName=top Switches={','.join(leaf for leaf, names in leaves.items() if names)}")
+        (self.home / "etc/slurm.conf").write_text(text)
+        (self.home / "etc/topology.conf").write_text("\n".join(topology) + "\n")
+        # Devices that every machine has stand for GPUs, which Slurm only gives the numbers of.
+        (self.home / "etc/gres.conf").write_text("Name=gpu File=/dev/zero\nName=gpu File=/dev/full\n")
+        # 22.05 refuses `disabled`, which is right from 23.02 on; v1 is loaded there and never used.
+        (self.home / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+
+    def _write_commands(self) -> None:
+        """Put this source tree's `deadpool-run` and `python` where a batch script finds them."""
+        root = Path(__file__).parents[2]
+        for name, words in (("deadpool-run", "-m deadpool_run "), ("python", "")):
+            command = self.home / "bin" / name
+            command.write_text(f'#!/bin/sh\nPYTHONPATH={root} exec {sys.executable} {words}"$@"\n')
+            command.chmod(0o755)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What every command of this lab runs with. No variable of a Slurm job or launcher around the test is left."""
+        outer = ("SLURM", "SBATCH", "SQUEUE", "SALLOC", "DEADPOOL_", "PET_", "TORCHELASTIC_")
+        path = (str(self.home / "bin"), *dict.fromkeys(str(Path(_program(name) or name).parent) for name in PROGRAMS))
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith(outer)},
+            "SLURM_CONF": str(self.home / "etc/slurm.conf"),
+            "PATH": ":".join((*path, os.environ.get("PATH", ""))),
+            "HOME": str(self.home),
+            "XDG_STATE_HOME": str(self.home / "shared"),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *command: str,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+        timeout_s: float = COMMAND_TIMEOUT_S,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, as a user at a login node would."""
+        done = subprocess.run(
+            command,
+            env={**self.environment, **(env or {})},
+            cwd=self.work,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+        )
+        assert not check or done.returncode == 0, f"{command}: rc {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a command; its output goes to `work/command.out`."""
+        with (self.work / "command.out").open("wb") as output:
+            return subprocess.Popen(
+                command,
+                env={**self.environment, **(env or {})},
+                cwd=self.work,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def sbatch(
+        self, script: str | Path, *options: str, env: Mapping[str, str] | None = None, words: Sequence[str] = ()
+    ) -> "Job":
+        """Submit a batch script (its text, or its path), which is given these words."""
+        if isinstance(script, str):
+            path = self.work / f"script{len(list(self.work.glob('script*.sh')))}.sh"
+            path.write_text(script)
+        else:
+            path = script
+        told = self.run("sbatch", "--parsable", *options, str(path), *words, env=env).stdout
+        return Job(self, int(told.partition(";")[0]))
+
+    def states(self) -> dict[str, str]:
+        """Return what Slurm thinks of each node."""
+        lines = self.run("sinfo", "-h", "-N", "-o", "%N %T").stdout.splitlines()
+        return dict(line.split() for line in lines)
+
+    def wait_until(self, met: Callable[[], Any], what: str, timeout_s: float = COMMAND_TIMEOUT_S) -> Any:
+        """Return the first true value of `met`; Slurm has nothing that one could wait for, so this asks again."""
+        deadline = time.monotonic() + timeout_s
+        while not (value := met()):
+            assert time.monotonic() < deadline, f"no {what} within {timeout_s} s\n{self.told()}"
+            time.sleep(0.05)
+        return value
+
+    def told(self) -> str:
+        """Return the end of every output file, for a failure's message."""
+        files = sorted(path for path in self.work.iterdir() if path.is_file() and path.suffix not in {".sh", ""})
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in files)
+
+    # --- nodes ---------------------------------------------------------------------------------------------------
+
+    def pids(self, node: str) -> list[int]:
+        """Return the node's daemons and tasks, and all that these started; children before their parents."""
+        log, own = str(self.home / f"log/{node}.log"), set()
+        parents: dict[int, int] = {}
+        needles = (f"SLURMD_NODENAME={node}\0".encode(), f"SLURM_CONF={self.home}/etc/slurm.conf\0".encode())
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):  # gone meanwhile
+                pid, stat = int(entry.name), (entry / "stat").read_bytes().rpartition(b")")[2].split()
+                if stat[0] == b"Z":
+                    continue
+                parents[pid] = int(stat[1])
+                environment = (entry / "environ").read_bytes() + b"\0"
+                if all(needle in environment for needle in needles) or _holds(entry, log):
+                    own.add(pid)
+        while more := {pid for pid, parent in parents.items() if parent in own} - own:
+            own |= more
+        return sorted(own, key=lambda pid: _depth(pid, parents), reverse=True)
+
+    def kill_node(self, node: str) -> None:
+        """Cut the node's power. Slurm does not know until it is told (`mark_down`) or has waited for SlurmdTimeout."""
+        self.freeze_node(node)  # first, so that nobody has the time to start another, or to speak
+        # Children first: the kernel wakes a stopped process (SIGHUP, SIGCONT) whose parent ends, and srun, so woken, has
+        # the time to end its step on all other nodes.
+        while pids := self.pids(node):
+            _signal(pids, signal.SIGKILL)
+            daemon = self._daemons.get(node)
+            if daemon is not None and daemon.pid in pids:
+                daemon.wait(10)
+                del self._daemons[node]
+
+    def freeze_node(self, node: str) -> None:
+        """Stop all of the node: its connections stay open, and are silent."""
+        stopped: set[int] = set()
+        while fresh := set(self.pids(node)) - stopped:
+            _signal(fresh, signal.SIGSTOP)
+            stopped |= fresh
+
+    def thaw_node(self, node: str) -> None:
+        """Let a frozen node go on."""
+        _signal(self.pids(node), signal.SIGCONT)
+
+    def mark_down(self, node: str) -> None:
+        """Tell Slurm that the node is dead, which it would otherwise find out after SlurmdTimeout."""
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=lab")
+
+    def lose_node(self, node: str) -> None:
+        """Cut the node's power, and let Slurm notice at once."""
+        self.kill_node(node)
+        self.mark_down(node)
+
+    def revive_node(self, node: str) -> None:
+        """Start a killed node again, and wait until it takes work."""
+        for left in (self.home / "spool" / node).glob(f"{node}_*"):
+            left.unlink()
+        for left in (self.home / "spool" / node).glob("job*"):  # Slurm would refuse to run the same job here again
+            rmtree(left)
+        self._start("slurmd", "-N", node, node=node)
+        self.run("scontrol", "update", f"nodename={node}", "state=resume")
+        self.wait_until(lambda: self.states()[node] in {"idle", "allocated", "mixed"}, f"{node} in service")
+
+    # --- daemons -------------------------------------------------------------------------------------------------
+
+    def _start(self, program: str, *options: str, node: str | None = None) -> None:
+        path = _program(program)
+        assert path is not None, missing()
+        with (self.home / "log" / f"{node or program}.console").open("wb") as output:
+            self._daemons[node or program] = subprocess.Popen(
+                [path, "-D", *options],
+                env=self.environment,
+                cwd=self.work,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        """End every job, daemon and task of this lab."""
+        for node in self.nodes:
+            self.kill_node(node)
+        for daemon in self._daemons.values():
+            daemon.kill()
+            daemon.wait(10)
+        # What has left its node's name behind, and commands of the login node.
+        needle = f"SLURM_CONF={self.home}/etc/slurm.conf\0".encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if needle in (entry / "environ").read_bytes() + b"\0":
+                        os.kill(int(entry.name), signal.SIGKILL)
+
+
+class Job:
+    """A submitted batch job."""
+
+    def __init__(self, lab: SlurmLab, number: int) -> None:
+        self.lab = lab
+        self.number = number
+
+    def field(self, name: str) -> str:
+        """Return a field of `scontrol show job`; empty if the job is forgotten."""
+        text = self.lab.run("scontrol", "show", "job", str(self.number), check=False).stdout
+        fields = (word.partition("=") for word in text.split())
+        return next((value for key, _, value in fields if key == name), "")
+
+    @property
+    def state(self) -> str:
+        """Slurm's word for it, such as RUNNING or COMPLETED."""
+        return self.field("JobState")
+
+    def wait(self, *states: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """Wait until the job is in one of these states; without any, until it is over."""
+        over = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY")
+        wanted = states or over
+        return str(
+            self.lab.wait_until(
+                lambda: (state := self.state) in wanted and state, f"{wanted} of job {self.number}", timeout_s
+            )
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """The batch script's, or of a job that is over."""
+        return int(self.field("ExitCode").partition(":")[0])
+
+    def output(self, pattern: str = "slurm-{}.out") -> str:
+        """Return what the batch script printed so far."""
+        path = self.lab.work / pattern.format(self.number)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_output(self, text: str, timeout_s: float = COMMAND_TIMEOUT_S, pattern: str = "slurm-{}.out") -> None:
+        """Wait until this has been printed."""
+        self.lab.wait_until(lambda: text in self.output(pattern), f"{text!r} from job {self.number}", timeout_s)
+
+    def wait_gone(self, node: str) -> None:
+        """Wait until nothing of it is left on a node, so that it may begin again at once; Slurm itself waits longer."""
+        self.lab.wait_until(lambda: len(self.lab.pids(node)) == 1, f"end of job {self.number} on {node}")
+
+    def hurry(self, task: str = "") -> None:
+        """Have the job, or a task of it, that was queued again begin soon: Slurm waits for two minutes.
+
+        Not at once: the credentials of the second in which it was ended are revoked, and it would be taken for failed.
+        """
+        self.lab.run("scontrol", "update", f"jobid={task or self.number}", "starttime=now+3")
+
+    def signal_batch(self, name: str) -> None:
+        """Send a signal as `--signal=B:NAME@TIME` would: to the batch shell alone."""
+        self.lab.run("scancel", "--batch", f"--signal={name}", str(self.number))
+
+    def cancel(self) -> None:
+        """End the job as a user would."""
+        self.lab.run("scancel", str(self.number), check=False)
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _holds(process: Path, path: str) -> bool:
+    if not (process / "cmdline").read_bytes().partition(b"\0")[0].rpartition(b"/")[2].startswith(b"slurm"):
+        return False
+    return any(str(fd.readlink()) == path for fd in (process / "fd").iterdir())
+
+
+def _depth(pid: int, parents: Mapping[int, int]) -> int:
+    depth = 0
+    while (pid := parents.get(pid, 0)) and depth < len(parents):
+        depth += 1
+    return depth
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        lab = SlurmLab(Path(sys.argv[1] if len(sys.argv) > 1 else folder))
+        print(f"export SLURM_CONF={lab.home}/etc/slurm.conf PATH={lab.home}/bin:$PATH XDG_STATE_HOME={lab.home}/shared")
+        try:
+            signal.pause()
+        finally:
+            lab.close()

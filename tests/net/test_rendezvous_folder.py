@@ -1,0 +1,148 @@
+"""Agents that find their job in a folder on a shared disk; and by what a coordinator that came later says there."""
+
+import asyncio
+import socket
+from contextlib import closing
+
+import pytest
+from kit.ends import within_bound
+from net.test_rendezvous import LONG_S, TOKEN, Led, free_port, never
+
+from deadpool_run.agent import rendezvous, whereabouts
+from deadpool_run.agent.meeting import End, Head, Meeting
+from deadpool_run.agent.rendezvous import Found, Founder, Over, find
+from deadpool_run.agent.spec import Cluster
+
+
+def cluster(folder, **more):
+    return Cluster(endpoints=(), meeting=folder, token=TOKEN, node_name="n", **more)
+
+
+def look(folder, *, may_found=True, timeout_s=LONG_S, **more):
+    return find(cluster(folder, **more), never(), may_found=may_found, timeout_s=timeout_s)
+
+
+def let_go(found):
+    found.sock.close()
+    found.listener.close()
+
+
+def test_whoever_comes_first_founds_the_job_and_the_others_find_it_there(tmp_path):
+    async def main():
+        seeking = [asyncio.ensure_future(look(tmp_path / "m")) for _ in range(4)]
+        done, _ = await asyncio.wait(seeking, return_when=asyncio.FIRST_COMPLETED)
+        (founder,) = [each.result() for each in done]
+        assert isinstance(founder, Founder)
+        assert founder.term == 0
+        with closing(Led(founder)):
+            for each in seeking:
+                found = await each
+                if found is not founder:
+                    assert isinstance(found, Found)
+                    let_go(found)
+
+    within_bound(main())
+
+
+def test_who_took_over_is_found_though_the_first_is_gone(tmp_path):
+    async def main():
+        first = await look(tmp_path / "m")
+        first.listener.close()
+        second = Founder("127.0.0.1", socket.create_server(("127.0.0.1", 0)))
+        Meeting(tmp_path / "m").claim(Head(1, "127.0.0.1", second.listener.getsockname()[1]))
+        with closing(Led(second)) as led:
+            let_go(await look(tmp_path / "m", may_found=False))
+            await led.until(lambda: led.came)
+
+    within_bound(main())
+
+
+def test_a_run_that_is_over_is_not_begun_again(tmp_path):
+    async def main():
+        (await look(tmp_path / "m")).listener.close()
+        Meeting(tmp_path / "m").close(End(3, "rank 1 failed"))
+        assert await look(tmp_path / "m") == Over(3, "this run is over: rank 1 failed")
+
+    within_bound(main())
+
+
+def test_a_run_that_is_to_be_queued_again_is_founded_again(tmp_path):
+    async def main():
+        (await look(tmp_path / "m")).listener.close()
+        Meeting(tmp_path / "m").leave()
+        again = await look(tmp_path / "m")
+        again.listener.close()
+        assert again.term == 2
+        assert Meeting(tmp_path / "m").head().founded == 2
+
+    within_bound(main())
+
+
+def test_a_job_that_nobody_takes_over_is_founded_again_but_not_by_one_that_was_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_ABANDONED_S", 0.3)
+
+    async def main():
+        (await look(tmp_path / "m", node_timeout_s=0.05)).listener.close()
+        gave_up = await look(tmp_path / "m", node_timeout_s=0.05, may_found=False, timeout_s=1.0)
+        assert gave_up.exit_code == 1
+        assert "nobody leads it now" in gave_up.reason
+        again = await look(tmp_path / "m", node_timeout_s=0.05)
+        again.listener.close()
+        assert again.term == 1
+
+    within_bound(main())
+
+
+def test_a_head_is_not_taken_for_abandoned_at_once(tmp_path):
+    async def main():
+        (await look(tmp_path / "m")).listener.close()
+        gave_up = await look(tmp_path / "m", timeout_s=0.5)
+        assert isinstance(gave_up, Over)
+        assert "refused" in gave_up.reason
+
+    within_bound(main())
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_one_that_was_in_the_job_asks_who_leads_it_by_what_the_run_directory_says(tmp_path, told):
+    async def main():
+        later = Founder("127.0.0.1", socket.create_server(("127.0.0.1", 0)))
+        port = later.listener.getsockname()[1]
+        if told:
+            whereabouts.write(tmp_path, whereabouts.Whereabouts(2, "n3", "here", "127.0.0.1", port, str(tmp_path)))
+            old = whereabouts.Whereabouts(1, "n2", "here", "127.0.0.1", 1, str(tmp_path))
+            whereabouts.write(tmp_path, old)  # which comes late, and does not count
+        where = Cluster(endpoints=(("127.0.0.1", free_port()),), token=TOKEN, node_name="n")
+        with closing(Led(later)):
+            found = await find(where, never(), may_found=False, timeout_s=LONG_S, base=tmp_path)
+            if told:
+                let_go(found)
+            else:
+                assert isinstance(found, Over)
+
+    within_bound(main())
+
+
+def test_what_is_torn_or_foreign_in_the_run_directory_is_nothing(tmp_path):
+    for text in ("", "{", "[]", '{"term": 1}', '{"term": "x", "port": 1}'):
+        (tmp_path / "head.json").write_text(text)
+        assert whereabouts.read(tmp_path) is None
+
+
+def test_only_the_node_that_the_scheduler_calls_first_founds_the_job():
+    async def main():
+        port = free_port()
+        second = Cluster(endpoints=(("127.0.0.1", port),), token=TOKEN, node_name="n2", founds=False)
+        gave_up = await find(second, never(), may_found=True, timeout_s=0.3)
+        assert isinstance(gave_up, Over), "though it could have bound the address"
+
+    within_bound(main())
+
+
+def test_of_several_endpoints_one_that_is_no_name_does_no_harm():
+    async def main():
+        where = Cluster(endpoints=(("a..b", 1), ("127.0.0.1", free_port())), token=TOKEN, node_name="n")
+        gave_up = await find(where, never(), may_found=True, timeout_s=0.3)
+        assert isinstance(gave_up, Over)
+
+    within_bound(main())

@@ -1,0 +1,25 @@
+"""An agent's end: waits for USR1; on the last node it then asks whether it is to end the job."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from deadpool_run.agent.discovery.slurm import discover
+from deadpool_run.agent.slurm_end import end_job_if_nobody_waits
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+place = discover(os.environ)
+
+
+def tell(text):
+    with Path("told").open("a") as file:
+        file.write(f"{place.name}: {text}\n")
+
+
+tell(f"up as {os.getpid()}")
+signal.sigwait({signal.SIGUSR1})
+if place.step.index == len(place.step.nodes) - 1:
+    living = {*place.nodes} if sys.argv[1:] == ["all"] else {"n2", "n3"}
+    tell(f"cancelled {asyncio.run(end_job_if_nobody_waits(place, living, tell))}")

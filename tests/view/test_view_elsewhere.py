@@ -1,0 +1,37 @@
+"""Runs that are led from another directory, or from another machine."""
+
+import json
+
+import pytest
+from view.test_view_client import serving, stale
+
+from deadpool_run.errors import NoSuchRunError
+from deadpool_run.view.client import connect
+
+
+def test_the_agent_that_leads_a_run_is_found_from_the_runs_directory(tmp_path):
+    base = tmp_path / "run"
+    stale(base)
+    with serving(base / "node-n2"), serving(base / "node-n3") as leader:
+        leader.shown = {**leader.shown, "phase": "leading"}
+        (base / "head.json").write_text(json.dumps({"run_dir": str(base / "node-n3")}))
+        with connect(base, tmp_path) as run:
+            assert run.ask({"do": "status"})["phase"] == "leading"
+
+
+@pytest.mark.parametrize("pointer", ["", "{", '{"run_dir": 3}', '{"run_dir": "/nowhere"}'])
+def test_any_agent_of_this_machine_will_do(tmp_path, pointer):
+    base = tmp_path / "run"
+    stale(base)
+    (base / "head.json").write_text(pointer)
+    with serving(base / "node-n2") as live:
+        for where in (base, None):
+            with connect(where, tmp_path) as run:
+                assert run.ask({"do": "status"}) == live.shown
+
+
+def test_a_run_without_any_live_agent_is_over(tmp_path):
+    stale(tmp_path / "run")
+    stale(tmp_path / "run" / "node-n2")
+    with pytest.raises(NoSuchRunError, match="the run is over"):
+        connect(tmp_path / "run", tmp_path)
