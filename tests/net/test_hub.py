@@ -26,7 +26,7 @@ class Owner(Changes):
         return "" if join.nproc_per_node == 2 else f"not {join.nproc_per_node}"
 
     def joined(self, node, join):
-        self.hub.send(node, peers.Joined(node, "id", "name", {}))
+        self.hub.send(node, peers.Joined(node, "id", "name", {}, {}))
         self.hub.send(node, peers.World(0, 1, "127.0.0.1", 29500))
         self.submit(ev.NodeJoined(node, join.place))
 
@@ -94,7 +94,7 @@ def test_a_node_is_told_its_name_first_and_then_announced():
         place = ev.Place("n", "10.0.0.1", 7, "leaf", 3)
         end = house.connect()
         end.send(peers.Join(place, 2))
-        assert await end.hears(2) == [peers.Joined("n", "id", "name", {}), peers.World(0, 1, "127.0.0.1", 29500)]
+        assert await end.hears(2) == [peers.Joined("n", "id", "name", {}, {}), peers.World(0, 1, "127.0.0.1", 29500)]
         assert house.owner.events == [ev.NodeJoined("n", place)]
 
     run(main)
