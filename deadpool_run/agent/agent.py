@@ -164,10 +164,10 @@ class _Agent:
         """Find the job, or found it; and find it again after we were taken for lost."""
         cluster = self._spec.cluster
         assert cluster is not None
-        durable = self._spec.durable
-        if durable is not None and durable.target and signal.SIGUSR1 not in self._spec.signals_to_handle:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._foretold)
+        self._await_the_foretelling()
         first, timeout_s = True, self._spec.settings.join_timeout_s
+        loop = asyncio.get_running_loop()
+        since = loop.time()
         found: rendezvous.Founder | rendezvous.Found | rendezvous.Over | None = None
         while True:
             if found is None:
@@ -188,16 +188,26 @@ class _Agent:
                 return ended.end.exit_code
             except LostError as error:
                 found = None
-                if not self._was_member:  # it does not lead, and knows of nobody who does
+                if not self._was_member:  # it does not lead, and knows of nobody who does: it may be looking itself
+                    if loop.time() - since > timeout_s:
+                        tell(f"nobody has taken this node in within {timeout_s:g} s ({error})")
+                        return _EXIT_LAUNCH_FAILED
                     await asyncio.wait({self._over}, timeout=_AGAIN_S)
                     continue
-                first = False
+                first, since = False, loop.time()
                 tell(f"{error}; this node's workers are ended, and it asks to be taken in again, as a spare")
+
+    def _await_the_foretelling(self) -> None:
+        """Have SIGUSR1 mean that the end of the job is near, where there is a place to save it to."""
+        durable = self._spec.durable
+        if durable is not None and durable.target and signal.SIGUSR1 not in self._spec.signals_to_handle:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._foretold)
 
     async def _be_member(self, found: rendezvous.Founder | rendezvous.Found) -> int:
         """Be a node of the job to its end. Raises `LostError` if it goes on without us, `EndedError` if it refuses us."""
         cluster = self._spec.cluster
         assert cluster is not None
+        self._was_member = False
         server = PeerServer(found.listener, cluster.token, self._on_peer)
         try:
             place = Place(cluster.node_name, found.address, server.port, cluster.leaf, cluster.node_rank)

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 from agents import Agent, T
 from machine import Clock
-from net import CutGathering, CutStorage, Net
 from outages import KINDS, Fault, planned
+from wires import CutGathering, CutStorage, Net
 from workers import Mode, Worker
 
 from deadpool_run.core import effects as do
