@@ -147,7 +147,9 @@ def _heard_from_head(agent: Agent, event: HeardFromHead, now: float) -> tuple[Ag
     agent = replace(agent, role=Role.FOLLOWER, term=event.term, promised=event.term, rosters=event.rosters)
     voted_for = agent.voted_for if same else event.rosters[-1].head
     agent = agent if event.claim else replace(agent, governed_at=now)
-    return replace(agent, heard_at=now, closed_at=None, voted_for=voted_for, bid=0, votes=frozenset()), ()
+    return replace(
+        agent, heard_at=now, closed_at=None, voted_for=voted_for, bid=0, votes=frozenset(), prompted=False
+    ), ()
 
 
 def _heard_from_agent(agent: Agent, event: HeardFromAgent) -> Agent:
@@ -184,6 +186,8 @@ def _asked(agent: Agent, asked: VoteAsked, now: float) -> tuple[Agent, tuple[Out
             agent = replace(agent, role=Role.FOLLOWER, bid=0, bids_from=now + agent.timeout_s / 2)
     elif agent.role is Role.CANDIDATE and asked.log > agent.log:  # who knows more may be elected in its next term
         agent = replace(agent, role=Role.FOLLOWER, bid=0, bids_from=now + agent.timeout_s)
+    elif agent.me in agent.roster.standbys and asked.log < agent.log and has_no_head(agent, now):
+        agent = replace(agent, prompted=True)
     agent = replace(agent, seen=max(agent.seen, asked.term))
     vote = VoteGiven(asked.term, agent.me, granted, agent.closed_at is not None, agent.promised)
     return agent, (GiveVote(asked.candidate, vote),)
@@ -244,7 +248,7 @@ def _bid_at(agent: Agent) -> tuple[float, ...]:
     if agent.role is not Role.FOLLOWER or agent.me not in agent.roster.standbys or not agent.log.entries:
         return ()  # who has no log knows of no job
     gone_at = agent.heard_at + agent.timeout_s if agent.closed_at is None else agent.closed_at
-    patience_s = agent.roster.standbys.index(agent.me) * agent.timeout_s / 2
+    patience_s = 0.0 if agent.prompted else agent.roster.standbys.index(agent.me) * agent.timeout_s / 2
     return (max(gone_at + patience_s, agent.bids_from),)
 
 

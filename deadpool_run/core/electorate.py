@@ -209,6 +209,8 @@ class Agent:
     claimed_at: float = NEVER
     bids_from: float = NEVER
     """It is no candidate before this."""
+    prompted: bool = False
+    """It has refused a candidate that knows less of the log: that one cannot be elected, so that nobody is waited for."""
     looked_at: float = NEVER
     """When it was last told anything."""
     answers: Mapping[NodeId, float] = field(default_factory=dict)

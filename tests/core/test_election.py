@@ -49,6 +49,22 @@ def test_the_survivor_of_two_is_fenced_if_the_head_is_silent():
     assert outputs == (el.Fence("no coordinator was heard of for 10 s"),)
 
 
+def test_a_standby_that_knows_more_than_a_candidate_waits_for_it_no_longer():
+    """It refuses, so that the other may never be elected; both would wait until they are fenced."""
+    second = follower("b", "h", "a", "b", "c")
+    second, _ = election.step(second, el.LogFollowed(el.LogIndex(0, 10)), 100.0)
+    _, outputs = step(second, asked(log=(0, 9)), now=100.0 + T - 0.1)
+    assert [type(output) for output in outputs] == [el.GiveVote], "the head may live"
+    _, outputs = step(second, asked(log=(0, 10)), now=100.0 + T)
+    assert [type(output) for output in outputs] == [el.GiveVote], "the first may be elected, with its vote"
+    bidding, outputs = step(second, asked(log=(0, 9)), now=100.0 + T)
+    refusal, bid = outputs
+    assert not refusal.vote.granted
+    assert bid == el.AskVotes(el.VoteAsked(2, "b", el.LogIndex(0, 10), 3))
+    led, _ = step(bidding, el.HeardFromHead(3, (roster("a", "b", "c", head="a", number=4),)), now=100.0 + T + 0.1)
+    assert not led.prompted
+
+
 def test_a_vote_needs_silence_or_the_end_of_the_head():
     voter = follower("c", "h", "a", "b", "c")
     assert not granted(voter, asked(), 100.0 + T - 0.01)
