@@ -42,6 +42,8 @@ class Roll:
                 self._change(worker, ready=True)
             case ev.ScriptInitialized(worker):
                 self._change(worker, initialized=True)
+            case ev.NewcomerRehearsed(worker):
+                self._change(worker, rehearsed=True)
             case ev.LoopFinished(worker):
                 self._change(worker, finished=True)
             case ev.WorkerExited(worker, code, signal):

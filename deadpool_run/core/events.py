@@ -84,6 +84,8 @@ class WorkerFound:
     ready: bool = False
     initialized: bool = False
     """Its script called `init()`."""
+    rehearsed: bool = False
+    """It has said `NewcomerRehearsed`: what it sets up is made, and it needs the store of that time no more."""
     finished: bool = False
     """It has said `LoopFinished`, and was not told to drain since."""
     released: bool = False
