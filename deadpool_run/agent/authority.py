@@ -83,12 +83,16 @@ class Authority:
             self._body.follow(self._addresses[after.roster.head], after.term)
         self._set_timer()
 
-    def hear_roster(self, told: peers.Agents) -> None:
+    def hear_roster(self, told: peers.Agents, *, claim: bool = False) -> None:
         """Take in a head's roster."""
         for roster in told.rosters:
             for peer in roster.agents:
                 self.know(peer)
-        self.hear(electorate.HeardFromHead(told.term, rosters_of(told)))
+        self.hear(electorate.HeardFromHead(told.term, rosters_of(told), claim))
+
+    def hear_claim(self, told: peers.Agents) -> None:
+        """Take in that somebody is elected, who may not decide yet; another agent may have said so."""
+        self.hear_roster(told, claim=True)
 
     def hear_pulse(self, told: peers.Pulse) -> None:
         """Take in a sign of life of the head, which says what still counts of the rosters that it told."""
@@ -151,7 +155,7 @@ class Authority:
                 if self._agent.role is Role.HEAD:  # it came late: enough had voted
                     answer(peers.Claim(self._loop.time(), self.agents()))
             case peers.Claim(sent_at, agents):
-                self.hear_roster(agents)
+                self.hear_claim(agents)
                 if self._agent.term == agents.term:
                     answer(peers.Beat(agents.term, sent_at, self._agent.roster.number, node=self._agent.me))
             case peers.Beat(term, sent_at, roster, node=node) if node:

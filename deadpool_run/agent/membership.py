@@ -36,7 +36,8 @@ from deadpool_run.wire.auth import Role as Purpose
 from deadpool_run.wire.facts import decode_effect, encode
 from deadpool_run.wire.peers import Peer
 
-_AGAIN_S = 0.05
+_AGAIN_S, _AGAIN_AT_MOST_S = 0.05, 0.8
+"""Whoever could not be followed is asked again after a while, twice as long each time."""
 _EXIT_LAUNCH_FAILED = 1
 
 
@@ -126,12 +127,13 @@ class Membership:
         head = self._authority.head
         link = Link(sock, lambda _: None, lambda _, __: None)
         if head is not None and head.node != self._situation.node:
-            link.send(peers.Redirect(head))
+            link.send(peers.Redirect(head, self._authority.agents()))
         link.close_when_flushed()
 
     def wish(self, event: Event) -> None:
-        """Pass on what a user wants."""
-        self.node.above.fact(event)
+        """Pass on what a user wants, to one who leads for certain."""
+        unsure = self._follower is not None and not self._follower.was_answered
+        (self._limbo if unsure else self.node.above).fact(event)
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer a viewer of this node, as the coordinator's own would be."""
@@ -213,6 +215,7 @@ class Membership:
             known=self.node.newest_durable,
         )
         self._above(head)
+        self._pass_on_wishes(head)
         return head
 
     def _cannot_begin(self, why: str) -> None:
@@ -231,25 +234,36 @@ class Membership:
         self._do(self._rejoin(head, term))
 
     async def _rejoin(self, head: Peer, term: int) -> None:
-        """Connect to the coordinator of this term, unless a newer one comes first."""
+        """Connect to the coordinator of this term, unless a newer one comes first.
+
+        Whether it still lives is found out elsewhere.
+        """
+        pause_s = _AGAIN_S
         while self._is_awaited(term):
-            try:
-                sock = await self._loop.run_in_executor(
-                    None, rendezvous.dial_member, head.address, head.port, self._token
-                )
-            except OSError:
-                await asyncio.wait({self.over}, timeout=_AGAIN_S)  # it is found out elsewhere whether it still lives
-                continue
-            if not self._is_awaited(term):
-                sock.close()
+            if await self._is_followed(head, term):
                 return
-            follower = Follower(sock, peers.Rejoin(self._situation.node, self._place, encode(self.node.resynced())))
-            self._obey(follower)
-            self._replicator.tell_all()
-            if await follower.answered():
-                return
-            if self._follower is follower:  # it did not lead yet, or any more: that says nothing of its life
-                self._follower = None
+            await asyncio.wait({self.over}, timeout=pause_s)
+            pause_s = min(2 * pause_s, _AGAIN_AT_MOST_S)
+
+    async def _is_followed(self, head: Peer, term: int) -> bool:
+        """Return whether the agent has been connected to, and answers as a coordinator does."""
+        try:
+            sock = await self._loop.run_in_executor(None, rendezvous.dial_member, head.address, head.port, self._token)
+        except OSError:
+            return False
+        if not self._is_awaited(term):
+            sock.close()
+            return False
+        follower = Follower(sock, peers.Rejoin(self._situation.node, self._place, encode(self.node.resynced())))
+        self._obey(follower)
+        self._replicator.tell_all()
+        if await follower.answered():
+            self._pass_on_wishes(follower)
+            return True
+        follower.close()
+        if self._follower is follower:  # it did not lead yet, or any more: that says nothing of its life
+            self._follower, self.node.above = None, self._limbo
+        return False
 
     def _is_awaited(self, term: int) -> bool:
         return not self.over.done() and self._authority.agent.term == term and self._follower is None
@@ -261,11 +275,13 @@ class Membership:
 
     def _above(self, above: Follower | Head) -> None:
         self.node.above = above
+        if self._foretold:
+            above.durable_news(peers.Foretold())
+
+    def _pass_on_wishes(self, above: Follower | Head) -> None:
         wishes, self._limbo.wishes = self._limbo.wishes, []
         for wish in wishes:
             above.fact(wish)
-        if self._foretold:
-            above.durable_news(peers.Foretold())
 
     def _heard(self, follower: Follower, message: peers.Message) -> None:  # noqa: C901, PLR0912 - one case for each message
         match message:
@@ -277,6 +293,8 @@ class Membership:
                 follower.send(peers.Beat(term, sent_at, known, cells=self.node.cells(), traffic=self.node.traffic()))
             case peers.Agents():
                 self._authority.hear_roster(message)
+            case peers.Redirect(agents=agents):
+                self._authority.hear_claim(agents)
             case peers.LogState():
                 self._replica.begin(message)
                 self._followed()

@@ -276,9 +276,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """I do not lead the job; this one does."""
+    """I do not lead the job; this one does. `agents` are its rosters, in the term in which it leads."""
 
     head: Peer
+    agents: Agents
 
 
 @dataclass(frozen=True, slots=True)
