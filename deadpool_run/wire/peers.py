@@ -320,6 +320,7 @@ class Vote:
     granted: bool
     closed: bool
     promised: int
+    rosters: tuple[Roster, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,18 +51,42 @@ def test_the_survivor_of_two_is_fenced_if_the_head_is_silent():
 
 def test_a_standby_that_knows_more_than_a_candidate_waits_for_it_no_longer():
     """It refuses, so that the other may never be elected; both would wait until they are fenced."""
-    second = follower("b", "h", "a", "b", "c")
-    second, _ = election.step(second, el.LogFollowed(el.LogIndex(0, 10)), 100.0)
-    _, outputs = step(second, asked(log=(0, 9)), now=100.0 + T - 0.1)
-    assert [type(output) for output in outputs] == [el.GiveVote], "the head may live"
-    _, outputs = step(second, asked(log=(0, 10)), now=100.0 + T)
-    assert [type(output) for output in outputs] == [el.GiveVote], "the first may be elected, with its vote"
-    bidding, outputs = step(second, asked(log=(0, 9)), now=100.0 + T)
-    refusal, bid = outputs
+    first = follower("b", "h", "a", "b", "c")
+    first, _ = election.step(first, el.LogFollowed(el.LogIndex(0, 10)), 100.0)
+    patient, _ = step(first, asked(log=(0, 10)), now=100.0 + T)
+    assert election.next_deadline(patient) == 100.0 + 1.5 * T, "the other may be elected, with its vote"
+    prompted, (refusal,) = step(first, asked(log=(0, 9)), now=100.0 + T)
     assert not refusal.vote.granted
+    assert election.next_deadline(prompted) == 100.0 + 1.25 * T
+    _, (bid,) = step(prompted, el.Tick(), now=100.0 + 1.25 * T)
     assert bid == el.AskVotes(el.VoteAsked(2, "b", el.LogIndex(0, 10), 3))
-    led, _ = step(bidding, el.HeardFromHead(3, (roster("a", "b", "c", head="a", number=4),)), now=100.0 + T + 0.1)
-    assert not led.prompted
+    led, _ = step(prompted, el.HeardFromHead(3, (roster("a", "b", "c", head="a", number=4),)), now=100.0 + 1.1 * T)
+    assert election.next_deadline(led) == 100.0 + 2.1 * T, "of the next head it waits as of any"
+
+
+def test_a_vote_is_given_again_without_putting_off_an_own_bid():
+    voter = follower("b", "h", "a", "b", "c")
+    for late in (0.0, 0.1, 0.2):
+        voter, (answer,) = step(voter, asked(log=(0, 9)), now=100.0 + T + late * T)
+        assert answer.vote.granted
+    assert election.next_deadline(voter) == 100.0 + 1.5 * T
+
+
+def test_a_candidate_learns_of_a_roster_that_another_was_elected_with():
+    """Its voters know that one, and vote for nobody who does not."""
+    claimed = (roster("h", "a", "b", "c"), roster("a", "b", "c", head="a", number=4))
+    candidate, _ = step(follower("b", "h", "a", "b", "c"), el.Tick(), now=100.0 + 1.5 * T)
+    assert candidate.role is el.Role.CANDIDATE
+    voter, _ = step(follower("c", "h", "a", "b", "c"), el.HeardFromHead(1, claimed), now=100.5)
+    question = asked("b", term=2, log=(0, 9))
+    _, (answer,) = step(voter, question, now=101.0 + T)
+    assert (answer.vote.granted, answer.vote.rosters) == (False, claimed)
+    vote = el.VoteGiven(1, "c", granted=False, closed=False, promised=1, rosters=claimed)
+    candidate, _ = step(candidate, vote, now=100.0 + 1.6 * T)
+    assert candidate.rosters == claimed
+    assert granted(voter, asked("b", term=2, log=(0, 9), number=4), 101.0 + T)
+    left_out = el.VoteGiven(1, "c", granted=False, closed=False, promised=1, rosters=(roster("c", number=9, head="c"),))
+    assert step(candidate, left_out, now=100.0 + 1.7 * T)[0].rosters == claimed
 
 
 def test_a_vote_needs_silence_or_the_end_of_the_head():
