@@ -30,6 +30,8 @@ class Roll:
                 self._change(worker, finished=False)
             case do.ReleaseWorker(worker):
                 self._change(worker, released=True)
+            case do.DismissWorker(worker):
+                self._change(worker, dismissed=True)
             case _:
                 pass
 

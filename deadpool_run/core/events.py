@@ -90,6 +90,8 @@ class WorkerFound:
     """It has said `LoopFinished`, and was not told to drain since."""
     released: bool = False
     """It was told to leave its loop."""
+    dismissed: bool = False
+    """It holds no rank, and was told to exit."""
     code: int | None = None
     signal: int | None = None
 

@@ -115,6 +115,8 @@ def _is_there(turn: Turn, member: Member, found: WorkerFound) -> None:
     if member.rank is not None and found.rank < 0:  # the order that gave it its rank never arrived
         turn.set_seat(member.rank, owner=None)
         turn.set_member(member.worker, rank=None, newcomer=False, phase=MemberPhase.READY, since=turn.now)
+    elif member.phase in PARKED and found.dismissed:
+        turn.set_member(member.worker, phase=MemberPhase.DISMISSED, since=turn.now)
     elif member.phase is MemberPhase.STARTING and found.ready:
         turn.set_member(member.worker, phase=MemberPhase.READY, since=turn.now, ready_at=turn.now)
 

@@ -140,6 +140,24 @@ def test_a_newcomer_that_set_up_beside_the_last_coordinator(rehearsed):
     assert seen
 
 
+@pytest.mark.parametrize("owners_live", [True, False])
+def test_a_spare_that_was_sent_home_is_given_nothing(owners_live):
+    seen = 0
+    for state in moved_states():
+        parked = {member.worker for member in state.in_phase(MemberPhase.READY)}
+        found = [
+            dataclasses.replace(each, dismissed=each.worker in parked)
+            for each in as_known(state)
+            if each.worker in parked or owners_live
+        ]
+        after, orders = step(state, ev.CoordinatorMoved(1, NODE), ev.NodeResynced(NODE, tuple(found)))
+        assert not any(isinstance(order, do.AssignRank) and order.worker in parked for order in orders)
+        left = parked & set(after.members)
+        assert all(after.members[w].phase in (MemberPhase.DISMISSED, MemberPhase.ENDING) for w in left)
+        seen += len(parked)
+    assert seen
+
+
 def test_a_smaller_term_changes_nothing():
     for state in moved_states():
         later, _ = step(state, ev.CoordinatorMoved(3, NODE), ev.NodeResynced(NODE, tuple(as_known(state))))

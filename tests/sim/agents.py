@@ -339,6 +339,9 @@ class Agent:
             case do.ReleaseWorker():
                 self.know(effect.worker, released=True)
                 self.pass_on(effect)
+            case do.DismissWorker():
+                self.know(effect.worker, dismissed=True)
+                self.pass_on(effect)
             case _:
                 self.pass_on(effect)
 

@@ -122,6 +122,8 @@ class Worker:
             case do.ReleaseWorker():
                 assert self.mode is Mode.FINISHED, f"released while {self.mode}"
                 self._leave()
+            case do.DismissWorker() if self.mode is Mode.LEAVING:
+                pass  # another coordinator may say it again
             case do.DismissWorker():
                 assert self.mode is Mode.PARKED, f"dismissed while {self.mode}"
                 self._leave()
