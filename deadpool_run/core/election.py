@@ -178,12 +178,11 @@ def _set_roster(agent: Agent, agents: tuple[NodeId, ...]) -> tuple[Agent, tuple[
 
 
 def _asked(agent: Agent, asked: VoteAsked, now: float) -> tuple[Agent, tuple[Output, ...]]:
-    granted, again = may_vote(agent, asked, now), asked.term == agent.promised
-    if granted and not again:  # its own bid is void
+    granted = may_vote(agent, asked, now)
+    if granted:
         agent = replace(agent, promised=asked.term, voted_for=asked.candidate)
-        agent = replace(agent, role=Role.FOLLOWER, bid=0, bids_from=now + agent.timeout_s / 2)
-    elif granted:
-        pass
+        if agent.bid < asked.term:  # its own bid is void
+            agent = replace(agent, role=Role.FOLLOWER, bid=0, bids_from=now + agent.timeout_s / 2)
     elif agent.role is Role.CANDIDATE and asked.log > agent.log:  # who knows more may be elected in its next term
         agent = replace(agent, role=Role.FOLLOWER, bid=0, bids_from=now + agent.timeout_s)
     elif asked.log < agent.log:
@@ -302,7 +301,17 @@ def _has_majority(agent: Agent, roster: Roster, who: frozenset[NodeId] | set[Nod
 
 
 def _has_majorities(agent: Agent, who: frozenset[NodeId] | set[NodeId]) -> bool:
-    return all(_has_majority(agent, roster, who) for roster in agent.rosters)
+    """Tell whether these are enough to take over, and no others were enough before them."""
+    return all(_has_majority(agent, roster, who) and not _had_successor(agent, roster) for roster in agent.rosters)
+
+
+def _had_successor(agent: Agent, roster: Roster) -> bool:
+    """Tell whether those who ended, and are not counted, may have had a head of their own after this roster's.
+
+    It may have taken in agents, which go on after it, and of which nobody here knows.
+    """
+    others = [other for other in roster.agents if other != roster.head]
+    return 2 * sum(other in agent.ended for other in others) > len(others)
 
 
 def _who_know(agent: Agent, number: int) -> set[NodeId]:
