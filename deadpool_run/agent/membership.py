@@ -81,7 +81,7 @@ class Membership:
         self._replicator = Replicator(
             self.node.vault,
             self._loop,
-            lambda address, port: rendezvous.dial_vault(address, port, token),
+            lambda address, port: rendezvous.dial(Purpose.VAULT, address, port, token),
             self.node.replicated,
             spec.cluster.bandwidth,
         )
@@ -248,7 +248,9 @@ class Membership:
     async def _is_followed(self, head: Peer, term: int) -> bool:
         """Return whether the agent has been connected to, and answers as a coordinator does."""
         try:
-            sock = await self._loop.run_in_executor(None, rendezvous.dial_member, head.address, head.port, self._token)
+            sock = await self._loop.run_in_executor(
+                None, rendezvous.dial, Purpose.MEMBER, head.address, head.port, self._token
+            )
         except OSError:
             return False
         if not self._is_awaited(term):
