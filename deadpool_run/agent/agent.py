@@ -297,7 +297,9 @@ class _Agent:
         """
         durable = self._spec.durable
         if durable is None or not durable.target:
-            tell("SIGUSR1: the job is about to be ended; there is nowhere to save it to, so training goes on until then")
+            tell(
+                "SIGUSR1: the job is about to be ended; there is nowhere to save it to, so training goes on until then"
+            )
         elif self._member is not None:
             self._member.foretold()
         elif self._spec.cluster is not None:

@@ -11,7 +11,8 @@ from typing import Any
 from deadpool_run.agent import rendezvous
 from deadpool_run.agent.assembly import Assembly
 from deadpool_run.agent.authority import Authority, rosters_of
-from deadpool_run.agent.durable_head import DurableHead
+from deadpool_run.agent.durable import Job
+from deadpool_run.agent.durable_head import DurableHead, Nodes
 from deadpool_run.agent.follower import Follower, Limbo, LostError
 from deadpool_run.agent.head import Head
 from deadpool_run.agent.node import Node
@@ -203,15 +204,10 @@ class Membership:
         head.durable = DurableHead(
             self._spec.durable,
             run=self._spec.run_id,
-            here=self._situation.node,
             checkpointers=self.node.checkpointers,
             vault=self.node.vault,
-            state=lambda: head.state,
-            tell=head.tell_node,
-            publish=head.publish_durable,
-            say=tell,
-            lost=self._cannot_begin,
-            leave=lambda: head.submit(StopRequested(0)),
+            nodes=Nodes(self._situation.node, lambda: head.state, head.tell_node, head.publish_durable),
+            job=Job(say=tell, lost=self._cannot_begin, leave=lambda: head.submit(StopRequested(0))),
             known=self.node.newest_durable,
         )
         self._above(head)

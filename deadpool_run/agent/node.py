@@ -9,7 +9,7 @@ from typing import Protocol, assert_never
 
 from deadpool_run.agent.checkpointer import Checkpointers
 from deadpool_run.agent.copies import Copies
-from deadpool_run.agent.durable import Durable
+from deadpool_run.agent.durable import Durable, Job
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Performer, Situation
@@ -83,9 +83,7 @@ class Node:
             run=spec.run_id,
             checkpointers=self.checkpointers,
             vault=vault,
-            say=tell,
-            lost=on_lost,
-            leave=lambda: self._submit(StopRequested(0)),
+            job=Job(say=tell, lost=on_lost, leave=lambda: self._submit(StopRequested(0))),
         )
         self._performer = Performer(
             spec=spec,
