@@ -68,7 +68,6 @@ class Node:
         self.copies: Copies | None = None
         self._situation = situation
         self._life = self._world_life = 0
-        self._mine: set[Rank] = set()
         self._roll = Roll()
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
@@ -120,7 +119,6 @@ class Node:
                     if self.copies is not None:
                         self.copies.discard_above(epoch, version)
             case do.BeginGeneration():
-                self._mine.clear()
                 self._begin_life(self._world_life)
                 self._performer.perform(effect, capture_interval, source)
                 if self.copies is not None:
@@ -139,9 +137,8 @@ class Node:
         if self.copies is None:
             return
         mine = {Rank(int(rank)): peers for rank, peers in told.mine.items()}
-        for rank in self._mine - mine.keys():
+        for rank in self.copies.at_home() - mine.keys():  # newcomers' that were ended here among them
             self.copies.left(rank)
-        self._mine = set(mine)
         self.copies.keep([Rank(rank) for rank in told.keep])
         self.copies.set_buddies(mine)
         self.copies.tell_all()  # what was said before was of the buddies of before, or to another coordinator

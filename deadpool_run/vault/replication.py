@@ -110,6 +110,11 @@ class Replicator:
         """Note that the rank's transcript is complete."""
         self._wake(rank)
 
+    def at_home(self) -> set[Rank]:
+        """Return the ranks that live here, or that newcomers here were to have."""
+        ranks = map(Rank, range(self._vault.world_size))
+        return {*filter(self._vault.lives_here, ranks), *self._errands}
+
     def left(self, rank: Rank) -> None:
         """Note that the rank lives elsewhere now: what it leaves here is a copy like others, which `keep` may drop."""
         self._give_up_errand(rank)

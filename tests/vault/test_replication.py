@@ -1,9 +1,13 @@
 """Copies between nodes, as their agents see it."""
 
+from types import SimpleNamespace
+
 import pytest
 from vault_kit import FakeBuddy, cluster, connect, content, in_loop, off
 
+from deadpool_run.agent.node import Node
 from deadpool_run.ids import Rank, Version
+from deadpool_run.wire.peers import Buddies
 
 
 @in_loop
@@ -118,6 +122,22 @@ async def test_a_rank_that_comes_back_does_not_find_what_it_left():
         assert a.vault.captured(Rank(0)) == ()
         assert a.transcript(0) == b"new"
         assert a.replicator.versions(Rank(0)) == ()
+
+
+@in_loop
+async def test_what_a_newcomer_left_that_never_came_to_live_here_does_not_hide_the_copies():
+    """It was ended before its repair was over, and another node has its rank; this one holds copies of it."""
+    async with cluster("a", "b") as (a, b):
+        a.capture(0, 4)
+        a.seal(0)
+        assert await b.seat(0, a.peer) is None
+        Node.set_buddies(SimpleNamespace(copies=b.replicator), Buddies({}, (Rank(0),)))
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        await a.until_safe(0, 4)
+        await a.close()
+        assert b.replicator.versions(Rank(0)) == (4,)
+        assert await b.seat(0) is None
+        assert b.vault.captured(Rank(0)) == (4,)
 
 
 @in_loop
