@@ -163,14 +163,16 @@ class Replicator:
         """Prepare the rank's memory here for a newcomer, and say `done`, with what went wrong if anything did.
 
         Without a source, what lies here counts: the rank's own memory if it lived here last, else the copies. With one,
-        the slots are empty and the transcript comes from there. Its descriptors are new ones, unless it lived here.
+        copies that were sent here count too: they are what is left if the source is lost before it has sent more. Else the
+        slots are empty and the transcript comes from there. Its descriptors are new ones, unless it lived here.
         """
-        if source is not None:
+        here = source is None and self._vault.has_transcript(rank)
+        moved = not here and self._shared.replicas.move_to(self._vault, rank, left=source is None)
+        if source is not None and not moved:
             self._errands[rank] = self._bring_transcript(rank, source, done)
             return
         self._give_up_errand(rank)
-        here = self._vault.has_transcript(rank)
-        if not here and self._shared.replicas.move_to(self._vault, rank):
+        if moved:
             here = True
             for held in self._vault.held(rank):
                 self._home(rank).captured(held.version)

@@ -175,6 +175,51 @@ async def test_a_source_that_is_gone_is_said_and_slots_stay_empty():
 
 
 @in_loop
+async def test_a_newcomers_node_keeps_its_copies_until_it_has_what_the_source_holds():
+    """The rank's worker died on its node, whose memory is newer; then that node is lost as well."""
+    async with cluster("a", "b") as (a, b):
+        b.replicator.keep({Rank(0)})
+        a.seal(0)
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.capture(0, 4)
+        await a.until_safe(0, 4)
+        a.capture(0, 5)
+        await a.until_safe(0, 4, 5)
+        a.replicator.set_buddies({Rank(0): ()})
+        a.capture(0, 6)
+        assert await b.seat(0, a.peer) is None
+        assert b.transcript(0) == b"a transcript"
+        assert "holds no snapshot 9" in await b.fetch(0, 9, a.peer)
+        await a.close()
+        assert "a (127.0.0.1" in await b.fetch(0, 6, a.peer)
+        assert b.replicator.versions(Rank(0)) == (4, 5)
+        assert await b.seat(0) is None
+        assert b.vault.captured(Rank(0)) == (4, 5)
+        assert b.body(0, 5) == content(0, 5)
+
+
+@in_loop
+async def test_what_a_newcomers_node_held_gives_way_to_what_the_source_holds():
+    async with cluster("a", "b") as (a, b):
+        b.replicator.keep({Rank(0)})
+        a.seal(0)
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.capture(0, 4)
+        await a.until_safe(0, 4)
+        a.capture(0, 5)
+        await a.until_safe(0, 4, 5)
+        a.replicator.set_buddies({Rank(0): ()})
+        a.capture(0, 6)
+        assert await b.seat(0, a.peer) is None
+        before = b.vault.descriptors(Rank(0))
+        assert await b.fetch(0, 6, a.peer) is None
+        assert b.vault.descriptors(Rank(0)) == before
+        assert b.vault.captured(Rank(0)) == (6,)
+        assert sorted(b.vault.board.cells[0].slots) == [-1, 6]
+        assert b.body(0, 6) == content(0, 6)
+
+
+@in_loop
 async def test_a_fetch_replaces_all_that_was_there_and_is_sent_on():
     async with cluster("a", "b", "c") as (a, b, c):
         a.capture(0, 4)
