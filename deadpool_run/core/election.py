@@ -189,7 +189,8 @@ def _asked(agent: Agent, asked: VoteAsked, now: float) -> tuple[Agent, tuple[Out
         agent = replace(agent, prompted_at=min(agent.prompted_at, now + agent.timeout_s / 4))
     agent = replace(agent, seen=max(agent.seen, asked.term))
     newer = agent.rosters if agent.roster.number > asked.roster else ()
-    vote = VoteGiven(asked.term, agent.me, granted, agent.closed_at is not None, agent.promised, newer)
+    closed = None if agent.closed_at is None else agent.roster.head
+    vote = VoteGiven(asked.term, agent.me, granted, closed, agent.promised, newer)
     return agent, (GiveVote(asked.candidate, vote),)
 
 
@@ -200,7 +201,7 @@ def _voted(agent: Agent, vote: VoteGiven, now: float) -> Agent:
     if vote.rosters and vote.rosters[-1].number > agent.roster.number and agent.me in vote.rosters[-1].agents:
         # Somebody was elected, and perhaps got no further: that roster counts, and that head may live.
         agent = replace(agent, rosters=vote.rosters, heard_at=now, closed_at=None)
-    ended = agent.ended | ({(vote.rosters or agent.rosters)[-1].head} if vote.closed else set())
+    ended = agent.ended if vote.closed is None else agent.ended | {vote.closed}
     return replace(agent, ended=ended, votes=agent.votes | ({vote.voter} if vote.granted else set()))
 
 

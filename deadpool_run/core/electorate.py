@@ -102,15 +102,16 @@ class VoteAsked:
 
 @dataclass(frozen=True, slots=True)
 class VoteGiven:
-    """An agent's answer. `closed`: the old head's process ended, as it saw; `promised` is the largest term it voted in.
+    """An agent's answer. `closed` is the head that it followed, if it saw that its process ended.
 
+    `promised` is the largest term that it voted in.
     `rosters` are those that count, where a newer one is known than the candidate's.
     """
 
     term: int
     voter: NodeId
     granted: bool
-    closed: bool
+    closed: NodeId | None
     promised: int
     rosters: tuple[Roster, ...] = ()
 

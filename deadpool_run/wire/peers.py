@@ -318,7 +318,7 @@ class Vote:
     term: int
     voter: NodeId
     granted: bool
-    closed: bool
+    closed: NodeId | None
     promised: int
     rosters: tuple[Roster, ...]
 

@@ -73,12 +73,23 @@ def test_a_candidate_learns_of_a_roster_that_another_was_elected_with():
     question = asked("b", term=2, log=(0, 9))
     _, (answer,) = step(voter, question, now=101.0 + T)
     assert (answer.vote.granted, answer.vote.rosters) == (False, claimed)
-    vote = el.VoteGiven(1, "c", granted=False, closed=False, promised=1, rosters=claimed)
+    vote = el.VoteGiven(1, "c", granted=False, closed=None, promised=1, rosters=claimed)
     candidate, _ = step(candidate, vote, now=100.0 + 1.6 * T)
     assert candidate.rosters == claimed
     assert granted(voter, asked("b", term=2, log=(0, 9), number=4), 101.0 + T)
-    left_out = el.VoteGiven(1, "c", granted=False, closed=False, promised=1, rosters=(roster("c", number=9, head="c"),))
+    left_out = el.VoteGiven(1, "c", granted=False, closed=None, promised=1, rosters=(roster("c", number=9, head="c"),))
     assert step(candidate, left_out, now=100.0 + 1.7 * T)[0].rosters == claimed
+
+
+def test_whose_end_a_voter_saw_may_be_another_heads():
+    """It had not heard of the one that is claimed to lead now, and may live."""
+    claimed = (roster("h", "a", "b", "c"), roster("a", "b", "c", head="a", number=4))
+    candidate, _ = step(follower("b", rosters=claimed), el.Tick(), now=100.0 + 1.5 * T)
+    voter, _ = step(follower("c", "h", "a", "b", "c"), el.LinkBroken(closed=True), now=101.0)
+    _, (answer,) = step(voter, asked("b", log=(0, 9), number=4), now=101.0 + T)
+    assert (answer.vote.granted, answer.vote.closed) == (True, "h")
+    told, _ = step(candidate, el.VoteGiven(1, "c", granted=True, closed="h", promised=1), now=100.0 + 1.6 * T)
+    assert told.ended == {"h"}
 
 
 def test_a_vote_needs_silence_or_the_end_of_the_head():
@@ -164,7 +175,7 @@ def test_who_ended_may_have_led_before_if_they_were_enough(agents, ended, goes_o
     agent, _ = step(follower("b", rosters=rosters), el.LinkBroken(closed=True), now=101.0)
     agent, _ = step(agent, *(el.AgentEnded(each) for each in ended), now=101.0)
     agent, _ = step(agent, el.Tick(), now=102.0 + T / 2)
-    votes = [el.VoteGiven(1, each, granted=True, closed=True, promised=1) for each in agents if each not in ended]
+    votes = [el.VoteGiven(1, each, granted=True, closed="h", promised=1) for each in agents if each not in ended]
     agent, _ = step(agent, *votes, now=102.0 + T / 2)
     answers = [el.HeardFromAgent(vote.voter, 1, 102.0 + T / 2, 4) for vote in votes]
     agent, _ = step(agent, *answers, now=102.0 + T / 2)
