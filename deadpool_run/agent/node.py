@@ -22,6 +22,7 @@ from deadpool_run.agent.workforce import Workforce
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import (
+    CaptureSkipped,
     Event,
     LoopFinished,
     NodeResynced,
@@ -241,6 +242,8 @@ class Node:
     def _submit(self, event: Event) -> None:
         """Pass a fact on; that a rank is through only once its last snapshot is safe from the loss of this node."""
         self._roll.told(event)
+        if self.copies is not None and isinstance(event, CaptureSkipped):
+            self.copies.skipped()
         if self.copies is not None and isinstance(event, TranscriptSealed | LoopFinished):
             rank = self._workforce.rank(event.worker)
             if rank is not None and isinstance(event, TranscriptSealed):

@@ -4,6 +4,7 @@ An owner says `put`, and is told to go on, that this very content is here alread
 segment it is told what is held now. Whoever says `get` is told the size of what follows.
 """
 
+import contextlib
 import logging
 import socket
 import threading
@@ -11,13 +12,15 @@ from typing import Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank
-from deadpool_run.vault import fields, stream
+from deadpool_run.vault import fields, likeness, stream
 from deadpool_run.vault.replicas import TRANSCRIPT, Copy
-from deadpool_run.vault.sources import Shared, find, is_sound
+from deadpool_run.vault.sources import Shared, find, is_sound, like
 from deadpool_run.vault.stream import Outcome
 
 _LOG = logging.getLogger("deadpool_run")
 _LIFE_WAIT_S = 5.0
+_CAPTURE_WAIT_S = 2.0
+"""How long an owner is kept waiting for ranks that live here and are late with the same step."""
 
 
 class Served:
@@ -66,7 +69,8 @@ class Served:
         refusal = "it lives here" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, life)
         if refusal is None and not replicas.has(rank, version, token, life):
             stream.send_frame(self._sock, {"say": "go"})
-            refusal = self._receive(rank, Copy(version, token, nbytes, life, replicas.spare(rank, version)))
+            copy = Copy(version, token, nbytes, life, replicas.spare(rank, version))
+            refusal = self._receive(rank, copy, compare=bool(message.get("compare")) and version is not TRANSCRIPT)
         if refusal is not None:
             stream.send_frame(self._sock, {"say": "no", "why": refusal})
             return
@@ -75,12 +79,14 @@ class Served:
         told = {"held": fields.encode(left), "transcript": None if transcript is None else transcript.hex()}
         stream.send_frame(self._sock, {"say": "held", **told})
 
-    def _receive(self, rank: Rank, copy: Copy) -> str | None:
+    def _receive(self, rank: Rank, copy: Copy, *, compare: bool) -> str | None:
         """Receive a copy and take it among the others; return why not."""
         whole = False
         try:
             with copy.memory.view(copy.nbytes) as view:
-                outcome = stream.receive_segment(self._sock, view, self._shared.received)
+                found = self._search(rank, copy, view) if compare else ()
+                ranges = likeness.rest(copy.nbytes, found) if found else None
+                outcome = stream.receive_segment(self._sock, view, self._shared.received, ranges)
             whole = outcome is Outcome.WHOLE and is_sound(copy.memory.fd, copy.version, copy.token, copy.nbytes)
         finally:
             if not whole:
@@ -88,6 +94,13 @@ class Served:
         if not whole:
             return "torn" if outcome is Outcome.TORN else "damaged"
         return self._shared.replicas.add(rank, copy)
+
+    def _search(self, rank: Rank, copy: Copy, view: memoryview) -> set[int]:
+        """Fill in what is here already; return which chunks that is."""
+        assert copy.version is not TRANSCRIPT
+        places = like(self._shared, rank, copy.version, patience_s=_CAPTURE_WAIT_S)
+        with contextlib.closing(likeness.Search(places)) as search:
+            return search.answer(self._sock, view)
 
     # --- get -----------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import fields, stream
+from deadpool_run.vault import fields, likeness, stream
 from deadpool_run.vault.fields import Identity
+from deadpool_run.vault.likeness import Hopes
 from deadpool_run.vault.replicas import TRANSCRIPT
 from deadpool_run.vault.sources import Shared, Source, open_held, open_transcript
 from deadpool_run.vault.vault import Held, Vault
@@ -104,6 +105,7 @@ class Link:
         self._on_change = on_change
         self._changed = threading.Condition()
         self._known = _Known(shared.life.number)
+        self._hopes = Hopes()
         self._sock: socket.socket | None = None
         self._stopping = False
         self._woken = True
@@ -195,6 +197,9 @@ class Link:
     def _deliver(self, offer: _Offer) -> bool:
         """Send what the buddy does not hold. False: try again later. Raises OSError and `ProtocolError`."""
         sock = self._connected()
+        nbytes = offer.source.nbytes
+        asked = [] if offer.version is TRANSCRIPT else self._hopes.worth_asking(nbytes)
+        found: set[int] = set()
         stream.send_frame(
             sock,
             {
@@ -202,18 +207,26 @@ class Link:
                 "rank": self._rank,
                 "version": offer.version,
                 "token": offer.source.token.hex(),
-                "nbytes": offer.source.nbytes,
+                "nbytes": nbytes,
                 "life": offer.life,
                 "held": fields.encode(offer.held),
+                "compare": bool(asked),
             },
         )
         answer = self._answer(sock)
         if answer.get("say") == "go":
-            offer.source.send(sock, self._shared, lambda: self._shared.life.number == offer.life)
+            if asked:
+                found = likeness.ask(sock, offer.source.fd, nbytes, asked, offer.source.still)
+            ranges = likeness.rest(nbytes, found) if found else None
+            offer.source.send(sock, self._shared, ranges=ranges, wanted=lambda: self._shared.life.number == offer.life)
             answer = self._answer(sock)
         if answer.get("say") != "held":
             _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer.get("why"))
             return False
+        self._hopes.learn(asked, found)
+        self._shared.spared.add(
+            nbytes - sum(end - begin for begin, end in likeness.rest(nbytes, found)) if found else 0
+        )
         self._learn(offer, answer)
         return True
 

@@ -19,7 +19,7 @@ from deadpool_run.vault.fetching import Errand
 from deadpool_run.vault.inbound import Served
 from deadpool_run.vault.outbound import Dial, Home, Link
 from deadpool_run.vault.replicas import Memory, Replicas
-from deadpool_run.vault.sources import Life, Shared
+from deadpool_run.vault.sources import Captures, Life, Shared
 from deadpool_run.vault.stream import Bucket, Meter
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
@@ -54,7 +54,17 @@ class Replicator:
     ) -> None:
         """Begin. `bandwidth` bounds the bytes a second that are sent, on all connections together."""
         closing = threading.Event()
-        self._shared = Shared(vault, Replicas(), Life(), Bucket(bandwidth, closing), Meter(), Meter(), closing)
+        self._shared = Shared(
+            vault=vault,
+            replicas=Replicas(),
+            life=Life(),
+            captures=Captures(),
+            bucket=Bucket(bandwidth, closing),
+            sent=Meter(),
+            received=Meter(),
+            spared=Meter(),
+            closing=closing,
+        )
         self._vault = vault
         self._loop = loop
         self._dial = dial
@@ -104,7 +114,12 @@ class Replicator:
     def captured(self, rank: Rank, version: Version) -> None:
         """Note that the rank's worker holds this version complete."""
         self._home(rank).captured(version)
+        self._shared.captures.tell()
         self._wake(rank)
+
+    def skipped(self) -> None:
+        """Note that a rank's worker will not hold a version that it was to capture; its cell says which."""
+        self._shared.captures.tell()
 
     def sealed(self, rank: Rank) -> None:
         """Note that the rank's transcript is complete."""
@@ -265,6 +280,7 @@ class Replicator:
         return {
             "sent_bytes": shared.sent.total,
             "received_bytes": shared.received.total,
+            "spared_bytes": shared.spared.total,
             "sent_bytes_per_s": shared.sent.rate(),
             "received_bytes_per_s": shared.received.rate(),
             "fetched_bytes": self._fetched[0],

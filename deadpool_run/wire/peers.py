@@ -70,6 +70,8 @@ class Traffic:
 
     sent_bytes: int
     received_bytes: int
+    spared_bytes: int
+    """What was not sent, for the node that it was for had it already."""
     sent_bytes_per_s: float
     received_bytes_per_s: float
     fetched_bytes: int
