@@ -38,6 +38,8 @@ from deadpool_run.wire.peers import Peer
 
 _AGAIN_S = 0.05
 _EXIT_LAUNCH_FAILED = 1
+_STREAMS = 4
+"""Connections for large snapshots, of all ranks of a machine together."""
 
 
 class Membership:
@@ -82,7 +84,8 @@ class Membership:
             self._loop,
             lambda address, port: rendezvous.dial_vault(address, port, token),
             self.node.replicated,
-            spec.cluster.bandwidth,
+            bandwidth=spec.cluster.bandwidth,
+            streams=spec.cluster.streams or max(1, _STREAMS // spec.nproc_per_node),
         )
         self.node.copies = self._replicator
 

@@ -101,6 +101,8 @@ class Cluster:
     """A node that is silent for so long is lost."""
     bandwidth: int | None = None
     """Bytes per second that copies of snapshots may take; None: all there is."""
+    streams: int | None = None
+    """Connections that a large snapshot of one rank is sent over. None: four for all ranks of a machine."""
     own_directory: bool = False
     """The user named a run directory; else it is called as the coordinator's is."""
     founds: bool = True

@@ -222,6 +222,13 @@ _NODES = (
         help="The most that a machine's copies take per second, such as 500M or 2G. Not set: all there is.",
     ),
     Option(
+        name="replica_streams",
+        panel=NODES,
+        metavar="N",
+        torchrun=False,
+        help="Connections that one rank's large snapshots are sent over. Not set: so many that the machine's ranks have 4 in all.",
+    ),
+    Option(
         name="topology",
         panel=NODES,
         metavar="LABEL",

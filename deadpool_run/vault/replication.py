@@ -17,6 +17,7 @@ from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault import fetching
 from deadpool_run.vault.fetching import Errand
 from deadpool_run.vault.inbound import Served
+from deadpool_run.vault.lanes import Arrivals, Crew
 from deadpool_run.vault.outbound import Dial, Home, Link
 from deadpool_run.vault.replicas import Memory, Replicas
 from deadpool_run.vault.sources import Captures, Life, Shared
@@ -44,21 +45,29 @@ class Replicator:
     has no buddies, it is what its own slots hold.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it reads, whom it reaches and tells, and under which bounds
         self,
         vault: Vault,
         loop: asyncio.AbstractEventLoop,
         dial: Dial,
         on_safe: OnSafe,
+        *,
         bandwidth: int | None = None,
+        streams: int = 1,
     ) -> None:
-        """Begin. `bandwidth` bounds the bytes a second that are sent, on all connections together."""
+        """Begin.
+
+        `bandwidth` bounds the bytes a second that are sent, on all connections together; `streams` the connections that
+        one large snapshot is sent over, or fetched.
+        """
         closing = threading.Event()
         self._shared = Shared(
             vault=vault,
             replicas=Replicas(),
             life=Life(),
             captures=Captures(),
+            arrivals=Arrivals(),
+            streams=streams,
             bucket=Bucket(bandwidth, closing),
             sent=Meter(),
             received=Meter(),
@@ -193,9 +202,9 @@ class Replicator:
         began = time.monotonic()
         nbytes = 0
 
-        def act(sock: socket.socket) -> None:
+        def act(sock: socket.socket, crew: Crew) -> None:
             nonlocal nbytes
-            nbytes = fetching.bring_snapshot(sock, self._shared, rank, version, life)
+            nbytes = fetching.bring_snapshot(sock, crew, self._shared, rank, version, life)
 
         def end(failure: str | None) -> None:
             if failure is None:
@@ -216,7 +225,7 @@ class Replicator:
         brought: list[Memory] = []
         life = self._shared.life.number
 
-        def act(sock: socket.socket) -> None:
+        def act(sock: socket.socket, _: Crew) -> None:
             brought.append(fetching.bring_transcript(sock, self._shared, rank, life))
 
         def end(failure: str | None) -> None:
@@ -292,6 +301,7 @@ class Replicator:
     def close(self) -> None:
         """End every thread and let go of all memory but the vault's. Blocks, a short while; nothing is told after."""
         self._shared.closing.set()
+        self._shared.arrivals.close()
         running: list[Link | Errand | Served] = [*self._ending, *self._errands.values(), *self._served]
         running += [link for links in self._links.values() for link in links.values()]
         for each in running:

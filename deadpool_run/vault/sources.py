@@ -10,6 +10,7 @@ from functools import partial
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments, stream
+from deadpool_run.vault.lanes import Arrivals
 from deadpool_run.vault.replicas import TRANSCRIPT, Replicas
 from deadpool_run.vault.segments import SegmentState
 from deadpool_run.vault.stream import Bucket, Meter, Outcome
@@ -65,6 +66,9 @@ class Shared:
     replicas: Replicas
     life: Life
     captures: Captures
+    arrivals: Arrivals
+    streams: int
+    """Connections for one segment, at most."""
     bucket: Bucket
     sent: Meter
     received: Meter

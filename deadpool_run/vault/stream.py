@@ -172,7 +172,8 @@ def send_segment(  # noqa: PLR0913 - what is sent, where, and under which bounds
     Returns `TORN` as soon as something has; what was sent of it is then no segment.
     """
     outcome = Outcome.WHOLE if still() else Outcome.TORN
-    with mmap.mmap(fd, max(end for _, end in ranges), prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
+    last = max((end for _, end in ranges), default=0)
+    with mmap.mmap(fd, max(1, last), prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
         for begin, end in _pieces(ranges):
             if outcome is not Outcome.WHOLE:
                 break

@@ -52,7 +52,7 @@ def body_of(fd, version):
 class Node:
     """One node: what happens to it, and what was told of it."""
 
-    def __init__(self, name, world_size=4, *, bandwidth=None, dial=None):
+    def __init__(self, name, world_size=4, *, bandwidth=None, dial=None, streams=1):
         self.name = name
         self.vault = Vault(world_size)
         self.told = {}
@@ -62,7 +62,7 @@ class Node:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.peer = Peer(NodeId(name), *self.listener.getsockname())
         self.replicator = Replicator(
-            self.vault, asyncio.get_running_loop(), dial or connect, self._on_safe, bandwidth=bandwidth
+            self.vault, asyncio.get_running_loop(), dial or connect, self._on_safe, bandwidth=bandwidth, streams=streams
         )
         self.loop = asyncio.get_running_loop()
         self._waited = threading.Event()
