@@ -179,9 +179,13 @@ class SetupCompleted:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptSealed:
-    """Set-up and the first two steps of this worker's rank can be rehearsed by a newcomer from now on."""
+    """Set-up and the first two steps of this worker's rank can be rehearsed by a newcomer from now on.
+
+    `like` is the lowest of the ranks that hold the same parameters as this one; None if it is the only one.
+    """
 
     worker: WorkerId
+    like: Rank | None = None
 
 
 @dataclass(frozen=True, slots=True)
