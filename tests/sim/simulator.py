@@ -33,7 +33,7 @@ KINDS = (
     ),
     *("suspect", "drain", "attach", "start"),
 )
-NODE_KINDS = ("lose node", "lose node", "lose node", "kill rank", "kill rank", "freeze rank", "suspect")
+NODE_KINDS = ("lose node", "lose node", "lose node", "lose nodes", "kill rank", "kill rank", "freeze rank", "suspect")
 """Where a job spans nodes."""
 REPAIR_TIMEOUT_S = 5.0
 HANG_CHECK_S = 2.0
@@ -120,8 +120,9 @@ class Simulation:
             return
         if isinstance(event, (ev.WorkerExited, ev.WorkerStartFailed)):
             self.reported_dead.add(event.worker)
-        if isinstance(event, ev.NodeLost):
-            self.reported_dead |= {worker.number for worker in self.workers.values() if worker.node == event.node}
+        if isinstance(event, ev.NodesLost):
+            lost = {loss.node for loss in event.losses}
+            self.reported_dead |= {worker.number for worker in self.workers.values() if worker.node in lost}
         before = self.state
         self.state, effects = coordinator.step(self.settings, before, event, self.clock.now)
         self.log.append(f"{self.clock.now:8.3f} {event}")
@@ -208,8 +209,8 @@ class Simulation:
         if fault.kind == "stop":
             self.asked_to_stop = True
             self.tell(ev.StopRequested(15))
-        elif fault.kind == "lose node":
-            self.lose_node(fault)
+        elif fault.kind in ("lose node", "lose nodes"):
+            self.lose_nodes(fault, 1 if fault.kind == "lose node" else 2)
         elif fault.kind == "start":
             self.breaks.add("start")
             self.parked_faults += 1
@@ -218,24 +219,29 @@ class Simulation:
         self.troubled_at = self.clock.now
         self.log.append(f"{self.clock.now:8.3f} !! {fault}")
 
-    def lose_node(self, fault: Fault) -> None:
-        """Power is cut: known at once by its connections, or by silence. Another node may come for it."""
+    def lose_nodes(self, fault: Fault, count: int) -> None:
+        """Power is cut: known at once by connections, or by silence; of all together. Others may come for them."""
         alive = [node for node in self.storage.nodes.values() if node.alive]
         if len(self.storage.nodes) == 1 or not alive:
             return
-        node = alive[fault.whom % len(alive)]
-        self.uncovered_losses += not self.is_covered()
-        self.storage.lose(node.name)
-        self.nodes_lost.append(self.clock.now)
-        for worker in self.workers.values():
-            if worker.node == node.name:
-                worker.vanish()
+        first = fault.whom % len(alive)
+        lost = (alive[first:] + alive[:first])[:count]
+        self.uncovered_losses += not self.is_covered() or len(lost) > min(self.settings.replicas, len(alive) - 1)
+        for node in lost:
+            self.storage.lose(node.name)
+            self.nodes_lost.append(self.clock.now)
+            for worker in self.workers.values():
+                if worker.node == node.name:
+                    worker.vanish()
         if self.state.phase is not JobPhase.RUNNING:
             self.setup_faults += 1
         self.rank_faults += 1
-        self.clock.after(self.rng.choice((0.0, 0.05, 2.0)), lambda: self.tell(ev.NodeLost(node.name, "power")))
-        if self.rng.random() < 0.5:
-            self.clock.after(self.rng.uniform(2.5, 8.0), lambda: self.join(f"{node.name}~{len(self.storage.nodes)}"))
+        found = ev.NodesLost(tuple(ev.NodeLost(node.name, "power") for node in lost))
+        self.clock.after(self.rng.choice((0.0, 0.05, 2.0)), lambda: self.tell(found))
+        for node in lost:
+            if self.rng.random() < 0.5:
+                name = f"{node.name}~{len(self.storage.nodes)}"
+                self.clock.after(self.rng.uniform(2.5, 8.0), lambda name=name: self.join(name))
 
     def strike(self, fault: Fault, worker: Worker) -> None:
         if fault.kind.endswith("parked"):
@@ -309,7 +315,7 @@ class Simulation:
             "the world was started again": self.setup_faults + self.parked_faults > self.state.restarts,
             "workers died before they were given a rank": self.parked_faults >= pool.CRASHES,
             "rank ": not self.state.managed,  # a loss before anyone called init()
-            "is lost: power": not self.state.managed,
+            "lost: power": not self.state.managed,
             "and no other came": len(self.nodes_lost) > self.settings.spare_nodes,
             "no place is left": len(self.nodes_lost) > self.settings.spare_nodes,
             "no version is held by every rank": self.uncovered_losses > 0 and not self.settings.durable,
