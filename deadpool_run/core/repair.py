@@ -140,7 +140,6 @@ def recall(turn: Turn, member: Member) -> None:
 def drained(turn: Turn, member: Member, event: ev.SurvivorDrained) -> None:
     """Note what a survivor holds."""
     assert member.rank is not None
-    turn.set_member(member.worker, newcomer=False)
     turn.set_seat(member.rank, held=replicas.held_by_survivor(event), copies={}, asked=frozenset())
     repair = turn.state.repair
     if repair is not None and (repair.completed is None or repair.completed < event.completed):

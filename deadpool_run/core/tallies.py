@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, overload
 
-from deadpool_run.core.lifecycle import MemberPhase
+from deadpool_run.core.lifecycle import TIMED, MemberPhase
 from deadpool_run.core.shelves import ByNode, Shelves, Times
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
 
@@ -66,18 +66,19 @@ class SeatLike(Protocol):
 class Crowd:
     """The members of one phase. Never changed in place, nor is anything in it."""
 
-    who: Shelves[WorkerId, float] = field(default_factory=Shelves)
-    """With the time from which on each one's patience runs."""
+    who: Shelves[WorkerId, None] = field(default_factory=Shelves)
     times: Times = field(default_factory=Times)
-    """Those times, so that the earliest is known."""
+    """From when on it is waited for each of them, where that ends some time: else nothing."""
 
-    def having(self, worker: WorkerId, at: float) -> "Crowd":
+    def having(self, member: MemberLike) -> "Crowd":
         """Return these with one more."""
-        return Crowd(self.who.having(worker, at), self.times.one_more(at))
+        times = self.times.one_more(patience_from(member)) if member.phase in TIMED else self.times
+        return Crowd(self.who.having(member.worker, None), times)
 
-    def without(self, worker: WorkerId) -> "Crowd":
-        """Return these without this one."""
-        return Crowd(self.who.without(worker), self.times.one_less(self.who[worker]))
+    def without(self, member: MemberLike) -> "Crowd":
+        """Return these without this one, as it was."""
+        times = self.times.one_less(patience_from(member)) if member.phase in TIMED else self.times
+        return Crowd(self.who.without(member.worker), times)
 
 
 _NOBODY = Crowd()
@@ -103,8 +104,12 @@ class MemberTally:
     def changed(self, old: MemberLike | None, new: MemberLike | None) -> "MemberTally":
         """Return the tally after one member became another: None is one that is not there."""
         phases, on, alive = self.phases, self.on, self.alive
-        if old is None or new is None or old.phase is not new.phase or patience_from(old) != patience_from(new):
+        if old is None or new is None or old.phase is not new.phase:
             phases = _moved(phases, old, new)
+        elif new.phase in TIMED and patience_from(old) != patience_from(new):
+            crowd = phases[new.phase]
+            times = crowd.times.one_less(patience_from(old)).one_more(patience_from(new))
+            phases = {**phases, new.phase: Crowd(crowd.who, times)}
         was_at, is_at = None if old is None else old.node, None if new is None else new.node
         if was_at != is_at:
             on = _resettled(on, old, new)
@@ -286,12 +291,12 @@ def _moved(
 ) -> Mapping[MemberPhase, Crowd]:
     moved = dict(phases)
     if old is not None:
-        left = moved[old.phase].without(old.worker)
+        left = moved[old.phase].without(old)
         moved[old.phase] = left
         if not left.who:
             del moved[old.phase]
     if new is not None:
-        moved[new.phase] = moved.get(new.phase, _NOBODY).having(new.worker, patience_from(new))
+        moved[new.phase] = moved.get(new.phase, _NOBODY).having(new)
     return moved
 
 
@@ -345,9 +350,14 @@ def _count_members(members: Iterable[MemberLike]) -> MemberTally:
         stepped += _has_stepped(member)
         bound += _is_bound(member)
         claiming += _claims(member)
-    crowds = {phase: Crowd(Shelves(who), Times(_how_many(who.values()))) for phase, who in phases.items()}
+    crowds = {phase: _crowd(phase, who) for phase, who in phases.items()}
     settled = ByNode({node: frozenset(workers) for node, workers in on.items()})
     return MemberTally(crowds, settled, ByNode(alive), stepped, bound, claiming)
+
+
+def _crowd(phase: MemberPhase, who: Mapping[WorkerId, float]) -> Crowd:
+    times = _how_many(who.values()) if phase in TIMED else {}
+    return Crowd(Shelves(dict.fromkeys(who)), Times(times))
 
 
 def _how_many(times: Iterable[float]) -> dict[float, int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from deadpool_run.core import capture, ending, placement, pool, repair, world
-from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, JobPhase, MemberPhase
+from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, TIMED, JobPhase, MemberPhase
 from deadpool_run.core.membership import Member, State
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.tallies import patience_from
@@ -20,9 +20,6 @@ RAISED_S = 10.0
 
 START_S = 300.0
 """A worker that the first step of a world waits for is ready within so long, however slow its imports are."""
-
-
-_TIMED = AT_WORK_IN_REPAIR | {MemberPhase.ENDING, MemberPhase.RAISED, MemberPhase.UNATTACHED, MemberPhase.STARTING}
 
 
 class Due(StrEnum):
@@ -76,8 +73,11 @@ def earliest(settings: Settings, state: State) -> float | None:
     if state.move is not None:
         return state.move.began_at + settings.node_timeout_s
     first = [deadline.at for deadline in _of_the_job(settings, state)]
+    lingering = state.done_at is not None and state.phase is JobPhase.FINISHING
     for phase, crowd in state.member_tally.phases.items():
-        found = _of_phase(settings, state, phase, crowd.times.first)
+        if phase not in TIMED and not lingering:
+            continue
+        found = _of_phase(settings, state, phase, crowd.times.first if crowd.times else 0.0)
         if found is not None:
             first.append(found[0])
     return min(first, default=None)
@@ -87,7 +87,7 @@ def _with_deadlines(state: State) -> list[Member]:
     """Return the members that may have any, oldest first."""
     if state.done_at is not None and state.phase is JobPhase.FINISHING:
         return list(state.members.values())
-    return state.in_phase(*_TIMED)
+    return state.in_phase(*TIMED)
 
 
 def _of_the_job(settings: Settings, state: State) -> Iterator[Deadline]:

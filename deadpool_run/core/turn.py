@@ -121,15 +121,15 @@ class Turn:
         member = self.state.members.get(worker)
         return member is not None and trigger_of(fact) in MEMBER_TRANSITIONS[member.phase]
 
-    def accept(self, worker: WorkerId, fact: ev.Event) -> Member | None:
-        """Move the member by what it says and return it; None if that says nothing (any more)."""
+    def accept(self, worker: WorkerId, fact: ev.Event, **changes: Any) -> Member | None:
+        """Move the member by what it says, with these changes, and return it; None if that says nothing (any more)."""
         if not self.obeys(worker, fact):
             return None
         trigger = trigger_of(fact)
         assert trigger is not None
         phase = MEMBER_TRANSITIONS[self.state.members[worker].phase][trigger]
         assert phase is not MemberPhase.ENDED, "reaped members are removed, not moved"
-        return self.set_member(worker, phase=phase, since=self.now)
+        return self.set_member(worker, phase=phase, since=self.now, **changes)
 
     def add_member(self, member: Member) -> None:
         """Note a worker that was not known."""
