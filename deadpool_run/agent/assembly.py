@@ -103,8 +103,7 @@ class Assembly:
     def _log(self, now: float, event: Event) -> None:
         if self._standbys:
             entry = peers.LogEntry(self._authority.agent.term, self._head.server.entries, now, encode(event))
-            for node in self._standbys:
-                self.send(node, entry)
+            self._hub.broadcast(entry, self._standbys)
 
     # --- hearing: what the hub asks -------------------------------------------------------------------------------
 

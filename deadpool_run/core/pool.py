@@ -21,7 +21,8 @@ def heal(turn: Turn) -> None:
     state = turn.state
     if state.phase not in _HEALED_IN:
         return
-    missing = _missing(turn.settings, state, _to_look_at(turn))
+    looked_at = _to_look_at(turn)
+    missing = _missing(turn.settings, state, looked_at) if looked_at else []
     if not missing:
         return
     if _crashed_lately(state, turn.now) >= CRASHES:
