@@ -150,8 +150,7 @@ def _repair(turn: Turn, truth: Truth, discarded: tuple[Epoch, Version], why: str
     before = turn.state.repair or Repair(began_at=turn.now)
     turn.set(repair=before)
     for one in truth.fallen:
-        repair.note_loss(turn, one)
-    turn.set_repair(attempts=before.attempts)  # it is the coordinator's node that failed, not the repair
+        repair.note_loss(turn, one)  # which is no attempt: it is the coordinator's node that failed, not the repair
     for heir in truth.heirs:
         _adopt(turn, heir, MemberPhase.REHEARSING, newcomer=True)
         repair.replaced(turn, Rank(heir.found.rank), turn.state.members[heir.found.worker])

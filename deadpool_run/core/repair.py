@@ -34,7 +34,10 @@ class Fallen:
 
 
 def lost(turn: Turn, fallen: Sequence[Fallen], why: str) -> None:
-    """Repair the loss of these ranks' workers, lost at once."""
+    """Repair the loss of these ranks' workers, lost at once: however many they are, one attempt has failed."""
+    repair = turn.state.repair or Repair(began_at=turn.now)
+    counts = any(_is_attempt(repair, one.member) for one in fallen)
+    turn.set(repair=changed(repair, attempts=repair.attempts + counts))
     for one in fallen:
         note_loss(turn, one)
     begin_epoch(turn, why)
@@ -48,18 +51,23 @@ def note_loss(turn: Turn, fallen: Fallen) -> None:
     assert member.rank is not None
     repair = turn.state.repair or Repair(began_at=turn.now)
     injected = member.injected_at is not None
-    counts = not (injected or member.blameless) and (not repair.losses or member.newcomer or repair.resume is not None)
     detected_s = None if member.injected_at is None else turn.now - member.injected_at
     held = (*(fallen.left or ()), repair.dead_held)
     turn.set(
         repair=changed(
             repair,
             losses=(*repair.losses, LossSoFar(member.rank, member.worker, fallen.cause, injected, turn.now)),
-            attempts=repair.attempts + counts,
             dead_held=max((version for version in held if version is not None), default=None),
             detected_s=detected_s if repair.detected_s is None else repair.detected_s,
         )
     )
+
+
+def _is_attempt(repair: Repair, lost: Member) -> bool:
+    """Tell whether the loss begins an attempt, or ends one that had gone somewhere; what a user injects does neither."""
+    if lost.injected_at is not None or lost.blameless:
+        return False
+    return not repair.losses or lost.newcomer or repair.resume is not None
 
 
 def _find_copies(turn: Turn, fallen: Fallen) -> None:

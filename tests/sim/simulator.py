@@ -35,6 +35,8 @@ KINDS = (
 )
 NODE_KINDS = ("lose node", "lose node", "lose node", "lose nodes", "kill rank", "kill rank", "freeze rank", "suspect")
 """Where a job spans nodes."""
+_AT_ONCE = "lose node at once"
+"""A node is lost as soon as the world says that it is protected, and copies are slow."""
 REPAIR_TIMEOUT_S = 5.0
 HANG_CHECK_S = 2.0
 BOUND_S = 30.0
@@ -203,14 +205,17 @@ class Simulation:
     # --- faults --------------------------------------------------------------------------------------------------
 
     def inject(self, fault: Fault) -> None:
+        if fault.kind == _AT_ONCE and self.state.phase in (JobPhase.STARTING, JobPhase.UNPROTECTED):
+            self.clock.after(0.005, lambda: self.inject(fault))
+            return
         alive = [w for w in self.workers.values() if w.alive and not w.frozen and not w.raising]
         parked = fault.kind in ("kill parked", "freeze parked")
         wanted = [w for w in alive if (w.mode in (Mode.STARTING, Mode.PARKED)) == parked and w.mode is not Mode.LEAVING]
         if fault.kind == "stop":
             self.asked_to_stop = True
             self.tell(ev.StopRequested(15))
-        elif fault.kind in ("lose node", "lose nodes"):
-            self.lose_nodes(fault, 1 if fault.kind == "lose node" else 2)
+        elif fault.kind.startswith("lose node"):
+            self.lose_nodes(fault, 2 if fault.kind == "lose nodes" else 1)
         elif fault.kind == "start":
             self.breaks.add("start")
             self.parked_faults += 1
@@ -325,7 +330,7 @@ class Simulation:
     def is_covered(self) -> bool:
         """Tell whether any one node may be lost now: no other is, and every rank's copies are where they should be."""
         lost = {node.name for node in self.storage.nodes.values() if not node.alive}
-        copied = self.storage.committed() >= 0 or not self.state.incidents  # after a repair, copies take their time
+        copied = self.storage.committed() >= 0 or not self.nodes_lost  # after a loss, new copies take their time
         return self.state.phase is JobPhase.RUNNING and not lost & set(self.state.nodes) and copied
 
 
@@ -357,7 +362,9 @@ def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS, *, durable:
         capture_interval=rng.choice((1, 1, 2)),
         durable=durable,
     )
-    return Simulation(seed, settings, planned(rng, kinds), steps=rng.choice((20, 60)))
+    job = Simulation(seed, settings, planned(rng, kinds), steps=rng.choice((20, 60)))
+    job.storage.slowest_s = 1.5 if _AT_ONCE in kinds else 0.15
+    return job
 
 
 def simulation(seed: int, kinds: tuple[str, ...] = KINDS) -> Simulation:
