@@ -132,7 +132,8 @@ class Storage:
             if name == source.name:
                 continue  # until others are chosen, a rank may live where its copies are
             self._clock.after(
-                self._rng.uniform(0.005, self.slowest_s), lambda name=name: self._arrive(source, name, rank, snapshot, epoch)
+                self._rng.uniform(0.005, self.slowest_s),
+                lambda name=name: self._arrive(source, name, rank, snapshot, epoch),
             )
 
     def _arrive(self, source: Node, name: str, rank: int, snapshot: Snapshot, epoch: int) -> None:
