@@ -59,6 +59,13 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesLost:
+    """These were found to be lost together (a switch or a rack is gone): one loss, and one repair."""
+
+    losses: tuple[NodeLost, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorMoved:
     """This state machine runs on another node from now on, in a larger term.
 
@@ -334,6 +341,7 @@ Event = (
     JobSubmitted
     | NodeJoined
     | NodeLost
+    | NodesLost
     | CoordinatorMoved
     | NodeResynced
     | SnapshotCommitted
