@@ -137,8 +137,6 @@ class _Agent:
                 above=head,
                 on_lost=self._on_lost,
             )
-            if node.durable.writes and signal.SIGUSR1 not in spec.signals_to_handle:
-                asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, node.durable.foretold)
             head.begin()
             await control.start()
             head.submit(JobSubmitted())
@@ -164,7 +162,6 @@ class _Agent:
         """Find the job, or found it; and find it again after we were taken for lost."""
         cluster = self._spec.cluster
         assert cluster is not None
-        self._await_the_foretelling()
         first, timeout_s = True, self._spec.settings.join_timeout_s
         loop = asyncio.get_running_loop()
         since = loop.time()
@@ -196,12 +193,6 @@ class _Agent:
                     continue
                 first, since = False, loop.time()
                 tell(f"{error}; this node's workers are ended, and it asks to be taken in again, as a spare")
-
-    def _await_the_foretelling(self) -> None:
-        """Have SIGUSR1 mean that the end of the job is near, where there is a place to save it to."""
-        durable = self._spec.durable
-        if durable is not None and durable.target and signal.SIGUSR1 not in self._spec.signals_to_handle:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._foretold)
 
     async def _be_member(self, found: rendezvous.Founder | rendezvous.Found) -> int:
         """Be a node of the job to its end. Raises `LostError` if it goes on without us, `EndedError` if it refuses us."""
@@ -299,20 +290,22 @@ class _Agent:
         else:
             self._on_stop(128 + number, f"it was ended by {signal.Signals(number).name} before it had joined a job")
 
-    def _foretold(self) -> None:
-        """Pass on that the end of the job was announced; before there is a job, do not wait for one any more."""
-        if self._member is not None:
-            self._member.foretold()
-        else:
-            self._on_stop(EXIT_QUEUE_AGAIN, "its end was foretold before it had joined a job")
-
     def _on_end_foretold(self) -> None:
-        """Go on: somebody says that the job is about to be ended, and there is nowhere yet to save it to.
+        """Have the job saved, if there is a place for it: somebody says that it is about to be ended.
 
-        It is Slurm's `--signal=USR1@SECONDS`. Where there is a durable checkpoint to write, this is the place to ask the
-        coordinator for it, and then for the end with exit code 75 (queue me again).
+        It is Slurm's `--signal=USR1@SECONDS`. Before there is a job among others, it is not waited for any more.
         """
-        tell("SIGUSR1: the job is about to be ended; there is nowhere to save it to, so training goes on until then")
+        durable = self._spec.durable
+        if durable is None or not durable.target:
+            tell(
+                "SIGUSR1: the job is about to be ended; there is nowhere to save it to, so training goes on until then"
+            )
+        elif self._member is not None:
+            self._member.foretold()
+        elif self._spec.cluster is not None:
+            self._on_stop(EXIT_QUEUE_AGAIN, "its end was foretold before it had joined a job")
+        elif self._node is not None:
+            self._node.durable.foretold()
 
     def _on_stop(self, exit_code: int, reason: str) -> None:
         if not self._over.done():

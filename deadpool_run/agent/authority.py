@@ -83,12 +83,13 @@ class Authority:
             self._body.follow(self._addresses[after.roster.head], after.term)
         self._set_timer()
 
-    def hear_roster(self, told: peers.Agents) -> None:
+    def hear_roster(self, told: peers.Agents, *, claim: bool = False) -> None:
         """Take in a head's roster."""
-        for roster in told.rosters:
-            for peer in roster.agents:
-                self.know(peer)
-        self.hear(electorate.HeardFromHead(told.term, rosters_of(told)))
+        self.hear(electorate.HeardFromHead(told.term, self._learn(told), claim))
+
+    def hear_claim(self, told: peers.Agents) -> None:
+        """Take in that somebody is elected, who may not decide yet; another agent may have said so."""
+        self.hear_roster(told, claim=True)
 
     def hear_pulse(self, told: peers.Pulse) -> None:
         """Take in a sign of life of the head, which says what still counts of the rosters that it told."""
@@ -125,7 +126,8 @@ class Authority:
                 self.canvass.say(self._others(self._agent.roster), ask)
             case electorate.GiveVote(_, vote):
                 if self._answer is not None:
-                    self._answer(peers.Vote(vote.term, vote.voter, vote.granted, vote.closed, vote.promised))
+                    rosters = self._told(vote.term, vote.rosters).rosters
+                    self._answer(peers.Vote(vote.term, vote.voter, vote.granted, vote.closed, vote.promised, rosters))
             case electorate.Claim(term, rosters):
                 self.canvass.say(self._others(rosters[-1]), peers.Claim(self._loop.time(), self._told(term, rosters)))
             case electorate.TakeOver(term):
@@ -146,12 +148,13 @@ class Authority:
             case peers.AskVote(term, candidate, log_term, log_entries, roster):
                 log = electorate.LogIndex(log_term, log_entries)
                 self.hear(electorate.VoteAsked(term, candidate, log, roster))
-            case peers.Vote(term, voter, granted, closed, promised):
-                self.hear(electorate.VoteGiven(term, voter, granted, closed, promised))
+            case peers.Vote(term, voter, granted, closed, promised, rosters):
+                told = self._learn(peers.Agents(term, rosters))
+                self.hear(electorate.VoteGiven(term, voter, granted, closed, promised, told))
                 if self._agent.role is Role.HEAD:  # it came late: enough had voted
                     answer(peers.Claim(self._loop.time(), self.agents()))
             case peers.Claim(sent_at, agents):
-                self.hear_roster(agents)
+                self.hear_claim(agents)
                 if self._agent.term == agents.term:
                     answer(peers.Beat(agents.term, sent_at, self._agent.roster.number, node=self._agent.me))
             case peers.Beat(term, sent_at, roster, node=node) if node:
@@ -159,6 +162,14 @@ class Authority:
             case _:
                 pass  # of no meaning here
         self._answer = None
+
+    def _learn(self, told: peers.Agents) -> tuple[Roster, ...]:
+        """Note where agents listen; return the rosters without that."""
+        for roster in told.rosters:
+            for peer in roster.agents:
+                if peer.port:  # else whoever tells does not know it
+                    self.know(peer)
+        return rosters_of(told)
 
     def _others(self, roster: Roster) -> list[Peer]:
         found = (self._addresses.get(node) for node in roster.agents if node != self._agent.me)

@@ -28,6 +28,9 @@ class Copies(Protocol):
     def sealed(self, rank: Rank) -> None:
         """Send a transcript that a worker here has just completed."""
 
+    def at_home(self) -> set[Rank]:
+        """Return the ranks that live here, or that newcomers here were to have."""
+
     def left(self, rank: Rank) -> None:
         """Note that the rank lives elsewhere now."""
 

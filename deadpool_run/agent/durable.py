@@ -29,6 +29,18 @@ EXIT_QUEUE_AGAIN = 75
 """EX_TEMPFAIL of sysexits.h: the job is not done, and goes on from its checkpoint when it is started again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is said of durable checkpoints, and to whom."""
+
+    say: Callable[[str], None]
+    """To the user."""
+    lost: Callable[[str], None]
+    """Why the job cannot begin from what it was told to begin from."""
+    leave: Callable[[], None]
+    """That it is to end, because its end was foretold and its state is safe."""
+
+
 @dataclass(slots=True)
 class _Run:
     """One checkpointer at work, until it has answered or is given up."""
@@ -38,31 +50,17 @@ class _Run:
 
 
 class Durable:
-    """Everything durable of one launch. Made in the running loop; does nothing unless `spec` asks for something.
+    """Everything durable of one launch. Made in the running loop; does nothing unless `spec` asks for something."""
 
-    `lost` is called with the reason when the job cannot begin from what it was told to begin from; `leave` when it is
-    to end because its end was foretold and its state is safe.
-    """
-
-    def __init__(  # noqa: PLR0913 - what it reads, starts and tells
-        self,
-        spec: DurableSpec | None,
-        *,
-        run: str,
-        checkpointers: Checkpointers,
-        vault: Vault,
-        say: Callable[[str], None],
-        lost: Callable[[str], None],
-        leave: Callable[[], None],
+    def __init__(
+        self, spec: DurableSpec | None, *, run: str, checkpointers: Checkpointers, vault: Vault, job: Job
     ) -> None:
         """`run` names the run; what it has written itself is known by that."""
         self._spec = spec
         self._name = run
         self._checkpointers = checkpointers
         self._vault = vault
-        self._say = say
-        self._lost = lost
-        self._leave = leave
+        self._job = job
         self._loop = asyncio.get_running_loop()
         self._run: _Run | None = None  # the one that has not answered
         self._ready = True
@@ -113,16 +111,16 @@ class Durable:
 
     def _loaded(self, answer: Message) -> None:
         if not isinstance(answer, CheckpointLoaded):
-            self._lost(answer.why if isinstance(answer, CheckpointFailed) else str(answer))
+            self._job.lost(answer.why if isinstance(answer, CheckpointFailed) else str(answer))
             return
         for refusal in answer.refused:
-            self._say(refusal)
+            self._job.say(refusal)
         self.resume = self._schedule.written = Version(answer.version)
         if answer.version >= 0:
             self._newest = (answer.version, answer.where, answer.written)
             for cell in self._vault.board.cells:
                 cell.set_slot(0, answer.version)
-            self._say(f"resuming at step {answer.version}, from {answer.where}")
+            self._job.say(f"resuming at step {answer.version}, from {answer.where}")
         self._ready = True
         waiting, self._waiting = self._waiting, []
         for call in waiting:
@@ -137,13 +135,13 @@ class Durable:
         """Write now, since the end of the job was announced (SIGUSR1), and then, if so asked, end it."""
         assert self._spec is not None
         then = "then the job ends, to be queued again" if self._spec.exit_on_usr1 else "training goes on"
-        self._say(f"SIGUSR1: writing a durable checkpoint; {then}")
+        self._job.say(f"SIGUSR1: writing a durable checkpoint; {then}")
         self._leaving = self._spec.exit_on_usr1
         self._write()
 
     def _end_job(self) -> None:
         self._left = True
-        self._leave()
+        self._job.leave()
 
     def _look(self) -> None:
         if self._run is None and self._ready and self._schedule.is_due(self._vault.board.committed()):
@@ -161,9 +159,9 @@ class Durable:
         if isinstance(answer, CheckpointWritten) and answer.version >= 0:
             self._schedule.written = Version(answer.version)
             self._newest = (answer.version, answer.where, datetime.now(UTC).isoformat(timespec="seconds"))
-            self._say(f"step {answer.version} is durable: {answer.where} ({answer.nbytes / 1e6:.1f} MB)")
+            self._job.say(f"step {answer.version} is durable: {answer.where} ({answer.nbytes / 1e6:.1f} MB)")
         elif isinstance(answer, CheckpointFailed):
-            self._say(f"no durable checkpoint could be written: {answer.why}")
+            self._job.say(f"no durable checkpoint could be written: {answer.why}")
         self._schedule.begin()
         if self._leaving and isinstance(answer, CheckpointWritten):
             self._end_job()

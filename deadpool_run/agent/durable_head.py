@@ -8,12 +8,13 @@ import asyncio
 import uuid
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from deadpool_run.agent.beginning import Beginning
 from deadpool_run.agent.checkpointer import Checkpointers
-from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN
+from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN, Job
 from deadpool_run.agent.durable_attempt import Attempt
 from deadpool_run.agent.durable_schedule import Schedule
 from deadpool_run.agent.spec import DurableSpec
@@ -32,41 +33,40 @@ _WRITTEN_IN = frozenset({JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPED}
 _COMES_TO_RUN = frozenset({*_WRITTEN_IN, JobPhase.REPAIRING})
 
 
-class DurableHead:
-    """Made in the running loop, for one coordinator; does nothing unless `spec` asks for something.
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nodes of the job, and how they are told."""
 
-    `tell` speaks to a node, our own included, and `publish` to all. `lost` is called with the reason when the job cannot
-    begin from what it was told to begin from; `leave` when it is to end because its end was foretold and its state is safe.
-    """
+    here: NodeId
+    state: Callable[[], State]
+    """The coordinator's, as it is now."""
+    tell: Callable[[NodeId, peers.ToNode], None]
+    """Speaks to one, our own included."""
+    publish: Callable[[peers.Durable], None]
+    """Lets all know the newest checkpoint."""
+
+
+class DurableHead:
+    """Made in the running loop, for one coordinator; does nothing unless `spec` asks for something."""
 
     def __init__(  # noqa: PLR0913 - what it knows, tells and decides about
         self,
         spec: DurableSpec | None,
         *,
         run: str,
-        here: NodeId,
         checkpointers: Checkpointers,
         vault: Vault,
-        state: Callable[[], State],
-        tell: Callable[[NodeId, peers.ToNode], None],
-        publish: Callable[[peers.Durable], None],
-        say: Callable[[str], None],
-        lost: Callable[[str], None],
-        leave: Callable[[], None],
+        nodes: Nodes,
+        job: Job,
         known: peers.Durable | None,
     ) -> None:
         """Begin, or go on from the newest checkpoint that is known."""
         self._spec = spec
         self._run = run
-        self._here = here
         self._checkpointers = checkpointers
         self._vault = vault
-        self._state = state
-        self._tell = tell
-        self._publish = publish
-        self._say = say
-        self._lost = lost
-        self._leave = leave
+        self._nodes = nodes
+        self._job = job
         self._loop = asyncio.get_running_loop()
         self._beginning: Beginning | None = None
         self._attempt: Attempt | None = None
@@ -103,13 +103,13 @@ class DurableHead:
         self._beginning = Beginning(
             spec=self._spec,
             run=self._run,
-            first=self._state().generation == 0,
+            first=self._nodes.state().generation == 0,
             world_size=self._vault.world_size,
             checkpointers=self._checkpointers,
-            tell=self._tell,
-            say=self._say,
+            tell=self._nodes.tell,
+            say=self._job.say,
             begun=self._begun,
-            lost=self._lost,
+            lost=self._job.lost,
         )
         self._beginning.choose()
 
@@ -125,10 +125,10 @@ class DurableHead:
         self._schedule.written = Version(found.version)
         self._schedule.begin()
         if found.version >= 0:
-            self._say(f"resuming at step {found.version}, from {found.where}")
+            self._job.say(f"resuming at step {found.version}, from {found.where}")
             self._set_newest(peers.Durable(found.version, found.where, found.written))
-        elif self._state().generation > 0:
-            self._say("there is no durable checkpoint yet: the world begins at step 0")
+        elif self._nodes.state().generation > 0:
+            self._job.say("there is no durable checkpoint yet: the world begins at step 0")
 
     # --- while it runs ---------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class DurableHead:
         if self._spec is None or not self._spec.target or self._leaving or self._left:
             return
         then = "then the job ends, to be queued again" if self._spec.exit_on_usr1 else "training goes on"
-        self._say(f"SIGUSR1: writing a durable checkpoint; {then}")
+        self._job.say(f"SIGUSR1: writing a durable checkpoint; {then}")
         self._wanted, self._leaving = True, self._spec.exit_on_usr1
         self.look()
 
@@ -148,7 +148,7 @@ class DurableHead:
 
     def look(self) -> None:
         """Write a checkpoint if one is wanted or due, and can be written."""
-        spec, state = self._spec, self._state()
+        spec, state = self._spec, self._nodes.state()
         if spec is None or not spec.target or self._attempt or self._beginning or self._finishing or self._closed:
             return
         committed = self._vault.board.committed()
@@ -167,13 +167,13 @@ class DurableHead:
         """Have it begin; return its end."""
         assert self._spec is not None
         ranks: dict[NodeId, list[Rank]] = defaultdict(list)
-        for seat in self._state().seats:
+        for seat in self._nodes.state().seats:
             assert seat.node is not None
             ranks[seat.node].append(seat.rank)
         self._attempt = Attempt(
             uuid.uuid4().hex[:8],
             {node: tuple(own) for node, own in ranks.items()},
-            self._here,
+            self._nodes.here,
             self._spec.target,
             self._spec.keep,
         )
@@ -186,7 +186,7 @@ class DurableHead:
         assert attempt is not None
         for node, order in list(attempt.orders()):
             if self._attempt is attempt:
-                self._tell(node, order)
+                self._nodes.tell(node, order)
 
     def saved(self, node: NodeId, told: peers.Saved) -> None:
         """Take in that a node has taken a step, or cannot."""
@@ -219,7 +219,7 @@ class DurableHead:
         self._schedule.written = attempt.version
         self._schedule.begin()
         self._set_newest(peers.Durable(attempt.version, attempt.where, datetime.now(UTC).isoformat(timespec="seconds")))
-        self._say(f"step {attempt.version} is durable: {attempt.where} ({attempt.nbytes / 1e6:.1f} MB)")
+        self._job.say(f"step {attempt.version} is durable: {attempt.where} ({attempt.nbytes / 1e6:.1f} MB)")
         self._end_job_if_leaving()
 
     def _fail(self, why: str) -> None:
@@ -228,7 +228,7 @@ class DurableHead:
         self._voided = 0
         self._wanted = self._leaving = False
         self._schedule.begin()
-        self._say(f"no durable checkpoint could be written: {why}")
+        self._job.say(f"no durable checkpoint could be written: {why}")
 
     def _void(self, why: str) -> None:
         """Give the attempt up; there will be another with a later version."""
@@ -247,24 +247,24 @@ class DurableHead:
         assert self._over is not None
         if attempt.where == "":
             for node in attempt.nodes:
-                self._tell(node, peers.Void(attempt.name))
+                self._nodes.tell(node, peers.Void(attempt.name))
         self._over.set_result(None)
 
     def _set_newest(self, newest: peers.Durable) -> None:
         self.newest = newest
-        self._publish(newest)
+        self._nodes.publish(newest)
 
     def _end_job_if_leaving(self) -> None:
         if self._leaving and not self._left:
             self._left = True
-            self._leave()
+            self._job.leave()
 
     # --- what happens meanwhile ------------------------------------------------------------------------------------
 
     def node_lost(self, node: NodeId) -> None:
         """Give up what the node had a part in."""
         if self._attempt is not None and node in self._attempt.nodes:
-            self._say(f"the durable checkpoint that was being written is void: node {node} is lost")
+            self._job.say(f"the durable checkpoint that was being written is void: node {node} is lost")
             self._void(f"node {node} is lost")
 
     def new_life(self) -> None:
@@ -290,10 +290,10 @@ class DurableHead:
         if self._over is not None:
             await self._over
         if self._schedule.is_new(self._vault.board.committed()) and not self._closed:
-            if self._is_whole(self._state()):
+            if self._is_whole(self._nodes.state()):
                 await self._begin_attempt()
             else:
-                self._say("the last step could not be made durable: a node that has a part of it is lost")
+                self._job.say("the last step could not be made durable: a node that has a part of it is lost")
         return exit_code, reason
 
     def give_up(self) -> None:

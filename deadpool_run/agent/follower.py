@@ -83,7 +83,10 @@ class Follower:
         return self._answered.done() and not self._answered.cancelled() and self._answered.result()
 
     async def answered(self) -> bool:
-        """Return whether the coordinator says anything, once it has, or once the connection has ended."""
+        """Return whether a coordinator says anything, once it has, or once the connection has ended.
+
+        One who says that another leads is none.
+        """
         return await self._answered
 
     def begin(self, on_message: Callable[[peers.Message], None], on_lost: Callable[[str, bool], None]) -> None:
@@ -151,7 +154,7 @@ class Follower:
 
     def _heard(self, message: peers.Message) -> None:
         if not self._answered.done():
-            self._answered.set_result(True)
+            self._answered.set_result(not isinstance(message, peers.Redirect))
         if self._on_message is not None:
             self._on_message(message)
             return
@@ -178,6 +181,8 @@ class Follower:
 
     def _lost(self, why: str, closed: bool) -> None:
         self._answer_nobody()
+        if not self._answered.done():
+            self._answered.set_result(False)
         if self._on_lost is not None:
             self._on_lost(why, closed)
         elif not self._taken.done():

@@ -11,7 +11,8 @@ from typing import Any
 from deadpool_run.agent import rendezvous
 from deadpool_run.agent.assembly import Assembly
 from deadpool_run.agent.authority import Authority, rosters_of
-from deadpool_run.agent.durable_head import DurableHead
+from deadpool_run.agent.durable import Job
+from deadpool_run.agent.durable_head import DurableHead, Nodes
 from deadpool_run.agent.follower import Follower, Limbo, LostError
 from deadpool_run.agent.head import Head
 from deadpool_run.agent.node import Node
@@ -36,7 +37,8 @@ from deadpool_run.wire.auth import Role as Purpose
 from deadpool_run.wire.facts import decode_effect, encode
 from deadpool_run.wire.peers import Peer
 
-_AGAIN_S = 0.05
+_AGAIN_S, _AGAIN_AT_MOST_S = 0.05, 0.8
+"""Whoever could not be followed is asked again after a while, twice as long each time."""
 _EXIT_LAUNCH_FAILED = 1
 _STREAMS = 4
 """Connections for large snapshots, of all ranks of a machine together."""
@@ -82,7 +84,7 @@ class Membership:
         self._replicator = Replicator(
             self.node.vault,
             self._loop,
-            lambda address, port: rendezvous.dial_vault(address, port, token),
+            lambda address, port: rendezvous.dial(Purpose.VAULT, address, port, token),
             self.node.replicated,
             bandwidth=spec.cluster.bandwidth,
             streams=spec.cluster.streams or max(1, _STREAMS // spec.nproc_per_node),
@@ -129,12 +131,13 @@ class Membership:
         head = self._authority.head
         link = Link(sock, lambda _: None, lambda _, __: None)
         if head is not None and head.node != self._situation.node:
-            link.send(peers.Redirect(head))
+            link.send(peers.Redirect(head, self._authority.agents()))
         link.close_when_flushed()
 
     def wish(self, event: Event) -> None:
-        """Pass on what a user wants."""
-        self.node.above.fact(event)
+        """Pass on what a user wants, to one who leads for certain."""
+        unsure = self._follower is not None and not self._follower.was_answered
+        (self._limbo if unsure else self.node.above).fact(event)
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer a viewer of this node, as the coordinator's own would be."""
@@ -204,18 +207,14 @@ class Membership:
         head.durable = DurableHead(
             self._spec.durable,
             run=self._spec.run_id,
-            here=self._situation.node,
             checkpointers=self.node.checkpointers,
             vault=self.node.vault,
-            state=lambda: head.state,
-            tell=head.tell_node,
-            publish=head.publish_durable,
-            say=tell,
-            lost=self._cannot_begin,
-            leave=lambda: head.submit(StopRequested(0)),
+            nodes=Nodes(self._situation.node, lambda: head.state, head.tell_node, head.publish_durable),
+            job=Job(say=tell, lost=self._cannot_begin, leave=lambda: head.submit(StopRequested(0))),
             known=self.node.newest_durable,
         )
         self._above(head)
+        self._pass_on_wishes(head)
         return head
 
     def _cannot_begin(self, why: str) -> None:
@@ -234,25 +233,38 @@ class Membership:
         self._do(self._rejoin(head, term))
 
     async def _rejoin(self, head: Peer, term: int) -> None:
-        """Connect to the coordinator of this term, unless a newer one comes first."""
+        """Connect to the coordinator of this term, unless a newer one comes first.
+
+        Whether it still lives is found out elsewhere.
+        """
+        pause_s = _AGAIN_S
         while self._is_awaited(term):
-            try:
-                sock = await self._loop.run_in_executor(
-                    None, rendezvous.dial_member, head.address, head.port, self._token
-                )
-            except OSError:
-                await asyncio.wait({self.over}, timeout=_AGAIN_S)  # it is found out elsewhere whether it still lives
-                continue
-            if not self._is_awaited(term):
-                sock.close()
+            if await self._is_followed(head, term):
                 return
-            follower = Follower(sock, peers.Rejoin(self._situation.node, self._place, encode(self.node.resynced())))
-            self._obey(follower)
-            self._replicator.tell_all()
-            if await follower.answered():
-                return
-            if self._follower is follower:  # it did not lead yet, or any more: that says nothing of its life
-                self._follower = None
+            await asyncio.wait({self.over}, timeout=pause_s)
+            pause_s = min(2 * pause_s, _AGAIN_AT_MOST_S)
+
+    async def _is_followed(self, head: Peer, term: int) -> bool:
+        """Return whether the agent has been connected to, and answers as a coordinator does."""
+        try:
+            sock = await self._loop.run_in_executor(
+                None, rendezvous.dial, Purpose.MEMBER, head.address, head.port, self._token
+            )
+        except OSError:
+            return False
+        if not self._is_awaited(term):
+            sock.close()
+            return False
+        follower = Follower(sock, peers.Rejoin(self._situation.node, self._place, encode(self.node.resynced())))
+        self._obey(follower)
+        self._replicator.tell_all()
+        if await follower.answered():
+            self._pass_on_wishes(follower)
+            return True
+        follower.close()
+        if self._follower is follower:  # it did not lead yet, or any more: that says nothing of its life
+            self._follower, self.node.above = None, self._limbo
+        return False
 
     def _is_awaited(self, term: int) -> bool:
         return not self.over.done() and self._authority.agent.term == term and self._follower is None
@@ -264,11 +276,13 @@ class Membership:
 
     def _above(self, above: Follower | Head) -> None:
         self.node.above = above
+        if self._foretold:
+            above.durable_news(peers.Foretold())
+
+    def _pass_on_wishes(self, above: Follower | Head) -> None:
         wishes, self._limbo.wishes = self._limbo.wishes, []
         for wish in wishes:
             above.fact(wish)
-        if self._foretold:
-            above.durable_news(peers.Foretold())
 
     def _heard(self, follower: Follower, message: peers.Message) -> None:  # noqa: C901, PLR0912 - one case for each message
         match message:
@@ -280,6 +294,8 @@ class Membership:
                 follower.send(peers.Beat(term, sent_at, known, cells=self.node.cells(), traffic=self.node.traffic()))
             case peers.Agents():
                 self._authority.hear_roster(message)
+            case peers.Redirect(agents=agents):
+                self._authority.hear_claim(agents)
             case peers.LogState():
                 self._replica.begin(message)
                 self._followed()

@@ -9,7 +9,7 @@ from typing import Protocol, assert_never
 
 from deadpool_run.agent.checkpointer import Checkpointers
 from deadpool_run.agent.copies import Copies
-from deadpool_run.agent.durable import Durable
+from deadpool_run.agent.durable import Durable, Job
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Performer, Situation
@@ -69,7 +69,6 @@ class Node:
         self.copies: Copies | None = None
         self._situation = situation
         self._life = self._world_life = 0
-        self._mine: set[Rank] = set()
         self._roll = Roll()
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
@@ -84,9 +83,7 @@ class Node:
             run=spec.run_id,
             checkpointers=self.checkpointers,
             vault=vault,
-            say=tell,
-            lost=on_lost,
-            leave=lambda: self._submit(StopRequested(0)),
+            job=Job(say=tell, lost=on_lost, leave=lambda: self._submit(StopRequested(0))),
         )
         self._performer = Performer(
             spec=spec,
@@ -123,7 +120,6 @@ class Node:
                     if self.copies is not None:
                         self.copies.discard_above(epoch, version)
             case do.BeginGeneration():
-                self._mine.clear()
                 self._begin_life(self._world_life)
                 self._performer.perform(effect, capture_interval, source)
                 if self.copies is not None:
@@ -142,9 +138,8 @@ class Node:
         if self.copies is None:
             return
         mine = {Rank(int(rank)): peers for rank, peers in told.mine.items()}
-        for rank in self._mine - mine.keys():
+        for rank in self.copies.at_home() - mine.keys():  # newcomers' that were ended here among them
             self.copies.left(rank)
-        self._mine = set(mine)
         self.copies.keep([Rank(rank) for rank in told.keep])
         self.copies.set_buddies(mine)
         self.copies.tell_all()  # what was said before was of the buddies of before, or to another coordinator

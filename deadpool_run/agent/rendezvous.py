@@ -117,7 +117,7 @@ class _ByEndpoint:
                 continue  # unless the job is there already, and led from elsewhere
             try:
                 limit_s = handshake.TIMEOUT_S if founder is None else _LOOK_S
-                sock = _dial(address, port, self._cluster.token, limit_s)
+                sock = _dial_or_advise(address, port, self._cluster.token, limit_s)
             except OSError as failure:
                 error = failure
                 continue
@@ -133,7 +133,7 @@ class _ByEndpoint:
         later = None if self._base is None else whereabouts.read(self._base)
         if later is not None:
             try:
-                return _found(dial_member(later.address, later.port, self._cluster.token), self._cluster)
+                return _found(dial(Role.MEMBER, later.address, later.port, self._cluster.token), self._cluster)
             except OSError as failure:
                 error = failure
         self._refusals = self._refusals + 1 if error.errno == errno.ECONNREFUSED else 0
@@ -160,7 +160,7 @@ class _ByMeeting:
         head = self._meeting.head()
         if head is not None and head.port:
             try:
-                return _found(dial_member(head.address, head.port, self._cluster.token), self._cluster)
+                return _found(dial(Role.MEMBER, head.address, head.port, self._cluster.token), self._cluster)
             except OSError as failure:
                 if not self._is_abandoned(head, failure):
                     return failure
@@ -214,7 +214,7 @@ async def turn_to(cluster: Cluster, address: str, port: int) -> Found | None:
 
     def turn() -> Found | None:
         try:
-            return _found(_dial(address, port, cluster.token, handshake.TIMEOUT_S), cluster)
+            return _found(_dial_or_advise(address, port, cluster.token, handshake.TIMEOUT_S), cluster)
         except OSError:
             return None
 
@@ -235,23 +235,15 @@ def _is_at(host: str, port: int, address: str) -> bool:
         return False
 
 
-def dial_member(address: str, port: int, token: bytes) -> socket.socket:
-    """Return a connection to a coordinator that has our token. Blocking; raises OSError."""
+def dial(role: Role, address: str, port: int, token: bytes) -> socket.socket:
+    """Return a connection for this purpose to an agent that has our token. Blocking; raises OSError."""
     try:
-        return handshake.dial(address, port, Role.MEMBER, token)
+        return handshake.dial(address, port, role, token)
     except RefusedError as error:
         raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
 
 
-def dial_vault(address: str, port: int, token: bytes) -> socket.socket:
-    """Return a connection for copies of snapshots. Blocking; raises OSError."""
-    try:
-        return handshake.dial(address, port, Role.VAULT, token)
-    except RefusedError as error:
-        raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
-
-
-def _dial(address: str, port: int, token: bytes, timeout_s: float) -> socket.socket:
+def _dial_or_advise(address: str, port: int, token: bytes, timeout_s: float) -> socket.socket:
     try:
         return handshake.dial(address, port, Role.MEMBER, token, timeout_s)
     except RefusedError as error:

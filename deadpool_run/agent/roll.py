@@ -30,6 +30,8 @@ class Roll:
                 self._change(worker, finished=False)
             case do.ReleaseWorker(worker):
                 self._change(worker, released=True)
+            case do.DismissWorker(worker):
+                self._change(worker, dismissed=True)
             case _:
                 pass
 
@@ -42,6 +44,8 @@ class Roll:
                 self._change(worker, ready=True)
             case ev.ScriptInitialized(worker):
                 self._change(worker, initialized=True)
+            case ev.NewcomerRehearsed(worker):
+                self._change(worker, rehearsed=True)
             case ev.LoopFinished(worker):
                 self._change(worker, finished=True)
             case ev.WorkerExited(worker, code, signal):

@@ -19,7 +19,6 @@ class Tracking:
         self.committed: Committed | None = None
         """What every node was told of the commits."""
         self._buddies: dict[NodeId, Buddies] = {}
-        self._seen: tuple[object, ...] = ()
         self._copied_to: tuple[tuple[NodeId, ...], ...] = ()
         self._protected = False
 
@@ -47,11 +46,7 @@ class Tracking:
 
     def buddies_news(self, state: State, peer: Callable[[NodeId], Peer | None]) -> Iterator[tuple[NodeId, Buddies]]:
         """Yield each node that is to send or to hold something else than it was told, with all of what it now is."""
-        seen = (state.buddies, state.former_buddies, tuple(seat.node for seat in state.seats), tuple(state.nodes))
-        if seen == self._seen:
-            return
-        before = self._copied_to
-        self._seen, self._copied_to = seen, state.buddies
+        before, self._copied_to = self._copied_to, state.buddies
         for rank, new in enumerate(state.buddies):
             if not before or not set(new) <= set(before[rank]):
                 self.commits.replaced(Rank(rank))

@@ -7,7 +7,6 @@ each caller one for the moment of the greeting.
 import contextlib
 import socket
 import time
-from collections.abc import Callable
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import auth
@@ -18,9 +17,6 @@ TIMEOUT_S = 5.0
 """For a connection to be made, and then for the whole greeting: who says a byte now and then does not hold it open."""
 _UNANSWERED_MS = 10_000
 """What the other side's kernel does not acknowledge for so long has been sent in vain: its machine is gone."""
-
-Dial = Callable[[str, int], socket.socket]
-"""Connects to an address and port, as what the caller has agreed on; blocking. Raises OSError and `RefusedError`."""
 
 
 def dial(address: str, port: int, role: Role, token: bytes, timeout_s: float = TIMEOUT_S) -> socket.socket:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from deadpool_run.core.electorate import (
+    FOREVER,
     NEVER,
     Agent,
     AgentEnded,
@@ -33,8 +34,6 @@ from deadpool_run.core.electorate import (
     VoteGiven,
 )
 from deadpool_run.ids import NodeId
-
-FOREVER = float("inf")
 
 
 def first_head(me: NodeId, timeout_s: float, now: float) -> Agent:
@@ -127,7 +126,7 @@ def _hear(  # noqa: C901, PLR0911 - one case for each fact
         case VoteAsked():
             return _asked(agent, event, now)
         case VoteGiven():
-            return _voted(agent, event), ()
+            return _voted(agent, event, now), ()
         case Tick():
             return agent, ()
         case _:
@@ -147,7 +146,9 @@ def _heard_from_head(agent: Agent, event: HeardFromHead, now: float) -> tuple[Ag
     agent = replace(agent, role=Role.FOLLOWER, term=event.term, promised=event.term, rosters=event.rosters)
     voted_for = agent.voted_for if same else event.rosters[-1].head
     agent = agent if event.claim else replace(agent, governed_at=now)
-    return replace(agent, heard_at=now, closed_at=None, voted_for=voted_for, bid=0, votes=frozenset()), ()
+    return replace(
+        agent, heard_at=now, closed_at=None, voted_for=voted_for, bid=0, votes=frozenset(), prompted_at=FOREVER
+    ), ()
 
 
 def _heard_from_agent(agent: Agent, event: HeardFromAgent) -> Agent:
@@ -184,16 +185,22 @@ def _asked(agent: Agent, asked: VoteAsked, now: float) -> tuple[Agent, tuple[Out
             agent = replace(agent, role=Role.FOLLOWER, bid=0, bids_from=now + agent.timeout_s / 2)
     elif agent.role is Role.CANDIDATE and asked.log > agent.log:  # who knows more may be elected in its next term
         agent = replace(agent, role=Role.FOLLOWER, bid=0, bids_from=now + agent.timeout_s)
+    elif asked.log < agent.log:
+        agent = replace(agent, prompted_at=min(agent.prompted_at, now + agent.timeout_s / 4))
     agent = replace(agent, seen=max(agent.seen, asked.term))
-    vote = VoteGiven(asked.term, agent.me, granted, agent.closed_at is not None, agent.promised)
+    newer = agent.rosters if agent.roster.number > asked.roster else ()
+    vote = VoteGiven(asked.term, agent.me, granted, agent.closed_at is not None, agent.promised, newer)
     return agent, (GiveVote(asked.candidate, vote),)
 
 
-def _voted(agent: Agent, vote: VoteGiven) -> Agent:
+def _voted(agent: Agent, vote: VoteGiven, now: float) -> Agent:
     agent = replace(agent, seen=max(agent.seen, vote.promised))
     if agent.role is not Role.CANDIDATE or vote.term != agent.bid:
         return agent
-    ended = agent.ended | ({agent.roster.head} if vote.closed else set())
+    if vote.rosters and vote.rosters[-1].number > agent.roster.number and agent.me in vote.rosters[-1].agents:
+        # Somebody was elected, and perhaps got no further: that roster counts, and that head may live.
+        agent = replace(agent, rosters=vote.rosters, heard_at=now, closed_at=None)
+    ended = agent.ended | ({(vote.rosters or agent.rosters)[-1].head} if vote.closed else set())
     return replace(agent, ended=ended, votes=agent.votes | ({vote.voter} if vote.granted else set()))
 
 
@@ -245,7 +252,7 @@ def _bid_at(agent: Agent) -> tuple[float, ...]:
         return ()  # who has no log knows of no job
     gone_at = agent.heard_at + agent.timeout_s if agent.closed_at is None else agent.closed_at
     patience_s = agent.roster.standbys.index(agent.me) * agent.timeout_s / 2
-    return (max(gone_at + patience_s, agent.bids_from),)
+    return (max(gone_at, agent.bids_from, min(gone_at + patience_s, agent.prompted_at)),)
 
 
 def _bid(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
@@ -294,7 +301,17 @@ def _has_majority(agent: Agent, roster: Roster, who: frozenset[NodeId] | set[Nod
 
 
 def _has_majorities(agent: Agent, who: frozenset[NodeId] | set[NodeId]) -> bool:
-    return all(_has_majority(agent, roster, who) for roster in agent.rosters)
+    """Tell whether these are enough to take over, and no others were enough before them."""
+    return all(_has_majority(agent, roster, who) and not _had_successor(agent, roster) for roster in agent.rosters)
+
+
+def _had_successor(agent: Agent, roster: Roster) -> bool:
+    """Tell whether those who ended, and are not counted, may have had a head of their own after this roster's.
+
+    It may have taken in agents, which go on after it, and of which nobody here knows.
+    """
+    others = [other for other in roster.agents if other != roster.head]
+    return 2 * sum(other in agent.ended for other in others) > len(others)
 
 
 def _who_know(agent: Agent, number: int) -> set[NodeId]:

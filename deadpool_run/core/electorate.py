@@ -7,7 +7,7 @@ from enum import StrEnum
 from deadpool_run.ids import NodeId
 
 STANDBYS = 2
-NEVER = float("-inf")
+NEVER, FOREVER = float("-inf"), float("inf")
 
 
 class Role(StrEnum):
@@ -102,13 +102,17 @@ class VoteAsked:
 
 @dataclass(frozen=True, slots=True)
 class VoteGiven:
-    """An agent's answer. `closed`: the old head's process ended, as it saw; `promised` is the largest term it voted in."""
+    """An agent's answer. `closed`: the old head's process ended, as it saw; `promised` is the largest term it voted in.
+
+    `rosters` are those that count, where a newer one is known than the candidate's.
+    """
 
     term: int
     voter: NodeId
     granted: bool
     closed: bool
     promised: int
+    rosters: tuple[Roster, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +213,8 @@ class Agent:
     claimed_at: float = NEVER
     bids_from: float = NEVER
     """It is no candidate before this."""
+    prompted_at: float = FOREVER
+    """A candidate that knows less of the log was refused, and may never be elected: it is not waited for after this."""
     looked_at: float = NEVER
     """When it was last told anything."""
     answers: Mapping[NodeId, float] = field(default_factory=dict)

@@ -91,10 +91,14 @@ class WorkerFound:
     ready: bool = False
     initialized: bool = False
     """Its script called `init()`."""
+    rehearsed: bool = False
+    """It has said `NewcomerRehearsed`: what it sets up is made, and it needs the store of that time no more."""
     finished: bool = False
     """It has said `LoopFinished`, and was not told to drain since."""
     released: bool = False
     """It was told to leave its loop."""
+    dismissed: bool = False
+    """It holds no rank, and was told to exit."""
     code: int | None = None
     signal: int | None = None
 

@@ -20,6 +20,7 @@ from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 _REPAIRED_IN = frozenset({JobPhase.RUNNING, JobPhase.REPAIRING})
 _OUTDATED = "it was given its rank by another coordinator, and is not needed"
+_BESIDE_THE_LAST = "it was setting up beside the last coordinator's store, which is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def compare(turn: Turn, found: Mapping[NodeId, Sequence[WorkerFound]], lost: Seq
     return Truth(fallen, heirs, {worker: claim.found for worker, claim in everyone.items()})
 
 
-def end_stray(turn: Turn, node: NodeId, found: WorkerFound) -> None:
+def end_stray(turn: Turn, node: NodeId, found: WorkerFound, why: str = _OUTDATED) -> None:
     """End a worker that holds nothing by right; the rank that it was given waits for its end."""
     rank = Rank(found.rank) if found.rank >= 0 else None
     member = turn.state.members.get(found.worker)
@@ -78,7 +79,7 @@ def end_stray(turn: Turn, node: NodeId, found: WorkerFound) -> None:
     elif member.rank is not None:
         turn.set_seat(member.rank, owner=None)
     turn.set_member(found.worker, rank=None, newcomer=False, claimed=rank)
-    turn.kill(found.worker, _OUTDATED)
+    turn.kill(found.worker, why)
 
 
 def go_on(turn: Turn, truth: Truth, discarded: tuple[Epoch, Version], why: str) -> None:
@@ -118,6 +119,8 @@ def _is_there(turn: Turn, member: Member, found: WorkerFound) -> None:
     if member.rank is not None and found.rank < 0:  # the order that gave it its rank never arrived
         turn.set_seat(member.rank, owner=None)
         turn.set_member(member.worker, rank=None, newcomer=False, phase=MemberPhase.READY, since=turn.now)
+    elif member.phase in PARKED and found.dismissed:
+        turn.set_member(member.worker, phase=MemberPhase.DISMISSED, since=turn.now)
     elif member.phase is MemberPhase.STARTING and found.ready:
         turn.set_member(member.worker, phase=MemberPhase.READY, since=turn.now, ready_at=turn.now)
 
@@ -154,6 +157,7 @@ def _repair(turn: Turn, truth: Truth, discarded: tuple[Epoch, Version], why: str
     for heir in truth.heirs:
         _adopt(turn, heir, MemberPhase.REHEARSING, newcomer=True)
         repair.replaced(turn, Rank(heir.found.rank), turn.state.members[heir.found.worker])
+    _end_unrehearsed(turn, truth)
     _end_surplus(turn)
     repair.begin_epoch(turn, why)
     if turn.state.phase is not JobPhase.REPAIRING:
@@ -164,6 +168,13 @@ def _repair(turn: Turn, truth: Truth, discarded: tuple[Epoch, Version], why: str
             holders.ask(turn, seat.rank)
     for member in turn.state.owners():
         turn.effects.append(do.SetCaptureInterval(member.worker, turn.state.capture_interval))
+
+
+def _end_unrehearsed(turn: Turn, truth: Truth) -> None:
+    """End newcomers that set up beside a store that is gone: they would wait for it. Others take their ranks at once."""
+    for member in list(turn.state.owners()):
+        if member.newcomer and member.phase is MemberPhase.REHEARSING and not truth.found[member.worker].rehearsed:
+            end_stray(turn, member.node, truth.found[member.worker], _BESIDE_THE_LAST)
 
 
 def _end_surplus(turn: Turn) -> None:

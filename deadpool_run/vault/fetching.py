@@ -99,9 +99,10 @@ def bring_transcript(sock: socket.socket, shared: Shared, rank: Rank, life: int)
 def bring_snapshot(  # noqa: PLR0913, PLR0917 - what is asked for, of whom, and by what means
     sock: socket.socket, crew: Crew, shared: Shared, rank: Rank, version: Version, life: int
 ) -> int:
-    """Replace what the rank's slots hold by this version, in slot 0; return its bytes. Raises OSError and `DeadpoolError`.
+    """Replace what the rank's slots hold by this version; return its bytes. Raises OSError and `DeadpoolError`.
 
-    The worker may have the slots' descriptors already, so that they stay the same files.
+    It comes in the place of the older of them; the other is emptied once it is whole. The worker may have the slots'
+    descriptors already, so that they stay the same files.
     """
     content = _ask(sock, rank, version, life, of=shared.streams)
     nbytes, token, of = content
@@ -121,27 +122,34 @@ def bring_snapshot(  # noqa: PLR0913, PLR0917 - what is asked for, of whom, and 
 
         crew.work([partial(bring, part, view) for part in range(1, 1 + helpers)], own)
 
-    fds = [fd for slot in (0, 1) if (fd := shared.vault.open_slot(rank, slot)) is not None]
-    held = EMPTY
+    vault = shared.vault
+    fds = [fd for slot in (0, 1) if (fd := vault.open_slot(rank, slot)) is not None]
     try:
         if len(fds) < 2:
             raise SnapshotError(f"rank {rank} does not live here any more")
-        for slot, fd in enumerate(fds):
-            shared.vault.set_slot(rank, slot, fd, EMPTY)
-            segments.mark_empty(fd)
-        shared.vault.set_slot(rank, 0, fds[0], BUSY)
-        _fill(fds[0], nbytes, fill)
-        sound = is_sound(fds[0], version, token, nbytes) and segments.read_manifest(fds[0], version).rank == rank
-        _check(sound, f"snapshot {version} of rank {rank}")
-        held = version
+        held = {each.slot: each.version for each in vault.held(rank)}
+        slot = min((0, 1), key=lambda slot: held.get(slot, EMPTY))
+        _empty(shared, rank, slot, fds[slot], BUSY)
+        try:
+            _fill(fds[slot], nbytes, fill)
+            sound = is_sound(fds[slot], version, token, nbytes)
+            sound = sound and segments.read_manifest(fds[slot], version).rank == rank
+            _check(sound, f"snapshot {version} of rank {rank}")
+        except BaseException:
+            _empty(shared, rank, slot, fds[slot], EMPTY)
+            raise
+        vault.set_slot(rank, slot, fds[slot], version)
+        _empty(shared, rank, 1 - slot, fds[1 - slot], EMPTY)
     finally:
-        if fds:
-            if held == EMPTY:
-                segments.mark_empty(fds[0])
-            shared.vault.set_slot(rank, 0, fds[0], held)
         for fd in fds:
             os.close(fd)
     return nbytes
+
+
+def _empty(shared: Shared, rank: Rank, slot: int, fd: int, said: int) -> None:
+    """Have a slot hold nothing, and say so on the board, or that it is about to hold something."""
+    shared.vault.set_slot(rank, slot, fd, said)
+    segments.mark_empty(fd)
 
 
 def _check(sound: bool, what: str) -> None:

@@ -56,7 +56,10 @@ class Memory:
 
 @dataclass(slots=True)
 class Copy:
-    """A complete copy. `life` is that in which its owner sent it."""
+    """A complete copy. `life` is that in which its owner sent it.
+
+    `left`: nobody sent it: the rank left it behind, and may have gone on elsewhere.
+    """
 
     version: Version | None
     token: Token
@@ -64,6 +67,7 @@ class Copy:
     life: int
     memory: Memory
     readers: int = 0
+    left: bool = False
 
 
 @dataclass(slots=True)
@@ -136,14 +140,21 @@ class Replicas:
         with self._lock:
             self._drop(rank)
 
-    def move_to(self, vault: Vault, rank: Rank) -> bool:
-        """Make the copies of a rank its own memory here; False if they are not enough to begin with."""
+    def move_to(self, vault: Vault, rank: Rank, *, left: bool = True) -> bool:
+        """Make the copies of a rank its own memory here; False if they are not enough to begin with.
+
+        Without `left`, snapshots that it left behind do not count.
+        """
         with self._lock:
             own = self._ranks.get(rank)
-            if own is None or TRANSCRIPT not in own.copies or len(own.copies) == 1:
+            found = {} if own is None else own.copies
+            newest = sorted(
+                (v for v, copy in found.items() if v is not TRANSCRIPT and (left or not copy.left)), reverse=True
+            )
+            if own is None or TRANSCRIPT not in found or not newest:
                 return False
             transcript = own.copies.pop(TRANSCRIPT).memory.give()
-            newest = sorted((v for v in own.copies if v is not TRANSCRIPT), reverse=True)[:2]
+            newest = newest[:2]
             fds = [own.copies.pop(version).memory.give() for version in newest]
             self._drop(rank)
         vault.put(rank, (fds[0], fds[1] if len(fds) > 1 else None), transcript)
@@ -158,7 +169,7 @@ class Replicas:
             for slot, fd in enumerate(segments.slots):
                 if slot in parts:
                     part = parts[slot]
-                    self._add(own, Copy(part.version, part.token, part.nbytes, life, Memory(fd)))
+                    self._add(own, Copy(part.version, part.token, part.nbytes, life, Memory(fd), left=True))
                 else:
                     os.close(fd)
             nbytes = blob_bytes(segments.transcript)
@@ -207,6 +218,7 @@ class Replicas:
             if own is None or held is None or held.token != token:
                 return False
             held.life = own.life = max(own.life, life)
+            held.left = False
             return True
 
     def add(self, rank: Rank, copy: Copy) -> str | None:

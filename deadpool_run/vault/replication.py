@@ -134,6 +134,11 @@ class Replicator:
         """Note that the rank's transcript is complete."""
         self._wake(rank)
 
+    def at_home(self) -> set[Rank]:
+        """Return the ranks that live here, or that newcomers here were to have."""
+        ranks = map(Rank, range(self._vault.world_size))
+        return {*filter(self._vault.lives_here, ranks), *self._errands}
+
     def left(self, rank: Rank) -> None:
         """Note that the rank lives elsewhere now: what it leaves here is a copy like others, which `keep` may drop."""
         self._give_up_errand(rank)
@@ -182,14 +187,16 @@ class Replicator:
         """Prepare the rank's memory here for a newcomer, and say `done`, with what went wrong if anything did.
 
         Without a source, what lies here counts: the rank's own memory if it lived here last, else the copies. With one,
-        the slots are empty and the transcript comes from there. Its descriptors are new ones, unless it lived here.
+        copies that were sent here count too: they are what is left if the source is lost before it has sent more. Else the
+        slots are empty and the transcript comes from there. Its descriptors are new ones, unless it lived here.
         """
-        if source is not None:
+        here = source is None and self._vault.has_transcript(rank)
+        moved = not here and self._shared.replicas.move_to(self._vault, rank, left=source is None)
+        if source is not None and not moved:
             self._errands[rank] = self._bring_transcript(rank, source, done)
             return
         self._give_up_errand(rank)
-        here = self._vault.has_transcript(rank)
-        if not here and self._shared.replicas.move_to(self._vault, rank):
+        if moved:
             here = True
             for held in self._vault.held(rank):
                 self._home(rank).captured(held.version)

@@ -36,11 +36,16 @@ def health(status: Status) -> Health:
             return Health.HEALTHY
 
 
+def ranks_per_node(status: Status) -> int:
+    """Return how many ranks each node holds that holds any."""
+    run = status.get("run", {})
+    return int(run.get("world_size", 0)) // max(1, int(run.get("nodes", 1)))
+
+
 def spares_asked(status: Status) -> int:
     """Return how many spare workers there are to be, those of whole nodes in reserve included."""
     run = status.get("run", {})
-    each = run.get("world_size", 0) // max(1, run.get("nodes", 1))
-    return int(run.get("spares", 0) + each * run.get("spare_nodes", 0))
+    return int(run.get("spares", 0)) + ranks_per_node(status) * int(run.get("spare_nodes", 0))
 
 
 def ready_spares(status: Status) -> list[Status]:

@@ -1,11 +1,12 @@
 """What is shown of a job's nodes. Pure."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rich.table import Table
 
 from deadpool_run.core.outline import numbers
-from deadpool_run.view.health import Status
+from deadpool_run.view.health import Status, ranks_per_node, ready_spares
 from deadpool_run.view.text import shown, size, table
 
 _MS_PER_S = 1e3
@@ -14,6 +15,24 @@ _MS_PER_S = 1e3
 def has_several(status: Status) -> bool:
     """Tell whether the run may span several nodes."""
     return bool(status.get("coordinator"))
+
+
+def spares(status: Status) -> Iterator[str]:
+    """Yield how many nodes stand ready in reserve, as a whole, and how many workers beside those."""
+    run = status.get("run", {})
+    ready = Counter(str(spare.get("node")) for spare in ready_spares(status))
+    reserve = [str(node.get("node")) for node in status.get("nodes", ()) if not node.get("ranks")]
+    whole = [node for node in reserve if ready[node] >= max(1, ranks_per_node(status))]
+    nodes, workers = len(whole), sum(count for node, count in ready.items() if node not in whole)
+    nodes_asked, workers_asked = int(run.get("spare_nodes", 0)), int(run.get("spares", 0))
+    if nodes_asked or nodes:
+        yield f"spare nodes {_of(nodes, nodes_asked)}"
+    if workers_asked or workers or not (nodes_asked or nodes):
+        yield f"spare workers {_of(workers, workers_asked)}"
+
+
+def _of(ready: int, asked: int) -> str:
+    return f"{ready} of {asked} ready" if ready <= asked else f"{ready} ready, {asked} asked for"
 
 
 def words(status: Status) -> Iterator[str]:

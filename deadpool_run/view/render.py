@@ -65,7 +65,7 @@ def _job_line(status: Status, now: datetime) -> Text:
     words = [
         f"epoch {shown(status.get('epoch'))}",
         f"world {shown(run.get('world_size'))}",
-        f"spares {len(ready_spares(status))} of {spares_asked(status)} ready",
+        *_reserve(status),
         f"committed {shown(status.get('committed'))}",
         f"up {_duration(run.get('started'), now)}",
     ]
@@ -81,6 +81,13 @@ def _job_line(status: Status, now: datetime) -> Text:
     return Text.assemble(
         "run ", (printable(run.get("run_id", "-")), "bold"), "  ", (state, _STYLES[how]), "  ", "  ".join(words)
     )
+
+
+def _reserve(status: Status) -> Iterator[str]:
+    if nodes.has_several(status):
+        yield from nodes.spares(status)
+    else:
+        yield f"spares {len(ready_spares(status))} of {spares_asked(status)} ready"
 
 
 def _durable(durable: Status, now: datetime) -> Text:
@@ -119,12 +126,14 @@ def _phase(rank: Status) -> str:
 
 
 def _spares(status: Status) -> Text:
-    spares = [
-        f"worker {shown(spare.get('worker'))} (pid {shown(spare.get('pid'))}) {printable(spare.get('phase', '-'))}"
-        for spare in status.get("spares", ())
-        if spare.get("phase") != "ended"
-    ]
+    several = nodes.has_several(status)
+    spares = [_spare(spare, several=several) for spare in status.get("spares", ()) if spare.get("phase") != "ended"]
     return Text("spares: " + ("; ".join(spares) or "none"))
+
+
+def _spare(spare: Status, *, several: bool) -> str:
+    where = f"{shown(spare.get('node'))}, " if several else ""
+    return f"worker {shown(spare.get('worker'))} ({where}pid {shown(spare.get('pid'))}) {printable(spare.get('phase', '-'))}"
 
 
 def _incidents(status: Status) -> Group:

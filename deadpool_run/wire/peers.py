@@ -278,9 +278,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """I do not lead the job; this one does."""
+    """I do not lead the job; this one does. `agents` are its rosters, in the term in which it leads."""
 
     head: Peer
+    agents: Agents
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +322,7 @@ class Vote:
     granted: bool
     closed: bool
     promised: int
+    rosters: tuple[Roster, ...]
 
 
 @dataclass(frozen=True, slots=True)

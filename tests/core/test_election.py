@@ -49,6 +49,38 @@ def test_the_survivor_of_two_is_fenced_if_the_head_is_silent():
     assert outputs == (el.Fence("no coordinator was heard of for 10 s"),)
 
 
+def test_a_standby_that_knows_more_than_a_candidate_waits_for_it_no_longer():
+    """It refuses, so that the other may never be elected; both would wait until they are fenced."""
+    first = follower("b", "h", "a", "b", "c")
+    first, _ = election.step(first, el.LogFollowed(el.LogIndex(0, 10)), 100.0)
+    patient, _ = step(first, asked(log=(0, 10)), now=100.0 + T)
+    assert election.next_deadline(patient) == 100.0 + 1.5 * T, "the other may be elected, with its vote"
+    prompted, (refusal,) = step(first, asked(log=(0, 9)), now=100.0 + T)
+    assert not refusal.vote.granted
+    assert election.next_deadline(prompted) == 100.0 + 1.25 * T
+    _, (bid,) = step(prompted, el.Tick(), now=100.0 + 1.25 * T)
+    assert bid == el.AskVotes(el.VoteAsked(2, "b", el.LogIndex(0, 10), 3))
+    led, _ = step(prompted, el.HeardFromHead(3, (roster("a", "b", "c", head="a", number=4),)), now=100.0 + 1.1 * T)
+    assert election.next_deadline(led) == 100.0 + 2.1 * T, "of the next head it waits as of any"
+
+
+def test_a_candidate_learns_of_a_roster_that_another_was_elected_with():
+    """Its voters know that one, and vote for nobody who does not."""
+    claimed = (roster("h", "a", "b", "c"), roster("a", "b", "c", head="a", number=4))
+    candidate, _ = step(follower("b", "h", "a", "b", "c"), el.Tick(), now=100.0 + 1.5 * T)
+    assert candidate.role is el.Role.CANDIDATE
+    voter, _ = step(follower("c", "h", "a", "b", "c"), el.HeardFromHead(1, claimed), now=100.5)
+    question = asked("b", term=2, log=(0, 9))
+    _, (answer,) = step(voter, question, now=101.0 + T)
+    assert (answer.vote.granted, answer.vote.rosters) == (False, claimed)
+    vote = el.VoteGiven(1, "c", granted=False, closed=False, promised=1, rosters=claimed)
+    candidate, _ = step(candidate, vote, now=100.0 + 1.6 * T)
+    assert candidate.rosters == claimed
+    assert granted(voter, asked("b", term=2, log=(0, 9), number=4), 101.0 + T)
+    left_out = el.VoteGiven(1, "c", granted=False, closed=False, promised=1, rosters=(roster("c", number=9, head="c"),))
+    assert step(candidate, left_out, now=100.0 + 1.7 * T)[0].rosters == claimed
+
+
 def test_a_vote_needs_silence_or_the_end_of_the_head():
     voter = follower("c", "h", "a", "b", "c")
     assert not granted(voter, asked(), 100.0 + T - 0.01)
@@ -123,14 +155,20 @@ def test_a_head_does_not_wait_for_a_time_that_has_passed():
     assert election.next_deadline(head) > 105.8
 
 
-def test_a_roster_of_which_everybody_ended_is_no_obstacle():
-    old = roster("h", "a", number=2)
-    agent = follower("b", rosters=(old, roster("h", "a", "b")))
-    agent, _ = step(agent, el.AgentEnded("a"), el.LinkBroken(closed=True), el.Tick(), now=104.0)
-    assert agent.role is el.Role.FOLLOWER, "the first standby has its time"
-    agent, _ = step(agent, el.Tick(), now=104.0 + T / 2)
-    assert agent.role is el.Role.HEAD
-    assert election.has_authority(agent, 1e9)
+@pytest.mark.parametrize(
+    ("agents", "ended", "goes_on"), [("ab", "a", True), ("abc", "a", True), ("abc", "ac", False), ("a", "a", False)]
+)
+def test_who_ended_may_have_led_before_if_they_were_enough(agents, ended, goes_on):
+    """With newcomers, then, which lead now, and of whom those that are left know nothing."""
+    rosters = (roster("h", *agents, number=2), roster("h", *dict.fromkeys(f"{agents}b")))
+    agent, _ = step(follower("b", rosters=rosters), el.LinkBroken(closed=True), now=101.0)
+    agent, _ = step(agent, *(el.AgentEnded(each) for each in ended), now=101.0)
+    agent, _ = step(agent, el.Tick(), now=102.0 + T / 2)
+    votes = [el.VoteGiven(1, each, granted=True, closed=True, promised=1) for each in agents if each not in ended]
+    agent, _ = step(agent, *votes, now=102.0 + T / 2)
+    answers = [el.HeardFromAgent(vote.voter, 1, 102.0 + T / 2, 4) for vote in votes]
+    agent, _ = step(agent, *answers, now=102.0 + T / 2)
+    assert (agent.role is el.Role.HEAD) == goes_on
 
 
 def test_a_standby_that_has_no_log_yet_knows_of_no_job():

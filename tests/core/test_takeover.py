@@ -37,6 +37,7 @@ def as_known(state: State) -> list[ev.WorkerFound]:
             epoch=0 if member.rank is None else state.epoch,
             ready=member.phase is not MemberPhase.STARTING,
             initialized=state.managed,
+            rehearsed=member.newcomer and member.phase is not MemberPhase.REHEARSING,
             finished=member.phase is MemberPhase.FINISHED,
             released=member.phase is MemberPhase.RELEASED,
         )
@@ -113,6 +114,48 @@ def test_a_worker_that_nobody_knows(rank, missing):
         owns = rank >= 0 and after.seats[rank].owner == stranger.worker
         assert killed != owns
         assert owns <= (state.phase in (JobPhase.RUNNING, JobPhase.REPAIRING))
+
+
+@pytest.mark.parametrize("rehearsed", [True, False])
+def test_a_newcomer_that_set_up_beside_the_last_coordinator(rehearsed):
+    """Its store is gone: it is ended at once, and its rank waits for its end, unless it needs the store no more."""
+    seen = 0
+    for state in moved_states():
+        rehearsing = {m.worker: m.rank for m in state.owners() if m.phase is MemberPhase.REHEARSING}
+        found = [
+            dataclasses.replace(each, rehearsed=rehearsed) if each.worker in rehearsing else each
+            for each in as_known(state)
+        ]
+        after, orders = step(state, ev.CoordinatorMoved(1, NODE), ev.NodeResynced(NODE, tuple(found)))
+        if after.phase is not JobPhase.REPAIRING:
+            continue
+        killed = {order.worker for order in orders if isinstance(order, do.KillWorker)}
+        assert killed.isdisjoint(rehearsing) if rehearsed else killed >= set(rehearsing)
+        for worker, rank in rehearsing.items():
+            seen += 1
+            assert (after.seats[rank].owner == worker) == rehearsed
+            assert rehearsed or after.members[worker].claimed == rank
+            later, _ = step(after, ev.WorkerExited(worker, None, 9))
+            assert later.epoch == after.epoch or rehearsed, "its end is no loss"
+    assert seen
+
+
+@pytest.mark.parametrize("owners_live", [True, False])
+def test_a_spare_that_was_sent_home_is_given_nothing(owners_live):
+    seen = 0
+    for state in moved_states():
+        parked = {member.worker for member in state.in_phase(MemberPhase.READY)}
+        found = [
+            dataclasses.replace(each, dismissed=each.worker in parked)
+            for each in as_known(state)
+            if each.worker in parked or owners_live
+        ]
+        after, orders = step(state, ev.CoordinatorMoved(1, NODE), ev.NodeResynced(NODE, tuple(found)))
+        assert not any(isinstance(order, do.AssignRank) and order.worker in parked for order in orders)
+        left = parked & set(after.members)
+        assert all(after.members[w].phase in (MemberPhase.DISMISSED, MemberPhase.ENDING) for w in left)
+        seen += len(parked)
+    assert seen
 
 
 def test_a_smaller_term_changes_nothing():

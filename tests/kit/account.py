@@ -49,6 +49,18 @@ class Account:
             newest[e["pid"]] = max(newest.get(e["pid"], 0), e["version"])
         return lost
 
+    def check_one_at_a_time(self) -> None:
+        """Assert that nobody who had held a rank did anything after its next holder had begun.
+
+        Not for hosts that freeze or are cut off: what is there ends only once it knows.
+        """
+        holders: dict[int, list[int]] = {}
+        for e in self.events:
+            held = holders.setdefault(e["rank"], [])
+            if e["pid"] not in held:
+                held.append(e["pid"])
+            assert e["pid"] == held[-1], f"rank {e['rank']} was held by {held[-1]}, and pid {e['pid']} told {e}"
+
     def check_ranks(self, lost: Sequence[int], world_size: int = 4) -> None:
         """Assert that each lost rank had one more holder for each loss, that no other had, and no pid had two ranks."""
         holders = {rank: self.pids(rank) for rank in range(world_size)}

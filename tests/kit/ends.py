@@ -5,6 +5,7 @@ import socket
 
 from deadpool_run.coordinator.link import Link
 
+LOOPBACK = "127.0.0.1"
 BOUND_S = 10.0
 """No wait of a test is longer."""
 
@@ -69,6 +70,13 @@ def pair():
     """Two ends of one connection."""
     one, other = socket.socketpair()
     return End(one), End(other)
+
+
+def listening():
+    """A bound socket, for a server."""
+    sock = socket.socket()
+    sock.bind((LOOPBACK, 0))
+    return sock
 
 
 def tcp_pair():

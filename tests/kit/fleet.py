@@ -205,6 +205,10 @@ class Fleet:
         os.close(self.agents[host].pidfd)
         self.agents[host] = self.start(host)
 
+    def release(self, count: int) -> None:
+        """Let so many processes go on that wait for the test, now or later."""
+        os.write(self._gate, bytes(count))
+
     def power_off(self, host: int) -> None:
         """Kill all of a host's processes at once."""
         self.agents[host].everything(signal.SIGKILL)
@@ -227,9 +231,11 @@ class Fleet:
 
     # --- what is promised ----------------------------------------------------------------------------------------
 
-    def check_repaired(self, reference: States, lost: Sequence[int], hosts: Sequence[int]) -> None:
+    def check_repaired(
+        self, reference: States, lost: Sequence[int], hosts: Sequence[int], timeout_s: float = 120.0
+    ) -> None:
         """Wait for the end of these hosts' agents, and assert all that is promised of a job that lost these ranks."""
-        assert self.wait_exit(hosts) == [0] * len(hosts), self.told()
+        assert self.wait_exit(hosts, timeout_s) == [0] * len(hosts), self.told()
         self.account.check_same_as(reference)
         world_size = 1 + max(rank for rank, _ in reference)
         self.account.check_ranks(lost, world_size)

@@ -10,7 +10,7 @@ import pytest
 from kit.ends import Changes, within_bound
 
 from deadpool_run.agent.peer_server import PeerServer
-from deadpool_run.agent.rendezvous import Found, Founder, Over, dial_vault, find
+from deadpool_run.agent.rendezvous import Found, Founder, Over, dial, find
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.auth import Role
@@ -118,7 +118,7 @@ def test_another_token_is_told_to_the_user_with_advice():
             assert f"{LOOPBACK}:{port} refused this node" in first
             assert "--token-file" in last
             with pytest.raises(ConnectionRefusedError) as refused:
-                await asyncio.to_thread(dial_vault, LOOPBACK, port, b"another")
+                await asyncio.to_thread(dial, Role.VAULT, LOOPBACK, port, b"another")
             assert refused.value.errno == errno.ECONNREFUSED
             assert not led.came
 
@@ -129,7 +129,7 @@ def test_a_vault_is_reached_through_the_same_port():
     async def main():
         port = free_port()
         with closing(Led(await find(cluster(port), never(), may_found=True, timeout_s=LONG_S))) as led:
-            with await asyncio.to_thread(dial_vault, LOOPBACK, port, TOKEN):
+            with await asyncio.to_thread(dial, Role.VAULT, LOOPBACK, port, TOKEN):
                 await led.until(lambda: led.came)
             assert led.came[0][0] is Role.VAULT
 

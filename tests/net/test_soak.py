@@ -8,6 +8,8 @@ import pytest
 LOSSES = 8
 STEPS = 120 * LOSSES
 """The job must not end before the last loss, however slow this machine is."""
+ALL_STEPS_S = 400.0
+"""If all losses come early, most of the steps are still to be done after them."""
 
 
 @pytest.mark.slow
@@ -45,4 +47,4 @@ def test_hosts_that_are_lost_one_after_another_and_come_back(fleet, net, referen
         else:
             job.agents[host].everything(signal.SIGCONT)
     job.wait_whole(4, 2)
-    job.check_repaired(reference("ddp", STEPS, 6, steps=STEPS), lost, [0, 1, 2, 3])
+    job.check_repaired(reference("ddp", STEPS, 6, steps=STEPS), lost, [0, 1, 2, 3], ALL_STEPS_S)

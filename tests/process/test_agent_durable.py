@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from deadpool_run.agent.durable_head import DurableHead
+from deadpool_run.agent import durable
+from deadpool_run.agent.durable_head import DurableHead, Nodes
 from deadpool_run.agent.share import Share
 from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.core.lifecycle import JobPhase
@@ -46,15 +47,15 @@ class Job:
         self.head = DurableHead(
             DurableSpec(target="/kept", **({"every_steps": 4} | spec)),
             run="run",
-            here="spare",
             checkpointers=self.checkpointers,
             vault=vault,
-            state=lambda: self.state,
-            tell=lambda node, message: self.told.append((node, message)),
-            publish=self.published.append,
-            say=self.said.append,
-            lost=self.lost.append,
-            leave=self.leave,
+            nodes=Nodes(
+                "spare",
+                lambda: self.state,
+                lambda node, message: self.told.append((node, message)),
+                self.published.append,
+            ),
+            job=durable.Job(say=self.said.append, lost=self.lost.append, leave=self.leave),
             known=known,
         )
 

@@ -287,6 +287,8 @@ class Agent:
                     self.cluster.check_assignment(self, effect)
                 if isinstance(effect, do.AttachGroups):
                     self.cluster.check_all_restored(self, effect)
+                if isinstance(effect, do.KillWorker):
+                    self.cluster.check_not_stuck(self, effect)
                 node = self.cluster.workers_node(effect.worker, self.state)
                 self.order(node, effect, term, key, self.state.epoch)
 
@@ -336,6 +338,7 @@ class Agent:
             case do.AssignRank():
                 cluster.ranks[effect.worker] = effect.rank
                 self.know(effect.worker, rank=effect.rank, epoch=effect.epoch)
+                cluster.workers[effect.worker].store = cluster.terms[term]
                 storage.assign_on(self.name, effect.rank, key, known_there=effect.transcript_from is None)
                 self.pass_on(effect)
             case do.AbortStep():
@@ -343,6 +346,9 @@ class Agent:
                 self.pass_on(effect)
             case do.ReleaseWorker():
                 self.know(effect.worker, released=True)
+                self.pass_on(effect)
+            case do.DismissWorker():
+                self.know(effect.worker, dismissed=True)
                 self.pass_on(effect)
             case _:
                 self.pass_on(effect)
@@ -362,6 +368,8 @@ class Agent:
                 self.know(event.worker, ready=True)
             case ev.ScriptInitialized():
                 self.know(event.worker, initialized=True)
+            case ev.NewcomerRehearsed():
+                self.know(event.worker, rehearsed=True)
             case ev.LoopFinished():
                 self.know(event.worker, finished=True)
             case ev.WorkerExited():

@@ -89,6 +89,10 @@ class Cluster:
     def tell(self, event: ev.Event) -> None:
         self.agents[self.workers[event.worker].node].said(event)
 
+    def serves_store(self, worker: Worker) -> bool:
+        head = self.agents[worker.store]
+        return head.alive and not head.fenced and self.net.linked(worker.node, worker.store)
+
     # --- the world -----------------------------------------------------------------------------------------------
 
     def note(self, line: str) -> None:
@@ -192,6 +196,13 @@ class Cluster:
             if other.alive and other.node in agent.state.nodes and other.number in self.ranks:
                 assert other.number in numbers, f"worker {other.number} has a rank, and does not own it"
         assert len(stands) <= 1, f"attaching to epoch {order.epoch}, but the ranks stand at {stands}"
+
+    def check_not_stuck(self, agent: Agent, order: do.KillWorker) -> None:
+        """A repair waits out the time-out for nobody, unless nodes could not reach one another."""
+        if order.reason.startswith("no progress while"):
+            since = self.clock.now - self.settings.repair_timeout_s
+            apart = self.net.apart_since(since, agent.state.nodes)
+            assert apart, f"worker {order.worker} was waited for in vain: {order.reason}"
 
     def run(self) -> str:
         """Return how it ended: the reason of the stop, or of the last fence."""

@@ -91,6 +91,7 @@ class Fault:
 KINDS = (
     *("kill head", "kill head", "kill head", "power head", "kill any", "power any", "worker", "worker"),
     *("cut head", "cut any", "cut half any", "cut half head", "cut deaf head", "cut mute head", "cut deaf", "cut mute"),
+    *("repair, kill head", "repair, power head"),
 )
 
 
@@ -99,6 +100,10 @@ def planned(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
     faults = []
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
         heal = rng.choice((None, rng.uniform(0.1, 0.8) * T, rng.uniform(0.8, 4.0) * T))
-        faults.append(Fault(at, rng.choice(kinds), rng.randrange(12), heal))
+        kind = rng.choice(kinds)
+        if kind.startswith("repair, "):
+            faults.append(Fault(at, "worker", rng.randrange(12)))
+            at, kind = at + rng.uniform(0.05, 1.0), kind.removeprefix("repair, ")
+        faults.append(Fault(at, kind, rng.randrange(12), heal))
         at += rng.choice((rng.uniform(0.0, 0.3), rng.uniform(0.0, 1.5), rng.uniform(0.0, 6.0)))
     return tuple(faults)

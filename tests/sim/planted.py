@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import agents
 import pytest
+from outages import KINDS as OUTAGES
 from simulator import KINDS, NODE_KINDS
 
 from deadpool_run.core import buddies, election, holders, pool, reconcile, repair, replicas, takeover, words, world
@@ -206,6 +207,10 @@ def what_agents_find_is_ignored(patch):
     patch.setattr(reconcile, "compare", compare)
 
 
+def newcomers_wait_for_the_store_of_a_head_that_is_gone(patch):
+    patch.setattr(reconcile, "_end_unrehearsed", lambda _turn, _truth: None)
+
+
 def agents_obey_the_old_head_too(patch):
     patch.setattr(agents, "obeys", lambda _mine, _theirs: True)
 
@@ -221,11 +226,12 @@ ELECTION_PLANTS: tuple[Plant, ...] = (
     only_the_newest_roster_counts,
 )
 """Those that no job is needed to see."""
-HEAD_PLANTS: tuple[Plant, ...] = (
-    a_new_term_raises_no_epoch,
-    a_new_term_raises_no_workers_number,
-    what_agents_find_is_ignored,
-    agents_obey_the_old_head_too,
-    the_new_head_reads_its_own_clock,
-)
-"""Those that only a coordinator that moves can show."""
+HEAD_PLANTS: dict[Plant, tuple[str, ...]] = {
+    a_new_term_raises_no_epoch: OUTAGES,
+    a_new_term_raises_no_workers_number: OUTAGES,
+    what_agents_find_is_ignored: OUTAGES,
+    newcomers_wait_for_the_store_of_a_head_that_is_gone: ("repair, kill head",),
+    agents_obey_the_old_head_too: ("cut head", "cut deaf head", "cut mute head"),
+    the_new_head_reads_its_own_clock: OUTAGES,
+}
+"""Those that only a coordinator that moves can show, with the kinds of outages among which they are looked for."""

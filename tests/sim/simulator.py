@@ -177,6 +177,10 @@ class Simulation:
             case _:
                 self.send(effect)
 
+    def serves_store(self, _worker: Worker) -> bool:
+        """It is beside the coordinator, which does not move here."""
+        return True
+
     def send(self, effect: do.Effect) -> None:
         worker = self.workers[effect.worker]
         worker.down.send(lambda: worker.obey(effect))

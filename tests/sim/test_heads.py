@@ -96,6 +96,16 @@ def test_the_head_dies_while_it_repairs_and_its_last_orders_were_not_followed(se
     assert cluster.state.phase is JobPhase.STOPPED
 
 
+@pytest.mark.parametrize("kind", ["kill head", "power head"])
+def test_the_head_dies_while_a_newcomer_sets_up_beside_its_store(kind):
+    """Nobody waits for that newcomer, which waits for the store: the simulation fails where a time-out is needed."""
+    for seed in range(25):
+        cluster = job(
+            Fault(5.0, "worker", 2), Fault(5.1 + 0.03 * seed, kind), spare_nodes=1, seed=seed, log_delay_s=0.02
+        )
+        assert cluster.run() == "every rank finished"
+
+
 def test_the_swarm_goes_where_it_matters():
     ends = [(cluster, cluster.run()) for cluster in map(heads_simulation, range(40))]
     assert sum(end == "every rank finished" for _, end in ends) > 15
@@ -119,7 +129,7 @@ def test_a_planted_bug_of_elections_is_found(plant, monkeypatch):
 @pytest.mark.parametrize("plant", HEAD_PLANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_of_heads_is_found(plant, monkeypatch):
     plant(monkeypatch)
-    assert_is_found(heads_simulation, 150)
+    assert_is_found(lambda seed: heads_simulation(seed, HEAD_PLANTS[plant]), 150)
 
 
 def assert_is_found(story, seeds):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ class Net:
         self._clock, self._rng = clock, rng
         self.cuts: Counter[Pair] = Counter()
         """How many faults cut this pair now."""
+        self._healed_at: dict[Pair, float] = {}
         self._queues: dict[Pair, deque[Callable[[], None]]] = {}
         self._stalled: Counter[Pair] = Counter()
         self._last: dict[Pair, float] = {}
@@ -49,11 +51,17 @@ class Net:
         for pair in pairs:
             self.cuts[pair] -= 1
             if not self.cuts[pair]:
+                self._healed_at[pair] = self._clock.now
                 for _ in range(self._stalled.pop(pair, 0)):
                     self._move_on(pair)
 
     def linked(self, one: str, other: str) -> bool:
         return not self.cuts[one, other] and not self.cuts[other, one]
+
+    def apart_since(self, since: float, nodes: Iterable[str]) -> list[Pair]:
+        """Return the pairs of these nodes that were cut then, or later."""
+        pairs = itertools.permutations(nodes, 2)
+        return [pair for pair in pairs if self.cuts[pair] or self._healed_at.get(pair, -1.0) >= since]
 
 
 class CutStorage(Storage):

@@ -51,6 +51,8 @@ class Worker:
         self.first_step_due = False
         self.has_state = False
         """It holds its rank's state: it is a survivor from here on."""
+        self.store = ""
+        """The node that it was told to set up beside."""
         self.breaks: set[str] = set()
         """What goes wrong for it next: "drain", "attach"."""
         self.plan = 0
@@ -120,6 +122,8 @@ class Worker:
             case do.ReleaseWorker():
                 assert self.mode is Mode.FINISHED, f"released while {self.mode}"
                 self._leave()
+            case do.DismissWorker() if self.mode is Mode.LEAVING:
+                pass  # another coordinator may say it again
             case do.DismissWorker():
                 assert self.mode is Mode.PARKED, f"dismissed while {self.mode}"
                 self._leave()
@@ -150,11 +154,24 @@ class Worker:
 
     def _initialized(self) -> None:
         self.say(ev.ScriptInitialized(self.number))
+        self._at_store(self._set_up)
+
+    def _set_up(self) -> None:
         if self.mode is Mode.REHEARSING:
-            self.then(0.3, self._rehearsed)
+            needs_it_again = self.sim.rng.random() < 0.5
+            self.then(0.3, lambda: self._at_store(self._rehearsed) if needs_it_again else self._rehearsed())
         else:
             self.attached = self.epoch
             self.then(0.2, lambda: self.sim.gathering.arrive(self))
+
+    def _at_store(self, what: Callable[[], None]) -> None:
+        """Do what needs the store. Without it the worker waits, for longer than anybody should; or raises."""
+        if self.sim.serves_store(self):
+            what()
+        elif self.sim.rng.random() < 0.05:
+            self.throw("DistNetworkError")
+        else:
+            self.then(0.5, lambda: self._at_store(what))
 
     def _rehearsed(self) -> None:
         self.mode = Mode.REHEARSED

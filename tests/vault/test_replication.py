@@ -1,9 +1,13 @@
 """Copies between nodes, as their agents see it."""
 
+from types import SimpleNamespace
+
 import pytest
 from vault_kit import FakeBuddy, cluster, connect, content, in_loop, off
 
+from deadpool_run.agent.node import Node
 from deadpool_run.ids import Rank, Version
+from deadpool_run.wire.peers import Buddies
 
 
 @in_loop
@@ -121,6 +125,22 @@ async def test_a_rank_that_comes_back_does_not_find_what_it_left():
 
 
 @in_loop
+async def test_what_a_newcomer_left_that_never_came_to_live_here_does_not_hide_the_copies():
+    """It was ended before its repair was over, and another node has its rank; this one holds copies of it."""
+    async with cluster("a", "b") as (a, b):
+        a.capture(0, 4)
+        a.seal(0)
+        assert await b.seat(0, a.peer) is None
+        Node.set_buddies(SimpleNamespace(copies=b.replicator), Buddies({}, (Rank(0),)))
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        await a.until_safe(0, 4)
+        await a.close()
+        assert b.replicator.versions(Rank(0)) == (4,)
+        assert await b.seat(0) is None
+        assert b.vault.captured(Rank(0)) == (4,)
+
+
+@in_loop
 async def test_a_dead_owners_node_seats_its_next_owner_with_what_lies_there():
     async with cluster("a") as (a,):
         a.capture(0, 4)
@@ -152,6 +172,51 @@ async def test_a_source_that_is_gone_is_said_and_slots_stay_empty():
         assert "a (127.0.0.1" in await b.fetch(0, 4, a.peer)
         assert b.vault.captured(Rank(0)) == ()
         assert "a (127.0.0.1" in await c.seat(0, a.peer)
+
+
+@in_loop
+async def test_a_newcomers_node_keeps_its_copies_until_it_has_what_the_source_holds():
+    """The rank's worker died on its node, whose memory is newer; then that node is lost as well."""
+    async with cluster("a", "b") as (a, b):
+        b.replicator.keep({Rank(0)})
+        a.seal(0)
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.capture(0, 4)
+        await a.until_safe(0, 4)
+        a.capture(0, 5)
+        await a.until_safe(0, 4, 5)
+        a.replicator.set_buddies({Rank(0): ()})
+        a.capture(0, 6)
+        assert await b.seat(0, a.peer) is None
+        assert b.transcript(0) == b"a transcript"
+        assert "holds no snapshot 9" in await b.fetch(0, 9, a.peer)
+        await a.close()
+        assert "a (127.0.0.1" in await b.fetch(0, 6, a.peer)
+        assert b.replicator.versions(Rank(0)) == (4, 5)
+        assert await b.seat(0) is None
+        assert b.vault.captured(Rank(0)) == (4, 5)
+        assert b.body(0, 5) == content(0, 5)
+
+
+@in_loop
+async def test_what_a_newcomers_node_held_gives_way_to_what_the_source_holds():
+    async with cluster("a", "b") as (a, b):
+        b.replicator.keep({Rank(0)})
+        a.seal(0)
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.capture(0, 4)
+        await a.until_safe(0, 4)
+        a.capture(0, 5)
+        await a.until_safe(0, 4, 5)
+        a.replicator.set_buddies({Rank(0): ()})
+        a.capture(0, 6)
+        assert await b.seat(0, a.peer) is None
+        before = b.vault.descriptors(Rank(0))
+        assert await b.fetch(0, 6, a.peer) is None
+        assert b.vault.descriptors(Rank(0)) == before
+        assert b.vault.captured(Rank(0)) == (6,)
+        assert sorted(b.vault.board.cells[0].slots) == [-1, 6]
+        assert b.body(0, 6) == content(0, 6)
 
 
 @in_loop

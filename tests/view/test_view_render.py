@@ -189,6 +189,32 @@ def test_ranks_without_all_their_copies_are_a_worse_job():
     assert health(several(spares=spares[:1])) is Health.DEGRADED, "a node in reserve is as many spares as it has places"
 
 
+READY = {"pid": 1, "phase": "ready"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "spares", "shown"),
+    [
+        ({"spare_nodes": 1}, {2: "b", 3: "b"}, "spare nodes 1 of 1 ready"),
+        ({"spare_nodes": 1}, {2: "b"}, "spare nodes 0 of 1 ready  spare workers 1 ready, 0 asked for"),
+        (
+            {"spare_nodes": 1, "spares": 1},
+            {2: "b", 3: "b", 4: "a"},
+            "spare nodes 1 of 1 ready  spare workers 1 of 1 ready",
+        ),
+        ({"spares": 2}, {4: "a"}, "spare workers 1 of 2 ready"),
+        ({}, {2: "b", 3: "b"}, "spare nodes 1 ready, 0 asked for"),  # it came later
+        ({}, {}, "spare workers 0 of 0 ready"),
+    ],
+)
+def test_nodes_in_reserve_are_told_from_workers_in_reserve(asked, spares, shown):
+    found = several(spares=[{"worker": worker, "node": node, **READY} for worker, node in spares.items()])
+    found["run"] |= {"spare_nodes": 0, **asked}
+    text = to_plain(found, NOW)
+    assert f"world 2  {shown}  committed" in text.splitlines()[0]
+    assert all(f"worker {worker} ({node}, pid 1) ready" in text for worker, node in spares.items())
+
+
 @pytest.mark.parametrize(("exposed_s", "shown"), [(None, "-"), (0.3512, "351")])
 def test_a_repair_says_how_long_copies_were_incomplete(exposed_s, shown):
     text = to_plain(several(incidents=[{**INCIDENT, "exposed_s": exposed_s}]), NOW)

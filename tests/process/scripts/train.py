@@ -33,6 +33,7 @@ def parse_arguments():
         "--corrupt", choices=["newcomer", "survivor"], help="spoil a recovery by one unit in one weight"
     )
     parser.add_argument("--hold", type=int, default=-1, help="step before which rank 0 waits for the test")
+    parser.add_argument("--hold-newcomers", action="store_true", help="have newcomers wait for the test before init()")
     parser.add_argument("--least-ms", type=int, default=0, help="how long a step takes at least")
     return parser.parse_args()
 
@@ -75,6 +76,8 @@ def main():
     newcomer = os.environ.get("DEADPOOL_NEWCOMER") == "1"
     faulthandler.register(signal.SIGUSR2)  # the test asks where a worker is that makes no progress
     tell("start", newcomer=newcomer)
+    if newcomer and args.hold_newcomers:
+        os.read(os.open(args.flags / "release", os.O_RDONLY), 1)
     job = deadpool.init()
     faults = Faults(args.die, args.flags, torch.distributed.get_rank())
     faults.quiet = job.rehearsing

@@ -1,0 +1,172 @@
+"""How a node comes to follow another coordinator: by whichever agent's word, and without asking in a hurry."""
+
+import asyncio
+import itertools
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+from kit.ends import LOOPBACK, Changes, End, listening, within_bound
+
+from deadpool_run.agent import membership
+from deadpool_run.agent.authority import Authority
+from deadpool_run.agent.follower import Limbo
+from deadpool_run.agent.membership import Membership
+from deadpool_run.agent.peer_server import PeerServer
+from deadpool_run.core import election
+from deadpool_run.core.electorate import Roster
+from deadpool_run.core.events import NodeResynced, Place, StopRequested
+from deadpool_run.wire import peers
+from deadpool_run.wire.auth import Role
+from deadpool_run.wire.peers import Peer
+
+TOKEN = b"of the job"
+T = 60.0
+"""Nobody is fenced while a test runs."""
+
+
+class Node:
+    """A node's part above its workers: whom it obeys."""
+
+    def __init__(self, above):
+        self.above = above
+
+    def share_anew(self):
+        pass
+
+    def resynced(self):
+        return NodeResynced("me", ())
+
+
+class Mine(Membership):
+    """A node that followed `old`, which is gone; only its connections are real."""
+
+    def __init__(self, addresses):
+        self._loop = asyncio.get_running_loop()
+        self.over = self._loop.create_future()
+        self.head = None
+        self._token, self._place, self._situation = TOKEN, Place("me"), SimpleNamespace(node="me")
+        self._follower, self._limbo, self._foretold, self._tasks = None, Limbo(), False, set()
+        self._replicator = SimpleNamespace(tell_all=lambda: None)
+        self.node = Node(self._limbo)
+        rosters = (Roster(1, "old", ("old", *addresses, "me")),)
+        agent = election.follower("me", T, 0, rosters, self._loop.time())
+        self._authority = Authority(agent, addresses, self, TOKEN)
+
+    def hear_claim(self, agents):
+        self._authority.hear_claim(agents)
+
+    async def close(self):
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._authority.close()
+        if self._follower is not None:
+            self._follower.close()
+
+
+class Other(Changes):
+    """Another agent: keeps who comes, and does with each what `greet` does."""
+
+    def __init__(self, name, greet):
+        super().__init__()
+        self.name, self.greet, self.came = name, greet, []
+        self.server = PeerServer(listening(), TOKEN, self._come)
+        self.peer = Peer(name, LOOPBACK, self.server.port)
+
+    def _come(self, role, sock):
+        assert role is Role.MEMBER
+        self.came.append((asyncio.get_running_loop().time(), End(sock)))
+        self.greet(self.came[-1][1])
+        self.tell()
+
+    def close(self):
+        self.server.close()
+        for _, end in self.came:
+            end.close()
+
+
+def agents(term, head, *others):
+    return peers.Agents(term, (peers.Roster(term + 1, head.name, (*(each.peer for each in (head, *others)), ME)),))
+
+
+ME = Peer("me", LOOPBACK, 1)
+
+
+def run(main):
+    async def whole():
+        with ExitStack() as stack:
+            await main(stack)
+
+    within_bound(whole())
+
+
+def started(stack, name, greet):
+    other = Other(name, greet)
+    stack.callback(other.close)
+    return other
+
+
+def test_one_that_leads_no_longer_names_who_does_and_that_one_is_followed():
+    async def main(stack):
+        later = started(stack, "y", lambda end: end.send(agents(2, later, claimed)))
+        claimed = started(stack, "x", lambda end: end.send(peers.Redirect(later.peer, agents(2, later, claimed))))
+        mine = Mine({"x": claimed.peer, "y": later.peer})
+        mine.hear_claim(agents(1, claimed, later))
+        mine.wish(StopRequested(15))
+        await later.until(lambda: later.came)
+        end = later.came[0][1]
+        rejoin, wish = await end.hears(2)
+        assert rejoin == peers.Rejoin("me", Place("me"), rejoin.found)
+        assert wish.event["signal"] == 15, "what the user wants has reached who leads"
+        assert (mine._authority.agent.term, mine._authority.head) == (2, later.peer)
+        assert mine.node.above is mine._follower
+        assert mine._follower.was_answered
+        assert not mine.over.done()
+        assert len(claimed.came) == len(later.came) == 1
+        await mine.close()
+
+    run(main)
+
+
+def test_an_agents_outdated_word_is_not_followed():
+    async def main(stack):
+        before = started(stack, "old", lambda _: None)
+        claimed = started(stack, "x", lambda end: end.send(peers.Redirect(before.peer, agents(0, before, claimed))))
+        mine = Mine({"x": claimed.peer})
+        mine.hear_claim(agents(1, claimed))
+        await claimed.until(lambda: len(claimed.came) > 2)  # it is asked again: it may lead soon
+        assert not before.came
+        assert mine._authority.agent.term == 1
+        await mine.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("refuses", ["without a word", "by another's name"])
+def test_one_that_does_not_lead_yet_is_asked_again_and_again_but_ever_more_rarely(refuses):
+    async def main(stack):
+        def greet(end):
+            if len(claimed.came) == 6:
+                end.send(agents(1, claimed))
+            elif refuses == "without a word":
+                end.close()
+            else:
+                end.send(peers.Redirect(claimed.peer, agents(1, claimed)))
+                end.link.close_when_flushed()
+
+        claimed = started(stack, "x", greet)
+        mine = Mine({"x": claimed.peer})
+        mine.hear_claim(agents(1, claimed))
+        await claimed.until(lambda: len(claimed.came) == 6)
+        await claimed.came[-1][1].hears(1)
+        await mine._follower.answered()
+        assert mine._follower.was_answered
+        assert not mine.over.done()
+        times = [at for at, _ in claimed.came]
+        gaps = [later - before for before, later in itertools.pairwise(times)]
+        for number, gap in enumerate(gaps):
+            assert gap >= min(membership._AGAIN_S * 2**number, membership._AGAIN_AT_MOST_S)
+        await mine.close()
+
+    run(main)
