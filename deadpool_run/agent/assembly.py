@@ -71,6 +71,11 @@ class Assembly:
         """Return what is known of those who have been heard of."""
         return self._seen
 
+    def is_whole(self) -> bool:
+        """Tell whether every agent that counts, and has not ended, is connected."""
+        agent = self._authority.agent
+        return {*agent.roster.agents} - agent.ended - {agent.me} <= {*self._hub.nodes()}
+
     @property
     def term(self) -> int:
         """How often the coordinator has moved, or more."""

@@ -281,7 +281,7 @@ class DurableHead:
 
     async def finish(self, exit_code: int, reason: str) -> tuple[int, str]:
         """Workers are gone: write their last common version, however they ended; return how the run ended."""
-        if self._left and exit_code != 0:
+        if exit_code == EXIT_QUEUE_AGAIN or (self._left and exit_code != 0):  # the former of one who led before, too
             step = max(self._schedule.written, 0)
             return EXIT_QUEUE_AGAIN, f"its end was foretold; it goes on from step {step} when started again"
         if self._spec is None or not self._spec.target or self._beginning is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from deadpool_run.agent import rendezvous
 from deadpool_run.agent.assembly import Assembly
 from deadpool_run.agent.authority import Authority, rosters_of
+from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN
 from deadpool_run.agent.durable_head import DurableHead
 from deadpool_run.agent.follower import Follower, Limbo, LostError
 from deadpool_run.agent.head import Head
@@ -160,19 +161,31 @@ class Membership:
         self.node.share_anew()
         head = self._lead(term)
         head.go_on()
-        if head.state.phase is JobPhase.STOPPED and head.state.stop is not None and head.durable is not None:
-            head.durable.close()  # whoever led was writing the last step, and no more comes of that
-            self._over(head.state.stop.exit_code, head.state.stop.reason)
-            return
-        head.submit(CoordinatorMoved(term, self._situation.node))
-        head.submit(self.node.resynced())
-        self._replicator.tell_all()
-        head.begin()
-        self._do(self.presence.lead(head, term))
         tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
+        if head.state.phase is JobPhase.STOPPED:
+            self._do(self._tell_the_end(head, term))
+        else:
+            head.submit(CoordinatorMoved(term, self._situation.node))
+            head.submit(self.node.resynced())
+            self._replicator.tell_all()
+            head.begin()
+            self._do(self.presence.lead(head, term))
         callers, self._callers = self._callers, []
         for sock in callers:
             self.accept(Purpose.MEMBER, sock)
+
+    async def _tell_the_end(self, head: Head, term: int) -> None:
+        """Lead only to end: whoever led may not have told it to all, and who is not told looks for the job in vain."""
+        stop, assembly, durable = head.state.stop, head.assembly, head.durable
+        assert stop is not None
+        assert assembly is not None
+        assert durable is not None
+        durable.close()  # whoever led was writing the last step, and no more comes of that
+        await self.presence.lead(head, term)
+        until = self._loop.time() + self._timeout_s
+        while not (assembly.is_whole() or self.over.done()) and self._loop.time() < until:
+            await asyncio.wait({self.over}, timeout=_AGAIN_S)
+        self._over(stop.exit_code, stop.reason)
 
     def share(self, agents: peers.Agents) -> None:
         """Tell every node who counts now."""
@@ -209,7 +222,7 @@ class Membership:
             publish=head.publish_durable,
             say=tell,
             lost=self._cannot_begin,
-            leave=lambda: head.submit(StopRequested(0)),
+            leave=lambda: head.submit(StopRequested(0, EXIT_QUEUE_AGAIN)),
             known=self.node.newest_durable,
         )
         self._above(head)

@@ -9,7 +9,7 @@ from typing import Protocol, assert_never
 
 from deadpool_run.agent.checkpointer import Checkpointers
 from deadpool_run.agent.copies import Copies
-from deadpool_run.agent.durable import Durable
+from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN, Durable
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Performer, Situation
@@ -85,7 +85,7 @@ class Node:
             vault=vault,
             say=tell,
             lost=on_lost,
-            leave=lambda: self._submit(StopRequested(0)),
+            leave=lambda: self._submit(StopRequested(0, EXIT_QUEUE_AGAIN)),
         )
         self._performer = Performer(
             spec=spec,
