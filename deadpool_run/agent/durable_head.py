@@ -193,8 +193,8 @@ class DurableHead:
         attempt = self._attempt
         if attempt is None or told.attempt != attempt.name:
             return
-        if told.failure and attempt.step is Step.COPY:
-            self._void(told.failure)  # such as a version that a node does not hold any more, or not yet
+        if told.failure and told.again:
+            self._void(told.failure)
         elif told.failure:
             self._fail(f"node {node}: {told.failure}")
         elif attempt.taken(node, told):
