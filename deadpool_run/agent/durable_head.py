@@ -151,11 +151,12 @@ class DurableHead:
         spec, state = self._spec, self._state()
         if spec is None or not spec.target or self._attempt or self._beginning or self._finishing or self._closed:
             return
-        committed = self._vault.board.committed()
-        if self._wanted and not (self._schedule.is_new(committed) and state.phase in _COMES_TO_RUN):
+        committed = self._vault.board.committed()  # None: not known (yet), such as after the coordinator has moved
+        is_new = self._schedule.is_new(committed)
+        if self._wanted and (state.phase not in _COMES_TO_RUN or (committed is not None and not is_new)):
             self._wanted = False  # there is nothing that is not durable
             self._end_job_if_leaving()
-        elif (self._wanted or self._schedule.is_due(committed)) and self._is_whole(state):
+        elif ((self._wanted and is_new) or self._schedule.is_due(committed)) and self._is_whole(state):
             self._begin_attempt()
 
     def _is_whole(self, state: State) -> bool:

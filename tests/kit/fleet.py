@@ -203,6 +203,10 @@ class Fleet:
             assert time.monotonic() < deadline, f"not {hosts} nodes and {spares} spares: {found}\n{self.told()}"
             self._read(0.05)
 
+    def release(self) -> None:
+        """Let the rank that was told to `--hold` go on."""
+        os.write(self._gate, b".")
+
     def restart(self, host: int) -> None:
         """Start a fresh agent on a host whose last one is gone."""
         self.wait_exit([host])

@@ -229,6 +229,25 @@ def test_a_foretold_end_waits_for_a_repair(vault):
     assert job.left == 1
 
 
+@pytest.mark.parametrize("phase", [JobPhase.REPAIRING, JobPhase.RUNNING])
+def test_a_foretold_end_waits_until_it_is_known_what_is_committed(vault, phase):
+    @in_loop
+    def check(vault):
+        job = Job(vault, every_steps=None, every_s=3600.0)
+        seats = job.state.seats
+        job.state = State(phase, 1, seats, nodes=dict.fromkeys(HOMES))
+        job.head.foretold()
+        job.head.decided()
+        assert (job.news(), job.left) == ([], 0)
+        job.state = State(JobPhase.RUNNING, 1, seats, nodes=dict.fromkeys(HOMES))
+        job.commit(4)
+        for _ in STEPS:
+            job.take()
+        assert (job.left, [message.version for message in job.published]) == (1, [4])
+
+    check(vault)
+
+
 @in_loop
 def test_the_next_coordinator_goes_on_from_what_is_known(vault):
     job = Job(vault, known=peers.Durable(8, "/kept/it", "2026-01-01T00:00:00+00:00"))
