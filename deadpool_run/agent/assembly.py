@@ -60,7 +60,7 @@ class Assembly:
         """Bring those who are to take over up to date, if they are others than before."""
         if self._head.state.move is not None:
             return  # what is deferred is not told; there will be a decision when it is over
-        wanted = set(self._authority.agent.roster.standbys)
+        wanted = {*self._authority.agent.roster.standbys} & {*self._hub.nodes()}  # others would miss how it begins
         self._standbys &= wanted
         for node in wanted - self._standbys:
             self._standbys.add(node)
