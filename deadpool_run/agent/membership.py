@@ -145,7 +145,7 @@ class Membership:
     def foretold(self) -> None:
         """Pass on that the end of the job was announced to this node; if another coordinator comes, to that too."""
         self._foretold = True
-        self.node.above.durable_news(peers.Foretold())
+        self._tell_of_the_end()
 
     # --- leading: what the authority asks -------------------------------------------------------------------------
 
@@ -277,8 +277,11 @@ class Membership:
         wishes, self._limbo.wishes = self._limbo.wishes, []
         for wish in wishes:
             above.fact(wish)
-        if self._foretold:
-            above.durable_news(peers.Foretold())
+        if self._foretold:  # a coordinator that begins is to have heard of its own beginning first
+            self._loop.call_soon(self._tell_of_the_end)
+
+    def _tell_of_the_end(self) -> None:
+        self.node.above.durable_news(peers.Foretold())
 
     def _heard(self, follower: Follower, message: peers.Message) -> None:  # noqa: C901, PLR0912 - one case for each message
         match message:

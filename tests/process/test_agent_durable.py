@@ -214,6 +214,15 @@ def test_a_foretold_end_comes_at_once_if_nothing_is_new(vault):
 
 
 @in_loop
+def test_a_foretold_end_of_a_job_that_is_being_stopped_is_not_asked_for_again(vault):
+    job = Job(vault, every_steps=None, every_s=3600.0)
+    job.state = State(JobPhase.STOPPING, 1, job.state.seats, nodes=dict.fromkeys(HOMES))
+    job.commit(4)
+    job.head.foretold()
+    assert (job.news(), job.left) == ([], 0)
+
+
+@in_loop
 def test_a_foretold_end_waits_for_a_repair(vault):
     job = Job(vault, every_steps=None, every_s=3600.0)
     seats = job.state.seats
