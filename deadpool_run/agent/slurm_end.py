@@ -50,14 +50,18 @@ async def end_job_given_up(place: Discovery | None, base: Path, say: Callable[[s
     if place is None or place.step is None or not place.batch or not place.step.starter:
         return False
     leads = whereabouts.read(base)
+    name = "" if leads is None else leads.node.partition("~")[0]  # a node that came back has its number behind that
     if leads is None:
-        why = f"{base} cannot be read here, which would tell whether others go on"
-    elif leads.node != place.nodes[0] and not _has_ended(Path(leads.run_dir)) and await _has_node(place, leads.node):
+        why = f"others may go on with it, and {base}, which would tell, cannot be read here"
+    elif name != place.nodes[0] and not _has_ended(Path(leads.run_dir)) and await _may_live(place, name):
         why = f"node {leads.node} may go on with it"
     else:
         return await end_job_if_nobody_waits(place, (), say)
     if not await _listens(place.step.starter):
-        say(f"Slurm job {place.job_id} has lost its batch script, and is not ended: {why}")
+        say(
+            f"Slurm job {place.job_id} has lost its batch script, and is not ended: {why}; "
+            f"if nobody does, run `scancel {place.job_id}`"
+        )
     return False
 
 
@@ -70,8 +74,10 @@ def _has_ended(run_dir: Path) -> bool:
     return isinstance(record, dict) and bool(record.get("ended"))
 
 
-async def _has_node(place: Discovery, name: str) -> bool:
-    """Return whether Slurm counts the node to the job: one that it has found dead it does not."""
+async def _may_live(place: Discovery, name: str) -> bool:
+    """Return whether Slurm counts the node to the job still: one that it has found dead it does not."""
+    if name not in place.nodes:
+        return True  # called otherwise by the user
     why, told = await _ask("squeue", "--noheader", f"--jobs={place.job_id}", "--format=%N")
     try:
         return bool(why) or name in hostlist.expand(told.strip())

@@ -88,10 +88,16 @@ def test_who_gives_up_ends_the_job_if_nobody_else_can_go_on(lab, leader):
 
 
 @pytest.mark.parametrize(
-    ("leader", "why"), [("one that lives", "node n2 may go on with it"), ("nobody knows", "cannot be read here")]
+    ("leader", "why"),
+    [
+        ("n2", "node n2 may go on with it"),
+        ("n2~2", "node n2~2 may go on with it"),
+        ("mine", "node mine may go on with it"),
+        ("nobody knows", "cannot be read here"),
+    ],
 )
 def test_who_gives_up_leaves_the_job_to_those_who_may_go_on(lab, leader, why):
-    job = start(lab, living=led_by(lab, "n2") if leader == "one that lives" else lab.work / "run")
+    job = start(lab, living=lab.work / "run" if leader == "nobody knows" else led_by(lab, leader))
     lab.kill_node("n1")
     end(lab)
     lab.wait_until(lambda: "cancelled False" in told(lab), "decision of the last agent")
