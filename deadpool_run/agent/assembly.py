@@ -71,7 +71,7 @@ class Assembly:
         """Bring those who are to take over up to date, if they are others than before."""
         if self._head.state.move is not None:
             return  # what is deferred is not told; there will be a decision when it is over
-        wanted = set(self._authority.agent.roster.standbys)
+        wanted = {*self._authority.agent.roster.standbys} & {*self._hub.nodes()}  # others would miss how it begins
         self._standbys &= wanted
         for node in wanted - self._standbys:
             self._standbys.add(node)
@@ -81,6 +81,11 @@ class Assembly:
     def seen(self) -> Mapping[NodeId, Seen]:
         """Return what is known of those who have been heard of."""
         return self._seen
+
+    def is_whole(self) -> bool:
+        """Tell whether every agent that counts, and has not ended, is connected."""
+        agent = self._authority.agent
+        return {*agent.roster.agents} - agent.ended - {agent.me} <= {*self._hub.nodes()}
 
     @property
     def term(self) -> int:

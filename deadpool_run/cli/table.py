@@ -276,6 +276,14 @@ _DURABLE = (
         help="How many of the newest checkpoints are kept.",
     ),
     Option(
+        name="durable_timeout",
+        panel=DURABLE,
+        metavar="SECONDS",
+        default="1800",
+        torchrun=False,
+        help="How long a machine may take to write a checkpoint (of several machines, each step of it), or to read one, before it is given up: storage that is gone may never answer.",
+    ),
+    Option(
         name="resume",
         panel=DURABLE,
         metavar="auto|never|PATH",

@@ -46,7 +46,8 @@ def stop_requested(turn: Turn, event: ev.StopRequested) -> None:
             kill_all(turn, "asked to stop a second time")
     elif turn.state.phase is not JobPhase.STOPPED:
         name = Signals(event.signal).name if event.signal in set(Signals) else f"signal {event.signal}"
-        stop(turn, 1, f"stopped by {name}" if event.signal else "asked to stop", event.signal or SIGTERM)
+        reason = f"stopped by {name}" if event.signal else "asked to stop"
+        stop(turn, event.exit_code, reason, event.signal or SIGTERM)
 
 
 def _is_echo(turn: Turn) -> bool:

@@ -334,6 +334,8 @@ class StopRequested:
     """A user or the system asks the whole job to end (signal number, or 0 if asked otherwise)."""
 
     signal: int
+    exit_code: int = 1
+    """What it is to end with: whoever leads by then may not know why it was asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,8 @@ class Saved:
     failure: str
     where: str
     nbytes: int
+    again: bool = False
+    """A later version may be written instead: this one is not held any more."""
 
 
 @dataclass(frozen=True, slots=True)
