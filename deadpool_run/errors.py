@@ -52,3 +52,7 @@ class CheckpointError(DeadpoolError):
     """A durable checkpoint cannot be written, or is torn, damaged, or none that this job can go on from."""
 
     exit_code = 93
+
+
+class VersionGoneError(CheckpointError):
+    """The version that was to be written is not held by every rank any more."""

@@ -28,7 +28,7 @@ from deadpool_run.agent.peer_server import PeerServer
 from deadpool_run.agent.performer import Situation
 from deadpool_run.agent.processes import Process
 from deadpool_run.agent.run_record import RECORD_NAME
-from deadpool_run.agent.slurm_end import end_job_if_nobody_waits
+from deadpool_run.agent.slurm_end import end_job_given_up, end_job_if_nobody_waits
 from deadpool_run.agent.spec import DurableSpec, LaunchSpec
 from deadpool_run.agent.tell import tell
 from deadpool_run.coordinator.control import ControlServer
@@ -56,9 +56,13 @@ def run(spec: LaunchSpec) -> int:
     processes.become_subreaper()
     agent = _Agent(spec)
     exit_code = asyncio.run(agent.main())
-    if agent.living is not None:
+    if agent.living is not None or agent.given_up:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the Slurm job that is ended, this is one
-        asyncio.run(end_job_if_nobody_waits(spec.slurm, agent.living, tell))
+        asyncio.run(
+            end_job_given_up(spec.slurm, agent.base or spec.run_dir, tell)
+            if agent.living is None
+            else end_job_if_nobody_waits(spec.slurm, agent.living, tell)
+        )
     return exit_code
 
 
@@ -86,9 +90,12 @@ class _Agent:
         self._head: Head | None = None
         self._node: Node | None = None
         self._member: Membership | None = None
-        self._base: Path | None = None
+        self.base: Path | None = None
+        """The directory of the run that this node was in last."""
         self.living: frozenset[str] | None = None
         """The names of the nodes that were in the job at its end, if it was led from here."""
+        self.given_up = False
+        """The others were looked for in vain."""
         self._was_member = False
 
     async def main(self) -> int:
@@ -168,10 +175,9 @@ class _Agent:
         found: rendezvous.Founder | rendezvous.Found | rendezvous.Over | None = None
         while True:
             if found is None:
-                found = await rendezvous.find(
-                    cluster, self._over, may_found=first, timeout_s=timeout_s, base=self._base
-                )
+                found = await rendezvous.find(cluster, self._over, may_found=first, timeout_s=timeout_s, base=self.base)
             if isinstance(found, rendezvous.Over):
+                self.given_up = not self._over.done()
                 tell(found.reason)
                 return found.exit_code
             try:
@@ -187,6 +193,7 @@ class _Agent:
                 found = None
                 if not self._was_member:  # it does not lead, and knows of nobody who does: it may be looking itself
                     if loop.time() - since > timeout_s:
+                        self.given_up = True
                         tell(f"nobody has taken this node in within {timeout_s:g} s ({error})")
                         return _EXIT_LAUNCH_FAILED
                     await asyncio.wait({self._over}, timeout=_AGAIN_S)
@@ -225,7 +232,7 @@ class _Agent:
     ) -> int:
         exit_code, reason, fenced = *_FAILED, False
         _make_run_dir(spec.run_dir)
-        self._base = spec.base_dir or spec.run_dir
+        self.base = spec.base_dir or spec.run_dir
         output = Output(spec)
         member = self._member = Membership(
             spec, situation, place, nursery=self._nursery, mark=self._mark, output=output

@@ -9,7 +9,7 @@ from deadpool_run.agent.authority import Authority
 from deadpool_run.agent.report import Seen
 from deadpool_run.coordinator.hub import Hub
 from deadpool_run.core import electorate
-from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodeResynced
+from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodeResynced, NodesLost
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers, typed
@@ -32,6 +32,8 @@ class Assembly:
         self._hub = Hub(self, {NodeId(name) for name in (*head.state.leaves, authority.agent.me) if name})
         self._standbys: set[NodeId] = set()
         self._seen: dict[NodeId, Seen] = {}
+        self._losses: list[NodeLost] = []
+        """Found in this turn of the loop, and not told yet."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         head.server.on_entry = self._log
@@ -48,19 +50,28 @@ class Assembly:
         self._hub.broadcast(message)
 
     def lose(self, node: NodeId, reason: str) -> None:
-        """Hang up on a node, and tell the coordinator."""
+        """Hang up on a node, and tell the coordinator: in one word of all that are lost in this turn of the loop.
+
+        Where a switch breaks, many connections end at once; each loss alone would be a repair of its own.
+        """
         self._hub.evict(node, reason)
         self._standbys.discard(node)
         self._seen.pop(node, None)
         if self._head.durable is not None:
             self._head.durable.node_lost(node)
-        self._head.submit(NodeLost(node, reason))
+        if not self._losses:
+            self._loop.call_soon(self._tell_losses)
+        self._losses.append(NodeLost(node, reason))
+
+    def _tell_losses(self) -> None:
+        losses, self._losses = tuple(self._losses), []
+        self._head.submit(losses[0] if len(losses) == 1 else NodesLost(losses))
 
     def decided(self) -> None:
         """Bring those who are to take over up to date, if they are others than before."""
         if self._head.state.move is not None:
             return  # what is deferred is not told; there will be a decision when it is over
-        wanted = set(self._authority.agent.roster.standbys)
+        wanted = {*self._authority.agent.roster.standbys} & {*self._hub.nodes()}  # others would miss how it begins
         self._standbys &= wanted
         for node in wanted - self._standbys:
             self._standbys.add(node)
@@ -70,6 +81,11 @@ class Assembly:
     def seen(self) -> Mapping[NodeId, Seen]:
         """Return what is known of those who have been heard of."""
         return self._seen
+
+    def is_whole(self) -> bool:
+        """Tell whether every agent that counts, and has not ended, is connected."""
+        agent = self._authority.agent
+        return {*agent.roster.agents} - agent.ended - {agent.me} <= {*self._hub.nodes()}
 
     @property
     def term(self) -> int:
@@ -92,8 +108,7 @@ class Assembly:
     def _log(self, now: float, event: Event) -> None:
         if self._standbys:
             entry = peers.LogEntry(self._authority.agent.term, self._head.server.entries, now, encode(event))
-            for node in self._standbys:
-                self.send(node, entry)
+            self._hub.broadcast(entry, self._standbys)
 
     # --- hearing: what the hub asks -------------------------------------------------------------------------------
 

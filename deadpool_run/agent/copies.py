@@ -22,6 +22,9 @@ class Copies(Protocol):
     def captured(self, rank: Rank, version: Version) -> None:
         """Send a snapshot that a worker here has just completed."""
 
+    def skipped(self) -> None:
+        """Note that a worker here has not completed a snapshot; its cell on the board says which."""
+
     def sealed(self, rank: Rank) -> None:
         """Send a transcript that a worker here has just completed."""
 

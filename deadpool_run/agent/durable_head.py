@@ -136,6 +136,8 @@ class DurableHead:
         """Write now, since the end of the job was announced (SIGUSR1), and then, if so asked, end it."""
         if self._spec is None or not self._spec.target or self._leaving or self._left:
             return
+        if self._state().phase in (JobPhase.STOPPING, JobPhase.STOPPED):
+            return  # perhaps for that, by whoever led before; asked a second time, workers would be killed outright
         then = "then the job ends, to be queued again" if self._spec.exit_on_usr1 else "training goes on"
         self._job.say(f"SIGUSR1: writing a durable checkpoint; {then}")
         self._wanted, self._leaving = True, self._spec.exit_on_usr1
@@ -151,11 +153,12 @@ class DurableHead:
         spec, state = self._spec, self._nodes.state()
         if spec is None or not spec.target or self._attempt or self._beginning or self._finishing or self._closed:
             return
-        committed = self._vault.board.committed()
-        if self._wanted and not (self._schedule.is_new(committed) and state.phase in _COMES_TO_RUN):
+        committed = self._vault.board.committed()  # None: not known (yet), such as after the coordinator has moved
+        is_new = self._schedule.is_new(committed)
+        if self._wanted and (state.phase not in _COMES_TO_RUN or (committed is not None and not is_new)):
             self._wanted = False  # there is nothing that is not durable
             self._end_job_if_leaving()
-        elif (self._wanted or self._schedule.is_due(committed)) and self._is_whole(state):
+        elif ((self._wanted and is_new) or self._schedule.is_due(committed)) and self._is_whole(state):
             self._begin_attempt()
 
     def _is_whole(self, state: State) -> bool:
@@ -193,8 +196,8 @@ class DurableHead:
         attempt = self._attempt
         if attempt is None or told.attempt != attempt.name:
             return
-        if told.failure and attempt.step is Step.COPY:
-            self._void(told.failure)  # such as a version that a node does not hold any more, or not yet
+        if told.failure and told.again:
+            self._void(told.failure)
         elif told.failure:
             self._fail(f"node {node}: {told.failure}")
         elif attempt.taken(node, told):
@@ -281,7 +284,7 @@ class DurableHead:
 
     async def finish(self, exit_code: int, reason: str) -> tuple[int, str]:
         """Workers are gone: write their last common version, however they ended; return how the run ended."""
-        if self._left and exit_code != 0:
+        if exit_code == EXIT_QUEUE_AGAIN or (self._left and exit_code != 0):  # the former of one who led before, too
             step = max(self._schedule.written, 0)
             return EXIT_QUEUE_AGAIN, f"its end was foretold; it goes on from step {step} when started again"
         if self._spec is None or not self._spec.target or self._beginning is not None:

@@ -254,8 +254,9 @@ class Head:
             self.assembly.send(node, peers.Order(encode(effect), self.state.capture_interval, peer))
 
     def _to_all(self, effect: Effect) -> None:
-        for node in self.state.nodes:
-            self._to(node, effect)
+        self.node.perform(effect, self.state.capture_interval, None)
+        if self.assembly is not None:
+            self.assembly.broadcast(peers.Order(encode(effect), self.state.capture_interval))
 
     def _peer(self, node: NodeId) -> peers.Peer | None:
         found = self.state.nodes.get(node)

@@ -11,7 +11,7 @@ from typing import Any
 from deadpool_run.agent import rendezvous
 from deadpool_run.agent.assembly import Assembly
 from deadpool_run.agent.authority import Authority, rosters_of
-from deadpool_run.agent.durable import Job
+from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN, Job
 from deadpool_run.agent.durable_head import DurableHead, Nodes
 from deadpool_run.agent.follower import Follower, Limbo, LostError
 from deadpool_run.agent.head import Head
@@ -40,6 +40,8 @@ from deadpool_run.wire.peers import Peer
 _AGAIN_S, _AGAIN_AT_MOST_S = 0.05, 0.8
 """Whoever could not be followed is asked again after a while, twice as long each time."""
 _EXIT_LAUNCH_FAILED = 1
+_STREAMS = 4
+"""Connections for large snapshots, of all ranks of a machine together."""
 
 
 class Membership:
@@ -84,7 +86,8 @@ class Membership:
             self._loop,
             lambda address, port: rendezvous.dial(Purpose.VAULT, address, port, token),
             self.node.replicated,
-            spec.cluster.bandwidth,
+            bandwidth=spec.cluster.bandwidth,
+            streams=spec.cluster.streams or max(1, _STREAMS // spec.nproc_per_node),
         )
         self.node.copies = self._replicator
 
@@ -147,7 +150,7 @@ class Membership:
     def foretold(self) -> None:
         """Pass on that the end of the job was announced to this node; if another coordinator comes, to that too."""
         self._foretold = True
-        self.node.above.durable_news(peers.Foretold())
+        self._tell_of_the_end()
 
     # --- leading: what the authority asks -------------------------------------------------------------------------
 
@@ -163,19 +166,31 @@ class Membership:
         self.node.share_anew()
         head = self._lead(term)
         head.go_on()
-        if head.state.phase is JobPhase.STOPPED and head.state.stop is not None and head.durable is not None:
-            head.durable.close()  # whoever led was writing the last step, and no more comes of that
-            self._over(head.state.stop.exit_code, head.state.stop.reason)
-            return
-        head.submit(CoordinatorMoved(term, self._situation.node))
-        head.submit(self.node.resynced())
-        self._replicator.tell_all()
-        head.begin()
-        self._do(self.presence.lead(head, term))
         tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
+        if head.state.phase is JobPhase.STOPPED:
+            self._do(self._tell_the_end(head, term))
+        else:
+            head.submit(CoordinatorMoved(term, self._situation.node))
+            head.submit(self.node.resynced())
+            self._replicator.tell_all()
+            head.begin()
+            self._do(self.presence.lead(head, term))
         callers, self._callers = self._callers, []
         for sock in callers:
             self.accept(Purpose.MEMBER, sock)
+
+    async def _tell_the_end(self, head: Head, term: int) -> None:
+        """Lead only to end: whoever led may not have told it to all, and who is not told looks for the job in vain."""
+        stop, assembly, durable = head.state.stop, head.assembly, head.durable
+        assert stop is not None
+        assert assembly is not None
+        assert durable is not None
+        durable.close()  # whoever led was writing the last step, and no more comes of that
+        await self.presence.lead(head, term)
+        until = self._loop.time() + self._timeout_s
+        while not (assembly.is_whole() or self.over.done()) and self._loop.time() < until:
+            await asyncio.wait({self.over}, timeout=_AGAIN_S)
+        self._over(stop.exit_code, stop.reason)
 
     def share(self, agents: peers.Agents) -> None:
         """Tell every node who counts now."""
@@ -207,7 +222,7 @@ class Membership:
             checkpointers=self.node.checkpointers,
             vault=self.node.vault,
             nodes=Nodes(self._situation.node, lambda: head.state, head.tell_node, head.publish_durable),
-            job=Job(say=tell, lost=self._cannot_begin, leave=lambda: head.submit(StopRequested(0))),
+            job=Job(say=tell, lost=self._cannot_begin, leave=lambda: head.submit(StopRequested(0, EXIT_QUEUE_AGAIN))),
             known=self.node.newest_durable,
         )
         self._above(head)
@@ -273,8 +288,11 @@ class Membership:
 
     def _above(self, above: Follower | Head) -> None:
         self.node.above = above
-        if self._foretold:
-            above.durable_news(peers.Foretold())
+        if self._foretold:  # a coordinator that begins is to have heard of its own beginning first
+            self._loop.call_soon(self._tell_of_the_end)
+
+    def _tell_of_the_end(self) -> None:
+        self.node.above.durable_news(peers.Foretold())
 
     def _pass_on_wishes(self, above: Follower | Head) -> None:
         wishes, self._limbo.wishes = self._limbo.wishes, []

@@ -9,19 +9,20 @@ from typing import Protocol, assert_never
 
 from deadpool_run.agent.checkpointer import Checkpointers
 from deadpool_run.agent.copies import Copies
-from deadpool_run.agent.durable import Durable, Job
+from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN, Durable, Job
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Performer, Situation
 from deadpool_run.agent.processes import Process
 from deadpool_run.agent.roll import Roll
 from deadpool_run.agent.share import Share
-from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.agent.spec import DEFAULT_DURABLE_TIMEOUT_S, LaunchSpec
 from deadpool_run.agent.tell import tell
 from deadpool_run.agent.workforce import Workforce
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import (
+    CaptureSkipped,
     Event,
     LoopFinished,
     NodeResynced,
@@ -72,7 +73,8 @@ class Node:
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
         self._workforce = Workforce(nursery, self._submit, vault.captured, self._captured)
-        self.checkpointers = Checkpointers(nursery, vault)
+        timeout_s = DEFAULT_DURABLE_TIMEOUT_S if spec.durable is None else spec.durable.timeout_s
+        self.checkpointers = Checkpointers(nursery, vault, timeout_s)
         self.share = self._make_share(spec.run_id) if situation.replicates else None
         """Of durable checkpoints; None on one machine, which writes its own."""
         self.newest_durable: peers.Durable | None = None
@@ -82,7 +84,7 @@ class Node:
             run=spec.run_id,
             checkpointers=self.checkpointers,
             vault=vault,
-            job=Job(say=tell, lost=on_lost, leave=lambda: self._submit(StopRequested(0))),
+            job=Job(say=tell, lost=on_lost, leave=lambda: self._submit(StopRequested(0, EXIT_QUEUE_AGAIN))),
         )
         self._performer = Performer(
             spec=spec,
@@ -236,6 +238,8 @@ class Node:
     def _submit(self, event: Event) -> None:
         """Pass a fact on; that a rank is through only once its last snapshot is safe from the loss of this node."""
         self._roll.told(event)
+        if self.copies is not None and isinstance(event, CaptureSkipped):
+            self.copies.skipped()
         if self.copies is not None and isinstance(event, TranscriptSealed | LoopFinished):
             rank = self._workforce.rank(event.worker)
             if rank is not None and isinstance(event, TranscriptSealed):

@@ -77,7 +77,7 @@ def _node(state: State, node: NodeId, nodes: Nodes) -> dict[str, Any]:
     seen = nodes.seen.get(node, Seen(None, None))
     return {
         "port": state.nodes[node].place.port,
-        "ranks": [seat.rank for seat in state.seats if seat.node == node],
+        "ranks": sorted(state.seat_tally.homes.get(node, ())),
         "silent_ms": None if seen.at is None else (nodes.now - seen.at) * _MS_PER_S,
         "copies": None if seen.traffic is None else asdict(seen.traffic),
     }

@@ -57,7 +57,7 @@ class Share:
         if step is Step.PREPARE:
             self._start(order.attempt, ranks, lambda answer: self._saved(order.attempt, answer))
         if self._checkpointer is None or order.attempt != self._attempt:
-            self._answer(peers.Saved(order.attempt, order.step, "this node has given it up", "", 0))
+            self._answer(peers.Saved(order.attempt, order.step, "this node has given it up", "", 0, again=True))
             return
         if step is Step.COPY and ranks:
             # What is committed is told after this at the earliest, so that no rank has overwritten the version yet.
@@ -78,11 +78,11 @@ class Share:
         )
 
     def _saved(self, attempt: str, answer: Message) -> None:
-        failure = answer.why if isinstance(answer, CheckpointFailed) else ""
         where, nbytes = (answer.where, answer.nbytes) if isinstance(answer, StepTaken) else ("", 0)
+        failure, again = (answer.why, answer.again) if isinstance(answer, CheckpointFailed) else ("", False)
         if failure or self._last:
             self._let_go()
-        self._answer(peers.Saved(attempt, self._step, failure, where, nbytes))
+        self._answer(peers.Saved(attempt, self._step, failure, where, nbytes, again))
 
     # --- one is loaded --------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ LOGS_OFF = Path(os.devnull)
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 DEFAULT_HANG_TIMEOUT_S = 600.0
+DEFAULT_DURABLE_TIMEOUT_S = 1800.0
 """As long as NCCL's own watchdog waits: rank 0 alone, at a long evaluation, looks just like a hang."""
 
 DEFAULT_PRELOAD = (
@@ -101,6 +102,8 @@ class Cluster:
     """A node that is silent for so long is lost."""
     bandwidth: int | None = None
     """Bytes per second that copies of snapshots may take; None: all there is."""
+    streams: int | None = None
+    """Connections that a large snapshot of one rank is sent over. None: four for all ranks of a machine."""
     own_directory: bool = False
     """The user named a run directory; else it is called as the coordinator's is."""
     founds: bool = True
@@ -122,6 +125,8 @@ class DurableSpec:
     """As many of the newest are kept."""
     resume: str = "auto"
     """auto, never, or a checkpoint's path or URL."""
+    timeout_s: float = DEFAULT_DURABLE_TIMEOUT_S
+    """What one machine is to do for a checkpoint, or for a step of one that several write, is given up after so long."""
     exit_on_usr1: bool = True
     """Whether the job ends, to be queued again, once SIGUSR1 has had a checkpoint written."""
 

@@ -3,7 +3,7 @@
 from deadpool_run.core import events
 from deadpool_run.core.events import Event
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import Epoch, Version, WorkerId
+from deadpool_run.ids import Epoch, Rank, Version, WorkerId
 from deadpool_run.wire import messages
 from deadpool_run.wire.messages import Message
 
@@ -17,8 +17,8 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
             return events.ScriptInitialized(worker)
         case messages.SetupDone():
             return events.SetupCompleted(worker)
-        case messages.Sealed():
-            return events.TranscriptSealed(worker)
+        case messages.Sealed(like):
+            return events.TranscriptSealed(worker, None if like is None else Rank(like))
         case messages.Raised(step, kind, text, traceback):
             return events.WorkerRaised(worker, step, kind, text, traceback)
         case messages.Drained(epoch, completed, live, captured):

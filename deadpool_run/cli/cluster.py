@@ -11,6 +11,7 @@ from pathlib import Path
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.cli.options import DETECTED, Values
 from deadpool_run.errors import UsageError
+from deadpool_run.vault.lanes import MAX_PARTS
 
 DEFAULT_PORT = 29400
 """Of torchrun's c10d rendezvous."""
@@ -59,6 +60,7 @@ def cluster(values: Values, machines: int, host_name: str, token: Callable[[str]
         leaf=values.text("topology"),
         node_timeout_s=values.seconds("node_timeout"),
         bandwidth=_bandwidth(values),
+        streams=_streams(values),
         own_directory=bool(values.text("run_dir")),
         # A scheduler's first node is where its address says; what a user numbers may meet anywhere.
         founds=values["node_rank"].source != DETECTED or values.count("node_rank", 0) == 0,
@@ -125,6 +127,15 @@ def _port(values: Values, name: str, text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1 << 16:
         raise values.refuse(name, f"{text!r} is no port", "write a number from 1 to 65535")
     return int(text)
+
+
+def _streams(values: Values) -> int | None:
+    if not values.text("replica_streams"):
+        return None
+    streams = values.count("replica_streams", 1)
+    if streams > MAX_PARTS:
+        raise values.refuse("replica_streams", "too many", f"write a number from 1 to {MAX_PARTS}")
+    return streams
 
 
 def _bandwidth(values: Values) -> int | None:

@@ -190,14 +190,16 @@ def _durable(values: Values) -> DurableSpec | None:
             "durable_every", "neither steps nor minutes", "write steps, such as 100, or minutes, such as 10m"
         )
     keep = values.count("durable_keep", 1)
+    timeout_s = values.seconds("durable_timeout")
     exits = values.choice("on_usr1", {"exit": "1", "save": ""})
     if not resume:
         raise values.refuse("resume", "empty", "write auto, never, or the path of a checkpoint")
     if not target:
-        for name in ("durable_every", "durable_keep", "on_usr1"):
+        nothing = resume in _RESUME_WORDS
+        for name in ("durable_every", "durable_keep", "on_usr1", *(("durable_timeout",) if nothing else ())):
             if values[name].source == BY_NAME[name].flag:
                 raise values.refuse(name, "there is no place to write to", "name one with --durable")
-        if resume in _RESUME_WORDS:
+        if nothing:
             return None
     return DurableSpec(
         target=_absolute(target),
@@ -205,6 +207,7 @@ def _durable(values: Values) -> DurableSpec | None:
         every_s=float(every[2]) * _S_PER_MINUTE if every[2] else None,
         keep=keep,
         resume=resume if resume in _RESUME_WORDS else _absolute(resume),
+        timeout_s=timeout_s,
         exit_on_usr1=bool(exits),
     )
 

@@ -222,6 +222,13 @@ _NODES = (
         help="The most that a machine's copies take per second, such as 500M or 2G. Not set: all there is.",
     ),
     Option(
+        name="replica_streams",
+        panel=NODES,
+        metavar="N",
+        torchrun=False,
+        help="Connections that one rank's large snapshots are sent over. Not set: so many that the machine's ranks have 4 in all.",
+    ),
+    Option(
         name="topology",
         panel=NODES,
         metavar="LABEL",
@@ -267,6 +274,14 @@ _DURABLE = (
         default="2",
         torchrun=False,
         help="How many of the newest checkpoints are kept.",
+    ),
+    Option(
+        name="durable_timeout",
+        panel=DURABLE,
+        metavar="SECONDS",
+        default="1800",
+        torchrun=False,
+        help="How long a machine may take to write a checkpoint (of several machines, each step of it), or to read one, before it is given up: storage that is gone may never answer.",
     ),
     Option(
         name="resume",

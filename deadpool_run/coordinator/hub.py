@@ -43,6 +43,7 @@ class Owner(Protocol):
 
 @dataclass(slots=True)
 class _Connection:
+    number: int
     link: Link
     node: NodeId | None = None
 
@@ -71,7 +72,7 @@ class Hub:
             lambda message: self._heard(number, message),
             lambda _, closed: self._lost(number, closed=closed),
         )
-        self._by_number[number] = _Connection(link)
+        self._by_number[number] = _Connection(number, link)
 
     def nodes(self) -> Collection[NodeId]:
         """Return who is connected."""
@@ -82,11 +83,12 @@ class Hub:
         if found := self._by_node.get(node):
             found.link.send(message)
 
-    def broadcast(self, message: peers.ToNode) -> None:
-        """Say something to every node."""
+    def broadcast(self, message: peers.ToNode, to: Collection[NodeId] | None = None) -> None:
+        """Say the same to every node, or to these."""
         data = peers.encode(message)
-        for connection in list(self._by_node.values()):
-            connection.link.send_encoded(data)
+        for node in list(self._by_node if to is None else to):
+            if found := self._by_node.get(node):
+                found.link.send_encoded(data)
 
     def evict(self, node: NodeId, reason: str) -> None:
         """Hang up on a node, and tell it so first: its agent ends its workers."""
@@ -151,4 +153,4 @@ class Hub:
 
     def _forget(self, connection: _Connection) -> None:
         connection.link.close_when_flushed()
-        self._by_number = {number: other for number, other in self._by_number.items() if other is not connection}
+        self._by_number.pop(connection.number, None)

@@ -18,6 +18,7 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import typed
 from deadpool_run.wire.facts import decode_effect, decode_event, encode
+from deadpool_run.wire.frames import to_json
 
 FORMAT = 1
 
@@ -77,7 +78,7 @@ class Journal:
             self._fd = -1
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        rest = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        rest = to_json(line).encode() + b"\n"
         try:
             while rest and self.failure is None:
                 rest = rest[os.write(self._fd, rest) :]

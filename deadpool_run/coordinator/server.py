@@ -91,8 +91,14 @@ class CoordinatorServer:
 
     def _set_timer(self) -> None:
         """Keep exactly one timer: the state's next deadline."""
-        if self._timer is not None:
-            self._timer.cancel()
         deadline = coordinator.next_deadline(self._settings, self._state)
         at = None if deadline is None else deadline - self._ahead_s
-        self._timer = None if at is None else self._loop.call_at(at, self.submit, TimeAdvanced())
+        if self._timer is not None:
+            if self._timer.when() == at:
+                return  # most facts change nothing about it
+            self._timer.cancel()
+        self._timer = None if at is None else self._loop.call_at(at, self._reached)
+
+    def _reached(self) -> None:
+        self._timer = None  # a loop may call a little early, and the deadline still be there afterwards
+        self.submit(TimeAdvanced())

@@ -33,9 +33,10 @@ def stop(turn: Turn, exit_code: int, reason: str, signal: int = SIGTERM) -> None
     turn.enter(JobPhase.STOPPING, reason)
     turn.set(stop=Stop(exit_code, reason), repair=None, suspicion=None)
     turn.announce("stopping the job", reason)
-    for member in turn.state.members.values():
-        if member.phase is not MemberPhase.ENDING:
-            turn.terminate(member.worker, signal, reason)
+    with turn.for_all():
+        for member in turn.state.members.values():
+            if member.phase is not MemberPhase.ENDING:
+                turn.terminate(member.worker, signal, reason)
 
 
 def stop_requested(turn: Turn, event: ev.StopRequested) -> None:
@@ -45,7 +46,8 @@ def stop_requested(turn: Turn, event: ev.StopRequested) -> None:
             kill_all(turn, "asked to stop a second time")
     elif turn.state.phase is not JobPhase.STOPPED:
         name = Signals(event.signal).name if event.signal in set(Signals) else f"signal {event.signal}"
-        stop(turn, 1, f"stopped by {name}" if event.signal else "asked to stop", event.signal or SIGTERM)
+        reason = f"stopped by {name}" if event.signal else "asked to stop"
+        stop(turn, event.exit_code, reason, event.signal or SIGTERM)
 
 
 def _is_echo(turn: Turn) -> bool:
@@ -58,8 +60,9 @@ def _is_echo(turn: Turn) -> bool:
 
 def kill_all(turn: Turn, reason: str) -> None:
     """End whoever is left outright."""
-    for worker in turn.state.members:
-        turn.kill(worker, reason)
+    with turn.for_all():
+        for worker in turn.state.members:
+            turn.kill(worker, reason)
 
 
 def unreaped(turn: Turn, member: Member) -> None:
@@ -84,14 +87,17 @@ def release(turn: Turn) -> None:
             "ranks finished after different numbers of steps",
             ", ".join(str(version) for version in sorted(finished, key=str)),
         )
-    for member in turn.state.in_phase(MemberPhase.FINISHED):
-        turn.order(do.ReleaseWorker(member.worker))
+    with turn.for_all():
+        for member in turn.state.in_phase(MemberPhase.FINISHED):
+            turn.order(do.ReleaseWorker(member.worker))
 
 
 def advance_finishing(turn: Turn) -> None:
     """Dismiss whoever is parked; end the job when nobody is left."""
-    for member in turn.state.in_phase(MemberPhase.READY):
-        turn.order(do.DismissWorker(member.worker))
+    if parked := turn.state.in_phase(MemberPhase.READY):
+        with turn.for_all():
+            for member in parked:
+                turn.order(do.DismissWorker(member.worker))
     if all_done(turn.state) and turn.state.done_at is None:
         turn.set(done_at=turn.now)
     if not turn.state.members:

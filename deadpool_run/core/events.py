@@ -59,6 +59,13 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesLost:
+    """These were found to be lost together (a switch or a rack is gone): one loss, and one repair."""
+
+    losses: tuple[NodeLost, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorMoved:
     """This state machine runs on another node from now on, in a larger term.
 
@@ -183,9 +190,13 @@ class SetupCompleted:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptSealed:
-    """Set-up and the first two steps of this worker's rank can be rehearsed by a newcomer from now on."""
+    """Set-up and the first two steps of this worker's rank can be rehearsed by a newcomer from now on.
+
+    `like` is the lowest of the ranks that hold the same parameters as this one; None if it is the only one.
+    """
 
     worker: WorkerId
+    like: Rank | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +334,8 @@ class StopRequested:
     """A user or the system asks the whole job to end (signal number, or 0 if asked otherwise)."""
 
     signal: int
+    exit_code: int = 1
+    """What it is to end with: whoever leads by then may not know why it was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +347,7 @@ Event = (
     JobSubmitted
     | NodeJoined
     | NodeLost
+    | NodesLost
     | CoordinatorMoved
     | NodeResynced
     | SnapshotCommitted

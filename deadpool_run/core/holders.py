@@ -1,6 +1,6 @@
 """Who holds what of a rank that lost its owner: its own node's vault, or the nodes that its copies were sent to."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
@@ -64,19 +64,33 @@ def forget(turn: Turn, rank: Rank, node: NodeId) -> bool:
     return True
 
 
+def forget_nodes(turn: Turn, lost: Collection[NodeId]) -> bool:
+    """Note that what these nodes held is lost with them. False: no rank that is repaired counted on it."""
+    sought = turn.state.seat_tally.sought
+    needed = [
+        (rank, node)
+        for rank, (copies, asked) in sorted(sought.items(), key=lambda entry: entry[0])
+        for node in lost
+        if node in copies or node in asked
+    ]
+    for rank, node in needed:
+        forget(turn, rank, node)
+    return bool(needed)
+
+
 def settled(turn: Turn) -> None:
     """Forget who held what: every rank is held by a member that has its state."""
-    for seat in turn.state.seats:
-        if seat.copies or seat.asked:
-            turn.set_seat(seat.rank, copies={}, asked=frozenset())
+    with turn.for_all():
+        for rank in turn.state.seat_tally.sought:
+            turn.set_seat(rank, copies={}, asked=frozenset())
 
 
 def resumed(turn: Turn, version: Version) -> None:
     """Note that copies of newer versions are forgotten."""
-    for seat in turn.state.seats:
-        if seat.copies:
-            kept = {node: frozenset(v for v in held if v <= version) for node, held in seat.copies.items()}
-            turn.set_seat(seat.rank, copies=kept)
+    with turn.for_all():
+        for rank, (copies, _) in turn.state.seat_tally.sought.items():
+            kept = {node: frozenset(v for v in held if v <= version) for node, held in copies.items()}
+            turn.set_seat(rank, copies=kept)
 
 
 def nearest(seat: Seat, member: Member, version: Version | None) -> NodeId | None:

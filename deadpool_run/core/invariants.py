@@ -1,9 +1,8 @@
 """What always holds of the state, whatever happened. Tests ask after every step; nothing in a job depends on it."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from deadpool_run.core import pool
+from deadpool_run.core import pool, timers
 from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, ATTACHED, HOLDS_RANK, JobPhase, MemberPhase
 from deadpool_run.core.membership import State
 from deadpool_run.core.settings import Settings
@@ -27,13 +26,20 @@ def _broken(settings: Settings, state: State) -> Iterator[str]:
     yield from _broken_repair(state)
     yield from _broken_nodes(settings, state)
     yield from _broken_tallies(state)
+    yield from _broken_deadlines(settings, state)
 
 
 def _broken_tallies(state: State) -> Iterator[str]:
     if state.member_tally != Members(state.members).tally:
         yield f"members are counted wrongly: {state.member_tally}"
-    if replace(state.seat_tally, homes=None) != replace(Seats(state.seats).tally, homes=None):
+    if state.seat_tally != Seats(state.seats).tally:
         yield f"seats are counted wrongly: {state.seat_tally}"
+
+
+def _broken_deadlines(settings: Settings, state: State) -> Iterator[str]:
+    first = min((deadline.at for deadline in timers.deadlines(settings, state)), default=None)
+    if (found := timers.earliest(settings, state)) != first:
+        yield f"the first deadline is at {first}, not at {found}"
 
 
 def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:

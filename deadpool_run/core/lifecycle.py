@@ -198,6 +198,8 @@ PARKED = frozenset({_M.STARTING, _M.READY})
 ATTACHED = frozenset({_M.RUNNING, _M.FINISHED})
 AT_WORK_IN_REPAIR = frozenset({_M.DRAINING, _M.REHEARSING, _M.RESTORING, _M.ATTACHING})
 """Phases in which a repair waits for the member, so that it must show progress."""
+TIMED = AT_WORK_IN_REPAIR | {_M.ENDING, _M.RAISED, _M.UNATTACHED, _M.STARTING}
+"""Phases in which nobody stays for ever: the only ones with a patience of their own."""
 
 
 def trigger_of(moved_by: ev.Event | do.Effect) -> Trigger | None:

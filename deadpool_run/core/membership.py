@@ -1,6 +1,6 @@
 """Who is who: the coordinator's state, immutable, with the invariants beside the fields."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deadpool_run.core.effects import Incident
@@ -177,8 +177,8 @@ class State:
     phase: JobPhase
     capture_interval: int
     """Goes to members with `SetCaptureInterval`, and to a new one within its assignment."""
-    seats: tuple[Seat, ...]
-    """One per rank, in order."""
+    seats: Sequence[Seat]
+    """One per rank, in order. Never changed in place."""
     epoch: Epoch = NO_EPOCH
     """Never falls. 0 before the first world."""
     term: int = 0
@@ -249,17 +249,18 @@ class State:
 
     def on_node(self, node: NodeId) -> list[Member]:
         """Return the node's members, oldest first."""
-        return [member for _, member in sorted(self.members.items()) if member.node == node]
+        return [self.members[worker] for worker in sorted(self.member_tally.on.get(node, ()))]
 
     def in_phase(self, *phases: MemberPhase) -> list[Member]:
         """Return the members in these phases, oldest first."""
         tally = self.member_tally.phases
-        return [self.members[worker] for worker in sorted(each for phase in phases for each in tally.get(phase, ()))]
+        found = [each for phase in phases if phase in tally for each in tally[phase].who]
+        return [self.members[worker] for worker in sorted(found)]
 
     def count(self, *phases: MemberPhase) -> int:
         """Return how many members are in these phases."""
         tally = self.member_tally.phases
-        return sum(len(tally[phase]) for phase in phases if phase in tally)
+        return sum(len(tally[phase].who) for phase in phases if phase in tally)
 
     @property
     def member_tally(self) -> MemberTally:

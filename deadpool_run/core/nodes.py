@@ -1,11 +1,12 @@
 """Which nodes there are: they join at the start and later, and their loss is the loss of all that is on them."""
 
-from dataclasses import replace
+from collections.abc import Collection
 from typing import assert_never
 
 from deadpool_run.core import buddies, holders
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.changes import changed
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import Member, Node, State
 from deadpool_run.core.settings import Settings
@@ -63,30 +64,37 @@ def _covered(turn: Turn) -> None:
     if state.repair is not None:
         turn.set_repair(exposed_s=exposed_s)
     elif last is not None and last.epoch == state.epoch and last.exposed_s is None:
-        turn.set(incidents=(*state.incidents[:-1], replace(last, exposed_s=exposed_s)))
+        turn.set(incidents=(*state.incidents[:-1], changed(last, exposed_s=exposed_s)))
 
 
-def remove(turn: Turn, node: NodeId) -> list[Member]:
-    """Forget a lost node with all its workers, and return these as they were.
+def remove(turn: Turn, lost: Collection[NodeId]) -> dict[NodeId, list[Member]]:
+    """Forget lost nodes with all their workers, and return these as they were.
 
-    What it held for others is not forgotten here.
+    What they held for others is not forgotten here.
     """
-    if _had_copies(turn.state, node) and turn.state.exposed_at is None:
+    if not lost:
+        return {}
+    if turn.state.exposed_at is None and _had_copies(turn.state, lost):
         turn.set(exposed_at=turn.now)
-    members = turn.state.on_node(node)
-    turn.set(nodes={other: kept for other, kept in turn.state.nodes.items() if other != node}, joined_at=turn.now)
-    for member in members:
-        turn.remove(member)
-    return members
-
-
-def _had_copies(state: State, node: NodeId) -> bool:
-    """Tell whether one copy of any rank's snapshots, or their original, was there."""
-    homes = (
-        holders if seat.node is None else (*holders, seat.node)
-        for seat, holders in zip(state.seats, state.buddies, strict=False)
+    fallen = {node: turn.state.on_node(node) for node in lost}
+    turn.set(
+        nodes={node: kept for node, kept in turn.state.nodes.items() if node not in fallen},
+        joined_at=turn.now,
     )
-    return any(node in each for each in homes)
+    for members in fallen.values():
+        for member in members:
+            turn.remove(member)
+    return fallen
+
+
+def _had_copies(state: State, lost: Collection[NodeId]) -> bool:
+    """Tell whether one copy of any rank's snapshots, or their original, was on one of these."""
+    if not state.buddies:
+        return False
+    gone = frozenset(lost)
+    return any(node in state.seat_tally.homes for node in gone) or any(
+        not gone.isdisjoint(each) for each in state.buddies
+    )
 
 
 def set_buddies(turn: Turn) -> None:

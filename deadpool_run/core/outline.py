@@ -11,6 +11,7 @@ from deadpool_run.core import buddies, placement, pool, world
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import Node, Seat, State
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.tallies import Seats
 from deadpool_run.ids import NodeId, Rank
 
 
@@ -38,7 +39,7 @@ def begun(settings: Settings, nodes: Sequence[Node]) -> State:
         nodes={node.node: node for node in nodes},
         arrivals=len(nodes),
     )
-    state = replace(state, seats=tuple(_seats(settings, state)))
+    state = replace(state, seats=Seats(_seats(settings, state)))
     known = all(seat.node is not None for seat in state.seats)
     return replace(state, buddies=buddies.choose(settings, state)) if known else state
 
@@ -60,7 +61,7 @@ def _summary(settings: Settings) -> str:
 
 
 def _purpose(settings: Settings, state: State, node: Node) -> str:
-    ranks = [seat.rank for seat in state.seats if seat.node == node.node]
+    ranks = sorted(state.seat_tally.homes.get(node.node, ()))
     if not ranks:
         return "in reserve"
     spares = pool.capacity(settings, state, node.node) - settings.ranks_per_node
@@ -72,9 +73,8 @@ def _copies(state: State, node: Node) -> str:
     if not state.buddies:
         return ""
     homes: dict[tuple[NodeId, ...], list[Rank]] = {}
-    for seat in state.seats:
-        if seat.node == node.node:
-            homes.setdefault(state.buddies[seat.rank], []).append(seat.rank)
+    for rank in sorted(state.seat_tally.homes.get(node.node, ())):
+        homes.setdefault(state.buddies[rank], []).append(rank)
     if len(homes) == 1:
         return f"; copies on {', '.join(next(iter(homes)))}"
     return "".join(f"; copies of {_ranks(ranks)} on {', '.join(holders)}" for holders, ranks in homes.items())

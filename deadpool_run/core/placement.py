@@ -45,11 +45,8 @@ def world(settings: Settings, state: State) -> list[Seating]:
     if state.count(MemberPhase.READY) < settings.world_size:
         return []
     seatings = []
-    ready_on: dict[NodeId, list[Member]] = {}
-    for member in state.in_phase(MemberPhase.READY):
-        ready_on.setdefault(member.node, []).append(member)
     for index, node in enumerate(in_order(state)[: settings.nodes]):
-        ready = ready_on.get(node.node, [])
+        ready = [member for member in state.on_node(node.node) if member.phase is MemberPhase.READY]
         if len(ready) < settings.ranks_per_node:
             return []
         first = index * settings.ranks_per_node
@@ -59,40 +56,80 @@ def world(settings: Settings, state: State) -> list[Seating]:
 
 def replacements(state: State, vacant: list[Seat]) -> list[Seating]:
     """Return workers for vacant ranks, as far as there are any now."""
-    ready = state.in_phase(MemberPhase.READY)
-    seatings: list[Seating] = []
+    if not vacant:
+        return []
+    places = _Places(state)
     alone: list[Seat] = []
     for home, seats in _by_home(vacant):
-        together = None if home in state.nodes or len(seats) < 2 else _room(state, ready, seats, seatings)
+        together = None if home in state.nodes or len(seats) < 2 else places.room(seats)
         if together is None:
             alone += seats
             continue
         for seat, member in zip(seats, together, strict=False):
-            ready.remove(member)
-            seatings.append(Seating(seat.rank, member, _local_rank(state, seat, member.node, seatings)))
+            places.take(seat, member)
     for seat in alone:
-        if ready:
-            member = min(ready, key=lambda each: (_distance(state, seat, each.node), each.worker))
-            ready.remove(member)
-            seatings.append(Seating(seat.rank, member, _local_rank(state, seat, member.node, seatings)))
-    return seatings
+        if (nearest := places.nearest(seat)) is not None:
+            places.take(seat, nearest)
+    return places.taken
 
 
 def _by_home(vacant: list[Seat]) -> Iterator[tuple[NodeId | None, list[Seat]]]:
-    for home in dict.fromkeys(seat.node for seat in vacant):
-        yield home, [seat for seat in vacant if seat.node == home]
+    homes: dict[NodeId | None, list[Seat]] = {}
+    for seat in vacant:
+        homes.setdefault(seat.node, []).append(seat)
+    yield from homes.items()
 
 
-def _room(state: State, ready: list[Member], seats: list[Seat], taken: list[Seating]) -> list[Member] | None:
-    """Return workers of one node for all of these ranks, nearest first; None if no node has as many."""
-    busy = {seating.member.node for seating in taken}
-    fitting = []
-    for node in state.nodes.values():
-        free = [member for member in ready if member.node == node.node]
-        if len(free) >= len(seats):
-            held = sum(seat.node == node.node for seat in state.seats)
-            fitting.append((_distance(state, seats[0], node.node), node.node in busy, held, node.arrival, free))
-    return min(fitting, key=lambda each: each[:4])[4] if fitting else None
+class _Places:
+    """The workers that are ready, by node, and which of them have been given a rank in this decision."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._free: dict[NodeId, list[Member]] = {}
+        """Oldest first; nodes without any are left out."""
+        for member in state.in_phase(MemberPhase.READY):
+            self._free.setdefault(member.node, []).append(member)
+        self.taken: list[Seating] = []
+        self._local_ranks: dict[NodeId, set[int]] = {}
+        """Of the nodes that were given a rank: the places that were taken there in this decision."""
+
+    def take(self, seat: Seat, member: Member) -> None:
+        """Give the worker the rank."""
+        local_rank = self._local_rank(seat, member.node)
+        self.taken.append(Seating(seat.rank, member, local_rank))
+        self._local_ranks.setdefault(member.node, set()).add(local_rank)
+        free = self._free[member.node]
+        free.remove(member)
+        if not free:
+            del self._free[member.node]
+
+    def room(self, seats: list[Seat]) -> list[Member] | None:
+        """Return workers of one node for all of these ranks, nearest first; None if no node has as many."""
+        fitting = [node for node, free in self._free.items() if len(free) >= len(seats)]
+        best = min(fitting, key=lambda node: self._preference(seats[0], node), default=None)
+        return None if best is None else list(self._free[best])
+
+    def nearest(self, seat: Seat) -> Member | None:
+        """Return the nearest worker for the rank, of several the oldest; None if there is none."""
+        firsts = [free[0] for free in self._free.values()]
+        return min(firsts, key=lambda each: (_distance(self._state, seat, each.node), each.worker), default=None)
+
+    def _preference(self, seat: Seat, node: NodeId) -> tuple[int, bool, int, int]:
+        """Return what makes a node better than another for ranks that lived together: the smaller, the better."""
+        held = len(self._state.seat_tally.homes.get(node, ()))
+        is_busy = node in self._local_ranks
+        return _distance(self._state, seat, node), is_busy, held, self._state.nodes[node].arrival
+
+    def _local_rank(self, seat: Seat, node: NodeId) -> int:
+        """Return the rank's place on the node: the one that it had, if it is free there."""
+        if seat.node == node:
+            return seat.local_rank
+        here = self._state.seat_tally.homes.get(node, frozenset())
+        taken = {self._state.seats[rank].local_rank for rank in here if rank != seat.rank}
+        taken |= self._local_ranks.get(node, set())
+        if seat.local_rank not in taken:
+            return seat.local_rank
+        return min(set(range(len(taken) + 1)) - taken)
 
 
 def _distance(state: State, seat: Seat, node: NodeId) -> int:
@@ -101,14 +138,3 @@ def _distance(state: State, seat: Seat, node: NodeId) -> int:
         return 0
     home, there = state.leaves.get(seat.node), state.nodes[node].place.leaf
     return 1 if home and home == there else 2
-
-
-def _local_rank(state: State, seat: Seat, node: NodeId, seatings: list[Seating]) -> int:
-    """Return the rank's place on the node: the one that it had, if it is free there."""
-    if seat.node == node:
-        return seat.local_rank
-    taken = {other.local_rank for other in state.seats if other.node == node and other.rank != seat.rank}
-    taken |= {seating.local_rank for seating in seatings if seating.member.node == node}
-    if seat.local_rank not in taken:
-        return seat.local_rank
-    return min(set(range(len(taken) + 1)) - taken)

@@ -1,5 +1,7 @@
 """The pool of parked workers: kept at its size, and given ranks."""
 
+from collections.abc import Collection, Iterator
+
 from deadpool_run.core import ending
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.membership import Member, State
@@ -17,9 +19,10 @@ _HEALED_IN = frozenset({JobPhase.STARTING, JobPhase.UNPROTECTED, JobPhase.RUNNIN
 def heal(turn: Turn) -> None:
     """Start what is missing to world size and spares. A pool that crashes in a loop waits, or ends a job that needs it."""
     state = turn.state
-    if state.phase not in _HEALED_IN or _is_as_it_was(turn):
+    if state.phase not in _HEALED_IN:
         return
-    missing = _missing(turn.settings, state)
+    looked_at = _to_look_at(turn)
+    missing = _missing(turn.settings, state, looked_at) if looked_at else []
     if not missing:
         return
     if _crashed_lately(state, turn.now) >= CRASHES:
@@ -32,16 +35,22 @@ def heal(turn: Turn) -> None:
         turn.start_worker(node)
 
 
-def _is_as_it_was(turn: Turn) -> bool:
-    """Tell whether nothing has changed since the pool was healed, at the end of the last decision, that it depends on."""
+def _to_look_at(turn: Turn) -> Collection[NodeId]:
+    """Return the nodes where anything has changed since the pool was healed, at the end of the last decision."""
     before, state = turn.before, turn.state
-    return (
-        before.phase in _HEALED_IN
-        and len(state.crashes) < CRASHES
-        and state.nodes is before.nodes
-        and state.member_tally.alive is before.member_tally.alive
-        and state.seat_tally.done == before.seat_tally.done
-    )
+    joined = state.arrivals - before.arrivals
+    if (
+        before.phase not in _HEALED_IN
+        or len(state.crashes) >= CRASHES
+        or state.seat_tally.done != before.seat_tally.done
+        or len(state.nodes) - len(before.nodes) != joined  # some are lost, and with them others' places in the order
+    ):
+        return state.nodes.keys()
+    new = list(state.nodes)[-joined:] if joined else []
+    if state.member_tally.alive is before.member_tally.alive:
+        return new
+    changed = {*state.member_tally.alive.differing(before.member_tally.alive), *new}
+    return sorted(changed & state.nodes.keys(), key=lambda node: state.nodes[node].arrival)
 
 
 def parked_died(turn: Turn, member: Member, how: str) -> None:
@@ -56,36 +65,42 @@ def is_exhausted(settings: Settings, state: State) -> bool:
     """Tell whether a rank is vacant and no worker is there, or can be started, to take it."""
     if not state.seat_tally.vacant or state.count(MemberPhase.STARTING, MemberPhase.READY, MemberPhase.ENDING):
         return False
-    return not _missing(settings, state)
+    return not _missing(settings, state, state.nodes.keys())
 
 
 def heal_deadline(settings: Settings, state: State) -> float | None:
     """Return when a pool that crashed in a loop is healed again."""
-    if state.phase not in _HEALED_IN or len(state.crashes) < CRASHES or not _missing(settings, state):
+    if (
+        state.phase not in _HEALED_IN
+        or len(state.crashes) < CRASHES
+        or not _missing(settings, state, state.nodes.keys())
+    ):
         return None
     return state.crashes[0] + CRASH_WINDOW_S
 
 
 def capacity(settings: Settings, state: State, node: NodeId) -> int:
     """Return how many workers the node is to have: one for each of its places, and its part of the spares."""
-    return _capacity(settings, state, node, list(state.nodes).index(node))
+    return next(room for _, room in rooms(settings, state, [node]))
 
 
-def _capacity(settings: Settings, state: State, node: NodeId, at: int) -> int:
-    """Return it for the node that is at this place in order of arrival."""
+def rooms(settings: Settings, state: State, nodes: Collection[NodeId]) -> Iterator[tuple[NodeId, int]]:
+    """Yield the nodes and how many workers each is to have. Spares are on the nodes that arrived first."""
+    places = {node: at for at, node in enumerate(state.nodes)} if settings.spares and nodes else {}
     first, rest = divmod(settings.spares, settings.nodes)
-    spares = first + (at < rest) if at < settings.nodes else 0
-    done = sum(seat.done and seat.node == node for seat in state.seats) if state.seat_tally.done else 0
-    return settings.ranks_per_node + spares - done
+    homes = state.seat_tally.homes if state.seat_tally.done else {}
+    for node in nodes:
+        at = places.get(node, settings.nodes)
+        spares = first + (at < rest) if at < settings.nodes else 0
+        done = sum(state.seats[rank].done for rank in homes.get(node, ()))
+        yield node, settings.ranks_per_node + spares - done
 
 
-def _missing(settings: Settings, state: State) -> list[NodeId]:
+def _missing(settings: Settings, state: State, nodes: Collection[NodeId]) -> list[NodeId]:
     """Return where workers are to be started, a node for each."""
-    missing: list[NodeId] = []
     alive = state.member_tally.alive
-    for at, node in enumerate(state.nodes):
-        missing += [node] * (_capacity(settings, state, node, at) - alive.get(node, 0))
-    return missing
+    missing = ([node] * (room - alive.get(node, 0)) for node, room in rooms(settings, state, nodes))
+    return [node for each in missing for node in each]
 
 
 def _crashed_lately(state: State, now: float) -> int:

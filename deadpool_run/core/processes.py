@@ -1,5 +1,6 @@
 """What becomes of the processes: their starts, their exceptions and their ends."""
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from deadpool_run.core import effects as do
@@ -16,8 +17,12 @@ ProcessNews = (
     | ev.WorkerRaised
     | ev.WorkerHung
     | ev.NodeLost
+    | ev.NodesLost
     | ev.FetchFailed
 )
+
+_NAMED = 5
+"""Nodes that are named in a reason, of many that are lost together."""
 
 
 def hear(turn: Turn, event: ProcessNews) -> None:
@@ -32,7 +37,9 @@ def hear(turn: Turn, event: ProcessNews) -> None:
         case ev.WorkerHung():
             end_for(turn, event, event.reason)
         case ev.NodeLost():
-            _node_lost(turn, event)
+            _nodes_lost(turn, (event,))
+        case ev.NodesLost():
+            _nodes_lost(turn, event.losses)
         case ev.FetchFailed():
             _fetch_failed(turn, event)
         case _:
@@ -83,21 +90,29 @@ def _lost(turn: Turn, member: Member, event: ev.WorkerExited) -> None:
         _ranks_lost(turn, [fallen], fallen.why)
 
 
-def _node_lost(turn: Turn, event: ev.NodeLost) -> None:
-    """Take every worker of the node for dead, all at once."""
-    node = turn.state.nodes.get(event.node)
-    if node is None:
+def _nodes_lost(turn: Turn, losses: Sequence[ev.NodeLost]) -> None:
+    """Take every worker of the nodes for dead, all at once."""
+    reasons = {loss.node: loss.reason for loss in losses if loss.node in turn.state.nodes}
+    if not reasons:
         return
-    cause = f"was lost with node {node.place.name}"
-    members = nodes.remove(turn, event.node)
-    why = f"node {node.place.name} is lost: {event.reason}"
-    turn.announce(why, f"{len(members)} workers were on it")
-    fallen = [repair.Fallen(member, cause, None) for member in members if member.rank is not None]
+    names = {node: turn.state.nodes[node].place.name for node in reasons}
+    fallen = []
+    for node, members in nodes.remove(turn, reasons).items():
+        turn.announce(f"node {names[node]} is lost: {reasons[node]}", f"{len(members)} workers were on it")
+        cause = f"was lost with node {names[node]}"
+        fallen += [repair.Fallen(member, cause, None) for member in members if member.rank is not None]
+    why = _describe_loss(list(names.values()), list(reasons.values()))
     if fallen:
         _ranks_lost(turn, fallen, why)
-    held = [holders.forget(turn, seat.rank, event.node) for seat in turn.state.seats]
-    if not fallen and any(held) and turn.state.phase is JobPhase.REPAIRING:
-        repair.begin_epoch(turn, why)  # the version may have been chosen for what this node held
+    was_needed = holders.forget_nodes(turn, reasons.keys())
+    if not fallen and was_needed and turn.state.phase is JobPhase.REPAIRING:
+        repair.begin_epoch(turn, why)  # the version may have been chosen for what they held
+
+
+def _describe_loss(names: Sequence[str], reasons: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    what = f"node {names[0]} is" if len(names) == 1 else f"nodes {', '.join(names[:_NAMED])}{more} are"
+    return f"{what} lost: {'; '.join(dict.fromkeys(reasons))}"
 
 
 def _fetch_failed(turn: Turn, event: ev.FetchFailed) -> None:

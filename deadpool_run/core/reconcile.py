@@ -56,9 +56,12 @@ def compare(turn: Turn, found: Mapping[NodeId, Sequence[WorkerFound]], lost: Seq
             fallen += _gone(turn, member, None if claim is None else claim.found)
         else:
             _is_there(turn, member, claim.found)
+    claims: dict[int, list[Claim]] = {}
+    for claim in everyone.values():
+        claims.setdefault(claim.found.rank, []).append(claim)
     heirs = []
     for rank in range(turn.settings.world_size):
-        heir = _settle_rank(turn, Rank(rank), list(everyone.values()), fallen)
+        heir = _settle_rank(turn, Rank(rank), claims.get(rank, []), fallen)
         heirs += [heir] if heir is not None else []
     for claim in everyone.values():
         if claim.found.alive and claim.found.rank < 0 and claim.found.worker not in turn.state.members:
@@ -72,7 +75,7 @@ def end_stray(turn: Turn, node: NodeId, found: WorkerFound, why: str = _OUTDATED
     member = turn.state.members.get(found.worker)
     if member is None:
         member = Member(found.worker, node, MemberPhase.STARTING, turn.now, pid=found.pid)
-        turn.set(members={**turn.state.members, found.worker: member})
+        turn.add_member(member)
     elif member.rank is not None:
         turn.set_seat(member.rank, owner=None)
     turn.set_member(found.worker, rank=None, newcomer=False, claimed=rank)
@@ -109,7 +112,8 @@ def _gone(turn: Turn, member: Member, found: WorkerFound | None) -> list[Fallen]
 
 
 def _is_there(turn: Turn, member: Member, found: WorkerFound) -> None:
-    turn.set_member(member.worker, pid=found.pid)
+    if member.pid != found.pid:
+        turn.set_member(member.worker, pid=found.pid)
     if member.phase is MemberPhase.ENDING:
         return
     if member.rank is not None and found.rank < 0:  # the order that gave it its rank never arrived
@@ -123,7 +127,7 @@ def _is_there(turn: Turn, member: Member, found: WorkerFound) -> None:
 
 def _settle_rank(turn: Turn, rank: Rank, claims: Sequence[Claim], fallen: list[Fallen]) -> Claim | None:
     """End all that were given the rank but the last; return that one if it lives and was not known for its owner."""
-    mine = sorted((claim for claim in claims if claim.found.rank == rank), key=lambda claim: claim.found.epoch)
+    mine = sorted(claims, key=lambda claim: claim.found.epoch)
     if not mine:
         return None
     owner, last = turn.state.owner(rank), mine[-1]
@@ -149,8 +153,7 @@ def _repair(turn: Turn, truth: Truth, discarded: tuple[Epoch, Version], why: str
     before = turn.state.repair or Repair(began_at=turn.now)
     turn.set(repair=before)
     for one in truth.fallen:
-        repair.note_loss(turn, one)
-    turn.set_repair(attempts=before.attempts)  # it is the coordinator's node that failed, not the repair
+        repair.note_loss(turn, one)  # which is no attempt: it is the coordinator's node that failed, not the repair
     for heir in truth.heirs:
         _adopt(turn, heir, MemberPhase.REHEARSING, newcomer=True)
         repair.replaced(turn, Rank(heir.found.rank), turn.state.members[heir.found.worker])
@@ -176,9 +179,9 @@ def _end_unrehearsed(turn: Turn, truth: Truth) -> None:
 
 def _end_surplus(turn: Turn) -> None:
     """End parked workers for which a node has no room: the last coordinator had ended them, and started others."""
-    for node in turn.state.nodes:
+    for node, room in list(pool.rooms(turn.settings, turn.state, turn.state.nodes.keys())):
         on_node = [member for member in turn.state.on_node(node) if member.phase is not MemberPhase.ENDING]
-        surplus = len(on_node) - pool.capacity(turn.settings, turn.state, node)
+        surplus = len(on_node) - room
         parked = [member for member in on_node if member.phase in PARKED]
         for member in parked[: max(0, surplus)]:
             turn.kill(member.worker, _OUTDATED)
@@ -194,12 +197,13 @@ def _adopt(turn: Turn, heir: Claim, phase: MemberPhase, *, newcomer: bool) -> No
     """Take a worker for its rank's owner, as the last coordinator did. How far it came, it will say itself."""
     found, rank = heir.found, Rank(heir.found.rank)
     member = turn.state.members.get(found.worker)
-    taken = {seat.local_rank for seat in turn.state.seats if seat.node == heir.node and seat.rank != rank}
+    here = turn.state.seat_tally.homes.get(heir.node, frozenset())
+    taken = {turn.state.seats[other].local_rank for other in here if other != rank}
     mine = turn.state.seats[rank].local_rank
     local_rank = mine if mine not in taken else min(set(range(len(taken) + 1)) - taken)
     if member is None:
         member = Member(found.worker, heir.node, phase, turn.now, pid=found.pid)
-        turn.set(members={**turn.state.members, found.worker: member})
+        turn.add_member(member)
     turn.set_seat(rank, owner=found.worker, node=heir.node, local_rank=local_rank, done=False)
     turn.set_member(found.worker, rank=rank, phase=phase, since=turn.now, newcomer=newcomer)
 

@@ -1,12 +1,13 @@
 """The repair of a loss: free and drain the survivors, seat the newcomers, choose the version, restore, attach."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from signal import SIGTERM
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import ending, faults, holders, incidents, placement, replicas, world
 from deadpool_run.core import events as ev
+from deadpool_run.core.changes import changed
 from deadpool_run.core.lifecycle import MEMBER_TRANSITIONS, JobPhase, MemberPhase
 from deadpool_run.core.membership import LossSoFar, Member, Repair, all_attached
 from deadpool_run.core.turn import Turn
@@ -33,7 +34,10 @@ class Fallen:
 
 
 def lost(turn: Turn, fallen: Sequence[Fallen], why: str) -> None:
-    """Repair the loss of these ranks' workers, lost at once."""
+    """Repair the loss of these ranks' workers, lost at once: however many they are, one attempt has failed."""
+    repair = turn.state.repair or Repair(began_at=turn.now)
+    counts = any(_is_attempt(repair, one.member) for one in fallen)
+    turn.set(repair=changed(repair, attempts=repair.attempts + counts))
     for one in fallen:
         note_loss(turn, one)
     begin_epoch(turn, why)
@@ -47,18 +51,23 @@ def note_loss(turn: Turn, fallen: Fallen) -> None:
     assert member.rank is not None
     repair = turn.state.repair or Repair(began_at=turn.now)
     injected = member.injected_at is not None
-    counts = not (injected or member.blameless) and (not repair.losses or member.newcomer or repair.resume is not None)
     detected_s = None if member.injected_at is None else turn.now - member.injected_at
     held = (*(fallen.left or ()), repair.dead_held)
     turn.set(
-        repair=replace(
+        repair=changed(
             repair,
             losses=(*repair.losses, LossSoFar(member.rank, member.worker, fallen.cause, injected, turn.now)),
-            attempts=repair.attempts + counts,
             dead_held=max((version for version in held if version is not None), default=None),
             detected_s=detected_s if repair.detected_s is None else repair.detected_s,
         )
     )
+
+
+def _is_attempt(repair: Repair, lost: Member) -> bool:
+    """Tell whether the loss begins an attempt, or ends one that had gone somewhere; what a user injects does neither."""
+    if lost.injected_at is not None or lost.blameless:
+        return False
+    return not repair.losses or lost.newcomer or repair.resume is not None
 
 
 def _find_copies(turn: Turn, fallen: Fallen) -> None:
@@ -86,19 +95,21 @@ def lost_after_release(turn: Turn, fallen: Sequence[Fallen], why: str) -> None:
         return
     turn.enter(JobPhase.REPAIRING, why)
     turn.set(repair=Repair(began_at=turn.now), restarts=state.restarts + 1, done_at=None)
-    for seat in state.seats:
-        turn.set_seat(seat.rank, done=False)
+    with turn.for_all():
+        for seat in state.seats:
+            turn.set_seat(seat.rank, done=False)
     turn.announce(f"finishing again ({turn.state.restarts} of at most {allowed})", why)
-    for owner in state.owners():
-        if owner.phase is not _M.ENDING:
-            turn.terminate(owner.worker, SIGTERM, why)
+    with turn.for_all():
+        for owner in state.owners():
+            if owner.phase is not _M.ENDING:
+                turn.terminate(owner.worker, SIGTERM, why)
     lost(turn, fallen, why)
 
 
 def retry(turn: Turn, reason: str) -> None:
     """Begin an epoch that replaces nobody."""
     repair = turn.state.repair or Repair(began_at=turn.now)
-    turn.set(repair=replace(repair, attempts=repair.attempts + 1))
+    turn.set(repair=changed(repair, attempts=repair.attempts + 1))
     begin_epoch(turn, reason)
 
 
@@ -137,7 +148,6 @@ def recall(turn: Turn, member: Member) -> None:
 def drained(turn: Turn, member: Member, event: ev.SurvivorDrained) -> None:
     """Note what a survivor holds."""
     assert member.rank is not None
-    turn.set_member(member.worker, newcomer=False)
     turn.set_seat(member.rank, held=replicas.held_by_survivor(event), copies={}, asked=frozenset())
     repair = turn.state.repair
     if repair is not None and (repair.completed is None or repair.completed < event.completed):
@@ -176,7 +186,10 @@ def report(turn: Turn) -> None:
 
 
 def _fill_vacancies(turn: Turn) -> None:
-    claimed = {member.claimed for member in turn.state.members.values()}
+    if not turn.state.seat_tally.vacant or _is_as_it_was(turn):
+        return
+    claiming = turn.state.member_tally.claiming
+    claimed = {member.claimed for member in turn.state.members.values()} if claiming else set()
     vacant = [seat for seat in turn.state.vacant() if seat.rank not in claimed]
     unknown = {seat.node for seat in vacant if not holders.is_known(seat)}  # ranks that lived together go together
     for seating in placement.replacements(turn.state, [seat for seat in vacant if seat.node not in unknown]):
@@ -187,16 +200,29 @@ def _fill_vacancies(turn: Turn) -> None:
         turn.set_repair(promoted_at=turn.now)
 
 
+def _is_as_it_was(turn: Turn) -> bool:
+    """Tell whether vacancies were filled as far as possible at the end of the last decision, and nothing is new."""
+    before, state = turn.before, turn.state
+    return (
+        before.phase is JobPhase.REPAIRING
+        and state.nodes is before.nodes
+        and state.seat_tally.vacant is before.seat_tally.vacant
+        and state.seat_tally.sought is before.seat_tally.sought
+        and state.member_tally.claiming == before.member_tally.claiming
+        and state.member_tally.phases.get(_M.READY) is before.member_tally.phases.get(_M.READY)
+    )
+
+
 def replaced(turn: Turn, rank: Rank, member: Member) -> None:
     """Note who takes the place of the rank's last loss."""
     repair = turn.state.repair
     assert repair is not None
     losses = list(repair.losses)
-    index = max((i for i, loss in enumerate(losses) if loss.rank == rank), default=None)
+    index = next((at for at in reversed(range(len(losses))) if losses[at].rank == rank), None)
     if index is None:
         return  # its worker was not lost: it had finished, and finishes again
     from_spare = member.ready_at is not None and member.ready_at <= losses[index].at
-    losses[index] = replace(losses[index], replacement=member.worker, from_spare=from_spare)
+    losses[index] = changed(losses[index], replacement=member.worker, from_spare=from_spare)
     turn.set_repair(losses=tuple(losses))
     reason = "a spare was ready" if from_spare else "no spare was ready, so that it was started for the rank"
     turn.announce(f"worker {member.worker} takes rank {rank}", reason)

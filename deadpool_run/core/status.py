@@ -1,11 +1,13 @@
 """What viewers are shown: a summary of the state, JSON-able, which can hurt nothing."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
-from deadpool_run.core.membership import Node, State
+from deadpool_run.core.membership import State
+from deadpool_run.ids import NodeId
 
 INCIDENTS_SHOWN = 5
 
@@ -82,7 +84,7 @@ def summary(state: State) -> Status:
             for worker, member in sorted(state.members.items())
             if member.rank is None
         ),
-        nodes=tuple(_node(state, node) for node in state.nodes.values()),
+        nodes=tuple(_nodes(state)),
         capture_interval=state.capture_interval,
         resume=None if state.repair is None or state.phase is not JobPhase.REPAIRING else state.repair.resume,
         incidents=state.incidents[-INCIDENTS_SHOWN:],
@@ -99,6 +101,12 @@ def _rank(state: State, rank: int) -> RankStatus:
     return RankStatus(rank, member.worker, member.pid, "running" if unmanaged else member.phase.value, member.node)
 
 
-def _node(state: State, node: Node) -> NodeStatus:
-    copies_of = tuple(rank for rank, buddies in enumerate(state.buddies) if node.node in buddies)
-    return NodeStatus(node.node, node.place.name, node.place.address, node.place.leaf, copies_of)
+def _nodes(state: State) -> Iterator[NodeStatus]:
+    copies_of: dict[NodeId, list[int]] = {node: [] for node in state.nodes}
+    for rank, buddies in enumerate(state.buddies):
+        for buddy in buddies:
+            if buddy in copies_of:
+                copies_of[buddy].append(rank)
+    for node in state.nodes.values():
+        place = node.place
+        yield NodeStatus(node.node, place.name, place.address, place.leaf, tuple(copies_of[node.node]))

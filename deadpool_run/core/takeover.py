@@ -25,8 +25,9 @@ def sift(turn: Turn, event: ev.Event) -> tuple[ev.Event, ...]:
             return ()
     elif turn.state.move is None:
         return (event,)
-    elif not _noted(turn, turn.state.move, event):
-        turn.set(move=replace(turn.state.move, deferred=(*turn.state.move.deferred, event)))
+    else:
+        for fact in event.losses if isinstance(event, ev.NodesLost) else (event,):  # each is known, or waits
+            _note(turn, fact)
     move = turn.state.move
     if move is None or (move.waiting and turn.now < move.began_at + turn.settings.node_timeout_s):
         return ()
@@ -73,6 +74,14 @@ def _name(turn: Turn, node: NodeId) -> str:
     return turn.state.nodes[node].place.name if node in turn.state.nodes else node
 
 
+def _note(turn: Turn, event: ev.Event) -> None:
+    """Take in what is waited for, and keep what is not."""
+    move = turn.state.move
+    assert move is not None
+    if not _noted(turn, move, event):
+        turn.set(move=replace(move, deferred=(*move.deferred, event)))
+
+
 def _noted(turn: Turn, move: Move, event: ev.Event) -> bool:
     """Take in what is waited for; False if it is something else."""
     match event:
@@ -101,10 +110,9 @@ def _settle(turn: Turn, move: Move) -> None:
     silent = f"it did not answer the new coordinator within {turn.settings.node_timeout_s:g} s"
     lost = {**dict.fromkeys(sorted(move.waiting), silent), **move.lost}
     members: list[Member] = []
-    for node, reason in lost.items():
-        name = _name(turn, node)
-        fell = nodes.remove(turn, node)
-        turn.announce(f"node {name} is lost: {reason}", f"{len(fell)} workers were on it")
+    names = {node: _name(turn, node) for node in lost}
+    for node, fell in nodes.remove(turn, lost).items():
+        turn.announce(f"node {names[node]} is lost: {lost[node]}", f"{len(fell)} workers were on it")
         members += fell
     ended = {event.worker: event for event in move.deferred if isinstance(event, ev.WorkerExited)}
     found = {

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from deadpool_run.core import capture, ending, placement, pool, repair, world
-from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, JobPhase, MemberPhase
+from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, TIMED, JobPhase, MemberPhase
 from deadpool_run.core.membership import Member, State
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.tallies import patience_from
 from deadpool_run.core.turn import Turn
 
 SUSPICION_S = 5.0
@@ -19,9 +20,6 @@ RAISED_S = 10.0
 
 START_S = 300.0
 """A worker that the first step of a world waits for is ready within so long, however slow its imports are."""
-
-
-_TIMED = AT_WORK_IN_REPAIR | {MemberPhase.ENDING, MemberPhase.RAISED, MemberPhase.UNATTACHED, MemberPhase.STARTING}
 
 
 class Due(StrEnum):
@@ -59,39 +57,37 @@ def deadlines(settings: Settings, state: State) -> Iterator[Deadline]:
         yield Deadline(state.move.began_at + settings.node_timeout_s, Due.MOVED)
         return
     for member in _with_deadlines(state):
-        yield from _of_member(settings, state, member)
+        found = _of_phase(settings, state, member.phase, patience_from(member))
+        if found is not None:
+            yield Deadline(*found, member)
     yield from _of_the_job(settings, state)
 
 
 def earliest(settings: Settings, state: State) -> float | None:
     """Return the time of the first deadline of all; None if there is none.
 
-    Of the members of a phase whose deadlines are as far from their beginnings, only the one that began first is looked at.
+    The members of a phase have the same patience; so only the one whose patience runs longest is looked at.
     """
     if state.phase is JobPhase.STOPPED:
         return None
     if state.move is not None:
         return state.move.began_at + settings.node_timeout_s
-    return min((deadline.at for deadline in _first_ones(settings, state)), default=None)
-
-
-def _first_ones(settings: Settings, state: State) -> Iterator[Deadline]:
-    for phase, since in state.member_tally.phases.items():
-        if phase is MemberPhase.ENDING:  # each has a grace of its own
-            looked_at = list(since)
-        else:
-            began_at = min(since.values())
-            looked_at = [next(worker for worker, at in since.items() if at == began_at)]
-        for worker in looked_at:
-            yield from _of_member(settings, state, state.members[worker])
-    yield from _of_the_job(settings, state)
+    first = [deadline.at for deadline in _of_the_job(settings, state)]
+    lingering = state.done_at is not None and state.phase is JobPhase.FINISHING
+    for phase, crowd in state.member_tally.phases.items():
+        if phase not in TIMED and not lingering:
+            continue
+        found = _of_phase(settings, state, phase, crowd.times.first if crowd.times else 0.0)
+        if found is not None:
+            first.append(found[0])
+    return min(first, default=None)
 
 
 def _with_deadlines(state: State) -> list[Member]:
     """Return the members that may have any, oldest first."""
     if state.done_at is not None and state.phase is JobPhase.FINISHING:
         return list(state.members.values())
-    return state.in_phase(*_TIMED)
+    return state.in_phase(*TIMED)
 
 
 def _of_the_job(settings: Settings, state: State) -> Iterator[Deadline]:
@@ -117,27 +113,28 @@ def _of_nodes(settings: Settings, state: State) -> Iterator[Deadline]:
         yield Deadline(max(state.repair.began_at, state.joined_at) + settings.repair_timeout_s, Due.NO_PLACE)
 
 
-def _of_member(settings: Settings, state: State, member: Member) -> Iterator[Deadline]:
+def _of_phase(settings: Settings, state: State, phase: MemberPhase, since: float) -> tuple[float, Due] | None:
+    """Return when and why something is due of a member of this phase whose patience runs since then."""
     repairing = state.phase is JobPhase.REPAIRING
-    match member.phase:
+    match phase:
         case MemberPhase.ENDING:
-            yield Deadline(member.since + member.ending_grace_s + ending.UNREAPED_S, Due.UNREAPED, member)
+            found = since + ending.UNREAPED_S, Due.UNREAPED
         case MemberPhase.RAISED if state.managed:
-            yield Deadline(member.since + RAISED_S, Due.RAISED, member)
+            found = since + RAISED_S, Due.RAISED
         case MemberPhase.UNATTACHED if not state.count(MemberPhase.RAISED, MemberPhase.ENDING):
             # The first that could not attach is ended; its loss begins an epoch in which the others try again.
-            yield Deadline(member.since + UNATTACHED_S, Due.UNATTACHED, member)
+            found = since + UNATTACHED_S, Due.UNATTACHED
         case MemberPhase.STARTING if repairing and state.seat_tally.vacant and state.repair is not None:
-            began_at = max(member.since, state.repair.began_at)
-            yield Deadline(began_at + settings.repair_timeout_s, Due.NOT_STARTED, member)
+            found = max(since, state.repair.began_at) + settings.repair_timeout_s, Due.NOT_STARTED
         case MemberPhase.STARTING if state.phase is JobPhase.STARTING:
-            yield Deadline(member.since + START_S, Due.NOT_STARTED, member)
+            found = since + START_S, Due.NOT_STARTED
         case phase if repairing and phase in AT_WORK_IN_REPAIR:
-            yield Deadline(member.since + settings.repair_timeout_s, Due.STUCK, member)
+            found = since + settings.repair_timeout_s, Due.STUCK
         case _ if state.done_at is not None and state.phase is JobPhase.FINISHING:
-            yield Deadline(state.done_at + settings.shutdown_timeout_s, Due.LINGERING, member)
+            found = state.done_at + settings.shutdown_timeout_s, Due.LINGERING
         case _:
-            pass
+            return None
+    return found
 
 
 def advance(turn: Turn) -> None:

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.changes import changed
 from deadpool_run.core.lifecycle import JOB_TRANSITIONS, MEMBER_TRANSITIONS, JobPhase, MemberPhase, trigger_of
 from deadpool_run.core.membership import Member, Repair, Seat, State
 from deadpool_run.core.placement import Seating
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.shelves import Draft
 from deadpool_run.core.tallies import Members, Seats, members_of, seats_of
 from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 
@@ -31,55 +32,69 @@ class Turn:
 
     def __init__(self, settings: Settings, state: State, now: float) -> None:
         self.settings = settings
+        if not (
+            isinstance(state.members, Members) and isinstance(state.seats, Seats)
+        ):  # it was read, or made by a test
+            state = changed(state, members=Members(state.members), seats=Seats(state.seats))
         self.before = state
         """As it was when the decision began."""
         self.state = state
         self.now = now
         self.effects: list[do.Effect] = []
-        self._draft: tuple[dict[WorkerId, Member], list[Seat]] | None = None
+        self._draft: tuple[Draft[WorkerId, Member], Draft[Rank, Seat]] | None = None
 
     def set(self, **changes: Any) -> None:
         """Change fields of the state."""
-        self.state = replace(self.state, **changes)
+        self.state = changed(self.state, **changes)
 
     def set_member(self, worker: WorkerId, **changes: Any) -> Member:
         """Change fields of one member and return it."""
-        member = replace(self.state.members[worker], **changes)
         if self._draft is not None:
-            self._draft[0][worker] = member
+            member = self._draft[0][worker] = changed(self._draft[0][worker], **changes)
         else:
-            self.set(members=members_of(self.state.members).having(member))
+            member = changed(self.state.members[worker], **changes)
+            self.set(members=members_of(self.state.members).having(worker, member))
         return member
 
     def set_seat(self, rank: Rank, **changes: Any) -> Seat:
         """Change fields of one seat and return it."""
-        seat = replace(self.state.seats[rank], **changes)
         if self._draft is not None:
-            self._draft[1][rank] = seat
+            seat = self._draft[1][rank] = changed(self._draft[1][rank], **changes)
         else:
+            seat = changed(self.state.seats[rank], **changes)
             self.set(seats=seats_of(self.state.seats).having(seat))
         return seat
 
     @contextmanager
     def for_all(self) -> Iterator[None]:
-        """Change very many members and seats: within the block, each change is one and not a copy of all of them.
+        """Change many members and seats: they are filed together, at the end of the block.
 
-        Who is there does not change within it, and it is not for looking at the state as a whole.
+        Within it, `state` is still without these changes; `member` and `seat` have them. Who is there does not change.
         """
         assert self._draft is None, "one such block within another"
-        members, seats = dict(self.state.members), list(self.state.seats)
-        self._draft = (members, seats)
-        self.set(members=members, seats=seats)
+        members, seats = members_of(self.state.members), seats_of(self.state.seats)
+        self._draft = (Draft(members.__getitem__), Draft(seats.__getitem__))
         try:
             yield
         finally:
-            self._draft = None
-            self.set(members=Members(members), seats=Seats(seats))
+            (of_members, of_seats), self._draft = self._draft, None
+            if of_members:
+                self.set(members=members.having_all(of_members))
+            if of_seats:
+                self.set(seats=seats.having_all(of_seats))
+
+    def member(self, worker: WorkerId) -> Member:
+        """Return a member with all changes so far."""
+        return self.state.members[worker] if self._draft is None else self._draft[0][worker]
+
+    def seat(self, rank: Rank) -> Seat:
+        """Return a seat with all changes so far."""
+        return self.state.seats[rank] if self._draft is None else self._draft[1][rank]
 
     def set_repair(self, **changes: Any) -> Repair:
         """Change fields of the repair under way and return it."""
         assert self.state.repair is not None
-        repair = replace(self.state.repair, **changes)
+        repair = changed(self.state.repair, **changes)
         self.set(repair=repair)
         return repair
 
@@ -98,7 +113,7 @@ class Turn:
         self.effects.append(order)
         trigger = trigger_of(order)
         if trigger is not None:
-            phase = self.state.members[order.worker].phase
+            phase = self.member(order.worker).phase
             self.set_member(order.worker, phase=MEMBER_TRANSITIONS[phase][trigger], since=self.now)
 
     def obeys(self, worker: WorkerId, fact: ev.Event) -> bool:
@@ -106,21 +121,26 @@ class Turn:
         member = self.state.members.get(worker)
         return member is not None and trigger_of(fact) in MEMBER_TRANSITIONS[member.phase]
 
-    def accept(self, worker: WorkerId, fact: ev.Event) -> Member | None:
-        """Move the member by what it says and return it; None if that says nothing (any more)."""
+    def accept(self, worker: WorkerId, fact: ev.Event, **changes: Any) -> Member | None:
+        """Move the member by what it says, with these changes, and return it; None if that says nothing (any more)."""
         if not self.obeys(worker, fact):
             return None
         trigger = trigger_of(fact)
         assert trigger is not None
         phase = MEMBER_TRANSITIONS[self.state.members[worker].phase][trigger]
         assert phase is not MemberPhase.ENDED, "reaped members are removed, not moved"
-        return self.set_member(worker, phase=phase, since=self.now)
+        return self.set_member(worker, phase=phase, since=self.now, **changes)
+
+    def add_member(self, member: Member) -> None:
+        """Note a worker that was not known."""
+        self.set(members=members_of(self.state.members).having(member.worker, member))
 
     def start_worker(self, node: NodeId) -> None:
         """Order one more process on this node."""
         worker = self.state.next_worker
         member = Member(worker=worker, node=node, phase=MemberPhase.STARTING, since=self.now)
-        self.set(members=members_of(self.state.members).having(member), next_worker=WorkerId(worker + 1))
+        self.add_member(member)
+        self.set(next_worker=WorkerId(worker + 1))
         self.effects.append(do.StartWorker(worker, node))
 
     def assign(self, seating: Seating, *, newcomer: bool, transcript_from: NodeId | None = None) -> None:
@@ -133,7 +153,7 @@ class Turn:
     def kill(self, worker: WorkerId, reason: str) -> None:
         """End a worker outright; its exit follows."""
         self.order(do.KillWorker(worker, ev.KillHow.SIGKILL, reason))
-        kills = self.state.members[worker].kills + 1
+        kills = self.member(worker).kills + 1
         self.set_member(worker, ending_why=reason, ending_grace_s=0.0, kills=kills)
 
     def terminate(self, worker: WorkerId, signal: int, reason: str) -> None:

@@ -1,6 +1,6 @@
 """What members say of themselves, obeyed only where the tables give it a meaning, and only in its own epoch."""
 
-from typing import assert_never
+from typing import Any, assert_never
 
 from deadpool_run.core import capture, processes, repair
 from deadpool_run.core import events as ev
@@ -55,12 +55,12 @@ def _is_newcomer(turn: Turn, event: ev.NewcomerRehearsed) -> bool:
 
 
 def _plain(turn: Turn, event: PlainWord) -> None:
-    member = turn.accept(event.worker, event)
+    member = turn.accept(event.worker, event, **_changes(turn, event))
     if member is None:
         return
     match event:
-        case ev.WorkerReady():
-            turn.set_member(event.worker, ready_at=turn.now)
+        case ev.WorkerReady() | ev.LoopFinished():
+            pass  # its fields say it all
         case ev.ScriptInitialized():
             turn.set(managed=True)
         case ev.SetupCompleted():
@@ -70,10 +70,23 @@ def _plain(turn: Turn, event: PlainWord) -> None:
             turn.set_seat(member.rank, sealed=True)
         case ev.CaptureSkipped():
             capture.skipped(turn, event)
-        case ev.LoopFinished():
-            turn.set_member(event.worker, finished=event.version, stepped=True)
         case _:
             assert_never(event)
+
+
+def _changes(turn: Turn, event: Word) -> dict[str, Any]:
+    """Return what becomes of a member by what it says, beside its phase."""
+    match event:
+        case ev.WorkerReady():
+            return {"ready_at": turn.now}
+        case ev.LoopFinished():
+            return {"finished": event.version, "stepped": True}
+        case ev.SurvivorDrained() | ev.RankRestored():
+            return {"newcomer": False}
+        case ev.FirstStepCompleted():
+            return {"stepped": True}
+        case _:
+            return {}
 
 
 def _in_epoch(
@@ -86,7 +99,7 @@ def _in_epoch(
     | ev.FirstStepCompleted
     | ev.CollectiveFailed,
 ) -> None:
-    member = turn.accept(event.worker, event)
+    member = turn.accept(event.worker, event, **_changes(turn, event))
     if member is None:
         return
     match event:
@@ -94,12 +107,8 @@ def _in_epoch(
             repair.drained(turn, member, event)
         case ev.NewcomerRehearsed():
             turn.set_repair(rehearsed_at=turn.now)
-        case ev.RankRestored():
-            turn.set_member(event.worker, newcomer=False)
-        case ev.RankAttached() | ev.AttachFailed():
-            pass  # the phase says it all
-        case ev.FirstStepCompleted():
-            turn.set_member(event.worker, stepped=True)
+        case ev.RankRestored() | ev.RankAttached() | ev.AttachFailed() | ev.FirstStepCompleted():
+            pass  # phase and fields say it all
         case ev.CollectiveFailed():
             if turn.state.suspicion is None:
                 turn.set(suspicion=Suspicion(event.worker, turn.now, event.message))

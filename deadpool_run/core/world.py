@@ -16,7 +16,7 @@ MANAGED_RESTARTS = 3
 """Restarts of a world whose scripts called `init()`, unless the user says another number."""
 
 
-def vacant_seats(world_size: int) -> tuple[Seat, ...]:
+def vacant_seats(world_size: int) -> Seats[Seat]:
     """Return the seats of a world that begins."""
     return Seats(Seat(Rank(rank)) for rank in range(world_size))
 
@@ -55,18 +55,19 @@ def end(turn: Turn, what: str, reason: str) -> None:
     turn.enter(JobPhase.RESTARTING, reason)
     turn.set(suspicion=None, repair=None)
     turn.announce(what, reason)
-    for member in turn.state.owners():
-        if member.phase is MemberPhase.ENDING:
-            continue
-        if turn.state.managed:
-            turn.kill(member.worker, reason)  # set-up holds nothing worth saving, and may hang in a collective
-        else:
-            turn.terminate(member.worker, SIGTERM, reason)
+    with turn.for_all():
+        for member in turn.state.owners():
+            if member.phase is MemberPhase.ENDING:
+                continue
+            if turn.state.managed:
+                turn.kill(member.worker, reason)  # set-up holds nothing worth saving, and may hang in a collective
+            else:
+                turn.terminate(member.worker, SIGTERM, reason)
 
 
 def advance_restarting(turn: Turn) -> None:
     """Begin again when nobody of the old world is left."""
-    if all(member.rank is None and member.claimed is None for member in turn.state.members.values()):
+    if not turn.state.member_tally.bound:
         turn.set(generation=turn.state.generation + 1)
         _begin(turn, turn.state.reason)
 

@@ -5,11 +5,13 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from deadpool_run.errors import DeadpoolError, ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import fields, segments, stream
+from deadpool_run.vault import fields, lanes, segments, stream
 from deadpool_run.vault.board import BUSY, EMPTY
+from deadpool_run.vault.lanes import Crew
 from deadpool_run.vault.outbound import Dial
 from deadpool_run.vault.replicas import TRANSCRIPT, Memory
 from deadpool_run.vault.sources import Shared, is_sound
@@ -29,12 +31,13 @@ class Errand:
         name: str,
         peer: Peer,
         dial: Dial,
-        act: Callable[[socket.socket], None],
+        act: Callable[[socket.socket, Crew], None],
         on_end: Callable[[str | None], object],
         after: "Errand | None",
     ) -> None:
-        """Begin."""
+        """Begin. `act` is given a connection, and means to have further ones."""
         self._peer, self._dial, self._act, self._on_end, self._after = peer, dial, act, on_end, after
+        self._crew = Crew(lambda: dial(peer.address, peer.port))
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._stopping = False
@@ -47,6 +50,7 @@ class Errand:
             self._stopping = True
             if self._sock is not None:
                 stream.shut_down(self._sock)
+        self._crew.shut_down()
 
     def _run(self) -> None:
         if self._after is not None:
@@ -71,8 +75,9 @@ class Errand:
                 self._sock = sock
             try:
                 stream.prepare(sock)
-                self._act(sock)
+                self._act(sock, self._crew)
             finally:
+                self._crew.close()
                 with self._lock:
                     self._sock = None
 
@@ -81,9 +86,9 @@ def bring_transcript(sock: socket.socket, shared: Shared, rank: Rank, life: int)
     """Return the rank's transcript, in memory that becomes the caller's. Raises OSError and `DeadpoolError`."""
     memory = Memory(segments.create_memory(f"{rank}-transcript"))
     try:
-        nbytes, token = _ask(sock, rank, TRANSCRIPT, life)
+        nbytes, token, _ = _ask(sock, rank, TRANSCRIPT, life, of=1)
         with memory.view(nbytes) as view:
-            _receive(sock, shared, view)
+            _receive(sock, shared, view, [(0, nbytes)])
         _check(is_sound(memory.fd, TRANSCRIPT, token, nbytes), f"the transcript of rank {rank}")
     except BaseException:
         memory.close()
@@ -91,13 +96,32 @@ def bring_transcript(sock: socket.socket, shared: Shared, rank: Rank, life: int)
     return memory
 
 
-def bring_snapshot(sock: socket.socket, shared: Shared, rank: Rank, version: Version, life: int) -> int:
+def bring_snapshot(  # noqa: PLR0913, PLR0917 - what is asked for, of whom, and by what means
+    sock: socket.socket, crew: Crew, shared: Shared, rank: Rank, version: Version, life: int
+) -> int:
     """Replace what the rank's slots hold by this version; return its bytes. Raises OSError and `DeadpoolError`.
 
     It comes in the place of the older of them; the other is emptied once it is whole. The worker may have the slots'
     descriptors already, so that they stay the same files.
     """
-    nbytes, token = _ask(sock, rank, version, life)
+    content = _ask(sock, rank, version, life, of=shared.streams)
+    nbytes, token, of = content
+    ranges = lanes.cut([(0, nbytes)], of)
+    helpers = crew.open(of - 1)
+
+    def bring(part: int, view: memoryview, sock: socket.socket) -> None:
+        same = _ask(sock, rank, version, life, part=part, of=of) == content
+        _check(same, f"part {part} of snapshot {version} of rank {rank}")
+        _receive(sock, shared, view, ranges[part])
+
+    def fill(view: memoryview) -> None:
+        def own() -> None:
+            _receive(sock, shared, view, ranges[0])
+            for part in range(1 + helpers, of):  # there are not as many connections as there should be
+                bring(part, view, sock)
+
+        crew.work([partial(bring, part, view) for part in range(1, 1 + helpers)], own)
+
     vault = shared.vault
     fds = [fd for slot in (0, 1) if (fd := vault.open_slot(rank, slot)) is not None]
     try:
@@ -107,11 +131,10 @@ def bring_snapshot(sock: socket.socket, shared: Shared, rank: Rank, version: Ver
         slot = min((0, 1), key=lambda slot: held.get(slot, EMPTY))
         _empty(shared, rank, slot, fds[slot], BUSY)
         try:
-            _fill(sock, shared, fds[slot], nbytes)
+            _fill(fds[slot], nbytes, fill)
             sound = is_sound(fds[slot], version, token, nbytes)
-            _check(
-                sound and segments.read_manifest(fds[slot], version).rank == rank, f"snapshot {version} of rank {rank}"
-            )
+            sound = sound and segments.read_manifest(fds[slot], version).rank == rank
+            _check(sound, f"snapshot {version} of rank {rank}")
         except BaseException:
             _empty(shared, rank, slot, fds[slot], EMPTY)
             raise
@@ -134,25 +157,28 @@ def _check(sound: bool, what: str) -> None:
         raise SnapshotError(f"{what} came damaged")
 
 
-def _fill(sock: socket.socket, shared: Shared, fd: int, nbytes: int) -> None:
+def _fill(fd: int, nbytes: int, fill: Callable[[memoryview], None]) -> None:
     size = max(os.fstat(fd).st_size, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
     os.ftruncate(fd, size)
     with mmap.mmap(fd, size) as mapped, memoryview(mapped) as whole, whole[:nbytes] as view:
-        _receive(sock, shared, view)
+        fill(view)
 
 
-def _ask(sock: socket.socket, rank: Rank, version: Version | None, life: int) -> tuple[int, bytes]:
-    """Ask for a segment, and return its size and token; it follows."""
-    stream.send_frame(sock, {"do": "get", "rank": rank, "version": version, "life": life})
+def _ask(  # noqa: PLR0913 - what is asked for
+    sock: socket.socket, rank: Rank, version: Version | None, life: int, *, part: int = 0, of: int
+) -> tuple[int, bytes, int]:
+    """Ask for a part of a segment; return its size, its token, and into how many parts it is cut. The part follows."""
+    content = {"rank": rank, "version": version, "life": life}
+    stream.send_frame(sock, {"do": "get", **content, "part": part, "of": of})
     answer = stream.receive_frame(sock)
     if answer is None:
         raise ConnectionError("the peer hung up")
     if answer.get("say") != "have":
         raise SnapshotError(str(answer.get("why"))[:200])
-    return fields.segment_bytes(answer), fields.token(answer.get("token"))
+    return fields.segment_bytes(answer), fields.token(answer.get("token")), fields.parts(answer)
 
 
-def _receive(sock: socket.socket, shared: Shared, view: memoryview) -> None:
-    outcome = stream.receive_segment(sock, view, shared.received)
+def _receive(sock: socket.socket, shared: Shared, view: memoryview, ranges: list[lanes.Range]) -> None:
+    outcome = stream.receive_segment(sock, view, shared.received, ranges)
     if outcome is not Outcome.WHOLE:
         raise ProtocolError(f"what was asked for came {outcome.name.lower()}")

@@ -5,6 +5,7 @@ from typing import Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.lanes import MAX_PARTS
 
 _TOKEN_BYTES = 16
 _MAX_HELD = 2
@@ -38,6 +39,11 @@ def version(message: dict[str, Any]) -> Version | None:
 def segment_bytes(message: dict[str, Any]) -> int:
     """Return the size of the segment that follows. Raises `ProtocolError`."""
     return number(message, "nbytes", least=1, below=MAX_SEGMENT_BYTES)
+
+
+def parts(message: dict[str, Any]) -> int:
+    """Return into how many parts the segment is cut. Raises `ProtocolError`."""
+    return number(message, "of", least=1, below=MAX_PARTS + 1)
 
 
 def token(value: object) -> bytes:

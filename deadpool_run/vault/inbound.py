@@ -4,6 +4,7 @@ An owner says `put`, and is told to go on, that this very content is here alread
 segment it is told what is held now. Whoever says `get` is told the size of what follows.
 """
 
+import contextlib
 import logging
 import socket
 import threading
@@ -11,13 +12,15 @@ from typing import Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank
-from deadpool_run.vault import fields, stream
+from deadpool_run.vault import fields, lanes, likeness, stream
 from deadpool_run.vault.replicas import TRANSCRIPT, Copy
-from deadpool_run.vault.sources import Shared, find, is_sound
+from deadpool_run.vault.sources import Shared, find, is_sound, like
 from deadpool_run.vault.stream import Outcome
 
 _LOG = logging.getLogger("deadpool_run")
 _LIFE_WAIT_S = 5.0
+_CAPTURE_WAIT_S = 2.0
+"""How long an owner is kept waiting for ranks that live here and are late with the same step."""
 
 
 class Served:
@@ -51,6 +54,8 @@ class Served:
         match message.get("do"):
             case "put":
                 self._take(message)
+            case "part":
+                self._take_part(message)
             case "get":
                 self._give(message)
             case other:
@@ -63,10 +68,12 @@ class Served:
         rank, version = fields.rank(message, self._shared.vault.world_size), fields.version(message)
         token, life = fields.token(message.get("token")), fields.number(message, "life")
         nbytes, held = fields.segment_bytes(message), fields.identities(message.get("held"))
+        compare, parts = bool(message.get("compare")) and version is not TRANSCRIPT, fields.parts(message)
         refusal = "it lives here" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, life)
         if refusal is None and not replicas.has(rank, version, token, life):
             stream.send_frame(self._sock, {"say": "go"})
-            refusal = self._receive(rank, Copy(version, token, nbytes, life, replicas.spare(rank, version)))
+            copy = Copy(version, token, nbytes, life, replicas.spare(rank, version))
+            refusal = self._receive(rank, copy, parts, compare=compare)
         if refusal is not None:
             stream.send_frame(self._sock, {"say": "no", "why": refusal})
             return
@@ -75,12 +82,14 @@ class Served:
         told = {"held": fields.encode(left), "transcript": None if transcript is None else transcript.hex()}
         stream.send_frame(self._sock, {"say": "held", **told})
 
-    def _receive(self, rank: Rank, copy: Copy) -> str | None:
+    def _receive(self, rank: Rank, copy: Copy, parts: int, *, compare: bool) -> str | None:
         """Receive a copy and take it among the others; return why not."""
         whole = False
         try:
             with copy.memory.view(copy.nbytes) as view:
-                outcome = stream.receive_segment(self._sock, view, self._shared.received)
+                found = self._search(rank, copy, view) if compare else ()
+                ranges = lanes.cut(likeness.rest(copy.nbytes, found), parts)
+                outcome = self._receive_parts(rank, copy.token, view, ranges)
             whole = outcome is Outcome.WHOLE and is_sound(copy.memory.fd, copy.version, copy.token, copy.nbytes)
         finally:
             if not whole:
@@ -88,6 +97,30 @@ class Served:
         if not whole:
             return "torn" if outcome is Outcome.TORN else "damaged"
         return self._shared.replicas.add(rank, copy)
+
+    def _receive_parts(self, rank: Rank, token: bytes, view: memoryview, parts: list[list[tuple[int, int]]]) -> Outcome:
+        """Receive the first part here, while other connections bring the others."""
+        arrivals, meter = self._shared.arrivals, self._shared.received
+        if len(parts) == 1:
+            return stream.receive_segment(self._sock, view, meter, parts[0])
+        arrival = lanes.Arrival(view, parts)
+        arrivals.begin(rank, token, arrival)
+        try:
+            return arrival.outcome(stream.receive_segment(self._sock, view, meter, parts[0]))
+        finally:
+            arrivals.end(rank, token)
+
+    def _take_part(self, message: dict[str, Any]) -> None:
+        rank, token = fields.rank(message, self._shared.vault.world_size), fields.token(message.get("token"))
+        part, of = fields.number(message, "part", least=1), fields.parts(message)
+        self._shared.arrivals.find(rank, token).bring(part, of, self._sock, self._shared.received)
+
+    def _search(self, rank: Rank, copy: Copy, view: memoryview) -> set[int]:
+        """Fill in what is here already; return which chunks that is."""
+        assert copy.version is not TRANSCRIPT
+        places = like(self._shared, rank, copy.version, patience_s=_CAPTURE_WAIT_S)
+        with contextlib.closing(likeness.Search(places)) as search:
+            return search.answer(self._sock, view)
 
     # --- get -----------------------------------------------------------------------------------------------------
 
@@ -101,7 +134,10 @@ class Served:
             stream.send_frame(self._sock, {"say": "no", "why": f"it holds no {what} of rank {rank}"})
             return
         try:
-            stream.send_frame(self._sock, {"say": "have", "nbytes": source.nbytes, "token": source.token.hex()})
-            source.send(self._sock, self._shared)
+            of = lanes.worthwhile(source.nbytes, fields.parts(message))
+            told = {"nbytes": source.nbytes, "token": source.token.hex(), "of": of}
+            stream.send_frame(self._sock, {"say": "have", **told})
+            part = fields.number(message, "part", below=of)
+            source.send(self._sock, self._shared, ranges=lanes.cut([(0, source.nbytes)], of)[part])
         finally:
             source.close()

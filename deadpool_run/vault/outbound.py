@@ -10,12 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import fields, stream
+from deadpool_run.vault import fields, lanes, likeness, stream
 from deadpool_run.vault.fields import Identity
+from deadpool_run.vault.lanes import Crew
+from deadpool_run.vault.likeness import Hopes
 from deadpool_run.vault.replicas import TRANSCRIPT
 from deadpool_run.vault.sources import Shared, Source, open_held, open_transcript
 from deadpool_run.vault.vault import Held, Vault
@@ -104,6 +107,8 @@ class Link:
         self._on_change = on_change
         self._changed = threading.Condition()
         self._known = _Known(shared.life.number)
+        self._hopes = Hopes()
+        self._crew = Crew(lambda: dial(peer.address, peer.port))
         self._sock: socket.socket | None = None
         self._stopping = False
         self._woken = True
@@ -127,6 +132,7 @@ class Link:
             self._changed.notify_all()
             if self._sock is not None:
                 stream.shut_down(self._sock)
+        self._crew.shut_down()
 
     def safe(self, life: int) -> tuple[frozenset[Identity], bytes | None]:
         """Return what the buddy holds of this life, and the token of its transcript."""
@@ -195,6 +201,10 @@ class Link:
     def _deliver(self, offer: _Offer) -> bool:
         """Send what the buddy does not hold. False: try again later. Raises OSError and `ProtocolError`."""
         sock = self._connected()
+        nbytes = offer.source.nbytes
+        asked = [] if offer.version is TRANSCRIPT else self._hopes.worth_asking(nbytes)
+        found: set[int] = set()
+        parts = 1 + self._crew.open(lanes.worthwhile(nbytes, self._shared.streams) - 1)
         stream.send_frame(
             sock,
             {
@@ -202,20 +212,41 @@ class Link:
                 "rank": self._rank,
                 "version": offer.version,
                 "token": offer.source.token.hex(),
-                "nbytes": offer.source.nbytes,
+                "nbytes": nbytes,
                 "life": offer.life,
                 "held": fields.encode(offer.held),
+                "compare": bool(asked),
+                "of": parts,
             },
         )
         answer = self._answer(sock)
         if answer.get("say") == "go":
-            offer.source.send(sock, self._shared, lambda: self._shared.life.number == offer.life)
+            if asked:
+                found = likeness.ask(sock, offer.source.fd, nbytes, asked, offer.source.still)
+            self._send(sock, offer, lanes.cut(likeness.rest(nbytes, found), parts))
             answer = self._answer(sock)
         if answer.get("say") != "held":
             _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer.get("why"))
             return False
+        self._hopes.learn(asked, found)
+        self._shared.spared.add(
+            nbytes - sum(end - begin for begin, end in likeness.rest(nbytes, found)) if found else 0
+        )
         self._learn(offer, answer)
         return True
+
+    def _send(self, sock: socket.socket, offer: _Offer, parts: list[list[lanes.Range]]) -> None:
+        """Send each part over a connection of its own. Raises OSError."""
+
+        def send(part: int, sock: socket.socket) -> None:
+            if part:
+                content = {"rank": self._rank, "token": offer.source.token.hex()}
+                stream.send_frame(sock, {"do": "part", **content, "part": part, "of": len(parts)})
+            offer.source.send(
+                sock, self._shared, ranges=parts[part], wanted=lambda: self._shared.life.number == offer.life
+            )
+
+        self._crew.work([partial(send, part) for part in range(1, len(parts))], lambda: send(0, sock))
 
     def _learn(self, offer: _Offer, answer: dict[str, Any]) -> None:
         held, content = fields.identities(answer.get("held")), answer.get("transcript")
@@ -251,3 +282,4 @@ class Link:
             sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
+        self._crew.close()

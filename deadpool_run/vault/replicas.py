@@ -127,6 +127,14 @@ class Replicas:
         """Return what is held of whom."""
         return {rank: self.versions(rank) for rank in sorted(self._ranks)}
 
+    def held(self) -> dict[Rank, tuple[Version, ...]]:
+        """Return which versions are held of whom, with a transcript or without."""
+        with self._lock:
+            return {
+                rank: tuple(version for version in own.copies if version is not TRANSCRIPT)
+                for rank, own in self._ranks.items()
+            }
+
     def drop(self, rank: Rank) -> None:
         """Forget what is held of the rank."""
         with self._lock:

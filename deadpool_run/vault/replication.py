@@ -17,9 +17,10 @@ from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault import fetching
 from deadpool_run.vault.fetching import Errand
 from deadpool_run.vault.inbound import Served
+from deadpool_run.vault.lanes import Arrivals, Crew
 from deadpool_run.vault.outbound import Dial, Home, Link
 from deadpool_run.vault.replicas import Memory, Replicas
-from deadpool_run.vault.sources import Life, Shared
+from deadpool_run.vault.sources import Captures, Life, Shared
 from deadpool_run.vault.stream import Bucket, Meter
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
@@ -44,17 +45,35 @@ class Replicator:
     has no buddies, it is what its own slots hold.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it reads, whom it reaches and tells, and under which bounds
         self,
         vault: Vault,
         loop: asyncio.AbstractEventLoop,
         dial: Dial,
         on_safe: OnSafe,
+        *,
         bandwidth: int | None = None,
+        streams: int = 1,
     ) -> None:
-        """Begin. `bandwidth` bounds the bytes a second that are sent, on all connections together."""
+        """Begin.
+
+        `bandwidth` bounds the bytes a second that are sent, on all connections together; `streams` the connections that
+        one large snapshot is sent over, or fetched.
+        """
         closing = threading.Event()
-        self._shared = Shared(vault, Replicas(), Life(), Bucket(bandwidth, closing), Meter(), Meter(), closing)
+        self._shared = Shared(
+            vault=vault,
+            replicas=Replicas(),
+            life=Life(),
+            captures=Captures(),
+            arrivals=Arrivals(),
+            streams=streams,
+            bucket=Bucket(bandwidth, closing),
+            sent=Meter(),
+            received=Meter(),
+            spared=Meter(),
+            closing=closing,
+        )
         self._vault = vault
         self._loop = loop
         self._dial = dial
@@ -104,7 +123,12 @@ class Replicator:
     def captured(self, rank: Rank, version: Version) -> None:
         """Note that the rank's worker holds this version complete."""
         self._home(rank).captured(version)
+        self._shared.captures.tell()
         self._wake(rank)
+
+    def skipped(self) -> None:
+        """Note that a rank's worker will not hold a version that it was to capture; its cell says which."""
+        self._shared.captures.tell()
 
     def sealed(self, rank: Rank) -> None:
         """Note that the rank's transcript is complete."""
@@ -185,9 +209,9 @@ class Replicator:
         began = time.monotonic()
         nbytes = 0
 
-        def act(sock: socket.socket) -> None:
+        def act(sock: socket.socket, crew: Crew) -> None:
             nonlocal nbytes
-            nbytes = fetching.bring_snapshot(sock, self._shared, rank, version, life)
+            nbytes = fetching.bring_snapshot(sock, crew, self._shared, rank, version, life)
 
         def end(failure: str | None) -> None:
             if failure is None:
@@ -208,7 +232,7 @@ class Replicator:
         brought: list[Memory] = []
         life = self._shared.life.number
 
-        def act(sock: socket.socket) -> None:
+        def act(sock: socket.socket, _: Crew) -> None:
             brought.append(fetching.bring_transcript(sock, self._shared, rank, life))
 
         def end(failure: str | None) -> None:
@@ -272,6 +296,7 @@ class Replicator:
         return {
             "sent_bytes": shared.sent.total,
             "received_bytes": shared.received.total,
+            "spared_bytes": shared.spared.total,
             "sent_bytes_per_s": shared.sent.rate(),
             "received_bytes_per_s": shared.received.rate(),
             "fetched_bytes": self._fetched[0],
@@ -283,6 +308,7 @@ class Replicator:
     def close(self) -> None:
         """End every thread and let go of all memory but the vault's. Blocks, a short while; nothing is told after."""
         self._shared.closing.set()
+        self._shared.arrivals.close()
         running: list[Link | Errand | Served] = [*self._ending, *self._errands.values(), *self._served]
         running += [link for links in self._links.values() for link in links.values()]
         for each in running:

@@ -3,12 +3,14 @@
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments, stream
+from deadpool_run.vault.lanes import Arrivals
 from deadpool_run.vault.replicas import TRANSCRIPT, Replicas
 from deadpool_run.vault.segments import SegmentState
 from deadpool_run.vault.stream import Bucket, Meter, Outcome
@@ -39,6 +41,23 @@ class Life:
             self._changed.wait_for(lambda: self._number >= number, timeout_s)
 
 
+class Captures:
+    """Tells threads that a rank which lives here has captured a version, or has not."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+
+    def tell(self) -> None:
+        """Have everybody look who waits."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_for(self, true: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until something is true that changes when something is told, at most so long."""
+        with self._changed:
+            self._changed.wait_for(true, timeout_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What the threads of a replicator share."""
@@ -46,9 +65,15 @@ class Shared:
     vault: Vault
     replicas: Replicas
     life: Life
+    captures: Captures
+    arrivals: Arrivals
+    streams: int
+    """Connections for one segment, at most."""
     bucket: Bucket
     sent: Meter
     received: Meter
+    spared: Meter
+    """What buddies had already."""
     closing: threading.Event
 
 
@@ -62,12 +87,19 @@ class Source:
     still: Callable[[], bool]
     close: Callable[[], None]
 
-    def send(self, sock: socket.socket, shared: Shared, wanted: Callable[[], bool] = lambda: True) -> Outcome:
-        """Send it all, while it is wanted. Raises OSError."""
+    def send(
+        self,
+        sock: socket.socket,
+        shared: Shared,
+        *,
+        ranges: Sequence[tuple[int, int]] | None = None,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> Outcome:
+        """Send these ranges of it (None: all of it), while it is wanted. Raises OSError."""
         return stream.send_segment(
             sock,
             self.fd,
-            self.nbytes,
+            [(0, self.nbytes)] if ranges is None else ranges,
             still=lambda: wanted() and self.still(),
             bucket=shared.bucket,
             meter=shared.sent,
@@ -77,11 +109,7 @@ class Source:
 def find(shared: Shared, rank: Rank, version: Version | None) -> Source | None:
     """Open the rank's snapshot (None: transcript): its own if it lives here, else the copy that is held."""
     vault = shared.vault
-    if version is TRANSCRIPT:
-        own = open_transcript(vault, rank)
-    else:
-        held = next((each for each in vault.held(rank) if each.version == version), None)
-        own = None if held is None else open_held(vault, rank, held)
+    own = open_transcript(vault, rank) if version is TRANSCRIPT else _open_own(vault, rank, version)
     return own or _open_copy(shared.replicas, rank, version)
 
 
@@ -107,6 +135,27 @@ def open_transcript(vault: Vault, rank: Rank) -> Source | None:
         return segments.blob_bytes(fd) == nbytes and segments.blob_identity(fd) == token
 
     return Source(fd, nbytes, token, still, lambda: os.close(fd))
+
+
+def like(shared: Shared, rank: Rank, version: Version, *, patience_s: float) -> list[Callable[[], Source | None]]:
+    """Return how to open what may have much in common with this snapshot of a rank that lives elsewhere.
+
+    That is: the same version of each rank that lives here, of which those that are late are waited for a while; older
+    copies of the rank itself; and copies of this version of other ranks.
+    """
+    vault, replicas = shared.vault, shared.replicas
+    shared.captures.wait_for(lambda: all(vault.is_past(each, version) for each in vault.ranks()), patience_s)
+    held = replicas.held()
+    return [
+        *(partial(_open_own, vault, each, version) for each in vault.ranks()),
+        *(partial(_open_copy, replicas, rank, older) for older in sorted(held.get(rank, ()), reverse=True)),
+        *(partial(_open_copy, replicas, each, version) for each in held if each != rank and version in held[each]),
+    ]
+
+
+def _open_own(vault: Vault, rank: Rank, version: Version) -> Source | None:
+    held = next((each for each in vault.held(rank) if each.version == version), None)
+    return None if held is None else open_held(vault, rank, held)
 
 
 def _open_copy(replicas: Replicas, rank: Rank, version: Version | None) -> Source | None:

@@ -1,8 +1,8 @@
 """Bytes between vaults: small JSON frames, and segments as pieces that carry their own digest.
 
-A frame is its length (4 bytes, big-endian) and a JSON object. A segment is sent as pieces of at most `PIECE_BYTES`, each
-behind its length and CRC-32, and ends with a piece of no bytes that says whether the whole was one content: a segment
-may be overwritten while it is read. The checksum is taken from the segment before `sendfile` gives the same pages to the
+A frame is its length (4 bytes, big-endian) and a JSON object. A segment, or what is wanted of it, is sent as pieces of at
+most `PIECE_BYTES`, each behind its length and CRC-32, and ends with a piece of no bytes that says whether the whole was
+one content: a segment may be overwritten while it is read. The checksum is taken from the segment before `sendfile` gives the same pages to the
 socket, so that pages which change on their way are found out by the receiver.
 
 All sockets block, with time-outs of the kernel: a peer that neither reads nor answers for `TIMEOUT_S` is an `OSError`.
@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -159,27 +159,40 @@ def receive_into(sock: socket.socket, view: memoryview) -> None:
 
 
 def send_segment(  # noqa: PLR0913 - what is sent, where, and under which bounds
-    sock: socket.socket, fd: int, nbytes: int, *, still: Callable[[], bool], bucket: Bucket, meter: Meter
+    sock: socket.socket,
+    fd: int,
+    ranges: Sequence[tuple[int, int]],
+    *,
+    still: Callable[[], bool],
+    bucket: Bucket,
+    meter: Meter,
 ) -> Outcome:
-    """Send the first `nbytes` bytes of a file. `still` tells whether nothing of them has changed. Raises OSError.
+    """Send these ranges of a file, from byte to byte. `still` tells whether nothing of it has changed. Raises OSError.
 
     Returns `TORN` as soon as something has; what was sent of it is then no segment.
     """
-    with mmap.mmap(fd, nbytes, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
-        offset, outcome = 0, Outcome.WHOLE
-        while offset < nbytes and outcome is Outcome.WHOLE:
-            end = min(offset + PIECE_BYTES, nbytes)
-            bucket.take(end - offset)
-            with view[offset:end] as piece:
-                head = _PIECE.pack(end - offset, zlib.crc32(piece))
+    outcome = Outcome.WHOLE if still() else Outcome.TORN
+    last = max((end for _, end in ranges), default=0)
+    with mmap.mmap(fd, max(1, last), prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
+        for begin, end in _pieces(ranges):
+            if outcome is not Outcome.WHOLE:
+                break
+            bucket.take(end - begin)
+            with view[begin:end] as piece:
+                head = _PIECE.pack(end - begin, zlib.crc32(piece))
             sock.sendall(head, socket.MSG_MORE)
-            _send_file(sock, fd, offset, end)
-            meter.add(end - offset)
-            offset = end
+            _send_file(sock, fd, begin, end)
+            meter.add(end - begin)
             if not still():
                 outcome = Outcome.TORN
     sock.sendall(_PIECE.pack(0, outcome))
     return outcome
+
+
+def _pieces(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for begin, end in ranges:
+        for at in range(begin, end, PIECE_BYTES):
+            yield at, min(at + PIECE_BYTES, end)
 
 
 def _send_file(sock: socket.socket, fd: int, offset: int, end: int) -> None:
@@ -190,25 +203,28 @@ def _send_file(sock: socket.socket, fd: int, offset: int, end: int) -> None:
         offset += count
 
 
-def receive_segment(sock: socket.socket, view: memoryview, meter: Meter) -> Outcome:
-    """Fill `view`, which has the size that was announced. Raises OSError and `ProtocolError`."""
+def receive_segment(
+    sock: socket.socket, view: memoryview, meter: Meter, ranges: Sequence[tuple[int, int]] | None = None
+) -> Outcome:
+    """Fill these ranges of `view` (None: all of it), which has the segment's size. Raises OSError and `ProtocolError`."""
     head = bytearray(_PIECE.size)
-    offset, outcome = 0, Outcome.WHOLE
+    outcome = Outcome.WHOLE
+    pieces = _pieces([(0, len(view))] if ranges is None else ranges)
     while True:
         receive_into(sock, memoryview(head))
         length, number = _PIECE.unpack(head)
+        begin, end = next(pieces, (0, 0))
         if length == 0:
             break
-        if length > PIECE_BYTES or offset + length > len(view):
-            raise ProtocolError(f"a piece of {length} bytes at {offset} of {len(view)}")
-        with view[offset : offset + length] as piece:
+        if length != end - begin:
+            raise ProtocolError(f"a piece of {length} bytes where {end - begin} are due, at {begin} of {len(view)}")
+        with view[begin:end] as piece:
             receive_into(sock, piece)
             if zlib.crc32(piece) != number:
                 outcome = Outcome.DAMAGED
         meter.add(length)
-        offset += length
     if number != Outcome.WHOLE:
         return Outcome.TORN
-    if offset != len(view):
-        raise ProtocolError(f"a segment of {len(view)} bytes ended after {offset}")
+    if end:
+        raise ProtocolError(f"a segment of {len(view)} bytes ended early, at {begin}")
     return outcome

@@ -80,6 +80,19 @@ class Vault:
         """Tell whether there is memory of the rank's own, whatever it holds."""
         return rank in self._ranks
 
+    def ranks(self) -> list[Rank]:
+        """Return the ranks that live here."""
+        with self._lock:
+            return sorted(self._ranks)
+
+    def is_past(self, rank: Rank, version: Version) -> bool:
+        """Tell whether the rank holds this version or a newer one, or will never hold it; so does one that holds nothing."""
+        with self._lock:
+            if rank not in self._ranks:
+                return True
+            cell = self.board.cells[rank]
+            return max(*cell.slots, cell.skipped) >= version or all(held == EMPTY for held in cell.slots)
+
     def captured(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, the versions that a rank whose worker is dead has left complete."""
         with self._lock:

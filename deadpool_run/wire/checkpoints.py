@@ -114,9 +114,10 @@ class CheckpointLoaded:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
-    """What was asked for could not be done."""
+    """What was asked for could not be done. `again`: it may be, with a later version."""
 
     why: str
+    again: bool = False
 
 
 ToCheckpointer = LendBoard | LendSlots | WriteCheckpoint | LoadCheckpoint | ChooseCheckpoint | FillSlots | TakeStep

@@ -128,7 +128,9 @@ class SetupDone:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The transcript of set-up and the first two steps is complete."""
+    """The transcript of set-up and the first two steps is complete. `like` is as `core.events.TranscriptSealed` has it."""
+
+    like: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from deadpool_run.core.events import Place
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import typed
-from deadpool_run.wire.frames import pack
+from deadpool_run.wire.frames import pack, to_json
 
 MAX_FRAME_BYTES = 16 << 20
 
@@ -70,6 +70,8 @@ class Traffic:
 
     sent_bytes: int
     received_bytes: int
+    spared_bytes: int
+    """What was not sent, for the node that it was for had it already."""
     sent_bytes_per_s: float
     received_bytes_per_s: float
     fetched_bytes: int
@@ -104,6 +106,8 @@ class Saved:
     failure: str
     where: str
     nbytes: int
+    again: bool = False
+    """A later version may be written instead: this one is not held any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,13 +354,13 @@ _KINDS: Mapping[str, type[Message]] = {
 
 def encode(message: Message) -> bytes:
     """Return the message as one frame. Raises `ProtocolError` if it is too large."""
-    return pack(json.dumps(typed.encode(message), separators=(",", ":")).encode(), MAX_FRAME_BYTES)
+    return pack(to_json(typed.encode(message)).encode(), MAX_FRAME_BYTES)
 
 
 def decode(body: bytes) -> Message:
     """Return the message of one frame's body. Raises `ProtocolError` for anything that is not one."""
     try:
-        parts = json.loads(body)
+        parts = json.loads(body.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not a message of this protocol: {body[:80]!r}") from error
     if not isinstance(parts, dict):

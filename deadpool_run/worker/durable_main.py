@@ -10,7 +10,7 @@ import os
 import socket
 from typing import assert_never
 
-from deadpool_run.errors import DeadpoolError
+from deadpool_run.errors import DeadpoolError, VersionGoneError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.board import Board
 from deadpool_run.vault.durable import NOTHING, Step
@@ -82,6 +82,8 @@ def _receive(control: socket.socket) -> tuple[Message, list[int]] | None:
 def _answered(order: _Order, board: Board, slots: dict[Rank, tuple[int, int]], share: Share) -> FromCheckpointer:
     try:
         return _done(order, board, slots, share)
+    except VersionGoneError as error:
+        return CheckpointFailed(str(error), again=True)
     except DeadpoolError as error:
         return CheckpointFailed(str(error))
     except Exception as error:  # noqa: BLE001 - storage behind URLs raises what it likes; the job goes on without

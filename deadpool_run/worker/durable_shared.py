@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
-from deadpool_run.errors import CheckpointError
+from deadpool_run.errors import VersionGoneError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import durable
 from deadpool_run.vault.board import Board
@@ -65,7 +65,7 @@ class Share:
     def _copy(self, order: TakeStep) -> None:
         copies = copy_kept(self._board, self._slots, Version(order.version), self._memories)
         if copies is None:
-            raise CheckpointError(f"version {order.version} is not held by every rank any more")
+            raise VersionGoneError(f"version {order.version} is not held by every rank any more")
         self._copies = sorted(copies, key=lambda copy: copy.rank)
         if order.leads:
             storage_at(order.target).begin(durable.name_of(Version(order.version)), order.attempt)

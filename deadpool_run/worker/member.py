@@ -210,7 +210,7 @@ class Member:
         self.registry.recording = None
         if transcript is not None:
             write_blob(self.session.transcript_fd, transcript.to_bytes())
-            self._link.send(messages.Sealed())
+            self._link.send(messages.Sealed(self.snapshots.likeness()))
 
     def _give_up(self, error: Exception) -> NoReturn:
         """Wait for the end: the script raised on what a lost peer left, so its objects may be half-way."""

@@ -15,6 +15,7 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.board import EMPTY, Board
+from deadpool_run.worker import redundancy
 from deadpool_run.worker.capture import Capture, Plan, SlotMemory, Staging, Writer
 from deadpool_run.worker.copier import Copier
 from deadpool_run.worker.restore import Restoration
@@ -80,6 +81,10 @@ class Snapshots:
         """Make `obj` part of every snapshot from now on. Raises `ScriptError`."""
         self._protected.add(name, obj)
         self._plan = None
+
+    def likeness(self) -> Rank | None:
+        """Return the lowest of the ranks that hold the same parameters as this one; None if it is the only one."""
+        return redundancy.likeness(self._protected.modules.values())
 
     def begin(self, version: Version) -> None:
         """Step `version` has ended: copy what is small, and start the copy of the rest if the interval says so.

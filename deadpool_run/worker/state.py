@@ -51,7 +51,7 @@ class ModuleState:
         self.parameters = [(f"{name}/{path}", parameter) for path, parameter in root.named_parameters()]
         self._plain = [parameter for _, parameter in self.parameters if not isinstance(parameter, DTensor)]
         self._sharded = [parameter for _, parameter in self.parameters if isinstance(parameter, DTensor)]
-        self._ddp = [child for child in module.modules() if isinstance(child, DistributedDataParallel)]
+        self.replicated = [child for child in module.modules() if isinstance(child, DistributedDataParallel)]
         self._extra = [(path, child) for path, child in self._modules if type(child).get_extra_state is not _EXTRA]
 
     def fingerprint(self) -> list[int]:
@@ -79,18 +79,18 @@ class ModuleState:
         """Return a copy of the extra state of those children that have one, and what DDP notes of its last forward."""
         extra = {path: copied(child.get_extra_state()) for path, child in self._extra}
         # Whether the next forward begins by broadcasting the buffers: ranks that differ in it would hang.
-        return {"extra": extra, "synchronizes": [ddp.require_forward_param_sync for ddp in self._ddp]}
+        return {"extra": extra, "synchronizes": [ddp.require_forward_param_sync for ddp in self.replicated]}
 
     def put(self, values: dict[str, Any]) -> None:
         """Set what `take` returned."""
         for path, child in self._extra:
             child.set_extra_state(copied(values["extra"][path]))
-        for ddp, synchronizes in zip(self._ddp, values["synchronizes"], strict=True):
+        for ddp, synchronizes in zip(self.replicated, values["synchronizes"], strict=True):
             ddp.require_forward_param_sync = synchronizes
 
     def shape(self) -> tuple[frozenset[str], int]:
         """Return what must be the same of two modules for `put` to take what the other's `take` returned."""
-        return frozenset(path for path, _ in self._extra), len(self._ddp)
+        return frozenset(path for path, _ in self._extra), len(self.replicated)
 
     def reshard(self) -> None:
         """Free what FSDP2 keeps gathered, so that the next forward gathers anew, and does so on every rank."""

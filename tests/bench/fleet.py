@@ -138,8 +138,8 @@ class Fleet:
                     return answer
         return {}
 
-    def incidents(self) -> Iterator[tuple[float, dict[str, Any]]]:
-        """Yield the repairs that any coordinator reported, each with when its first loss was known (CLOCK_MONOTONIC, s)."""
+    def incidents(self) -> Iterator[dict[str, Any]]:
+        """Yield the repairs that any coordinator reported. Their times count from when the first loss was known."""
         for path in self.run_dir.rglob("journal.jsonl"):
             for line in path.read_text(encoding="utf-8").splitlines()[1:]:
                 if "ReportIncident" not in line or not line.endswith("}"):
@@ -147,7 +147,7 @@ class Fleet:
                 entry = json.loads(line)
                 for effect in entry["effects"]:
                     if effect["type"] == "ReportIncident":
-                        yield entry["now"] - effect["incident"]["first_step_s"], effect["incident"]
+                        yield effect["incident"]
 
 
 def _ask(run_dir: Path) -> dict[str, Any]:

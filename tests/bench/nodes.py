@@ -120,6 +120,7 @@ def is_calm(run: Fleet, since: int) -> bool:
 def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
     """Take a machine away, have it replaced, and bring it back."""
     before = run.status()
+    reported = {incident["epoch"] for incident in run.incidents()}
     pids = [run.last(rank).pid for rank in range(RANKS)]
     time.sleep(dice.uniform(0.0, 0.3))  # the random moment itself, not a wait for anything
     rank = dice.randrange(RANKS)
@@ -135,10 +136,9 @@ def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
     run.wait(f"all had gone on from step {first.step}", lambda: run.completed() > first.step, BOUND_S)
     ends = [max(stamp.ns for stamp in log.read() if stamp.step == first.step) for log in run.logs]
     total_s = (max(ends) - began_ns) / 1e9
-    found = run.wait(
-        "the repair was reported", lambda: [each for each in run.incidents() if each[0] > began_ns / 1e9], 30
-    )
-    known_at, incident = found[-1]
+    incident = run.wait(
+        "the repair was reported", lambda: [each for each in run.incidents() if each["epoch"] not in reported], 30
+    )[-1]
     run.wait("copies were complete", lambda: _covered(run), BOUND_S, STATUS_S)
     heard_from = time.monotonic() + NEWS_S
     after = run.wait("all were heard of", lambda: time.monotonic() > heard_from and _covered(run), BOUND_S, STATUS_S)
@@ -150,7 +150,7 @@ def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
     run.start(host, f"{leads['address']}:{leads['port']}")
     exposed = next((i["exposed_s"] for i in after["incidents"] if i["epoch"] == incident["epoch"]), None)
     steps = incident["steps_lost"]
-    return Loss(total_s, known_at - began_ns / 1e9, led, _parts(incident), *fetched, exposed, steps)
+    return Loss(total_s, total_s - incident["first_step_s"], led, _parts(incident), *fetched, exposed, steps)
 
 
 def _covered(run: Fleet) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
     python tests/bench/overhead.py [--quick]
 
-The same recipes/gpt/train.py runs under both launchers in turn, A B A B ...; under torchrun `init()` gives plain
-groups and takes no snapshot, under deadpool-run every step is captured. Two sizes:
+The same recipes/gpt/train.py runs under both launchers; under torchrun `init()` gives plain groups and takes no snapshot,
+under deadpool-run every step is captured. Both jobs are alive at once and take turns of a few steps, A B A B ...: the
+workers of the one are stopped (SIGSTOP) while the other's run. So both meet the same machine, whatever else it does. Of a
+turn the time up to its first step's end is left out, since it is cut by the pause; what is captured behind a step is in the
+time of the next one. Two sizes:
 
 * heavy: 3.3 M parameters, 32 sequences of 128 bytes a rank: a step of a second or more on one core. A snapshot copies
   12 bytes a parameter (weights and both moments); a step computes 6 floating-point operations a parameter and token.
@@ -13,8 +16,13 @@ groups and takes no snapshot, under deadpool-run every step is captured. Two siz
 """
 
 import argparse
+import os
+import signal
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,8 +32,10 @@ from typing import Any
 from common import BenchError, Run, deadpool, header, quantile, result, table, torchrun
 
 LAUNCHERS = ("deadpool-run", "torchrun")
-SETTLE_STEPS = 3
+SETTLE_STEPS = 4
 """Steps at the start that are left out: buckets are rebuilt, the optimizer makes its state, the transcript is taken."""
+FOREVER = 10**6
+BOUND_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -35,94 +45,149 @@ class Load:
     size: str
     batch: int
     steps: int
+    """Of a turn."""
+    turns: int
+    """Of a launcher in a round, in which both jobs are started anew."""
 
 
-LOADS = {"heavy": Load("small", 32, 15), "tiny": Load("tiny", 4, 400)}
+LOADS = {"heavy": Load("small", 32, 5, 8), "tiny": Load("tiny", 4, 100, 8)}
+
+
+class Side:
+    """One launcher's job, which runs in its turns alone."""
+
+    def __init__(self, name: str, run: Run) -> None:
+        self.name = name
+        self.run = run
+        self.turns: list[list[float]] = []
+        """Of each turn the times from step to step of its slowest rank, in seconds."""
+        self.capture_interval: int | None = None
+
+    def settle(self) -> None:
+        """Run until all is as it stays."""
+        self.run.wait("the first steps", lambda: self.run.completed() >= SETTLE_STEPS, BOUND_S)
+        self._signal(signal.SIGSTOP)
+
+    def take(self, steps: int) -> None:
+        """Run for so many steps more."""
+        before = self.run.completed()
+        began_ns = time.monotonic_ns()
+        self._signal(signal.SIGCONT)
+        # Looked at seldom, and under both launchers, so that looking costs neither more than the other.
+        self.run.wait("the end of a turn", lambda: self.run.completed() >= before + steps, BOUND_S, poll_s=0.02)
+        self._signal(signal.SIGSTOP)
+        periods = []
+        for log in self.run.logs:
+            stamps = [stamp.ns for stamp in log.stamps if stamp.ns > began_ns]
+            periods.append([(after - before) / 1e9 for before, after in pairwise(stamps)])
+        self.turns.append(max(periods, key=median))
+
+    def let_go(self) -> None:
+        """Let it be ended."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        for rank, log in enumerate(self.run.logs):
+            if log.read():
+                os.kill(self.run.pid(rank), number)
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One run."""
+class Round:
+    """What a round found of one launcher; times in seconds."""
 
-    step_s: float
-    """Median time from step to step of the slowest rank."""
-    p95_s: float
+    turns: list[list[float]]
     startup_s: float
     """From the launcher's start to the first completed step of all ranks."""
     capture_interval: int | None
-    """Steps between snapshots half-way; more than 1 if this machine could not keep up with every step."""
+    """Steps between snapshots in the end; more than 1 if this machine could not keep up with every step."""
+
+    @property
+    def steps(self) -> list[float]:
+        """All times from step to step."""
+        return [period for turn in self.turns for period in turn]
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--spares", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each launcher and size")
+    parser.add_argument("--rounds", type=int, default=3, help="starts of each launcher and size")
     parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp")
     parser.add_argument("--load", choices=sorted(LOADS), action="append", help="default: both")
-    parser.add_argument("--quick", action="store_true", help="2 rounds")
+    parser.add_argument("--quick", action="store_true", help="1 round")
     args = parser.parse_args()
-    args.rounds = 2 if args.quick else args.rounds
+    args.rounds = 1 if args.quick else args.rounds
     return args
 
 
-def sample(run: Run, steps: int, *, ours: bool) -> Sample:
-    with run:
-        # Looked at seldom, and under both launchers, so that looking costs neither more than the other.
-        run.wait("half of the steps", lambda: run.completed() >= steps // 2, 600, poll_s=0.1)
-        interval = run.status()["capture_interval"] if ours else None
-        run.end(600)
-        periods = []
-        for log in run.logs:
-            stamps = [stamp.ns for stamp in log.read()][SETTLE_STEPS:]
-            periods.append([(after - before) / 1e9 for before, after in pairwise(stamps)])
-        return Sample(
-            max(map(median, periods)), max(quantile(times, 0.95) for times in periods), run.startup_s(), interval
-        )
+def measure(args: argparse.Namespace, load: Load, home: Path) -> dict[str, list[Round]]:
+    script = ("--parallel", args.parallel, "--size", load.size, "--batch", load.batch, "--steps", FOREVER)
+    rounds: dict[str, list[Round]] = {name: [] for name in LAUNCHERS}
+    for number in range(args.rounds):
+        sides = [
+            Side("deadpool-run", deadpool(home / f"d{number}", args.ranks, args.spares, *script)),
+            Side("torchrun", torchrun(home / f"t{number}", args.ranks, *script)),
+        ]
+        sides[0].run.env["DEADPOOL_HANG_TIMEOUT"] = "0"
+        for side in play(sides[:: 1 if number % 2 == 0 else -1], load):
+            rounds[side.name].append(Round(side.turns, side.run.startup_s(), side.capture_interval))
+    return rounds
 
 
-def measure(args: argparse.Namespace, load: Load, home: Path) -> dict[str, list[Sample]]:
-    script = ("--parallel", args.parallel, "--size", load.size, "--batch", load.batch, "--steps", load.steps)
-    samples: dict[str, list[Sample]] = {name: [] for name in LAUNCHERS}
-    for turn in range(args.rounds):
-        samples["deadpool-run"].append(
-            sample(deadpool(home / f"d{turn}", args.ranks, args.spares, *script), load.steps, ours=True)
-        )
-        samples["torchrun"].append(sample(torchrun(home / f"t{turn}", args.ranks, *script), load.steps, ours=False))
-    return samples
+def play(sides: Sequence[Side], load: Load) -> list[Side]:
+    """Have the sides take their turns; return them when all is over but their ends."""
+    with ExitStack() as stack:
+        for side in sides:
+            stack.enter_context(side.run)
+            stack.callback(side.let_go)
+            side.settle()
+        for _ in range(load.turns):
+            for side in sides:
+                side.take(load.steps)
+        for side in sides:
+            if side.name == "deadpool-run":
+                side.capture_interval = side.run.status()["capture_interval"]
+    return list(sides)
 
 
-def show(name: str, load: Load, samples: dict[str, list[Sample]]) -> dict[str, Any]:
+def show(name: str, load: Load, rounds: dict[str, list[Round]]) -> dict[str, Any]:
     rows: list[list[object]] = [
-        [f"{name}: {load}", "runs", "step ms", "of runs", "p95 ms", "start-up s", "of runs", "snapshot each"]
+        [
+            f"{name}: {load.size}, batch {load.batch}",
+            "steps",
+            "step ms",
+            "quartiles",
+            "p95 ms",
+            "start-up s",
+            "snapshot each",
+        ]
     ]
-    middle: dict[str, Sample] = {}
-    for launcher, runs in samples.items():
-        steps, starts = [run.step_s for run in runs], [run.startup_s for run in runs]
-        middle[launcher] = Sample(
-            median(steps), median(run.p95_s for run in runs), median(starts), runs[-1].capture_interval
-        )
-        spread = f"{1e3 * min(steps):.2f}-{1e3 * max(steps):.2f}"
-        one = middle[launcher]
-        interval = {None: "-", 1: "step"}.get(one.capture_interval, f"{one.capture_interval} steps")
-        cells = [f"{1e3 * one.step_s:.2f}", spread, f"{1e3 * one.p95_s:.2f}", f"{one.startup_s:.2f}"]
-        rows.append([launcher, len(runs), *cells, f"{min(starts):.2f}-{max(starts):.2f}", interval])
-    ours, theirs = (middle[launcher] for launcher in LAUNCHERS)
-    pairs = [one.step_s / other.step_s for one, other in zip(*(samples[name] for name in LAUNCHERS), strict=True)]
+    steps, starts = {}, {}
+    for launcher, found in rounds.items():
+        times = steps[launcher] = [period for each in found for period in each.steps]
+        starts[launcher] = median(each.startup_s for each in found)
+        interval = {None: "-", 1: "step"}.get(found[-1].capture_interval, f"{found[-1].capture_interval} steps")
+        quartiles = f"{1e3 * quantile(times, 0.25):.2f}-{1e3 * quantile(times, 0.75):.2f}"
+        cells = [f"{1e3 * median(times):.2f}", quartiles, f"{1e3 * quantile(times, 0.95):.2f}"]
+        rows.append([launcher, len(times), *cells, f"{starts[launcher]:.2f}", interval])
+    ours, theirs = (median(steps[launcher]) for launcher in LAUNCHERS)
+    turns = [[median(turn) for each in rounds[launcher] for turn in each.turns] for launcher in LAUNCHERS]
+    pairs = [one / other for one, other in zip(*turns, strict=True)]
+    startup = starts["deadpool-run"] / starts["torchrun"]
     table(rows)
     print(
-        f"deadpool-run / torchrun: step {ours.step_s / theirs.step_s:.4f}"
-        f" ({1e3 * (ours.step_s - theirs.step_s):+.2f} ms; median of the rounds' own ratios {median(pairs):.4f}),"
-        f" start-up {ours.startup_s / theirs.startup_s:.2f}\n",
+        f"deadpool-run / torchrun: step {ours / theirs:.4f} ({1e3 * (ours - theirs):+.2f} ms; the turns' own ratios: median"
+        f" {median(pairs):.4f}, quartiles {quantile(pairs, 0.25):.4f}-{quantile(pairs, 0.75):.4f}), start-up {startup:.2f}\n",
         flush=True,
     )
     return {
         "load": asdict(load),
-        "runs": {launcher: [asdict(run) for run in runs] for launcher, runs in samples.items()},
-        "step_ratio": round(ours.step_s / theirs.step_s, 4),
-        "step_ratio_of_rounds": [round(pair, 4) for pair in pairs],
-        "step_difference_s": round(ours.step_s - theirs.step_s, 6),
-        "startup_ratio": round(ours.startup_s / theirs.startup_s, 3),
+        "rounds": {launcher: [asdict(each) for each in found] for launcher, found in rounds.items()},
+        "step_ratio": round(ours / theirs, 4),
+        "step_ratio_of_turns": round(median(pairs), 4),
+        "step_difference_s": round(ours - theirs, 6),
+        "startup_ratio": round(startup, 3),
     }
 
 

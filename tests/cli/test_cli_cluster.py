@@ -119,6 +119,8 @@ def test_where_they_meet(given, expected):
         ({"replica_bandwidth": "0"}, "--replica-bandwidth '0'"),
         ({"replica_bandwidth": "0.0001K"}, "--replica-bandwidth '0.0001K'"),
         ({"replica_bandwidth": "-1M"}, "--replica-bandwidth '-1M'"),
+        ({"replica_streams": "0"}, "--replica-streams '0'"),
+        ({"replica_streams": "17"}, "--replica-streams '17'"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_advice(given, words):
@@ -135,6 +137,11 @@ def test_what_cannot_be_honoured_is_refused_with_advice(given, words):
 )
 def test_the_bandwidth_of_copies(text, rate):
     assert clustered(replica_bandwidth=text).bandwidth == rate
+
+
+def test_the_connections_of_a_snapshot():
+    assert clustered().streams is None
+    assert clustered(replica_streams="16").streams == 16
 
 
 def test_what_a_node_is_among_the_others():

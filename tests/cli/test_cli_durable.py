@@ -45,7 +45,7 @@ def test_of_several_machines_the_world_is_told_that_it_can_begin_from_the_disk()
 def test_defaults():
     place = str(Path("kept").absolute())
     assert durable(durable="kept") == DurableSpec(
-        target=place, every_steps=None, every_s=600.0, keep=2, resume="auto", exit_on_usr1=True
+        target=place, every_steps=None, every_s=600.0, keep=2, resume="auto", timeout_s=1800.0, exit_on_usr1=True
     )
 
 
@@ -75,6 +75,7 @@ def test_one_to_begin_from_needs_no_place_to_write_to():
         ({"durable_every": "m"}, "--durable-every 'm': neither"),
         ({"durable_keep": "0"}, "--durable-keep '0': too small"),
         ({"durable_keep": "two"}, "--durable-keep 'two': not a whole number"),
+        ({"durable_timeout": "0"}, "--durable-timeout '0': not a positive number of seconds"),
         ({"resume": ""}, "--resume '': empty"),
         ({"on_usr1": "stop"}, "--on-usr1 'stop': not one of its values"),
     ],
@@ -85,8 +86,8 @@ def test_bad_values_are_refused(given, said):
     assert str(refused.value).startswith(said)
 
 
-@pytest.mark.parametrize("name", ["durable_every", "durable_keep", "on_usr1"])
+@pytest.mark.parametrize("name", ["durable_every", "durable_keep", "durable_timeout", "on_usr1"])
 def test_what_needs_a_place_to_write_to_is_refused_without_one(name):
-    value = {"durable_every": "5", "durable_keep": "3", "on_usr1": "save"}[name]
+    value = {"durable_every": "5", "durable_keep": "3", "durable_timeout": "60", "on_usr1": "save"}[name]
     with pytest.raises(UsageError, match="name one with --durable"):
         durable(**{name: value})

@@ -118,7 +118,8 @@ class Run:
                     first = not self.state.arrivals
                     yield ev.JobSubmitted(node, place) if first else ev.NodeJoined(node, place)
             case "lose":
-                yield ev.NodeLost(plain[0], text)
+                losses = tuple(ev.NodeLost(node, text) for node in plain)
+                yield losses[0] if len(losses) == 1 else ev.NodesLost(losses)
             case "committed":
                 yield ev.SnapshotCommitted(numbers[0], self.state.epoch)
             case "holds":

@@ -139,10 +139,14 @@ class Fleet:
         return self.wait_until(met, f"rank {rank} at version {version}")[0]
 
     def wait_output(self, host: int, text: str, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until the host's agent has said this. A file cannot be waited for: it is looked at when anything happens."""
+        """Wait until the host's agent has said this."""
+        self.look_until(lambda: text in self.agents[host].output, f"{text!r} on host {host}", timeout_s)
+
+    def look_until(self, seen: Callable[[], Any], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait for what nothing can be waited for, such as what is in a file: look again whenever anything happens."""
         deadline = time.monotonic() + timeout_s
-        while text not in self.agents[host].output:
-            assert time.monotonic() < deadline, f"no {text!r} on host {host} within {timeout_s} s\n{self.told()}"
+        while not seen():
+            assert time.monotonic() < deadline, f"no {what} within {timeout_s} s\n{self.told()}"
             self._read(0.05)
 
     def wait_exit(self, hosts: Sequence[int], timeout_s: float = 120.0) -> list[int]:
@@ -198,6 +202,10 @@ class Fleet:
                 return
             assert time.monotonic() < deadline, f"not {hosts} nodes and {spares} spares: {found}\n{self.told()}"
             self._read(0.05)
+
+    def release(self) -> None:
+        """Let the rank that was told to `--hold` go on."""
+        os.write(self._gate, b".")
 
     def restart(self, host: int) -> None:
         """Start a fresh agent on a host whose last one is gone."""

@@ -3,11 +3,13 @@
 import os
 import signal
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from kit.processes import marked
 
+from deadpool_run.agent.nursery_main import COMMAND
 from deadpool_run.view.client import ControlClient
 
 STEPS = 24
@@ -15,8 +17,8 @@ THREE = {"hosts": 3, "spares": "0", "nproc": 1}
 SPARE = {"hosts": 4, "spares": "1", "nproc": 1}
 
 
-def train(fleet, place, *words, layout="fsdp", every="4", shape=THREE):
-    options = ("--durable", str(place), "--durable-every", every)
+def train(fleet, place, *words, layout="fsdp", every="4", shape=THREE, more=()):
+    options = ("--durable", str(place), "--durable-every", every, *more)
     return fleet("--layout", layout, "--steps", str(STEPS), "--least-ms", "100", *words, **shape, options=options)
 
 
@@ -126,6 +128,89 @@ def test_a_host_that_is_lost_while_one_is_written_makes_it_void(fleet, reference
     job.check_repaired(expected(reference), [homes[lost]], [host for host in range(4) if host != lost])
     assert newest(place) == STEPS
     assert not unfinished(place)
+
+
+def test_a_host_whose_storage_does_not_answer_is_named_and_training_goes_on(fleet, reference, tmp_path):
+    place = tmp_path / "kept"
+    job = train(fleet, place, shape=SPARE, more=("--durable-timeout", "3"))
+    homes = {rank: job.host_of(rank) for rank in range(3) if job.wait_state(rank, 1)}
+    host = next(home for home in homes.values() if home)
+    stop_writer(job.agents[host])
+    job.wait_output(0, f"no durable checkpoint could be written: node h{host}: ")
+    assert "was not done within 3 s (--durable-timeout)" in job.agents[0].output
+    job.check_repaired(expected(reference), [], [0, 1, 2, 3])
+    assert newest(place) == STEPS
+    assert not unfinished(place)
+
+
+# --- the coordinator is lost while the end is near ------------------------------------------------------------------
+
+
+def held(fleet, place):
+    """Return a job that writes nothing by itself, and stands still at step 5; and a host with a rank, not the first."""
+    job = train(fleet, place, "--hold", "5", every="60m", shape=SPARE)
+    job.wait_until(lambda: job.account.of("held"), "hold of the script")
+    return job, next(job.host_of(rank) for rank in range(3) if job.host_of(rank))
+
+
+def leads_next(job):
+    return any("leads the job now" in job.agents[host].output for host in (1, 2, 3))
+
+
+def test_the_coordinator_is_lost_while_what_was_foretold_is_written(fleet, tmp_path):
+    """As Slurm does, every agent is told; whoever leads next begins to write anew."""
+    place = tmp_path / "kept"
+    job, host = held(fleet, place)
+    with stopped(nursery_of(job.agents[host])):
+        for agent in job.agents:
+            agent.process.send_signal(signal.SIGUSR1)
+        job.wait_output(0, "SIGUSR1: writing a durable checkpoint")
+        job.power_off(0)
+        job.look_until(lambda: leads_next(job), "another coordinator")
+    assert job.wait_exit([1, 2, 3]) == [75] * 3, job.told()
+    assert newest(place) >= 4
+    assert not unfinished(place)
+
+
+def test_the_coordinator_is_lost_while_a_job_whose_end_was_foretold_is_ended(fleet, tmp_path):
+    """One worker does not end before whoever led is gone; only the log tells the next one why the job is ended."""
+    job, host = held(fleet, tmp_path / "kept")
+    rank = next(rank for rank in range(3) if job.host_of(rank) == host)
+    with stopped(job.account.pids(rank)[-1]):
+        job.agents[0].process.send_signal(signal.SIGUSR1)
+        job.wait_output(0, "stopping the job")
+        job.power_off(0)
+        job.look_until(lambda: leads_next(job), "another coordinator")
+    assert job.wait_exit([1, 2, 3]) == [75] * 3, job.told()
+    assert newest(tmp_path / "kept") == 5
+
+
+def test_the_coordinator_is_lost_while_the_last_step_is_written(fleet, reference, tmp_path):
+    """All ranks are through and gone: nobody is left but agents, and all of them hear that it ended well."""
+    job, host = held(fleet, tmp_path / "kept")
+    with stopped(nursery_of(job.agents[host])):
+        job.release()
+        job.look_until(lambda: '"StopJob"' in (job.run_dir / "journal.jsonl").read_text(), "end of the workers")
+        job.power_off(0)
+        job.look_until(lambda: leads_next(job), "another coordinator")
+    assert job.wait_exit([1, 2, 3]) == [0] * 3, job.told()
+    job.account.check_same_as(expected(reference))
+
+
+@contextmanager
+def stopped(pid):
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def nursery_of(agent):
+    """Return the process that forks a host's others: without it a checkpoint that the host has a part in waits."""
+    forks = [pid for pid, command in marked(agent.mark).items() if COMMAND in command]
+    return min(forks, key=lambda pid: int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19]))
 
 
 def stop_writer(agent):

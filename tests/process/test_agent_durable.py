@@ -191,11 +191,36 @@ def test_what_cannot_be_written_is_said_and_a_foretold_end_does_not_come(vault):
 
 
 @in_loop
+def test_a_version_that_is_gone_leads_to_another_and_a_copy_that_fails_is_said(vault):
+    job = Job(vault, every_steps=None, every_s=3600.0)
+    job.commit(4)
+    job.head.foretold()
+    job.take()
+    (_, copy), *_ = job.news()
+    job.head.saved("a", peers.Saved(copy.attempt, copy.step, "version 4 is not held", "", 0, again=True))
+    assert not [word for word in job.said if "no durable checkpoint" in word]
+    job.news()
+    job.head.look()
+    job.take()
+    job.take(failing="b")
+    assert job.said[-1] == "no durable checkpoint could be written: node b: no space"
+
+
+@in_loop
 def test_a_foretold_end_comes_at_once_if_nothing_is_new(vault):
     job = Job(vault, known=peers.Durable(4, "/kept/it", "2026-01-01T00:00:00+00:00"))
     job.commit(4)
     job.head.foretold()
     assert job.left == 1
+
+
+@in_loop
+def test_a_foretold_end_of_a_job_that_is_being_stopped_is_not_asked_for_again(vault):
+    job = Job(vault, every_steps=None, every_s=3600.0)
+    job.state = State(JobPhase.STOPPING, 1, job.state.seats, nodes=dict.fromkeys(HOMES))
+    job.commit(4)
+    job.head.foretold()
+    assert (job.news(), job.left) == ([], 0)
 
 
 @in_loop
@@ -212,6 +237,25 @@ def test_a_foretold_end_waits_for_a_repair(vault):
     for _ in STEPS:
         job.take()
     assert job.left == 1
+
+
+@pytest.mark.parametrize("phase", [JobPhase.REPAIRING, JobPhase.RUNNING])
+def test_a_foretold_end_waits_until_it_is_known_what_is_committed(vault, phase):
+    @in_loop
+    def check(vault):
+        job = Job(vault, every_steps=None, every_s=3600.0)
+        seats = job.state.seats
+        job.state = State(phase, 1, seats, nodes=dict.fromkeys(HOMES))
+        job.head.foretold()
+        job.head.decided()
+        assert (job.news(), job.left) == ([], 0)
+        job.state = State(JobPhase.RUNNING, 1, seats, nodes=dict.fromkeys(HOMES))
+        job.commit(4)
+        for _ in STEPS:
+            job.take()
+        assert (job.left, [message.version for message in job.published]) == (1, [4])
+
+    check(vault)
 
 
 @in_loop

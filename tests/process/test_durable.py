@@ -123,6 +123,38 @@ def test_a_writer_that_is_killed_midway_leaves_the_older_one(cluster, reference,
     assert not [name for name in names(kept) if name.endswith((".tmp", ".old"))]
 
 
+def test_storage_that_does_not_answer_is_given_up_and_training_goes_on(cluster, reference, tmp_path):
+    """Whoever opens a FIFO waits for a reader: here for ever, with the file that is written last."""
+    kept, words = tmp_path / "kept", ("--layout", "ddp", "--steps", str(STEPS), *BALLAST["ddp"])
+    options = ("--durable", str(kept), "--durable-every", "60m", "--on-usr1", "save", "--durable-timeout", "5")
+    job = cluster(*words, "--hold", "5", spares=0, options=options)
+    job.wait_event("held")
+    job.signal_agent(signal.SIGUSR1)
+    unfinished = kept / "step-00000005.tmp"
+    look_for(unfinished.is_dir, "directory that is being written")
+    os.mkfifo(unfinished / "deadpool.json")
+    job.wait_stderr(
+        "no durable checkpoint could be written: the process that writes it was not done within 5 s (--durable-timeout)"
+    )
+    assert not writer_of(job)
+    job.release()
+    assert job.wait_exit() == 0, job.told()
+    job.account.check_same_as(reference("ddp", STEPS))
+    assert names(kept) == [f"step-{STEPS:08d}"]
+    job.check_nothing_left()
+
+
+def test_storage_that_does_not_answer_at_the_beginning_ends_the_job_and_says_why(cluster, tmp_path):
+    kept = tmp_path / "kept"
+    (kept / "step-00000004").mkdir(parents=True)
+    os.mkfifo(kept / "step-00000004" / "deadpool.json")
+    job = cluster("--steps", "4", nproc=2, spares=0, options=durable(kept, "--durable-timeout", "1"))
+    assert job.wait_exit() == 1
+    assert "the process that reads checkpoints was not done within 1 s (--durable-timeout)" in job.stderr
+    assert not job.account.of("start")
+    job.check_nothing_left()
+
+
 def look_for(seen, what):
     """Look until it is seen, as fast as can be: nothing can wait for a process to begin or for a directory to appear."""
     deadline = time.monotonic() + 20

@@ -50,6 +50,7 @@ class Agent:
         self.origin = 0.0
         self.seq = 0
         self.early: list[ev.Event] = []
+        self.losses: list[ev.NodeLost] = []
         self.plan = 0
         self.fenced_why = ""
 
@@ -121,9 +122,16 @@ class Agent:
                 self.share_log()
             case el.LoseNode():
                 self.beat(self.mind.term, self.mind.rosters, output.node)  # it is told, if it can be
-                self.decide(ev.NodeLost(output.node, output.reason))
+                if not self.losses:
+                    self.cluster.clock.after(0.0, self.tell_losses)
+                self.losses.append(ev.NodeLost(output.node, output.reason))
             case el.Fence():
                 self.fence(output.reason)
+
+    def tell_losses(self) -> None:
+        """Tell in one word which nodes were found to be lost together."""
+        losses, self.losses = tuple(self.losses), []
+        self.decide(losses[0] if len(losses) == 1 else ev.NodesLost(losses))
 
     def refuse(self, asker: str) -> None:
         """A host tells who asks that nobody listens here."""

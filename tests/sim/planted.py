@@ -153,7 +153,7 @@ NODE_PLANTS: dict[Plant, tuple[str, ...]] = {
     copies_are_kept_on_the_ranks_own_node: NODE_KINDS,
     a_lost_holder_is_still_counted_on: NODE_KINDS,
     what_is_far_is_taken_for_near: NODE_KINDS,
-    nobody_waits_for_the_first_copies: ("lose node",),
+    nobody_waits_for_the_first_copies: ("lose node at once",),
 }
 """Those that only a job on several nodes can show."""
 

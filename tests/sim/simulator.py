@@ -33,8 +33,10 @@ KINDS = (
     ),
     *("suspect", "drain", "attach", "start"),
 )
-NODE_KINDS = ("lose node", "lose node", "lose node", "kill rank", "kill rank", "freeze rank", "suspect")
+NODE_KINDS = ("lose node", "lose node", "lose node", "lose nodes", "kill rank", "kill rank", "freeze rank", "suspect")
 """Where a job spans nodes."""
+_AT_ONCE = "lose node at once"
+"""A node is lost as soon as the world says that it is protected, and copies are slow."""
 REPAIR_TIMEOUT_S = 5.0
 HANG_CHECK_S = 2.0
 BOUND_S = 30.0
@@ -120,8 +122,9 @@ class Simulation:
             return
         if isinstance(event, (ev.WorkerExited, ev.WorkerStartFailed)):
             self.reported_dead.add(event.worker)
-        if isinstance(event, ev.NodeLost):
-            self.reported_dead |= {worker.number for worker in self.workers.values() if worker.node == event.node}
+        if isinstance(event, ev.NodesLost):
+            lost = {loss.node for loss in event.losses}
+            self.reported_dead |= {worker.number for worker in self.workers.values() if worker.node in lost}
         before = self.state
         self.state, effects = coordinator.step(self.settings, before, event, self.clock.now)
         self.log.append(f"{self.clock.now:8.3f} {event}")
@@ -206,14 +209,17 @@ class Simulation:
     # --- faults --------------------------------------------------------------------------------------------------
 
     def inject(self, fault: Fault) -> None:
+        if fault.kind == _AT_ONCE and self.state.phase in (JobPhase.STARTING, JobPhase.UNPROTECTED):
+            self.clock.after(0.005, lambda: self.inject(fault))
+            return
         alive = [w for w in self.workers.values() if w.alive and not w.frozen and not w.raising]
         parked = fault.kind in ("kill parked", "freeze parked")
         wanted = [w for w in alive if (w.mode in (Mode.STARTING, Mode.PARKED)) == parked and w.mode is not Mode.LEAVING]
         if fault.kind == "stop":
             self.asked_to_stop = True
             self.tell(ev.StopRequested(15))
-        elif fault.kind == "lose node":
-            self.lose_node(fault)
+        elif fault.kind.startswith("lose node"):
+            self.lose_nodes(fault, 2 if fault.kind == "lose nodes" else 1)
         elif fault.kind == "start":
             self.breaks.add("start")
             self.parked_faults += 1
@@ -222,24 +228,29 @@ class Simulation:
         self.troubled_at = self.clock.now
         self.log.append(f"{self.clock.now:8.3f} !! {fault}")
 
-    def lose_node(self, fault: Fault) -> None:
-        """Power is cut: known at once by its connections, or by silence. Another node may come for it."""
+    def lose_nodes(self, fault: Fault, count: int) -> None:
+        """Power is cut: known at once by connections, or by silence; of all together. Others may come for them."""
         alive = [node for node in self.storage.nodes.values() if node.alive]
         if len(self.storage.nodes) == 1 or not alive:
             return
-        node = alive[fault.whom % len(alive)]
-        self.uncovered_losses += not self.is_covered()
-        self.storage.lose(node.name)
-        self.nodes_lost.append(self.clock.now)
-        for worker in self.workers.values():
-            if worker.node == node.name:
-                worker.vanish()
+        first = fault.whom % len(alive)
+        lost = (alive[first:] + alive[:first])[:count]
+        self.uncovered_losses += not self.is_covered() or len(lost) > min(self.settings.replicas, len(alive) - 1)
+        for node in lost:
+            self.storage.lose(node.name)
+            self.nodes_lost.append(self.clock.now)
+            for worker in self.workers.values():
+                if worker.node == node.name:
+                    worker.vanish()
         if self.state.phase is not JobPhase.RUNNING:
             self.setup_faults += 1
         self.rank_faults += 1
-        self.clock.after(self.rng.choice((0.0, 0.05, 2.0)), lambda: self.tell(ev.NodeLost(node.name, "power")))
-        if self.rng.random() < 0.5:
-            self.clock.after(self.rng.uniform(2.5, 8.0), lambda: self.join(f"{node.name}~{len(self.storage.nodes)}"))
+        found = ev.NodesLost(tuple(ev.NodeLost(node.name, "power") for node in lost))
+        self.clock.after(self.rng.choice((0.0, 0.05, 2.0)), lambda: self.tell(found))
+        for node in lost:
+            if self.rng.random() < 0.5:
+                name = f"{node.name}~{len(self.storage.nodes)}"
+                self.clock.after(self.rng.uniform(2.5, 8.0), lambda name=name: self.join(name))
 
     def strike(self, fault: Fault, worker: Worker) -> None:
         if fault.kind.endswith("parked"):
@@ -313,7 +324,7 @@ class Simulation:
             "the world was started again": self.setup_faults + self.parked_faults > self.state.restarts,
             "workers died before they were given a rank": self.parked_faults >= pool.CRASHES,
             "rank ": not self.state.managed,  # a loss before anyone called init()
-            "is lost: power": not self.state.managed,
+            "lost: power": not self.state.managed,
             "and no other came": len(self.nodes_lost) > self.settings.spare_nodes,
             "no place is left": len(self.nodes_lost) > self.settings.spare_nodes,
             "no version is held by every rank": self.uncovered_losses > 0 and not self.settings.durable,
@@ -323,7 +334,7 @@ class Simulation:
     def is_covered(self) -> bool:
         """Tell whether any one node may be lost now: no other is, and every rank's copies are where they should be."""
         lost = {node.name for node in self.storage.nodes.values() if not node.alive}
-        copied = self.storage.committed() >= 0 or not self.state.incidents  # after a repair, copies take their time
+        copied = self.storage.committed() >= 0 or not self.nodes_lost  # after a loss, new copies take their time
         return self.state.phase is JobPhase.RUNNING and not lost & set(self.state.nodes) and copied
 
 
@@ -355,7 +366,9 @@ def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS, *, durable:
         capture_interval=rng.choice((1, 1, 2)),
         durable=durable,
     )
-    return Simulation(seed, settings, planned(rng, kinds), steps=rng.choice((20, 60)))
+    job = Simulation(seed, settings, planned(rng, kinds), steps=rng.choice((20, 60)))
+    job.storage.slowest_s = 1.5 if _AT_ONCE in kinds else 0.15
+    return job
 
 
 def simulation(seed: int, kinds: tuple[str, ...] = KINDS) -> Simulation:

@@ -33,6 +33,8 @@ class Storage:
 
     def __init__(self, clock: Clock, rng: random.Random, world_size: int) -> None:
         self._clock, self._rng, self._world_size = clock, rng, world_size
+        self.slowest_s = 0.15
+        """A copy arrives within this."""
         self.nodes: dict[str, Node] = {}
         self.homes: dict[int, str] = {}
         """The node of each rank's owner."""
@@ -130,7 +132,8 @@ class Storage:
             if name == source.name:
                 continue  # until others are chosen, a rank may live where its copies are
             self._clock.after(
-                self._rng.uniform(0.005, 0.15), lambda name=name: self._arrive(source, name, rank, snapshot, epoch)
+                self._rng.uniform(0.005, self.slowest_s),
+                lambda name=name: self._arrive(source, name, rank, snapshot, epoch),
             )
 
     def _arrive(self, source: Node, name: str, rank: int, snapshot: Snapshot, epoch: int) -> None:

@@ -1,12 +1,16 @@
 """Who ends a job whose batch host may be dead."""
 
 import contextlib
+import json
 import os
 import re
 import signal
 from pathlib import Path
 
 import pytest
+
+from deadpool_run.agent import whereabouts
+from deadpool_run.agent.whereabouts import Whereabouts
 
 ENDER = Path(__file__).parent / "scripts" / "ender.py"
 SCRIPT = """#!/bin/bash
@@ -60,3 +64,51 @@ def test_when_the_batch_host_is_dead_the_last_agent_ends_the_job(lab, noticed):
     # COMPLETING lasts until Slurm has given the dead node up.
     assert job.wait("CANCELLED", "COMPLETING")
     assert "gone" in told(lab)
+
+
+def led_by(lab, node, *, ended=False):
+    """Write what whoever leads a run writes into its directory; return that directory."""
+    base = lab.work / "run"
+    (base / f"node-{node}").mkdir(parents=True)
+    (base / f"node-{node}" / "run.json").write_text(json.dumps({"ended": "2026-01-01" if ended else None}))
+    whereabouts.write(base, Whereabouts(1, node, node, "127.0.0.1", 1, str(base / f"node-{node}")))
+    return base
+
+
+@pytest.mark.parametrize("leader", ["the batch host", "one that has ended", "one that Slurm has lost"])
+def test_who_gives_up_ends_the_job_if_nobody_else_can_go_on(lab, leader):
+    node = "n1" if leader == "the batch host" else "n2"
+    job = start(lab, living=led_by(lab, node, ended=leader == "one that has ended"))
+    if leader == "one that Slurm has lost":
+        lab.lose_node("n2")
+    lab.kill_node("n1")
+    end(lab)
+    assert job.wait("CANCELLED", "COMPLETING")
+    assert "gone" in told(lab)
+
+
+@pytest.mark.parametrize(
+    ("leader", "why"),
+    [
+        ("n2", "node n2 may go on with it"),
+        ("n2~2", "node n2~2 may go on with it"),
+        ("mine", "node mine may go on with it"),
+        ("nobody knows", "cannot be read here"),
+    ],
+)
+def test_who_gives_up_leaves_the_job_to_those_who_may_go_on(lab, leader, why):
+    job = start(lab, living=lab.work / "run" if leader == "nobody knows" else led_by(lab, leader))
+    lab.kill_node("n1")
+    end(lab)
+    lab.wait_until(lambda: "cancelled False" in told(lab), "decision of the last agent")
+    assert f"Slurm job {job.number} has lost its batch script, and is not ended" in told(lab)
+    assert why in told(lab)
+    assert job.state == "RUNNING"
+
+
+def test_who_gives_up_while_srun_waits_says_nothing(lab):
+    job = start(lab, living=led_by(lab, "n2"))
+    end(lab)
+    assert job.wait() == "COMPLETED"
+    assert "cancelled False" in told(lab)
+    assert "not ended" not in told(lab)

@@ -85,14 +85,46 @@ def test_when_the_batch_host_dies_training_ends_well_and_so_does_the_job(trainin
     assert (record["exit_code"], record["head"], record["term"]) == (0, True, 1)
 
 
+def test_without_a_majority_and_without_the_batch_host_who_is_left_ends_the_job(training, lab):
+    """Of two nodes the first falls silent, so that the other may not go on alone, and then is gone for good."""
+    run = training("job", options=("--nodes=2", "--nodelist=n1,n2"), hold=5)
+    run.wait_held()
+    lab.freeze_node("n1")
+    record = run_dir(lab, run.job) / "node-n2" / "run.json"
+    lab.wait_until(lambda: "no coordinator was heard of" in record.read_text(), "end of the second node's workers")
+    assert run.job.state == "RUNNING"
+    lab.kill_node("n1")
+    assert run.job.wait("CANCELLED", "COMPLETING")
+
+
+def test_before_the_limit_a_job_over_nodes_saves_and_goes_on_when_it_is_queued_again(training, reference, lab):
+    run = training("limit", hold=8)
+    run.wait_held()
+    run.job.signal_batch("USR1")
+    run.job.wait_output("step 8 is durable")
+    run.job.wait("PENDING")
+    for node in lab.nodes:
+        run.job.wait_gone(node)
+    run.release()
+    run.job.hurry()
+    assert run.job.wait() == "COMPLETED", run.job.output()
+    assert (run.job.exit_code, run.job.field("Restarts")) == (0, "1")
+    assert "resuming at step 8, from" in run.job.output()
+    run.account.check_same_as(reference())
+    assert [len(run.account.pids(rank)) for rank in range(3)] == [2, 2, 2]
+    assert run.account.steps_lost() == 0
+    records = sorted((lab.home / "shared" / "deadpool-run").glob(f"slurm-{run.job.number}*/run.json"))
+    assert [json.loads(record.read_text())["exit_code"] for record in records] == [75, 0]
+
+
 def test_before_the_limit_a_task_of_a_sweep_saves_and_goes_on_when_it_is_queued_again(training, reference, lab):
     run = training("sweep", options=("--array=0", "--nodelist=n1", *IN_FILES), ranks=2, hold=8)
     run.wait_held()
     run.job.signal_batch("USR1")
     lab.wait_until(lambda: "step 8 is durable" in outputs(lab), "checkpoint")
-    run.release()
     run.job.wait("PENDING")
     run.job.wait_gone("n1")
+    run.release()  # the one that comes next, which holds there as well
     run.job.hurry()
     assert run.job.wait() == "COMPLETED", outputs(lab)
     resumed = int(re.search("resuming at step ([0-9]+)", outputs(lab))[1])

@@ -34,8 +34,7 @@ def hold():
     buddy = FakeBuddy()
     say(buddy.peer.port)
     buddy.accept()
-    buddy.offered()
-    buddy.say(say="go")
+    buddy.go(buddy.offered())
     say("taking")
     sys.stdin.read()
 

@@ -42,6 +42,7 @@ class Owner:
             "nbytes": len(self.bytes),
             "life": life,
             "held": held,
+            "of": 1,
         }
 
     def put(self, version, life=0, held=None, **other):
@@ -302,7 +303,7 @@ async def test_who_asks_too_early_is_answered_when_this_node_knows_as_much():
     async with pair() as (node, owner):
         owner.write(5)
         await off(owner.put_all, 5)
-        asking = asyncio.create_task(off(lambda: owner.ask(do="get", rank=0, version=5, life=1)))
+        asking = asyncio.create_task(off(lambda: owner.ask(do="get", rank=0, version=5, life=1, part=0, of=1)))
         assert not (await asyncio.wait({asking}, timeout=0.3))[0], "it was given what may be void"
         node.replicator.discard_above(1, Version(4))
         assert (await asking)["say"] == "no", "5 is void there"
@@ -312,7 +313,7 @@ def frame(body):
     return struct.pack(">I", len(body)) + body
 
 
-BASE = {"do": "put", "rank": 0, "version": 5, "token": "00" * 16, "nbytes": 9000, "life": 0, "held": []}
+BASE = {"do": "put", "rank": 0, "version": 5, "token": "00" * 16, "nbytes": 9000, "life": 0, "held": [], "of": 1}
 GARBAGE = {
     "a long frame": struct.pack(">I", 1 << 31),
     "no json": frame(b"\xff\xfe{"),
@@ -328,6 +329,7 @@ GARBAGE = {
         "token": ("", "zz", "00" * 17, 5, None),
         "nbytes": (0, -1, 1 << 62, None, "9000"),
         "life": (-1, None, "0"),
+        "of": (0, 17, None, "1"),
         "held": (None, [5], [[5]], [[5, "00"]], [[5, "00" * 16]] * 4, {}),
     }.items()
     for value in values

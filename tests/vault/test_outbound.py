@@ -112,7 +112,7 @@ async def test_a_slot_that_is_overwritten_while_it_is_sent_is_said_to_be_torn():
         owner.capture(0, 1, body=LARGE)
         await begin(owner, buddy)
         offer = await off(buddy.offered)
-        buddy.say(say="go")
+        await off(buddy.go, offer)
         head = bytearray(8 + stream.PIECE_BYTES)
         await off(stream.receive_into, buddy.sock, memoryview(head))  # it is on its way
         owner.vault.board.cells[0].set_slot(0, BUSY)
@@ -142,7 +142,7 @@ async def test_pages_that_change_on_their_way_are_found_out():
         owner.capture(0, 1, body=LARGE[: 24 * KIB])
         await begin(owner, buddy)
         offer = await off(buddy.offered)
-        buddy.say(say="go")
+        await off(buddy.go, offer)
         end = bytearray(8)
         whole = 8 + offer["nbytes"] + len(end)
         peeked = bytearray(whole)
@@ -161,8 +161,7 @@ async def test_a_buddy_that_hangs_up_midway_is_tried_again():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE)
         await begin(owner, buddy)
-        await off(buddy.offered)
-        buddy.say(say="go")
+        await off(buddy.go, await off(buddy.offered))
         await off(stream.receive_into, buddy.sock, memoryview(bytearray(100 * KIB)))
         await off(buddy.accept)
         offer = await off(buddy.offered)
@@ -210,8 +209,7 @@ async def test_a_buddy_that_does_not_read_is_given_up(monkeypatch):
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE)
         await begin(owner, buddy)
-        await off(buddy.offered)
-        buddy.say(say="go")
+        await off(buddy.go, await off(buddy.offered))
         await off(buddy.accept)
         assert (await off(buddy.offered))["version"] == 1
 

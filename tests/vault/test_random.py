@@ -10,15 +10,22 @@ import os
 import random
 
 import pytest
-from vault_kit import LIMIT_S, Node, content, in_loop, off
+from vault_kit import KIB, LIMIT_S, Node, content, in_loop, off
 
 from deadpool_run.core.commit import Commits
 from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import inbound, likeness
 from deadpool_run.vault.segments import free_slot
 
 RANKS = 4
 SKIP = 0.1
-BODY_BYTES = 3000
+BODY_BYTES = 12 * KIB
+
+
+def body(rank, version, token):
+    """Return what a rank captures: some of it is every rank's, some its own, some never changes."""
+    parts = [content(-1, version, nbytes=BODY_BYTES), content(rank, version, token, BODY_BYTES)]
+    return b"".join([*parts, content(rank, -1, nbytes=BODY_BYTES)])
 
 
 class Job:
@@ -101,7 +108,7 @@ class Job:
             return
         self.tokens += 1
         self.truth[rank][version] = self.tokens
-        node.capture(rank, version, slot=slot, body=content(rank, version, self.tokens, BODY_BYTES))
+        node.capture(rank, version, slot=slot, body=body(rank, version, self.tokens))
 
     def train(self):
         """All end a step; a loss may come when only some have captured it."""
@@ -192,12 +199,12 @@ class Job:
     # --- what must hold ------------------------------------------------------------------------------------------
 
     def check_own(self, rank, version):
-        expected = content(rank, version, self.truth[rank][version], BODY_BYTES)
+        expected = body(rank, version, self.truth[rank][version])
         assert self.node_of(rank).body(rank, version) == expected, f"rank {rank} resumes from another life's {version}"
 
     def check_copies(self, rank, name, versions):
         for version in versions:
-            expected = content(rank, version, self.truth[rank].get(version), BODY_BYTES)
+            expected = body(rank, version, self.truth[rank].get(version))
             assert self.nodes[name].copy_of(rank, version) == expected, f"{name} holds another {version} of rank {rank}"
 
     def check_committed(self, version):
@@ -214,16 +221,21 @@ class Job:
 
 @pytest.mark.parametrize("seed", range(12))
 @in_loop
-async def test_what_is_delivered_is_what_was_captured(seed):
+async def test_what_is_delivered_is_what_was_captured(seed, monkeypatch):
+    monkeypatch.setattr(likeness, "CHUNK_BYTES", 4 * KIB)
+    monkeypatch.setattr(inbound, "_CAPTURE_WAIT_S", 0.05)
     job = Job(seed)
     try:
         job.start()
+        spared = 0
         for _ in range(8):
             await job.until_protected()
+            spared = max(spared, *(node.replicator.report()["spared_bytes"] for node in job.nodes.values()))
             for _ in range(job.rng.randint(0, 6)):
                 job.train()
                 await job.let_run()
             await job.rng.choice((job.lose_node, job.lose_node, job.lose_worker))()
         assert job.life == 8
+        assert spared > 0
     finally:
         await job.close()

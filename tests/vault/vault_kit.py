@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.vault import segments, stream
+from deadpool_run.vault import likeness, segments, stream
 from deadpool_run.vault.board import BUSY, EMPTY
 from deadpool_run.vault.replication import Peer, Replicator
 from deadpool_run.vault.segments import HEADER_BYTES, SegmentState, SlotHeader
@@ -52,7 +52,7 @@ def body_of(fd, version):
 class Node:
     """One node: what happens to it, and what was told of it."""
 
-    def __init__(self, name, world_size=4, *, bandwidth=None, dial=None):
+    def __init__(self, name, world_size=4, *, bandwidth=None, dial=None, streams=1):
         self.name = name
         self.vault = Vault(world_size)
         self.told = {}
@@ -62,9 +62,13 @@ class Node:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.peer = Peer(NodeId(name), *self.listener.getsockname())
         self.replicator = Replicator(
-            self.vault, asyncio.get_running_loop(), dial or connect, self._on_safe, bandwidth=bandwidth
+            self.vault, asyncio.get_running_loop(), dial or connect, self._on_safe, bandwidth=bandwidth, streams=streams
         )
         self.loop = asyncio.get_running_loop()
+        self._waited = threading.Event()
+        captures = self.replicator._shared.captures
+        wait_for = captures.wait_for
+        captures.wait_for = lambda true, timeout_s: (self._waited.set(), wait_for(true, timeout_s))
         self._thread = threading.Thread(target=self._accept)
         self._thread.start()
         self._open = True
@@ -123,6 +127,10 @@ class Node:
     async def until_serving(self):
         async with self._changed:
             await asyncio.wait_for(self._changed.wait_for(lambda: self.replicator._served), LIMIT_S)
+
+    async def until_waiting(self):
+        """Wait until somebody who sends here has to wait for the ranks that live here."""
+        assert await asyncio.to_thread(self._waited.wait, LIMIT_S)
 
     async def seat(self, rank, source=None):
         return await self._asked(lambda done: self.replicator.seat(Rank(rank), source, done))
@@ -211,9 +219,16 @@ class FakeBuddy:
     def say_held(self, *held, transcript=None):
         self.say(say="held", held=[[version, token] for version, token in held], transcript=transcript)
 
+    def go(self, offer):
+        """Have the offered segment sent, all of it."""
+        self.say(say="go")
+        if offer["compare"]:
+            with memoryview(bytearray(offer["nbytes"])) as view:
+                assert likeness.Search([]).answer(self.sock, view) == set()
+
     def take(self, offer):
         """Have the offered segment sent; return how it came."""
-        self.say(say="go")
+        self.go(offer)
         with memoryview(bytearray(offer["nbytes"])) as view:
             return stream.receive_segment(self.sock, view, self.meter)
 

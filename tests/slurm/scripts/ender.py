@@ -1,4 +1,7 @@
-"""An agent's end: waits for USR1; on the last node it then asks whether it is to end the job."""
+"""An agent's end: waits for USR1; on the last node it then asks whether it is to end the job.
+
+`all` and `others` say who is there to the end; any other argument is the run's directory, and the agent has given up.
+"""
 
 import asyncio
 import os
@@ -7,7 +10,7 @@ import sys
 from pathlib import Path
 
 from deadpool_run.agent.discovery.slurm import discover
-from deadpool_run.agent.slurm_end import end_job_if_nobody_waits
+from deadpool_run.agent.slurm_end import end_job_given_up, end_job_if_nobody_waits
 
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 place = discover(os.environ)
@@ -21,5 +24,9 @@ def tell(text):
 tell(f"up as {os.getpid()}")
 signal.sigwait({signal.SIGUSR1})
 if place.step.index == len(place.step.nodes) - 1:
-    living = {*place.nodes} if sys.argv[1:] == ["all"] else {"n2", "n3"}
-    tell(f"cancelled {asyncio.run(end_job_if_nobody_waits(place, living, tell))}")
+    living = {"all": {*place.nodes}, "others": {"n2", "n3"}}.get(sys.argv[1])
+    if living is None:
+        cancelled = asyncio.run(end_job_given_up(place, Path(sys.argv[1]), tell))
+    else:
+        cancelled = asyncio.run(end_job_if_nobody_waits(place, living, tell))
+    tell(f"cancelled {cancelled}")

@@ -1,0 +1,282 @@
+"""A segment that goes over several connections is the one that goes over one, and nothing of it is believed half."""
+
+import asyncio
+import socket
+import threading
+
+import pytest
+from vault_kit import KIB, LIMIT_S, cluster, connect, content, in_loop, off
+
+from deadpool_run.errors import ProtocolError
+from deadpool_run.ids import Rank
+from deadpool_run.vault import lanes, stream
+from deadpool_run.vault.lanes import Arrival, Arrivals, Crew, cut, worthwhile
+from deadpool_run.vault.stream import Outcome
+
+BODY_BYTES = 3000 * KIB
+"""More than one piece a part."""
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(lanes, "MIN_PART_BYTES", 64 * KIB)
+
+
+class Dialled:
+    """Connects, and notes what it has."""
+
+    def __init__(self, most=None):
+        self.socks = []
+        self.most = most
+
+    def __call__(self, address, port):
+        if self.most is not None and len(self.socks) >= self.most:
+            raise ConnectionRefusedError("no more of them")
+        self.socks.append(connect(address, port))
+        return self.socks[-1]
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("ranges", [[(0, 1)], [(0, 100)], [(0, 10), (20, 21), (30, 97)], [(5, 6), (8, 9)]])
+def test_parts_are_all_of_it_in_order_and_of_about_one_size(ranges, count):
+    parts = cut(ranges, count)
+    assert len(parts) == count
+    every = [at for part in parts for begin, end in part for at in range(begin, end)]
+    assert every == [at for begin, end in ranges for at in range(begin, end)]
+    assert all(begin < end for part in parts for begin, end in part)
+    assert max(sum(end - begin for begin, end in part) for part in parts) == -(-len(every) // count)
+
+
+def test_what_is_small_goes_over_one_connection():
+    least = lanes.MIN_PART_BYTES
+    assert [worthwhile(nbytes, 4) for nbytes in (1, 2 * least - 1, 2 * least, 100 * least)] == [1, 1, 2, 4]
+    assert worthwhile(1000 * least, 99) == lanes.MAX_PARTS
+
+
+# --- between nodes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [None, 2, 1])
+@in_loop
+async def test_a_large_snapshot_is_sent_over_as_many_connections_as_there_are(most, small_parts):
+    dial = Dialled(most)
+    async with cluster("a", "b", dial=dial, streams=4) as (a, b):
+        b.replicator.keep({Rank(0)})
+        a.seal(0)
+        for version in range(3):
+            a.capture(0, version, body=content(0, version, nbytes=BODY_BYTES))
+            a.replicator.set_buddies({Rank(0): (b.peer,)})
+            await a.until(lambda version=version: 0 in a.told and version in a.told[0][0])
+            assert b.copy_of(0, version) == content(0, version, nbytes=BODY_BYTES)
+        assert len(dial.socks) == (most or 4), "and they are used again"
+
+
+@pytest.mark.parametrize("most", [None, 3, 2])
+@in_loop
+async def test_a_large_snapshot_is_fetched_over_as_many_connections_as_there_are(most, small_parts):
+    dial = Dialled()
+    async with cluster("a", "b", dial=dial, streams=4) as (a, b):
+        a.capture(0, 4, body=content(0, 4, nbytes=BODY_BYTES))
+        a.seal(0)
+        assert await b.seat(0, a.peer) is None
+        before = len(dial.socks)
+        dial.most = most and before + most
+        assert await b.fetch(0, 4, a.peer) is None
+        assert b.body(0, 4) == content(0, 4, nbytes=BODY_BYTES)
+        assert len(dial.socks) - before == (most or 4)
+
+
+@in_loop
+async def test_what_the_buddy_has_is_left_out_of_every_part(small_parts):
+    async with cluster("a", "b", streams=4) as (a, b):
+        b.replicator.keep({Rank(0)})
+        a.seal(0)
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        same, other = content(7, 7, nbytes=BODY_BYTES), content(0, 0, nbytes=BODY_BYTES)
+        b.capture(1, 3, body=same + content(1, 1, nbytes=BODY_BYTES))
+        a.capture(0, 3, body=same + other)
+        await a.until(lambda: 0 in a.told and a.told[0][0] == (3,))
+        assert b.copy_of(0, 3) == same + other
+        assert a.replicator.report()["sent_bytes"] < 1.2 * BODY_BYTES
+
+
+@in_loop
+async def test_a_connection_that_breaks_takes_the_delivery_with_it_and_it_is_made_again(small_parts):
+    dial = Dialled()
+    async with cluster("a", "b", dial=dial, streams=4) as (a, b):
+        b.replicator.keep({Rank(0)})
+        a.seal(0)
+        a.capture(0, 0, body=content(0, 0, nbytes=BODY_BYTES))
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        await a.until_safe(0, 0)
+        stream.shut_down(dial.socks[2])
+        a.capture(0, 1, body=content(0, 1, nbytes=BODY_BYTES))
+        await a.until_safe(0, 0, 1)
+        assert b.copy_of(0, 1) == content(0, 1, nbytes=BODY_BYTES)
+
+
+# --- one end at a time -----------------------------------------------------------------------------------------------
+
+
+def sent(sock, body, ranges, outcome=Outcome.WHOLE):
+    """Send what a part consists of."""
+    for begin, end in ranges:
+        stream_piece(sock, body[begin:end])
+    sock.sendall(stream._PIECE.pack(0, outcome))
+
+
+def stream_piece(sock, data):
+    sock.sendall(stream._PIECE.pack(len(data), stream.zlib.crc32(data)) + data)
+
+
+def bring(arrival, part, of, outcome=Outcome.WHOLE, *, cut_off=False):
+    """Bring a part of nothing but zeros on a thread of its own."""
+    ours, theirs = socket.socketpair()
+
+    def run():
+        with theirs:
+            try:
+                arrival.bring(part, of, theirs, stream.Meter())
+            except OSError:
+                assert cut_off
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    if not cut_off:
+        sent(ours, bytes(400), arrival._parts[part], outcome)
+    ours.close()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (Outcome.WHOLE, Outcome.WHOLE, Outcome.WHOLE),
+        (Outcome.WHOLE, Outcome.TORN, Outcome.TORN),
+        (Outcome.TORN, Outcome.WHOLE, Outcome.TORN),
+        (Outcome.DAMAGED, Outcome.WHOLE, Outcome.DAMAGED),
+    ],
+)
+def test_the_whole_is_as_good_as_its_worst_part(first, second, expected):
+    with memoryview(bytearray(400)) as view:
+        arrival = Arrival(view, cut([(0, 400)], 3))
+        bring(arrival, 1, 3, second)
+        bring(arrival, 2, 3)
+        assert arrival.outcome(first) is expected
+        arrival.close()
+
+
+def test_a_part_that_breaks_off_or_never_comes_leaves_it_torn(monkeypatch):
+    monkeypatch.setattr(stream, "TIMEOUT_S", 0.2)
+    with memoryview(bytearray(400)) as view:
+        broken = Arrival(view, cut([(0, 400)], 2))
+        bring(broken, 1, 2, cut_off=True)
+        assert broken.outcome(Outcome.WHOLE) is Outcome.TORN
+        missing = Arrival(view, cut([(0, 400)], 2))
+        assert missing.outcome(Outcome.WHOLE) is Outcome.TORN
+
+
+@pytest.mark.parametrize(("part", "of"), [(0, 2), (2, 2), (1, 3)])
+def test_a_part_that_is_not_due_is_refused(part, of):
+    with memoryview(bytearray(400)) as view:
+        arrival = Arrival(view, cut([(0, 400)], 2))
+        with pytest.raises(ProtocolError):
+            arrival.bring(part, of, None, stream.Meter())
+
+
+def test_a_part_comes_once_and_not_after_the_end():
+    with memoryview(bytearray(400)) as view:
+        arrival = Arrival(view, cut([(0, 400)], 2))
+        bring(arrival, 1, 2)
+        with pytest.raises(ProtocolError):
+            arrival.bring(1, 2, None, stream.Meter())
+        late = Arrival(view, cut([(0, 400)], 2))
+        late.close()
+        with pytest.raises(ProtocolError):
+            late.bring(1, 2, None, stream.Meter())
+
+
+class Told(stream.Meter):
+    """Tells that the first piece has come."""
+
+    def __init__(self):
+        super().__init__()
+        self.came = threading.Event()
+
+    def add(self, nbytes):
+        super().add(nbytes)
+        self.came.set()
+
+
+@in_loop
+async def test_nobody_writes_any_more_once_an_arrival_is_closed():
+    arrivals, meter = Arrivals(), Told()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, memoryview(bytearray(400)) as view:
+        arrivals.begin(Rank(0), b"t", Arrival(view, [[(0, 100)], [(100, 200), (300, 400)]]))
+        bringing = asyncio.create_task(off(arrivals.find(Rank(0), b"t").bring, 1, 2, theirs, meter))
+        stream_piece(ours, bytes(100))
+        assert await off(meter.came.wait, LIMIT_S)
+        await off(arrivals.end, Rank(0), b"t")
+        with pytest.raises(OSError, match="hung up"):
+            await bringing
+
+
+@in_loop
+async def test_who_looks_for_an_arrival_waits_for_it_and_not_for_ever():
+    arrivals = Arrivals()
+    looking = asyncio.create_task(off(arrivals.find, Rank(0), b"t"))
+    with memoryview(bytearray(400)) as view:
+        begun = Arrival(view, cut([(0, 400)], 2))
+        arrivals.begin(Rank(0), b"t", begun)
+        assert await looking is begun
+    looking = asyncio.create_task(off(arrivals.find, Rank(1), b"t"))
+    arrivals.close()
+    with pytest.raises(ProtocolError):
+        await looking
+
+
+def test_a_crew_says_what_went_wrong_and_leaves_no_thread():
+    pairs = []
+
+    def dial():
+        pairs.append(socket.socketpair())
+        return pairs[-1][0]
+
+    crew = Crew(dial)
+    assert crew.open(2) == 2
+
+    def fail(_):
+        raise OSError("broken")
+
+    def wait(sock):
+        assert sock.recv(1) == b"", "what fails ends the others' waits"
+
+    with pytest.raises(OSError, match="broken"):
+        crew.work([fail, wait], lambda: None)
+    crew.close()
+    assert crew.open(1) == 1, "after a close there are new ones"
+
+    def own():
+        raise KeyError("ours")
+
+    with pytest.raises(KeyError):
+        crew.work([wait], own)
+    crew.close()
+    for ours, theirs in pairs:
+        ours.close()
+        theirs.close()
+
+
+@in_loop
+async def test_a_rank_that_was_never_offered_has_no_parts(monkeypatch):
+    monkeypatch.setattr(stream, "TIMEOUT_S", 0.2)
+    async with cluster("a") as (a,):
+        with connect(a.peer.address, a.peer.port) as sock:
+            stream.send_frame(sock, {"do": "part", "rank": 0, "token": bytes(16).hex(), "part": 1, "of": 2})
+            assert await off(sock.recv, 1) == b"", "the connection is given up"
+        assert a.replicator.versions(Rank(0)) == ()
