@@ -136,7 +136,7 @@ class DurableHead:
         """Write now, since the end of the job was announced (SIGUSR1), and then, if so asked, end it."""
         if self._spec is None or not self._spec.target or self._leaving or self._left:
             return
-        if self._state().phase in (JobPhase.STOPPING, JobPhase.STOPPED):
+        if self._nodes.state().phase in (JobPhase.STOPPING, JobPhase.STOPPED):
             return  # perhaps for that, by whoever led before; asked a second time, workers would be killed outright
         then = "then the job ends, to be queued again" if self._spec.exit_on_usr1 else "training goes on"
         self._job.say(f"SIGUSR1: writing a durable checkpoint; {then}")

@@ -203,18 +203,14 @@ class Fleet:
             assert time.monotonic() < deadline, f"not {hosts} nodes and {spares} spares: {found}\n{self.told()}"
             self._read(0.05)
 
-    def release(self) -> None:
-        """Let the rank that was told to `--hold` go on."""
-        os.write(self._gate, b".")
-
     def restart(self, host: int) -> None:
         """Start a fresh agent on a host whose last one is gone."""
         self.wait_exit([host])
         os.close(self.agents[host].pidfd)
         self.agents[host] = self.start(host)
 
-    def release(self, count: int) -> None:
-        """Let so many processes go on that wait for the test, now or later."""
+    def release(self, count: int = 1) -> None:
+        """Let so many processes go on that were told to wait for the test, now or later."""
         os.write(self._gate, bytes(count))
 
     def power_off(self, host: int) -> None:
