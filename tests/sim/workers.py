@@ -158,8 +158,7 @@ class Worker:
 
     def _set_up(self) -> None:
         if self.mode is Mode.REHEARSING:
-            needs_it_again = self.sim.rng.random() < 0.5
-            self.then(0.3, lambda: self._at_store(self._rehearsed) if needs_it_again else self._rehearsed())
+            self.then(0.3, lambda: self._at_store(self._rehearsed))
         else:
             self.attached = self.epoch
             self.then(0.2, lambda: self.sim.gathering.arrive(self))
