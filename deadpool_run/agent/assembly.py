@@ -31,6 +31,10 @@ class Assembly:
         self._nproc_per_node = nproc_per_node
         self._hub = Hub(self, {NodeId(name) for name in (*head.state.leaves, authority.agent.me) if name})
         self._standbys: set[NodeId] = set()
+        """Those that follow the log."""
+        self._roster: electorate.Roster | None = None
+        self._wanted: set[NodeId] = set()
+        """Those that are to, of that roster."""
         self._seen: dict[NodeId, Seen] = {}
         self._losses: list[NodeLost] = []
         """Found in this turn of the loop, and not told yet."""
@@ -71,9 +75,12 @@ class Assembly:
         """Bring those who are to take over up to date, if they are others than before."""
         if self._head.state.move is not None:
             return  # what is deferred is not told; there will be a decision when it is over
-        wanted = {*self._authority.agent.roster.standbys} & {*self._hub.nodes()}  # others would miss how it begins
-        self._standbys &= wanted
-        for node in wanted - self._standbys:
+        roster = self._authority.agent.roster
+        if roster is not self._roster:  # who is next is looked for in all of it, and decisions are many
+            self._roster, self._wanted = roster, set(roster.standbys)
+        connected = self._wanted.intersection(self._hub.nodes())  # others would miss how it begins
+        self._standbys &= connected
+        for node in connected - self._standbys:
             self._standbys.add(node)
             server, term = self._head.server, self._authority.agent.term
             self.send(node, peers.LogState(term, server.entries, server.now(), typed.plain(server.state)))

@@ -1,4 +1,7 @@
-"""Who holds the copies of whose snapshots: always another node, another leaf where there is one, spread evenly. Pure."""
+"""Who holds the copies of whose snapshots: always another node, another leaf where there is one, spread evenly. Pure.
+
+Best is a node with a rank that holds the same parameters: what it has already is not sent.
+"""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
@@ -6,7 +9,10 @@ from itertools import chain, islice
 
 from deadpool_run.core.membership import Node, State
 from deadpool_run.core.settings import Settings
-from deadpool_run.ids import NodeId
+from deadpool_run.ids import NodeId, Rank
+
+_FEW = 64
+"""So many nodes are sorted for each rank. More are found soon enough among all."""
 
 
 def choose(settings: Settings, state: State) -> tuple[tuple[NodeId, ...], ...]:
@@ -17,12 +23,14 @@ def choose(settings: Settings, state: State) -> tuple[tuple[NodeId, ...], ...]:
     replicas = min(settings.replicas, len(state.nodes) - 1)
     if replicas < 1:
         return ()
+    alike = _alike(state)
     ring = _Ring(state, most=-(-settings.world_size * replicas // len(state.nodes)))
     chosen = []
     for seat in state.seats:
         home = None if seat.node is None else state.nodes.get(seat.node)
         before = state.buddies[seat.rank] if state.buddies else ()
-        best = list(islice(ring.best(home, before), replicas))
+        same = frozenset[NodeId]() if seat.like is None else alike.get(seat.like, frozenset())
+        best = list(islice(ring.preferred(home, before, same), replicas))
         ring.load(best)
         holders = (node.node for node in best)
         chosen.append(tuple(sorted(holders, key=lambda node: before.index(node) if node in before else len(before))))
@@ -49,6 +57,28 @@ class _Ring:
             if not left:
                 del self._with[copies]
             insort(self._with.setdefault(copies + 1, []), node, key=_arrival)
+
+    def preferred(self, home: Node | None, before: tuple[NodeId, ...], alike: frozenset[NodeId]) -> Iterator[Node]:
+        """Yield first those far from home that hold the same as the rank, then all others, as `best` has them."""
+        first: list[Node] = []
+        for node in self._few(home, before, alike) if len(alike) <= _FEW else self.best(home, before):
+            if node.node in alike and node is not home and not _is_near(node, home):
+                first.append(node)
+                yield node
+        for node in self.best(home, before):
+            if node not in first:
+                yield node
+
+    def _few(self, home: Node | None, before: tuple[NodeId, ...], nodes: Iterable[NodeId]) -> list[Node]:
+        """Return these nodes, the best first, without a look at all the others."""
+        start = 0 if home is None else home.arrival + 1
+
+        def worth(node: Node) -> tuple[bool, bool, int, int]:
+            copies = self._copies[node.node]
+            distance = (node.arrival - start) % (self._state.arrivals + 1)
+            return copies >= self._most, node.node not in before, copies, distance
+
+        return sorted((self._state.nodes[node] for node in nodes if node in self._state.nodes), key=worth)
 
     def best(self, home: Node | None, before: tuple[NodeId, ...]) -> Iterator[Node]:
         """Yield all nodes but the rank's home, the best first.
@@ -80,6 +110,15 @@ class _Ring:
                 nodes = self._with[copies]
                 first = bisect_left(nodes, start, key=_arrival)
                 yield from chain(islice(nodes, first, None), islice(nodes, first))
+
+
+def _alike(state: State) -> dict[Rank, frozenset[NodeId]]:
+    """Return the nodes whose ranks hold the same parameters, by the lowest of these ranks."""
+    found: dict[Rank, set[NodeId]] = {}
+    for seat in state.seats:
+        if seat.like is not None and seat.node is not None:
+            found.setdefault(seat.like, set()).add(seat.node)
+    return {rank: frozenset(nodes) for rank, nodes in found.items()}
 
 
 def _arrival(node: Node) -> int:

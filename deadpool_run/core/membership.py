@@ -64,6 +64,8 @@ class Seat:
     owner: WorkerId | None = None
     sealed: bool = False
     """The rank can be rehearsed by a newcomer. Holds for the whole generation."""
+    like: Rank | None = None
+    """The lowest of the ranks that hold the same parameters, as its worker says; None if no other does."""
     done: bool = False
     """Its worker exited 0; such a rank is never replaced. Implies no owner."""
     held: frozenset[Version] | None = None

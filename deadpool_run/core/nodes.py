@@ -119,4 +119,5 @@ def _are_as_they_were(turn: Turn) -> bool:
         and state.nodes is before.nodes
         and state.buddies is before.buddies
         and state.seat_tally.homes is before.seat_tally.homes
+        and (state.seat_tally.unsealed > 0 or before.seat_tally.unsealed == 0)  # only now all say whom they are like
     )

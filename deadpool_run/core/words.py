@@ -67,7 +67,7 @@ def _plain(turn: Turn, event: PlainWord) -> None:
             pass  # progress, which `accept` has noted
         case ev.TranscriptSealed():
             assert member.rank is not None
-            turn.set_seat(member.rank, sealed=True)
+            turn.set_seat(member.rank, sealed=True, like=event.like)
         case ev.CaptureSkipped():
             capture.skipped(turn, event)
         case _:

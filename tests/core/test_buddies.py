@@ -3,24 +3,32 @@
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deadpool_run.core import buddies, coordinator
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
 from deadpool_run.core.events import Place
 from deadpool_run.core.membership import Node
 from deadpool_run.core.settings import Settings
 
 
-def world(count, per_node, replicas, leaves=("",)):
+def world(count, per_node, replicas, leaves=("",), shards=0):
+    """Ranks whose numbers differ by `shards` hold the same; 0: none do."""
     settings = Settings(world_size=count * per_node, nodes=count, replicas=replicas)
     state = coordinator.new_state(settings)
     nodes = {f"n{at}": Node(f"n{at}", Place(leaf=leaves[at % len(leaves)]), at) for at in range(count)}
-    seats = tuple(replace(seat, node=f"n{seat.rank // per_node}") for seat in state.seats)
+    seats = tuple(
+        replace(seat, node=f"n{seat.rank // per_node}", like=seat.rank % shards if shards else None)
+        for seat in state.seats
+    )
     return settings, replace(state, nodes=nodes, seats=seats, arrivals=count)
 
 
 WORLDS = st.tuples(st.integers(2, 9), st.integers(1, 4), st.integers(1, 3), st.sampled_from([("",), ("x", "y")]))
+SHARDS = st.integers(0, 8)
 
 
 @given(WORLDS)
@@ -44,9 +52,20 @@ def test_another_leaf_is_chosen_where_there_is_one(shape):
         assert state.nodes[holder].place.leaf != state.nodes[seat.node].place.leaf
 
 
-@given(WORLDS, st.data())
-def test_what_need_not_change_does_not(shape, data):
-    settings, state = world(*shape)
+def test_copies_are_where_the_same_is_already():
+    """HSDP over four nodes of two: each rank's shard is on one other node."""
+    settings, state = world(4, 2, 1, shards=4)
+    assert buddies.choose(settings, state) == (("n2",), ("n2",), ("n3",), ("n3",), ("n0",), ("n0",), ("n1",), ("n1",))
+
+
+def test_another_leaf_is_worth_more_than_what_is_there_already():
+    settings, state = world(4, 2, 1, ("x", "y"), shards=4)  # n0 and n2 share a leaf
+    assert [state.nodes[holder].place.leaf for (holder,) in buddies.choose(settings, state)] == [*"yyxxyyxx"]
+
+
+@given(WORLDS, SHARDS, st.data())
+def test_what_need_not_change_does_not(shape, shards, data):
+    settings, state = world(*shape, shards)
     state = replace(state, buddies=buddies.choose(settings, state))
     assert buddies.choose(settings, state) == state.buddies
     lost = data.draw(st.sampled_from(sorted(state.nodes)))
@@ -66,10 +85,13 @@ def plainly(settings, state):
         home, before = state.nodes.get(seat.node), state.buddies[seat.rank] if state.buddies else ()
         start = 0 if home is None else home.arrival + 1
 
-        def preference(node, home=home, before=before, start=start):
+        def preference(node, rank=seat.rank, home=home, before=before, start=start):
             near = home is not None and node.place.leaf != "" and node.place.leaf == home.place.leaf
             around = (node.arrival - start) % (state.arrivals + 1)
-            return near, load[node.node] >= most, node.node not in before, load[node.node], around
+            like = state.seats[rank].like
+            same = like is not None and any(each.like == like and each.node == node.node for each in state.seats)
+            full = load[node.node] >= most
+            return near or not same, near, full, node.node not in before, load[node.node], around
 
         others = sorted((node for node in state.nodes.values() if node is not home), key=preference)
         best = [node.node for node in others[:replicas]]
@@ -78,10 +100,17 @@ def plainly(settings, state):
     return tuple(chosen)
 
 
-@given(WORLDS, st.data())
-def test_the_choice_is_the_plain_rules(shape, data):
+@pytest.mark.parametrize("few", [0, 64])
+@given(shape=WORLDS, shards=SHARDS, data=st.data())
+def test_the_choice_is_the_plain_rules(few, shape, shards, data):
     """From nothing, and through losses, moves and arrivals one after the other."""
-    settings, state = world(*shape)
+    settings, state = world(*shape, shards)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buddies, "_FEW", few)
+        _choose_often(settings, state, data)
+
+
+def _choose_often(settings, state, data):
     for _ in range(4):
         chosen = buddies.choose(settings, state)
         assert chosen == plainly(settings, state)
@@ -100,3 +129,30 @@ def test_the_choice_is_the_plain_rules(shape, data):
 def test_one_node_has_no_buddies():
     assert buddies.choose(*world(1, 4, 1)) == ()
     assert buddies.choose(*world(3, 2, 0)) == ()
+
+
+def test_copies_go_elsewhere_once_all_have_said_whom_they_are_like():
+    settings = Settings(world_size=8, nodes=4, replicas=1)
+    state = coordinator.new_state(settings)
+    told = []
+
+    def tell(event):
+        nonlocal state
+        state, effects = coordinator.step(settings, state, event, float(len(told)))
+        told.append(event)
+        return [effect.buddies for effect in effects if isinstance(effect, do.SetBuddies)]
+
+    tell(ev.JobSubmitted("n0", Place()))
+    for at in range(1, 4):
+        tell(ev.NodeJoined(f"n{at}", Place()))
+    for worker in list(state.members):
+        tell(ev.WorkerStarted(worker, 100 + worker))
+        tell(ev.WorkerReady(worker))
+    said = []
+    for member in list(state.owners()):
+        tell(ev.ScriptInitialized(member.worker))
+        said.append(tell(ev.TranscriptSealed(member.worker, member.rank % 4)))
+    homes = [seat.node for seat in state.seats]
+    assert said[:-1] == [[]] * 7, "every change costs a whole snapshot"
+    assert said[-1] == [tuple((homes[(rank + 4) % 8],) for rank in range(8))]
+    assert tell(ev.SnapshotCommitted(0, state.epoch)) == []

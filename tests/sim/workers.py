@@ -10,6 +10,7 @@ from machine import Channel
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.ids import Rank
 
 if TYPE_CHECKING:
     from simulator import Simulation
@@ -288,7 +289,7 @@ class Worker:
             self.first_step_due = False
             self.say(ev.FirstStepCompleted(self.number, self.attached))
         if self.completed == 2:
-            self.say(ev.TranscriptSealed(self.number))
+            self.say(ev.TranscriptSealed(self.number, Rank(self.rank % 2)))
         self._next_step()
         if self.to_capture and self.mode is Mode.STEPPING and self.sim.rng.random() < 0.5:
             self._capture()
