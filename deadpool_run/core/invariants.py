@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from deadpool_run.core import pool, timers
 from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, ATTACHED, HOLDS_RANK, JobPhase, MemberPhase
 from deadpool_run.core.membership import State
+from deadpool_run.core.rows import Members, Seats
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.tallies import Members, Seats
 
 _OVER = frozenset({JobPhase.STOPPING, JobPhase.STOPPED})
 

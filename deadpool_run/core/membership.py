@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.events import Event, Place, WorkerFound
 from deadpool_run.core.lifecycle import ATTACHED, JobPhase, MemberPhase
-from deadpool_run.core.tallies import MemberTally, SeatTally, members_of, seats_of
+from deadpool_run.core.rows import members_of, seats_of
+from deadpool_run.core.tallies import MemberTally, SeatTally
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 NO_EPOCH = Epoch(0)

@@ -10,8 +10,8 @@ from itertools import groupby
 from deadpool_run.core import buddies, placement, pool, world
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import Node, Seat, State
+from deadpool_run.core.rows import Seats
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.tallies import Seats
 from deadpool_run.ids import NodeId, Rank
 
 

@@ -7,8 +7,8 @@ from deadpool_run.core import ending, faults, nodes, placement
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.membership import NO_VERSION, Seat, State
+from deadpool_run.core.rows import Seats
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.tallies import Seats
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Rank
 

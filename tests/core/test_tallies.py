@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from deadpool_run.core.lifecycle import MemberPhase
 from deadpool_run.core.membership import Member, Seat
-from deadpool_run.core.tallies import Members, Seats, members_of, seats_of
+from deadpool_run.core.rows import Members, Seats, members_of, seats_of
 
 MEMBERS = st.builds(
     Member,
