@@ -110,7 +110,7 @@ def _of_nodes(settings: Settings, state: State) -> Iterator[Deadline]:
         elif begin_at is not None and not state.spares_waited_for:
             yield Deadline(begin_at, Due.SPARE_NODES)
     if state.phase is JobPhase.REPAIRING and state.repair is not None and pool.is_exhausted(settings, state):
-        yield Deadline(max(state.repair.began_at, state.joined_at) + settings.repair_timeout_s, Due.NO_PLACE)
+        yield Deadline(max(state.repair.began_at, state.joined_at) + settings.join_timeout_s, Due.NO_PLACE)
 
 
 def _of_phase(settings: Settings, state: State, phase: MemberPhase, since: float) -> tuple[float, Due] | None:
@@ -184,7 +184,8 @@ def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901, PLR0912 - one ca
         case Due.NO_PLACE:
             ranks = ", ".join(str(seat.rank) for seat in turn.state.vacant())
             left = f"every worker of the {len(turn.state.nodes)} nodes that are left holds another"
-            ending.stop(turn, 1, f"no place is left for rank {ranks}: {left}")
+            waited = f"no other node came within {settings.join_timeout_s:g} s"
+            ending.stop(turn, 1, f"no place is left for rank {ranks}: {left}, and {waited}")
 
 
 def _end(turn: Turn, member: Member, why: str) -> None:
