@@ -11,15 +11,12 @@ of no use as the other's, for another role, or in another conversation.
 """
 
 import hmac
-import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import typed
-from deadpool_run.wire.frames import pack
 
 VERSION = 1
 """Of all that agents say to each other. Agents of two versions refuse each other."""
@@ -87,18 +84,12 @@ class RefusedError(Exception):
 
 def encode(word: Word) -> bytes:
     """Return the word as one frame."""
-    return pack(json.dumps(typed.encode(word), separators=(",", ":")).encode(), MAX_BYTES)
+    return typed.frame(word, MAX_BYTES)
 
 
 def decode(body: bytes) -> Word:
     """Return the word of one frame's body. Raises `ProtocolError`."""
-    try:
-        parts = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"no greeting of an agent: {body[:40]!r}") from error
-    if not isinstance(parts, dict):
-        raise ProtocolError(f"no greeting of an agent: {body[:40]!r}")
-    word: Word = typed.decode(_KINDS, parts)
+    word: Word = typed.unframe(_KINDS, body)
     return word
 
 

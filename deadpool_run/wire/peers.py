@@ -4,16 +4,13 @@ A frame is a 4-byte big-endian length and a JSON object, whose `type` names the 
 against the class. Events and effects travel as `wire.facts` has them.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from deadpool_run.core.events import Place
-from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import typed
-from deadpool_run.wire.frames import pack, to_json
 
 MAX_FRAME_BYTES = 16 << 20
 
@@ -354,16 +351,10 @@ _KINDS: Mapping[str, type[Message]] = {
 
 def encode(message: Message) -> bytes:
     """Return the message as one frame. Raises `ProtocolError` if it is too large."""
-    return pack(to_json(typed.encode(message)).encode(), MAX_FRAME_BYTES)
+    return typed.frame(message, MAX_FRAME_BYTES)
 
 
 def decode(body: bytes) -> Message:
     """Return the message of one frame's body. Raises `ProtocolError` for anything that is not one."""
-    try:
-        parts = json.loads(body.decode())
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"not a message of this protocol: {body[:80]!r}") from error
-    if not isinstance(parts, dict):
-        raise ProtocolError(f"not a message of this protocol: {body[:80]!r}")
-    message: Message = typed.decode(_KINDS, parts)
+    message: Message = typed.unframe(_KINDS, body)
     return message

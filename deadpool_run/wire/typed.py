@@ -7,6 +7,7 @@ Annotations are read once: each class has its own encoder and decoder, made when
 thousand nodes does little else than this.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -16,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.frames import pack, to_json
 
 _Decoder = Callable[[Any], Any]
 _Kind = Any  # a class; what `cache` is given must be hashable, which mypy does not know of classes
@@ -96,6 +98,22 @@ def decode(kinds: Mapping[str, type[Any]], parts: Mapping[str, Any]) -> Any:
         return _builder(kind)(rest)
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(f"not one of {', '.join(kinds)}: {str(parts)[:200]}") from error
+
+
+def frame(thing: Any, limit: int) -> bytes:
+    """Return a dataclass as one frame of JSON. Raises `ProtocolError` if it is longer than `limit` bytes."""
+    return pack(to_json(encode(thing)).encode(), limit)
+
+
+def unframe(kinds: Mapping[str, type[Any]], body: bytes) -> Any:
+    """Return what `frame` was given, from the frame's body, if it is one of these classes. Raises `ProtocolError`."""
+    try:
+        parts = json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not one of {', '.join(kinds)}: {body[:80]!r}") from error
+    if not isinstance(parts, dict):
+        raise ProtocolError(f"not one of {', '.join(kinds)}: {body[:80]!r}")
+    return decode(kinds, parts)
 
 
 def build(kind: Any, parts: Mapping[str, Any]) -> Any:
