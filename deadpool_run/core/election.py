@@ -270,8 +270,12 @@ def _bid(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
 
 
 def _is_elected(agent: Agent, now: float) -> bool:
-    """Tell whether enough have voted, and the old head has ended or has lost its authority and ended its workers."""
-    over = agent.roster.head in agent.ended or now >= agent.heard_at + 1.25 * agent.timeout_s
+    """Tell whether enough have voted, and the old head has ended or has lost its authority and ended its workers.
+
+    One that votes was elected, and made way before it had any: a head votes for nobody.
+    """
+    gone = agent.ended | agent.votes
+    over = agent.roster.head in gone or now >= agent.heard_at + 1.25 * agent.timeout_s
     return over and _has_majorities(agent, agent.votes)
 
 

@@ -77,6 +77,10 @@ def test_a_candidate_learns_of_a_roster_that_another_was_elected_with():
     candidate, _ = step(candidate, vote, now=100.0 + 1.6 * T)
     assert candidate.rosters == claimed
     assert granted(voter, asked("b", term=2, log=(0, 9), number=4), 101.0 + T)
+    assert candidate.claimed_at == el.NEVER, "that head may live, and end its workers late"
+    votes = [el.VoteGiven(1, each, granted=True, closed=None, promised=1) for each in "ac"]
+    _, outputs = step(candidate, *votes, now=100.0 + 1.6 * T)
+    assert type(outputs[-1]) is el.Claim, "it has voted itself, so that it is none"
     left_out = el.VoteGiven(1, "c", granted=False, closed=None, promised=1, rosters=(roster("c", number=9, head="c"),))
     assert step(candidate, left_out, now=100.0 + 1.7 * T)[0].rosters == claimed
 
