@@ -163,7 +163,7 @@ class Assembly:
             case peers.Safe():
                 self._head.safe(message)
             case peers.Beat(term, sent_at, roster):
-                self._authority.hear(electorate.HeardFromAgent(node, term, sent_at, roster))
+                self._authority.answered(electorate.HeardFromAgent(node, term, sent_at, roster))
                 self._head.mirror(node, message.cells)
                 self._seen[node] = Seen(self._loop.time(), message.traffic)
             case peers.Saved() | peers.Loaded() | peers.Foretold():

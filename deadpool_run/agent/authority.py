@@ -6,10 +6,13 @@ from typing import Protocol, assert_never
 
 from deadpool_run.agent.canvass import Canvass
 from deadpool_run.core import election, electorate
-from deadpool_run.core.electorate import Agent, Event, Output, Role, Roster
+from deadpool_run.core.electorate import Agent, Event, HeardFromAgent, Output, Role, Roster
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
 from deadpool_run.wire.peers import Peer
+
+LOOKS = 20
+"""At answers within a node time-out: what they say counts from when they were asked for, so nothing depends on it."""
 
 
 class Body(Protocol):
@@ -48,6 +51,8 @@ class Authority:
         self._timer: asyncio.TimerHandle | None = None
         self._answer: Callable[[peers.Message], None] | None = None
         self._closed = False
+        self._answers: list[HeardFromAgent] = []
+        self._answers_due: asyncio.Handle | None = None
         self.canvass = Canvass(
             token,
             agent.timeout_s,
@@ -71,7 +76,29 @@ class Authority:
         self._addresses[peer.node] = peer
 
     def hear(self, event: Event) -> None:
-        """Take in a fact."""
+        """Take in a fact, behind all answers that have come."""
+        if self._answers:
+            self._hear_answers()
+        self._hear(event)
+
+    def answered(self, answer: HeardFromAgent) -> None:
+        """Take in an agent's answer. A head has one of each agent for each heartbeat, so it looks at many together."""
+        self._answers.append(answer)
+        if self._agent.role is not Role.HEAD:
+            self._hear_answers()
+        elif self._answers_due is None:
+            # Who knows of the last change of the roster is to be found soon, so that the older one counts no more.
+            delay_s = self._agent.timeout_s / LOOKS if len(self._agent.rosters) == 1 else 0.0
+            self._answers_due = self._loop.call_later(delay_s, self._hear_answers)
+
+    def _hear_answers(self) -> None:
+        if self._answers_due is not None:
+            self._answers_due.cancel()
+            self._answers_due = None
+        answers, self._answers = tuple(self._answers), []
+        self._hear(electorate.HeardFromAgents(answers))
+
+    def _hear(self, event: Event) -> None:
         if self._closed:
             return
         before = self._agent
@@ -116,6 +143,8 @@ class Authority:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._answers_due is not None:
+            self._answers_due.cancel()
         self.canvass.close()
 
     def _act(self, output: Output) -> None:
@@ -158,7 +187,7 @@ class Authority:
                 if self._agent.term == agents.term:
                     answer(peers.Beat(agents.term, sent_at, self._agent.roster.number, node=self._agent.me))
             case peers.Beat(term, sent_at, roster, node=node) if node:
-                self.hear(electorate.HeardFromAgent(NodeId(node), term, sent_at, roster))
+                self.answered(HeardFromAgent(NodeId(node), term, sent_at, roster))
             case _:
                 pass  # of no meaning here
         self._answer = None

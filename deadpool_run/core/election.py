@@ -5,6 +5,7 @@ nobody votes for another head before that long after it *heard* the question: so
 that clocks run at the same rate. A closed connection proves that a process ended; silence proves nothing.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
@@ -20,6 +21,7 @@ from deadpool_run.core.electorate import (
     Fence,
     GiveVote,
     HeardFromAgent,
+    HeardFromAgents,
     HeardFromHead,
     LinkBroken,
     LogFollowed,
@@ -112,7 +114,9 @@ def _hear(  # noqa: C901, PLR0911 - one case for each fact
         case HeardFromHead():
             return _heard_from_head(agent, event, now)
         case HeardFromAgent():
-            return _heard_from_agent(agent, event), ()
+            return _heard_from_agents(agent, (event,)), ()
+        case HeardFromAgents():
+            return _heard_from_agents(agent, event.heard), ()
         case LinkBroken():
             if event.closed and agent.closed_at is None and agent.role is not Role.HEAD:
                 return replace(agent, closed_at=now), ()
@@ -151,12 +155,14 @@ def _heard_from_head(agent: Agent, event: HeardFromHead, now: float) -> tuple[Ag
     ), ()
 
 
-def _heard_from_agent(agent: Agent, event: HeardFromAgent) -> Agent:
+def _heard_from_agents(agent: Agent, heard: Iterable[HeardFromAgent]) -> Agent:
     mine = agent.term if agent.role is Role.HEAD else agent.bid
-    if event.term != mine or not any(event.agent in roster.agents for roster in agent.rosters):
-        return agent
-    answers = {**agent.answers, event.agent: max(event.sent_at, agent.answers.get(event.agent, NEVER))}
-    known = {**agent.known, event.agent: max(event.roster, agent.known.get(event.agent, 0))}
+    counting = {other for roster in agent.rosters for other in roster.agents}
+    answers, known = dict(agent.answers), dict(agent.known)
+    for each in heard:
+        if each.term == mine and each.agent in counting:
+            answers[each.agent] = max(each.sent_at, answers.get(each.agent, NEVER))
+            known[each.agent] = max(each.roster, known.get(each.agent, 0))
     return replace(agent, answers=answers, known=known)
 
 

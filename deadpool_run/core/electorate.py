@@ -63,6 +63,13 @@ class HeardFromAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class HeardFromAgents:
+    """Several answers. Nothing is lost if they are told later than they came, but before anything else is."""
+
+    heard: tuple[HeardFromAgent, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LinkBroken:
     """The connection to the head is gone. `closed`: by its end or a reset, which an agent's end alone causes."""
 
@@ -122,7 +129,16 @@ class Tick:
 
 
 Event = (
-    HeardFromHead | HeardFromAgent | LinkBroken | AgentJoined | AgentEnded | LogFollowed | VoteAsked | VoteGiven | Tick
+    HeardFromHead
+    | HeardFromAgent
+    | HeardFromAgents
+    | LinkBroken
+    | AgentJoined
+    | AgentEnded
+    | LogFollowed
+    | VoteAsked
+    | VoteGiven
+    | Tick
 )
 
 

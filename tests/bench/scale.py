@@ -35,6 +35,7 @@ from common import header, result, table
 from scale_agents import Agents, beat
 from scale_head import STANDBYS, Head
 
+from deadpool_run.agent.authority import LOOKS
 from deadpool_run.core import election, electorate
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import JobPhase
@@ -46,7 +47,6 @@ BEATS = 5
 """Signs of life of a node in one `--node-timeout`."""
 ROUNDS = 2
 """Of beats and of snapshots: the cheaper one counts."""
-_ELECTION_BEATS = 50
 
 
 @dataclass
@@ -171,12 +171,13 @@ def election_us(nodes: list[NodeId]) -> float:
         known=dict.fromkeys(nodes, 1),
     )
     began = time.thread_time()
-    for at, other in enumerate(others[:_ELECTION_BEATS]):
-        sent_at = at / 1000
-        agent, outputs = election.step(agent, electorate.HeardFromAgent(other, 0, sent_at, 1), sent_at)
+    share = -(-len(others) * BEATS // LOOKS)  # of a time-out's beats, as the agent looks at them
+    for at in range(0, len(others), share):
+        heard = tuple(electorate.HeardFromAgent(other, 0, 1.0, 1) for other in others[at : at + share])
+        agent, outputs = election.step(agent, electorate.HeardFromAgents(heard), 1.0)
         election.next_deadline(agent)
         assert not outputs
-    return 1e6 * (time.thread_time() - began) / len(others[:_ELECTION_BEATS])
+    return 1e6 * (time.thread_time() - began) / len(others)
 
 
 def resident_mib() -> float:

@@ -145,6 +145,18 @@ def answer(head, *agents, now):
     return step(head, *(el.HeardFromAgent(agent, 0, now, known) for agent in agents), now=now)[0]
 
 
+def test_answers_that_are_told_together_are_those_told_one_by_one():
+    head = head_of("a", "b", "c")
+    heard = [
+        el.HeardFromAgent(*each)
+        for each in (("a", 0, 104.0, 9), ("a", 0, 103.0, 8), ("b", 1, 104.0, 9), ("x", 0, 1.0, 1))
+    ]
+    one_by_one, _ = step(head, *heard, now=104.5)
+    together, _ = step(head, el.HeardFromAgents(tuple(heard)), now=104.5)
+    assert together == one_by_one
+    assert (together.answers["a"], together.answers["b"]) == (104.0, 100.0)
+
+
 def test_a_head_that_hears_no_majority_is_fenced_and_gives_nobody_up():
     head = answer(head_of("a", "b", "c"), "a", now=103.0)
     head, outputs = step(head, el.Tick(), now=105.0)

@@ -1,0 +1,78 @@
+"""What an agent takes in of the others' answers, and when."""
+
+import asyncio
+import inspect
+
+import pytest
+
+from deadpool_run.agent.authority import Authority
+from deadpool_run.core import election
+from deadpool_run.core import electorate as el
+from deadpool_run.ids import NodeId
+
+LONG_S = 1000.0
+"""A node time-out within which nothing happens by itself."""
+
+
+class Body:
+    """Nothing may happen to it but this."""
+
+    def __init__(self):
+        self.shared = asyncio.Event()
+
+    def share(self, _):
+        self.shared.set()
+
+
+def in_loop(test):
+    def run(**given):
+        asyncio.run(asyncio.wait_for(test(**given), 20))
+
+    run.__signature__ = inspect.signature(test)
+    return run
+
+
+@pytest.fixture
+def body():
+    return Body()
+
+
+def authority(agent, body):
+    return Authority(agent, {}, body, b"token")
+
+
+def answer(node, head, sent_at):
+    return el.HeardFromAgent(NodeId(node), 0, sent_at, head.agent.roster.number)
+
+
+@in_loop
+async def test_a_heads_answers_are_looked_at_together_and_before_anything_else(body):
+    now = asyncio.get_running_loop().time()
+    head = authority(election.first_head(NodeId("h"), LONG_S, now), body)
+    for node in ("a", "b"):
+        head.hear(el.AgentJoined(NodeId(node)))
+    body.shared.clear()
+    for node in ("a", "b"):
+        head.answered(answer(node, head, now))
+    await body.shared.wait()  # of a roster that has changed it is found at once that all know it
+    assert len(head.agent.rosters) == 1
+    for node in ("a", "b"):
+        head.answered(answer(node, head, now + 5))
+    assert max(head.agent.answers.values()) < now + 5, "there is time"
+    head.hear(el.Tick())
+    assert head.agent.answers == {"a": now + 5, "b": now + 5}
+    head.close()
+
+
+@in_loop
+async def test_a_candidate_looks_at_each_answer_at_once(body):
+    now = asyncio.get_running_loop().time()
+    roster = el.Roster(1, NodeId("h"), (NodeId("h"), NodeId("a"), NodeId("b")))
+    agent = election.follower(NodeId("a"), LONG_S, 0, (roster,), now)
+    follower = authority(agent, body)
+    follower.hear(el.LogFollowed(el.LogIndex(0, 1)))
+    follower.hear(el.LinkBroken(closed=True))
+    assert follower.agent.role is el.Role.CANDIDATE
+    follower.answered(el.HeardFromAgent(NodeId("b"), follower.agent.bid, now, 1))
+    assert follower.agent.answers == {"b": now}
+    follower.close()
