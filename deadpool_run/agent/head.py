@@ -134,8 +134,11 @@ class Head:
         self._publish_committed()
         if not commits.protected or commits.committed is None:
             return
-        if self._tracking.is_news_of_protection() or nodes.is_exposed(self._spec.settings, self.state):
+        moved = self.state.former_buddies and self.state.phase in _COPIED_IN
+        if self._tracking.is_news_of_protection() or moved or nodes.is_exposed(self._spec.settings, self.state):
             self.submit(SnapshotCommitted(commits.committed, self.state.epoch))
+            if moved:
+                self._publish_buddies()
 
     def durable_news(self, told: peers.Saved | peers.Loaded | peers.Foretold) -> None:
         """Take in what our own node has of durable checkpoints."""

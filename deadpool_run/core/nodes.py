@@ -26,6 +26,8 @@ def hear(turn: Turn, event: NodeNews) -> None:
             if event.epoch == turn.state.epoch:
                 turn.set(committed=True)
                 _covered(turn)
+                if turn.state.former_buddies and turn.state.phase in _COPIED_IN:
+                    turn.set(former_buddies=())  # all that they hold is where it belongs now
         case ev.ReplicasReported():
             holders.reported(turn, event)
         case _:

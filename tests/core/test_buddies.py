@@ -155,4 +155,6 @@ def test_copies_go_elsewhere_once_all_have_said_whom_they_are_like():
     homes = [seat.node for seat in state.seats]
     assert said[:-1] == [[]] * 7, "every change costs a whole snapshot"
     assert said[-1] == [tuple((homes[(rank + 4) % 8],) for rank in range(8))]
+    assert state.former_buddies, "they hold the only copies until others have them"
     assert tell(ev.SnapshotCommitted(0, state.epoch)) == []
+    assert not state.former_buddies

@@ -117,10 +117,24 @@ def test_a_host_that_is_lost_while_the_loss_of_another_is_repaired(fleet, refere
     job.account.check_one_at_a_time()
 
 
+def last_buddies(job):
+    """Return who holds whose copies, once nobody who held them before does any more."""
+
+    def chosen():
+        lines = job.journal()
+        found = [
+            number for number, line in enumerate(lines) for each in line["effects"] if each["type"] == "SetBuddies"
+        ]
+        later = lines[found[-1] + 1 :] if found else []
+        return found and any(line["event"]["type"] == "SnapshotCommitted" for line in later) and lines[found[-1]]
+
+    job.look_until(chosen, "copies where they belong")
+    return next(effect["buddies"] for effect in chosen()["effects"] if effect["type"] == "SetBuddies")
+
+
 def test_a_job_that_lost_every_holder_of_a_rank_stops_and_names_it(fleet):
     job, ranks = begun(fleet, spares="1", options=("--join-timeout", "5"))
-    journal = job.journal()
-    told = [effect["buddies"] for line in journal for effect in line["effects"] if effect["type"] == "SetBuddies"][-1]
+    told = last_buddies(job)
     rank = next(rank for host in (1, 2, 3) for rank in ranks[host] if told[rank] != ["h0"])
     home, buddy = job.host_of(rank), int(told[rank][0][1])
     for host in (home, buddy):
