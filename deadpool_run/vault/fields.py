@@ -7,7 +7,7 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.lanes import MAX_PARTS
 
-_TOKEN_BYTES = 16
+TOKEN_BYTES = 16
 _MAX_HELD = 2
 _MAX_NUMBER = 1 << 62
 
@@ -52,7 +52,7 @@ def token(value: object) -> bytes:
         found = bytes.fromhex(value) if isinstance(value, str) else b""
     except ValueError:
         found = b""
-    if len(found) != _TOKEN_BYTES:
+    if len(found) != TOKEN_BYTES:
         raise ProtocolError("a message between vaults names no content")
     return found
 

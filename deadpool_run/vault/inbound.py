@@ -69,11 +69,12 @@ class Served:
         token, life = fields.token(message.get("token")), fields.number(message, "life")
         nbytes, held = fields.segment_bytes(message), fields.identities(message.get("held"))
         compare, parts = bool(message.get("compare")) and version is not TRANSCRIPT, fields.parts(message)
+        delivery = fields.token(message.get("delivery")) if parts > 1 else b""
         refusal = "it lives here" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, life)
         if refusal is None and not replicas.has(rank, version, token, life):
             stream.send_frame(self._sock, {"say": "go"})
             copy = Copy(version, token, nbytes, life, replicas.spare(rank, version))
-            refusal = self._receive(rank, copy, parts, compare=compare)
+            refusal = self._receive(rank, copy, parts, delivery, compare=compare)
         if refusal is not None:
             stream.send_frame(self._sock, {"say": "no", "why": refusal})
             return
@@ -82,14 +83,14 @@ class Served:
         told = {"held": fields.encode(left), "transcript": None if transcript is None else transcript.hex()}
         stream.send_frame(self._sock, {"say": "held", **told})
 
-    def _receive(self, rank: Rank, copy: Copy, parts: int, *, compare: bool) -> str | None:
+    def _receive(self, rank: Rank, copy: Copy, parts: int, delivery: bytes, *, compare: bool) -> str | None:
         """Receive a copy and take it among the others; return why not."""
         whole = False
         try:
             with copy.memory.view(copy.nbytes) as view:
                 found = self._search(rank, copy, view) if compare else ()
                 ranges = lanes.cut(likeness.rest(copy.nbytes, found), parts)
-                outcome = self._receive_parts(rank, copy.token, view, ranges)
+                outcome = self._receive_parts(delivery, view, ranges)
             whole = outcome is Outcome.WHOLE and is_sound(copy.memory.fd, copy.version, copy.token, copy.nbytes)
         finally:
             if not whole:
@@ -98,22 +99,23 @@ class Served:
             return "torn" if outcome is Outcome.TORN else "damaged"
         return self._shared.replicas.add(rank, copy)
 
-    def _receive_parts(self, rank: Rank, token: bytes, view: memoryview, parts: list[list[tuple[int, int]]]) -> Outcome:
+    def _receive_parts(self, delivery: bytes, view: memoryview, parts: list[list[tuple[int, int]]]) -> Outcome:
         """Receive the first part here, while other connections bring the others."""
         arrivals, meter = self._shared.arrivals, self._shared.received
         if len(parts) == 1:
             return stream.receive_segment(self._sock, view, meter, parts[0])
         arrival = lanes.Arrival(view, parts)
-        arrivals.begin(rank, token, arrival)
+        arrivals.begin(delivery, arrival)
         try:
             return arrival.outcome(stream.receive_segment(self._sock, view, meter, parts[0]))
         finally:
-            arrivals.end(rank, token)
+            arrivals.end(delivery)
 
     def _take_part(self, message: dict[str, Any]) -> None:
-        rank, token = fields.rank(message, self._shared.vault.world_size), fields.token(message.get("token"))
         part, of = fields.number(message, "part", least=1), fields.parts(message)
-        self._shared.arrivals.find(rank, token).bring(part, of, self._sock, self._shared.received)
+        self._shared.arrivals.find(fields.token(message.get("delivery"))).bring(
+            part, of, self._sock, self._shared.received
+        )
 
     def _search(self, rank: Rank, copy: Copy, view: memoryview) -> set[int]:
         """Fill in what is here already; return which chunks that is."""

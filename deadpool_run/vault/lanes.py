@@ -1,8 +1,8 @@
 """Several connections for one segment, where one does not fill the link: each carries a part of its bytes.
 
 The first connection of a delivery is the one that talks, and says how many parts there are (`of`). Each of the others says
-which part it brings, `{"do": "part", "rank", "token", "part", "of"}`, and the bytes follow as `stream` has them. Both ends cut
-what is to be sent into parts in the same way, so that nothing more needs to be said.
+which part of which delivery it brings, `{"do": "part", "delivery", "part", "of"}`, and the bytes follow as `stream` has them.
+Both ends cut what is to be sent into parts in the same way, so that nothing more needs to be said.
 """
 
 import socket
@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import Rank
 from deadpool_run.vault import stream
 from deadpool_run.vault.stream import Outcome
 
@@ -167,29 +166,29 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._found: dict[tuple[Rank, bytes], Arrival] = {}
+        self._found: dict[bytes, Arrival] = {}
         self._closed = False
 
-    def begin(self, rank: Rank, token: bytes, arrival: Arrival) -> None:
-        """Let parts of this content come."""
+    def begin(self, delivery: bytes, arrival: Arrival) -> None:
+        """Let parts of this delivery come."""
         with self._changed:
-            self._found[rank, token] = arrival
+            self._found[delivery] = arrival
             self._changed.notify_all()
 
-    def end(self, rank: Rank, token: bytes) -> None:
+    def end(self, delivery: bytes) -> None:
         """Let no further ones come, and return when none does any more."""
         with self._changed:
-            arrival = self._found.pop((rank, token), None)
+            arrival = self._found.pop(delivery, None)
         if arrival is not None:
             arrival.close()
 
-    def find(self, rank: Rank, token: bytes) -> Arrival:
+    def find(self, delivery: bytes) -> Arrival:
         """Return it once it has begun. Raises `ProtocolError` if it does not in good time."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or (rank, token) in self._found, stream.TIMEOUT_S)
-            found = self._found.get((rank, token))
+            self._changed.wait_for(lambda: self._closed or delivery in self._found, stream.TIMEOUT_S)
+            found = self._found.get(delivery)
         if found is None:
-            raise ProtocolError(f"a part of a segment of rank {rank} that is not on its way")
+            raise ProtocolError("a part of a delivery that is not on its way")
         return found
 
     def close(self) -> None:

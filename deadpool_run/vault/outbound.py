@@ -5,6 +5,7 @@ waited is replaced by a newer one, and training never waits. Within a life none 
 """
 
 import logging
+import secrets
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from deadpool_run.vault.lanes import Crew
 from deadpool_run.vault.likeness import Hopes
 from deadpool_run.vault.replicas import TRANSCRIPT
 from deadpool_run.vault.sources import Shared, Source, open_held, open_transcript
+from deadpool_run.vault.stream import Outcome
 from deadpool_run.vault.vault import Held, Vault
 from deadpool_run.wire.peers import Peer
 
@@ -204,6 +206,7 @@ class Link:
         nbytes = offer.source.nbytes
         asked = [] if offer.version is TRANSCRIPT else self._hopes.worth_asking(nbytes)
         found: set[int] = set()
+        delivery = secrets.token_bytes(fields.TOKEN_BYTES)
         parts = 1 + self._crew.open(lanes.worthwhile(nbytes, self._shared.streams) - 1)
         stream.send_frame(
             sock,
@@ -217,13 +220,14 @@ class Link:
                 "held": fields.encode(offer.held),
                 "compare": bool(asked),
                 "of": parts,
+                "delivery": delivery.hex(),
             },
         )
         answer = self._answer(sock)
         if answer.get("say") == "go":
             if asked:
                 found = likeness.ask(sock, offer.source.fd, nbytes, asked, offer.source.still)
-            self._send(sock, offer, lanes.cut(likeness.rest(nbytes, found), parts))
+            self._send(sock, offer, delivery, lanes.cut(likeness.rest(nbytes, found), parts))
             answer = self._answer(sock)
         if answer.get("say") != "held":
             _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer.get("why"))
@@ -235,18 +239,28 @@ class Link:
         self._learn(offer, answer)
         return True
 
-    def _send(self, sock: socket.socket, offer: _Offer, parts: list[list[lanes.Range]]) -> None:
-        """Send each part over a connection of its own. Raises OSError."""
+    def _send(self, sock: socket.socket, offer: _Offer, delivery: bytes, parts: list[list[lanes.Range]]) -> None:
+        """Send each part over a connection of its own. Raises OSError.
+
+        The first part ends when all have: a buddy that waits for its end learns at once if another's connection breaks.
+        """
+        outcomes: list[Outcome] = []
 
         def send(part: int, sock: socket.socket) -> None:
             if part:
-                content = {"rank": self._rank, "token": offer.source.token.hex()}
-                stream.send_frame(sock, {"do": "part", **content, "part": part, "of": len(parts)})
-            offer.source.send(
-                sock, self._shared, ranges=parts[part], wanted=lambda: self._shared.life.number == offer.life
+                stream.send_frame(sock, {"do": "part", "delivery": delivery.hex(), "part": part, "of": len(parts)})
+            outcomes.append(
+                offer.source.send(
+                    sock,
+                    self._shared,
+                    ranges=parts[part],
+                    wanted=lambda: self._shared.life.number == offer.life,
+                    end=part > 0,
+                )
             )
 
         self._crew.work([partial(send, part) for part in range(1, len(parts))], lambda: send(0, sock))
+        stream.end_segment(sock, max(outcomes))
 
     def _learn(self, offer: _Offer, answer: dict[str, Any]) -> None:
         held, content = fields.identities(answer.get("held")), answer.get("transcript")

@@ -94,6 +94,7 @@ class Source:
         *,
         ranges: Sequence[tuple[int, int]] | None = None,
         wanted: Callable[[], bool] = lambda: True,
+        end: bool = True,
     ) -> Outcome:
         """Send these ranges of it (None: all of it), while it is wanted. Raises OSError."""
         return stream.send_segment(
@@ -103,6 +104,7 @@ class Source:
             still=lambda: wanted() and self.still(),
             bucket=shared.bucket,
             meter=shared.sent,
+            end=end,
         )
 
 

@@ -166,27 +166,34 @@ def send_segment(  # noqa: PLR0913 - what is sent, where, and under which bounds
     still: Callable[[], bool],
     bucket: Bucket,
     meter: Meter,
+    end: bool = True,
 ) -> Outcome:
     """Send these ranges of a file, from byte to byte. `still` tells whether nothing of it has changed. Raises OSError.
 
-    Returns `TORN` as soon as something has; what was sent of it is then no segment.
+    Returns `TORN` as soon as something has; what was sent of it is then no segment. Without `end` that is not said yet.
     """
     outcome = Outcome.WHOLE if still() else Outcome.TORN
     last = max((end for _, end in ranges), default=0)
     with mmap.mmap(fd, max(1, last), prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
-        for begin, end in _pieces(ranges):
+        for begin, upto in _pieces(ranges):
             if outcome is not Outcome.WHOLE:
                 break
-            bucket.take(end - begin)
-            with view[begin:end] as piece:
-                head = _PIECE.pack(end - begin, zlib.crc32(piece))
+            bucket.take(upto - begin)
+            with view[begin:upto] as piece:
+                head = _PIECE.pack(upto - begin, zlib.crc32(piece))
             sock.sendall(head, socket.MSG_MORE)
-            _send_file(sock, fd, begin, end)
-            meter.add(end - begin)
+            _send_file(sock, fd, begin, upto)
+            meter.add(upto - begin)
             if not still():
                 outcome = Outcome.TORN
-    sock.sendall(_PIECE.pack(0, outcome))
+    if end:
+        end_segment(sock, outcome)
     return outcome
+
+
+def end_segment(sock: socket.socket, outcome: Outcome) -> None:
+    """Say what became of a segment, behind its last piece. Raises OSError."""
+    sock.sendall(_PIECE.pack(0, outcome))
 
 
 def _pieces(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:

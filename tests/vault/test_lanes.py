@@ -104,7 +104,8 @@ async def test_what_the_buddy_has_is_left_out_of_every_part(small_parts):
 
 
 @in_loop
-async def test_a_connection_that_breaks_takes_the_delivery_with_it_and_it_is_made_again(small_parts):
+async def test_a_connection_that_breaks_takes_the_delivery_with_it_and_it_is_made_again(small_parts, monkeypatch):
+    monkeypatch.setattr(stream, "TIMEOUT_S", 60.0)  # nobody waits for that
     dial = Dialled()
     async with cluster("a", "b", dial=dial, streams=4) as (a, b):
         b.replicator.keep({Rank(0)})
@@ -217,11 +218,11 @@ async def test_nobody_writes_any_more_once_an_arrival_is_closed():
     arrivals, meter = Arrivals(), Told()
     ours, theirs = socket.socketpair()
     with ours, theirs, memoryview(bytearray(400)) as view:
-        arrivals.begin(Rank(0), b"t", Arrival(view, [[(0, 100)], [(100, 200), (300, 400)]]))
-        bringing = asyncio.create_task(off(arrivals.find(Rank(0), b"t").bring, 1, 2, theirs, meter))
+        arrivals.begin(b"d", Arrival(view, [[(0, 100)], [(100, 200), (300, 400)]]))
+        bringing = asyncio.create_task(off(arrivals.find(b"d").bring, 1, 2, theirs, meter))
         stream_piece(ours, bytes(100))
         assert await off(meter.came.wait, LIMIT_S)
-        await off(arrivals.end, Rank(0), b"t")
+        await off(arrivals.end, b"d")
         with pytest.raises(OSError, match="hung up"):
             await bringing
 
@@ -229,12 +230,12 @@ async def test_nobody_writes_any_more_once_an_arrival_is_closed():
 @in_loop
 async def test_who_looks_for_an_arrival_waits_for_it_and_not_for_ever():
     arrivals = Arrivals()
-    looking = asyncio.create_task(off(arrivals.find, Rank(0), b"t"))
+    looking = asyncio.create_task(off(arrivals.find, b"d"))
     with memoryview(bytearray(400)) as view:
         begun = Arrival(view, cut([(0, 400)], 2))
-        arrivals.begin(Rank(0), b"t", begun)
+        arrivals.begin(b"d", begun)
         assert await looking is begun
-    looking = asyncio.create_task(off(arrivals.find, Rank(1), b"t"))
+    looking = asyncio.create_task(off(arrivals.find, b"e"))
     arrivals.close()
     with pytest.raises(ProtocolError):
         await looking
@@ -273,10 +274,10 @@ def test_a_crew_says_what_went_wrong_and_leaves_no_thread():
 
 
 @in_loop
-async def test_a_rank_that_was_never_offered_has_no_parts(monkeypatch):
+async def test_what_was_never_offered_has_no_parts(monkeypatch):
     monkeypatch.setattr(stream, "TIMEOUT_S", 0.2)
     async with cluster("a") as (a,):
         with connect(a.peer.address, a.peer.port) as sock:
-            stream.send_frame(sock, {"do": "part", "rank": 0, "token": bytes(16).hex(), "part": 1, "of": 2})
+            stream.send_frame(sock, {"do": "part", "delivery": bytes(16).hex(), "part": 1, "of": 2})
             assert await off(sock.recv, 1) == b"", "the connection is given up"
         assert a.replicator.versions(Rank(0)) == ()
