@@ -205,7 +205,8 @@ class Link:
         sock = self._connected()
         nbytes = offer.source.nbytes
         asked = [] if offer.version is TRANSCRIPT else self._hopes.worth_asking(nbytes)
-        found: set[int] = set()
+        found: set[int] | None = None
+        spared = 0
         delivery = secrets.token_bytes(fields.TOKEN_BYTES)
         parts = 1 + self._crew.open(lanes.worthwhile(nbytes, self._shared.streams) - 1)
         stream.send_frame(
@@ -225,17 +226,17 @@ class Link:
         )
         answer = self._answer(sock)
         if answer.get("say") == "go":
-            if asked:
-                found = likeness.ask(sock, offer.source.fd, nbytes, asked, offer.source.still)
-            self._send(sock, offer, delivery, lanes.cut(likeness.rest(nbytes, found), parts))
+            found = likeness.ask(sock, offer.source.fd, nbytes, asked, offer.source.still) if asked else set()
+            left = likeness.rest(nbytes, found)
+            self._send(sock, offer, delivery, lanes.cut(left, parts))
             answer = self._answer(sock)
+            spared = nbytes - sum(end - begin for begin, end in left)
         if answer.get("say") != "held":
             _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer.get("why"))
             return False
-        self._hopes.learn(asked, found)
-        self._shared.spared.add(
-            nbytes - sum(end - begin for begin, end in likeness.rest(nbytes, found)) if found else 0
-        )
+        if found is not None:  # else the buddy had all of it, and looked for nothing
+            self._hopes.learn(asked, found)
+            self._shared.spared.add(spared)
         self._learn(offer, answer)
         return True
 

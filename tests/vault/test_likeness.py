@@ -216,6 +216,24 @@ async def test_a_slot_that_is_overwritten_while_it_is_compared_is_torn():
         await off(fake.close)
 
 
+@in_loop
+async def test_chunks_that_were_not_asked_for_in_the_end_have_not_been_missed():
+    async with cluster("a") as (a,):
+        fake = FakeBuddy()
+        a.seal(0)
+        a.replicator.set_buddies({Rank(0): (fake.peer,)})
+        await off(fake.accept)
+        transcript = await off(fake.offered)
+        await off(fake.take, transcript)
+        fake.say_held(transcript=transcript["token"])
+        for version in range(5):
+            a.capture(0, version)
+            offer = await off(fake.offered)
+            assert offer["compare"], "nobody has looked for them yet"
+            fake.say_held([version, offer["token"]], transcript=transcript["token"])
+        await off(fake.close)
+
+
 # --- what a peer may say ---------------------------------------------------------------------------------------------
 
 
