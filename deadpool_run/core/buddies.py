@@ -75,8 +75,7 @@ class _Ring:
 
         def worth(node: Node) -> tuple[bool, bool, int, int]:
             copies = self._copies[node.node]
-            distance = (node.arrival - start) % (self._state.arrivals + 1)
-            return copies >= self._most, node.node not in before, copies, distance
+            return copies >= self._most, node.node not in before, copies, self._distance(node, start)
 
         return sorted((self._state.nodes[node] for node in nodes if node in self._state.nodes), key=worth)
 
@@ -89,7 +88,7 @@ class _Ring:
         start = 0 if home is None else home.arrival + 1
         kept = [self._state.nodes[node] for node in before if node in self._state.nodes]
         kept = [node for node in dict.fromkeys(kept) if node is not home]
-        kept.sort(key=lambda node: (self._copies[node.node], (node.arrival - start) % (self._state.arrivals + 1)))
+        kept.sort(key=lambda node: (self._copies[node.node], self._distance(node, start)))
         for near in (False, True):
             if near and not (home is not None and home.place.leaf):
                 return
@@ -99,6 +98,10 @@ class _Ring:
                 for node in self._around(start, full=full):
                     if node is not home and _is_near(node, home) is near and node not in here:
                         yield node
+
+    def _distance(self, node: Node, start: int) -> int:
+        """Return how far along the ring a node is from there."""
+        return (node.arrival - start) % (self._state.arrivals + 1)
 
     def _is(self, node: Node, home: Node | None, *, near: bool, full: bool) -> bool:
         return _is_near(node, home) is near and (self._copies[node.node] >= self._most) is full

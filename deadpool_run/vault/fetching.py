@@ -15,7 +15,7 @@ from deadpool_run.vault.lanes import Crew
 from deadpool_run.vault.outbound import Dial
 from deadpool_run.vault.replicas import TRANSCRIPT, Memory
 from deadpool_run.vault.sources import Shared, is_sound
-from deadpool_run.vault.stream import Outcome
+from deadpool_run.vault.stream import Outcome, Range
 from deadpool_run.wire.peers import Peer
 
 
@@ -178,7 +178,7 @@ def _ask(  # noqa: PLR0913 - what is asked for
     return fields.segment_bytes(answer), fields.token(answer.get("token")), fields.parts(answer)
 
 
-def _receive(sock: socket.socket, shared: Shared, view: memoryview, ranges: list[lanes.Range]) -> None:
+def _receive(sock: socket.socket, shared: Shared, view: memoryview, ranges: list[Range]) -> None:
     outcome = stream.receive_segment(sock, view, shared.received, ranges)
     if outcome is not Outcome.WHOLE:
         raise ProtocolError(f"what was asked for came {outcome.name.lower()}")

@@ -15,7 +15,7 @@ from deadpool_run.ids import Rank
 from deadpool_run.vault import fields, lanes, likeness, stream
 from deadpool_run.vault.replicas import TRANSCRIPT, Copy
 from deadpool_run.vault.sources import Shared, find, is_sound, like
-from deadpool_run.vault.stream import Outcome
+from deadpool_run.vault.stream import Outcome, Range
 
 _LOG = logging.getLogger("deadpool_run")
 _LIFE_WAIT_S = 5.0
@@ -99,7 +99,7 @@ class Served:
             return "torn" if outcome is Outcome.TORN else "damaged"
         return self._shared.replicas.add(rank, copy)
 
-    def _receive_parts(self, delivery: bytes, view: memoryview, parts: list[list[tuple[int, int]]]) -> Outcome:
+    def _receive_parts(self, delivery: bytes, view: memoryview, parts: list[list[Range]]) -> Outcome:
         """Receive the first part here, while other connections bring the others."""
         arrivals, meter = self._shared.arrivals, self._shared.received
         if len(parts) == 1:

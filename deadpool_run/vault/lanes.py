@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.vault import stream
-from deadpool_run.vault.stream import Outcome
+from deadpool_run.vault.stream import Outcome, Range
 
 MIN_PART_BYTES = 32 << 20
 """What is smaller is not worth a further connection."""
 MAX_PARTS = 16
-
-Range = tuple[int, int]
 
 
 def worthwhile(nbytes: int, most: int) -> int:

@@ -22,11 +22,12 @@ import socket
 import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.vault import stream
 from deadpool_run.vault.segments import HEADER_BYTES
+from deadpool_run.vault.sources import Source
+from deadpool_run.vault.stream import Range
 
 CHUNK_BYTES = 256 << 10
 """Small enough that what differs, at a snapshot's end, does not cost much; the first chunk begins behind the header."""
@@ -39,24 +40,6 @@ _STRIKES = 3
 """Times that a chunk may be missed on end before it is no longer asked for: the buddy's own ranks may have been late."""
 _PROBES = 16
 """Chunks in which something must have been right at least once, to be looked at further."""
-
-Range = tuple[int, int]
-
-
-class Findable(Protocol):
-    """Memory that may have the bytes that are looked for."""
-
-    @property
-    def fd(self) -> int:
-        """To read it by."""
-
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
-
-    @property
-    def close(self) -> Callable[[], None]:
-        """Let go of it."""
 
 
 def chunk(index: int, nbytes: int) -> Range:
@@ -144,8 +127,8 @@ def _answer(sock: socket.socket, block: Sequence[int]) -> Iterator[int]:
 class _Place:
     """Where to look."""
 
-    open: Callable[[], Findable | None]
-    memory: Findable | None = None
+    open: Callable[[], Source | None]
+    memory: Source | None = None
     hits: int = 0
     misses: int = 0
 
@@ -157,7 +140,7 @@ class _Place:
 class Search:
     """Looks for chunks in memory that is here, at the same offsets. Places are opened when they are first looked at."""
 
-    def __init__(self, places: Sequence[Callable[[], Findable | None]]) -> None:
+    def __init__(self, places: Sequence[Callable[[], Source | None]]) -> None:
         self._places = [_Place(each) for each in places]
 
     def close(self) -> None:

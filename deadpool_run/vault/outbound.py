@@ -22,7 +22,7 @@ from deadpool_run.vault.lanes import Crew
 from deadpool_run.vault.likeness import Hopes
 from deadpool_run.vault.replicas import TRANSCRIPT
 from deadpool_run.vault.sources import Shared, Source, open_held, open_transcript
-from deadpool_run.vault.stream import Outcome
+from deadpool_run.vault.stream import Outcome, Range
 from deadpool_run.vault.vault import Held, Vault
 from deadpool_run.wire.peers import Peer
 
@@ -240,7 +240,7 @@ class Link:
         self._learn(offer, answer)
         return True
 
-    def _send(self, sock: socket.socket, offer: _Offer, delivery: bytes, parts: list[list[lanes.Range]]) -> None:
+    def _send(self, sock: socket.socket, offer: _Offer, delivery: bytes, parts: list[list[Range]]) -> None:
         """Send each part over a connection of its own. Raises OSError.
 
         The first part ends when all have: a buddy that waits for its end learns at once if another's connection breaks.

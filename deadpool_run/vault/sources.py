@@ -13,7 +13,7 @@ from deadpool_run.vault import segments, stream
 from deadpool_run.vault.lanes import Arrivals
 from deadpool_run.vault.replicas import TRANSCRIPT, Replicas
 from deadpool_run.vault.segments import SegmentState
-from deadpool_run.vault.stream import Bucket, Meter, Outcome
+from deadpool_run.vault.stream import Bucket, Meter, Outcome, Range
 from deadpool_run.vault.vault import Held, Vault
 
 
@@ -92,7 +92,7 @@ class Source:
         sock: socket.socket,
         shared: Shared,
         *,
-        ranges: Sequence[tuple[int, int]] | None = None,
+        ranges: Sequence[Range] | None = None,
         wanted: Callable[[], bool] = lambda: True,
         end: bool = True,
     ) -> Outcome:

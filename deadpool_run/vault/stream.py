@@ -28,6 +28,9 @@ MAX_FRAME_BYTES = 64 << 10
 PIECE_BYTES = 1 << 20
 """Small enough to stay in a core's cache between its checksum and its copy."""
 
+Range = tuple[int, int]
+"""Of bytes: the first, and the first behind it."""
+
 _LENGTH = struct.Struct(">I")
 _PIECE = struct.Struct("<II")
 _TIMEVAL = struct.Struct("@ll")
@@ -161,7 +164,7 @@ def receive_into(sock: socket.socket, view: memoryview) -> None:
 def send_segment(  # noqa: PLR0913 - what is sent, where, and under which bounds
     sock: socket.socket,
     fd: int,
-    ranges: Sequence[tuple[int, int]],
+    ranges: Sequence[Range],
     *,
     still: Callable[[], bool],
     bucket: Bucket,
@@ -196,7 +199,7 @@ def end_segment(sock: socket.socket, outcome: Outcome) -> None:
     sock.sendall(_PIECE.pack(0, outcome))
 
 
-def _pieces(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _pieces(ranges: Sequence[Range]) -> Iterator[Range]:
     for begin, end in ranges:
         for at in range(begin, end, PIECE_BYTES):
             yield at, min(at + PIECE_BYTES, end)
@@ -211,7 +214,7 @@ def _send_file(sock: socket.socket, fd: int, offset: int, end: int) -> None:
 
 
 def receive_segment(
-    sock: socket.socket, view: memoryview, meter: Meter, ranges: Sequence[tuple[int, int]] | None = None
+    sock: socket.socket, view: memoryview, meter: Meter, ranges: Sequence[Range] | None = None
 ) -> Outcome:
     """Fill these ranges of `view` (None: all of it), which has the segment's size. Raises OSError and `ProtocolError`."""
     head = bytearray(_PIECE.size)
