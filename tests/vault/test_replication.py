@@ -174,17 +174,22 @@ async def test_a_source_that_is_gone_is_said_and_slots_stay_empty():
         assert "a (127.0.0.1" in await c.seat(0, a.peer)
 
 
+async def copied_twice(a, b):
+    """Have a's rank 0 send two versions to b."""
+    b.replicator.keep({Rank(0)})
+    a.seal(0)
+    a.replicator.set_buddies({Rank(0): (b.peer,)})
+    a.capture(0, 4)
+    await a.until_safe(0, 4)
+    a.capture(0, 5)
+    await a.until_safe(0, 4, 5)
+
+
 @in_loop
 async def test_a_newcomers_node_keeps_its_copies_until_it_has_what_the_source_holds():
     """The rank's worker died on its node, whose memory is newer; then that node is lost as well."""
     async with cluster("a", "b") as (a, b):
-        b.replicator.keep({Rank(0)})
-        a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
-        a.capture(0, 4)
-        await a.until_safe(0, 4)
-        a.capture(0, 5)
-        await a.until_safe(0, 4, 5)
+        await copied_twice(a, b)
         a.replicator.set_buddies({Rank(0): ()})
         a.capture(0, 6)
         assert await b.seat(0, a.peer) is None
@@ -201,13 +206,7 @@ async def test_a_newcomers_node_keeps_its_copies_until_it_has_what_the_source_ho
 @in_loop
 async def test_what_a_newcomers_node_held_gives_way_to_what_the_source_holds():
     async with cluster("a", "b") as (a, b):
-        b.replicator.keep({Rank(0)})
-        a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
-        a.capture(0, 4)
-        await a.until_safe(0, 4)
-        a.capture(0, 5)
-        await a.until_safe(0, 4, 5)
+        await copied_twice(a, b)
         a.replicator.set_buddies({Rank(0): ()})
         a.capture(0, 6)
         assert await b.seat(0, a.peer) is None
