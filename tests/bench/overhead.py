@@ -6,7 +6,10 @@ The same recipes/gpt/train.py runs under both launchers; under torchrun `init()`
 under deadpool-run every step is captured. Both jobs are alive at once and take turns of a few steps, A B A B ...: the
 workers of the one are stopped (SIGSTOP) while the other's run. So both meet the same machine, whatever else it does. Of a
 turn the time up to its first step's end is left out, since it is cut by the pause; what is captured behind a step is in the
-time of the next one. Two sizes:
+time of the next one. On a machine that is shared with others the times of steps still differ by a tenth and more, so a single
+run tells the ratio of step times to a percent or two. The CPU time of everything that a launcher started (agent, ranks,
+spares; all threads) per step and rank is told beside it. It swings less, and bounds what protection can cost where cores are
+not idle. Two sizes:
 
 * heavy: 3.3 M parameters, 32 sequences of 128 bytes a rank: a step of a second or more on one core. A snapshot copies
   12 bytes a parameter (weights and both moments); a step computes 6 floating-point operations a parameter and token.
@@ -21,7 +24,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -29,6 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 from common import BenchError, Run, deadpool, header, quantile, result, table, torchrun
 
 LAUNCHERS = ("deadpool-run", "torchrun")
@@ -61,6 +65,8 @@ class Side:
         self.run = run
         self.turns: list[list[float]] = []
         """Of each turn the times from step to step of its slowest rank, in seconds."""
+        self.cpu: list[float] = []
+        """Of each turn the CPU time of all the launcher's processes, in seconds a step and rank."""
         self.capture_interval: int | None = None
 
     def settle(self) -> None:
@@ -71,11 +77,14 @@ class Side:
     def take(self, steps: int) -> None:
         """Run for so many steps more."""
         before = self.run.completed()
+        cpu_before, steps_before = self._cpu_s(), self._stamps()
         began_ns = time.monotonic_ns()
         self._signal(signal.SIGCONT)
         # Looked at seldom, and under both launchers, so that looking costs neither more than the other.
         self.run.wait("the end of a turn", lambda: self.run.completed() >= before + steps, BOUND_S, poll_s=0.02)
         self._signal(signal.SIGSTOP)
+        cpu_s = self._cpu_s() - cpu_before
+        self.cpu.append(cpu_s / (self._stamps() - steps_before))
         periods = []
         for log in self.run.logs:
             stamps = [stamp.ns for stamp in log.stamps if stamp.ns > began_ns]
@@ -85,6 +94,16 @@ class Side:
     def let_go(self) -> None:
         """Let it be ended."""
         self._signal(signal.SIGCONT)
+
+    def _stamps(self) -> int:
+        """Return how many steps the ranks have completed, all together."""
+        return sum(len(log.read()) for log in self.run.logs)
+
+    def _cpu_s(self) -> float:
+        """Return the CPU time so far of the launcher and all below it."""
+        launcher = psutil.Process(self.run.process.pid)
+        times = [each.cpu_times() for each in (launcher, *launcher.children(recursive=True))]
+        return sum(each.user + each.system for each in times)
 
     def _signal(self, number: int) -> None:
         for rank, log in enumerate(self.run.logs):
@@ -97,6 +116,8 @@ class Round:
     """What a round found of one launcher; times in seconds."""
 
     turns: list[list[float]]
+    cpu: list[float]
+    """Of each turn, for a step and rank."""
     startup_s: float
     """From the launcher's start to the first completed step of all ranks."""
     capture_interval: int | None
@@ -131,7 +152,7 @@ def measure(args: argparse.Namespace, load: Load, home: Path) -> dict[str, list[
         ]
         sides[0].run.env["DEADPOOL_HANG_TIMEOUT"] = "0"
         for side in play(sides[:: 1 if number % 2 == 0 else -1], load):
-            rounds[side.name].append(Round(side.turns, side.run.startup_s(), side.capture_interval))
+            rounds[side.name].append(Round(side.turns, side.cpu, side.run.startup_s(), side.capture_interval))
     return rounds
 
 
@@ -172,13 +193,13 @@ def show(name: str, load: Load, rounds: dict[str, list[Round]]) -> dict[str, Any
         cells = [f"{1e3 * median(times):.2f}", quartiles, f"{1e3 * quantile(times, 0.95):.2f}"]
         rows.append([launcher, len(times), *cells, f"{starts[launcher]:.2f}", interval])
     ours, theirs = (median(steps[launcher]) for launcher in LAUNCHERS)
-    turns = [[median(turn) for each in rounds[launcher] for turn in each.turns] for launcher in LAUNCHERS]
-    pairs = [one / other for one, other in zip(*turns, strict=True)]
+    pairs = ratios([median(turn) for each in rounds[launcher] for turn in each.turns] for launcher in LAUNCHERS)
+    cpu = ratios([turn for each in rounds[launcher] for turn in each.cpu] for launcher in LAUNCHERS)
     startup = starts["deadpool-run"] / starts["torchrun"]
     table(rows)
     print(
-        f"deadpool-run / torchrun: step {ours / theirs:.4f} ({1e3 * (ours - theirs):+.2f} ms; the turns' own ratios: median"
-        f" {median(pairs):.4f}, quartiles {quantile(pairs, 0.25):.4f}-{quantile(pairs, 0.75):.4f}), start-up {startup:.2f}\n",
+        f"deadpool-run / torchrun: step {ours / theirs:.4f} ({1e3 * (ours - theirs):+.2f} ms), start-up {startup:.2f}\n"
+        f"the turns' own ratios: step {spread(pairs)}, CPU time {spread(cpu)}\n",
         flush=True,
     )
     return {
@@ -186,9 +207,19 @@ def show(name: str, load: Load, rounds: dict[str, list[Round]]) -> dict[str, Any
         "rounds": {launcher: [asdict(each) for each in found] for launcher, found in rounds.items()},
         "step_ratio": round(ours / theirs, 4),
         "step_ratio_of_turns": round(median(pairs), 4),
+        "cpu_ratio_of_turns": round(median(cpu), 4),
         "step_difference_s": round(ours - theirs, 6),
         "startup_ratio": round(startup, 3),
     }
+
+
+def ratios(sides: Iterable[list[float]]) -> list[float]:
+    """Return ours by theirs, turn by turn."""
+    return [one / other for one, other in zip(*sides, strict=True)]
+
+
+def spread(values: list[float]) -> str:
+    return f"{median(values):.4f} ({quantile(values, 0.25):.4f}-{quantile(values, 0.75):.4f})"
 
 
 def main() -> int:
