@@ -22,12 +22,13 @@ Forked = Callable[[int], None]
 Failed = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Order:
     kind: str
     make_fds: Callable[[], Sequence[int]]
     forked: Forked
     failed: Failed
+    recalled: bool = False
 
 
 class Nursery:
@@ -75,8 +76,9 @@ class Nursery:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._unanswered.wait(), timeout_s)
 
-    def fork(self, kind: str, make_fds: Callable[[], Sequence[int]], forked: Forked, failed: Failed) -> None:
-        """Ask for a process. `make_fds` opens its descriptors; they are closed here once they are sent.
+    def fork(self, kind: str, make_fds: Callable[[], Sequence[int]], forked: Forked, failed: Failed) -> int:
+        """Ask for a process; return the order's number. `make_fds` opens its descriptors; they are closed here once they
+        are sent.
 
         It is called again if the nursery dies before it answers: the child of a first attempt, if there is one, is
         then left with the other end of a socket that nobody holds, and ends.
@@ -86,6 +88,14 @@ class Nursery:
         self._orders[number] = _Order(kind, make_fds, forked, failed)
         if self._prepared:
             self._send_order(number)
+        return number
+
+    def recall(self, number: int) -> None:
+        """Open no more descriptors for this order: its process is not wanted. If it is under way, it is told of all the same."""
+        if (order := self._orders.get(number)) is not None:
+            order.recalled = True
+            if not self._prepared:
+                self._forget_recalled()
 
     def forget(self, pid: int) -> None:
         """Say that a process was reaped."""
@@ -154,6 +164,7 @@ class Nursery:
             case {"prepared": True}:
                 self._prepared = True
                 self._deaths = 0
+                self._forget_recalled()
                 for number in list(self._orders):
                     self._send_order(number)
             case {"id": number, "pid": pid}:
@@ -164,6 +175,14 @@ class Nursery:
             case {"failed": why}:
                 self._closed = True
                 self._on_lost(why)
+        self._look_whether_settled()
+
+    def _forget_recalled(self) -> None:
+        """No process is on its way for them: the nursery has not been told, or died before it answered."""
+        self._orders = {number: order for number, order in self._orders.items() if not order.recalled}
+        self._look_whether_settled()
+
+    def _look_whether_settled(self) -> None:
         if not self._orders and self._unanswered is not None:
             self._unanswered.set()
 

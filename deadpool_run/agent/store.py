@@ -41,7 +41,7 @@ class Store:
         self._channel: Channel | None = None
         self._socket: socket.socket | None = None
         self._waiting: list[Callable[[], None]] = []
-        self._fork()
+        self._order = self._fork()
 
     @property
     def port(self) -> int:
@@ -71,14 +71,15 @@ class Store:
         """Let the process end."""
         self._closed = True
         self._waiting.clear()
+        self._nursery.recall(self._order)
         self._listener.close()
         if self._channel is not None:
             self._channel.close()
         if self._process is not None:
             self._process.signal_group(signal.SIGKILL)
 
-    def _fork(self) -> None:
-        self._nursery.fork("store", self._open, self._forked, self._on_lost)
+    def _fork(self) -> int:
+        return self._nursery.fork("store", self._open, self._forked, self._on_lost)
 
     def _open(self) -> list[int]:
         if self._socket is not None:
@@ -110,7 +111,7 @@ class Store:
         if self._deaths >= _MAX_DEATHS:
             self._on_lost(f"the store ended {self._deaths} times before it served ({exit_})")
             return
-        self._fork()
+        self._order = self._fork()
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call()

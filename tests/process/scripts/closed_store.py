@@ -1,0 +1,29 @@
+"""An agent's part that closes a store before its nursery can make a process for it, and waits for all that was made."""
+
+import asyncio
+import os
+import uuid
+
+from deadpool_run.agent import processes
+from deadpool_run.agent.nursery import Nursery
+from deadpool_run.agent.nursery_main import MARK
+from deadpool_run.agent.store import Store
+
+
+async def main():
+    lost = []
+    nursery = Nursery((), {**os.environ, MARK: uuid.uuid4().hex}, lost.append)
+    closed, other = Store(nursery, lost.append), Store(nursery, lost.append)
+    closed.close()
+    while other.process is None and not lost:
+        await asyncio.sleep(0)
+    made = closed.process
+    other.close()
+    nursery.close()
+    await asyncio.gather(other.process.gone.wait(), nursery.process.gone.wait())
+    print("lost", lost, "made", made)
+
+
+if __name__ == "__main__":
+    processes.become_subreaper()
+    asyncio.run(main())
