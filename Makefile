@@ -38,7 +38,7 @@ demo: $(STAMP)  ## train a small GPT, kill a rank, compare the weights bit by bi
 	$(BIN)/python recipes/gpt/demo.py
 
 test: lint  ## lint, types, layering and the tests, as CI does
-	$(BIN)/python -m pytest -m 'not slow and not slurm' -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -m 'not slow and not slurm' -n $(JOBS) --dist loadgroup
 
 test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
 	$(BIN)/python -m pytest -m slow

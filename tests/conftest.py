@@ -10,6 +10,13 @@ from kit import processes
 from kit.cluster import Cluster
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Jobs over several hosts run one at a time: two dozen processes each are enough for the time-outs between hosts."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "net" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("hosts"))
+
+
 @pytest.fixture(autouse=True)
 def _nothing_leaks_here() -> Iterator[None]:
     """Descriptors (memfds and sockets among them), threads and children of the test process are as before the test."""

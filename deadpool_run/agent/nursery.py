@@ -77,11 +77,11 @@ class Nursery:
                 await asyncio.wait_for(self._unanswered.wait(), timeout_s)
 
     def fork(self, kind: str, make_fds: Callable[[], Sequence[int]], forked: Forked, failed: Failed) -> int:
-        """Ask for a process; return the order's number. `make_fds` opens its descriptors; they are closed here once they
-        are sent.
+        """Ask for a process; return the order's number.
 
-        It is called again if the nursery dies before it answers: the child of a first attempt, if there is one, is
-        then left with the other end of a socket that nobody holds, and ends.
+        `make_fds` opens its descriptors; they are closed here once they are sent. It is called again if the nursery
+        dies before it answers: the child of a first attempt, if there is one, is then left with the other end of a socket
+        that nobody holds, and ends.
         """
         number = self._next_order
         self._next_order += 1

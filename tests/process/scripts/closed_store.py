@@ -15,8 +15,7 @@ async def main():
     nursery = Nursery((), {**os.environ, MARK: uuid.uuid4().hex}, lost.append)
     closed, other = Store(nursery, lost.append), Store(nursery, lost.append)
     closed.close()
-    while other.process is None and not lost:
-        await asyncio.sleep(0)
+    await nursery.settled(30)
     made = closed.process
     other.close()
     nursery.close()
