@@ -35,6 +35,14 @@ def rebased(own_now: float, last_now: float, heard_at: float) -> float:
     return last_now + (own_now - heard_at)
 
 
+_FOUND_AFTER = {
+    do.AbortStep: {"finished": False},
+    do.ReleaseWorker: {"released": True},
+    do.DismissWorker: {"dismissed": True},
+}
+"""What another coordinator would find of a worker that was given this order."""
+
+
 class Agent:
     def __init__(self, cluster: Cluster, name: str, mind: el.Agent) -> None:
         self.cluster, self.name, self.mind = cluster, name, mind
@@ -344,14 +352,11 @@ class Agent:
                 cluster.workers[effect.worker].store = cluster.terms[term]
                 storage.assign_on(self.name, effect.rank, key, known_there=effect.transcript_from is None)
                 self.pass_on(effect)
-            case do.AbortStep():
-                self.know(effect.worker, finished=False)
+            case do.AttachGroups():
+                storage.attach_on(self.name, cluster.ranks[effect.worker], epoch)
                 self.pass_on(effect)
-            case do.ReleaseWorker():
-                self.know(effect.worker, released=True)
-                self.pass_on(effect)
-            case do.DismissWorker():
-                self.know(effect.worker, dismissed=True)
+            case do.AbortStep() | do.ReleaseWorker() | do.DismissWorker():
+                self.know(effect.worker, **_FOUND_AFTER[type(effect)])
                 self.pass_on(effect)
             case _:
                 self.pass_on(effect)

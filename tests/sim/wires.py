@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from machine import Clock
-from storage import Storage
+from storage import Snapshot, Storage
 from workers import Gathering, Worker
 
 Pair = tuple[str, str]
@@ -74,6 +74,8 @@ class CutStorage(Storage):
         self._told = (0, 0, 0)
         self._begun = (0, 0, 0)
         self._assigned: dict[int, tuple[int, int, int]] = {}
+        self._moving: set[int] = set()
+        """Ranks that newcomers are to have: their nodes are told of no buddies before all are attached."""
 
     def reaches(self, source: str, target: str) -> bool:
         return self.nodes[source].alive and (source == target or self._net.linked(source, target))
@@ -83,6 +85,7 @@ class CutStorage(Storage):
             self._begun = key
             self.homes, self.buddies, self._before = {}, (), ()
             self.skipped = [-1] * self._world_size
+            self._moving.clear()
         self.nodes[name].slots, self.nodes[name].copies = {}, {}
         self.epochs.pop(name, None)
 
@@ -93,6 +96,22 @@ class CutStorage(Storage):
             self.homes[rank] = home  # an order that comes late, to a node that was given up
         else:
             self._assigned[rank] = key
+            self._moving.add(rank)
+
+    def attach_on(self, name: str, rank: int, epoch: int) -> None:
+        """The repair is over for this rank: what it holds is copied from where it lives now."""
+        if rank in self._moving and self.homes[rank] == name:
+            self._moving.discard(rank)
+            self._send_held(rank, epoch)
+
+    def _send_held(self, rank: int, epoch: int, newest: int | None = None) -> None:
+        for version, token in self.held(rank).items():
+            if newest is None or version <= newest:
+                self._send(rank, (version, token), epoch)
+
+    def _send(self, rank: int, snapshot: Snapshot, epoch: int) -> None:
+        if rank not in self._moving:
+            super()._send(rank, snapshot, epoch)
 
     def set_buddies_on(
         self, name: str, buddies: tuple[tuple[str, ...], ...], key: tuple[int, int, int], epoch: int
@@ -107,8 +126,8 @@ class CutStorage(Storage):
                 node.copies.pop(rank)
         for rank, home in self.homes.items():
             if home == name:
-                for version, token in self.held(rank).items():
-                    self._send(rank, (version, token), epoch)
+                self._moving.discard(rank)
+                self._send_held(rank, epoch)
 
     def discard_on(self, name: str, epoch: int, version: int) -> None:
         """Forget what is of a life that did not happen, and refuse what is still on its way from it."""
@@ -121,9 +140,7 @@ class CutStorage(Storage):
             node.copies[rank] = {each: kept for each, kept in copies.items() if each <= version or kept[1] >= epoch}
         for rank, home in self.homes.items():
             if home == name:
-                for held, token in self.held(rank).items():
-                    if held <= version:
-                        self._send(rank, (held, token), epoch)
+                self._send_held(rank, epoch, newest=version)
 
     def _arrive(self, source, name, rank, snapshot, epoch):
         if self._net.linked(source.name, name):
