@@ -35,6 +35,11 @@ class Assembly:
         self._roster: electorate.Roster | None = None
         self._wanted: set[NodeId] = set()
         """Those that are to, of that roster."""
+        self._joining: dict[NodeId, peers.Join] = {}
+        """Nodes that are to be taken in together, once a majority knows of the last change of the roster.
+
+        Each change is told to every node, and thousands of nodes may come within seconds.
+        """
         self._seen: dict[NodeId, Seen] = {}
         self._losses: list[NodeLost] = []
         """Found in this turn of the loop, and not told yet."""
@@ -52,6 +57,12 @@ class Assembly:
     def broadcast(self, message: peers.ToNode) -> None:
         """Say something to every node."""
         self._hub.broadcast(message)
+
+    def share(self, agents: peers.Agents) -> None:
+        """Tell every node who counts now."""
+        self.broadcast(agents)
+        if self._joining and len(agents.rosters) == 1:
+            self._loop.call_soon(self._take_in)  # whoever says so is in the middle of it
 
     def lose(self, node: NodeId, reason: str) -> None:
         """Hang up on a node, and tell the coordinator: in one word of all that are lost in this turn of the loop.
@@ -137,13 +148,25 @@ class Assembly:
             )
         return ""
 
-    def joined(self, node: NodeId, join: peers.Join) -> None:
-        """Take a new node in."""
-        for message in self._head.welcome(node):
-            self.send(node, message)
-        self._authority.know(peers.Peer(node, join.place.address, join.place.port))
-        self._authority.hear(electorate.AgentJoined(node))
-        self._head.submit(NodeJoined(node, join.place))
+    def joins(self, node: NodeId, join: peers.Join) -> None:
+        """Take a new node in, with others that come in the same turn of the loop."""
+        if not self._joining:
+            self._loop.call_soon(self._take_in)
+        self._joining[node] = join
+
+    def _take_in(self) -> None:
+        if len(self._authority.agent.rosters) > 1:
+            return  # `share` comes back to it
+        joining = {node: join for node, join in self._joining.items() if self._hub.admit(node)}
+        self._joining.clear()
+        for node, join in joining.items():
+            for message in self._head.welcome(node):
+                self.send(node, message)
+            self._authority.know(peers.Peer(node, join.place.address, join.place.port))
+        if joining:
+            self._authority.hear(electorate.AgentsJoined(tuple(joining)))
+        for node, join in joining.items():
+            self._head.submit(NodeJoined(node, join.place))
 
     def rejoined(self, rejoin: peers.Rejoin) -> None:
         """Go on with a node that the last coordinator took in."""

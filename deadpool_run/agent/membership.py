@@ -195,7 +195,7 @@ class Membership:
     def share(self, agents: peers.Agents) -> None:
         """Tell every node who counts now."""
         if self.head is not None and self.head.assembly is not None:
-            self.head.assembly.broadcast(agents)
+            self.head.assembly.share(agents)
 
     def lose_node(self, node: NodeId, reason: str) -> None:
         """Tell the coordinator that a node is lost."""

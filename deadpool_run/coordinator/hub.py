@@ -25,8 +25,8 @@ class Owner(Protocol):
     def refusal(self, join: peers.Join | peers.Rejoin) -> str:
         """Return why the node cannot be taken in; empty if it can."""
 
-    def joined(self, node: NodeId, join: peers.Join) -> None:
-        """Take a new node in; it can be spoken to."""
+    def joins(self, node: NodeId, join: peers.Join) -> None:
+        """Have a new node admitted, now or later; until then nothing is said to it."""
 
     def rejoined(self, rejoin: peers.Rejoin) -> None:
         """Go on with a node that the last coordinator took in; it can be spoken to."""
@@ -57,6 +57,8 @@ class Hub:
         self._names = taken
         self._by_number: dict[int, _Connection] = {}
         self._by_node: dict[NodeId, _Connection] = {}
+        self._waiting: dict[NodeId, _Connection] = {}
+        """Those that are not admitted yet."""
         self._next = 0
         self._closed = False
 
@@ -74,8 +76,14 @@ class Hub:
         )
         self._by_number[number] = _Connection(number, link)
 
+    def admit(self, node: NodeId) -> bool:
+        """Speak to a node that joins from now on; tell whether it is still there."""
+        if found := self._waiting.pop(node, None):
+            self._by_node[node] = found
+        return found is not None
+
     def nodes(self) -> Collection[NodeId]:
-        """Return who is connected."""
+        """Return who is connected, and admitted."""
         return self._by_node.keys()
 
     def send(self, node: NodeId, message: peers.ToNode) -> None:
@@ -99,6 +107,8 @@ class Hub:
     async def end(self, message: peers.End | peers.Evict) -> None:
         """Tell every agent that the job, or this coordinator's part in it, is over, and hang up."""
         self._closed = True
+        for node in list(self._waiting):
+            self.admit(node)
         self.broadcast(message)
         for connection in list(self._by_number.values()):
             await connection.link.flush(_FLUSH_S)
@@ -113,6 +123,8 @@ class Hub:
                 self._take_in(connection, message)
             else:
                 raise ProtocolError(f"its first word is {type(message).__name__}")
+        elif connection.node in self._waiting:
+            raise ProtocolError(f"it says {type(message).__name__} before it is taken in")
         elif isinstance(message, peers.Fact):
             self._owner.submit(decode_event(message.event))
         elif isinstance(message, peers.Safe | peers.Beat | peers.Ask | peers.Saved | peers.Loaded | peers.Foretold):
@@ -131,8 +143,8 @@ class Hub:
             self._owner.rejoined(join)
         else:
             connection.node = self._new_name(join.place.name)
-            self._by_node[connection.node] = connection
-            self._owner.joined(connection.node, join)
+            self._waiting[connection.node] = connection
+            self._owner.joins(connection.node, join)
 
     def _new_name(self, name: str) -> NodeId:
         """Return an id that no life of any node has had."""
@@ -146,6 +158,8 @@ class Hub:
     def _lost(self, number: int, *, closed: bool) -> None:
         if connection := self._by_number.get(number):
             self._forget(connection)
+            if connection.node is not None and self._waiting.pop(connection.node, None) is not None:
+                return  # nobody knows of it
             if connection.node is not None and self._by_node.get(connection.node) is connection:
                 del self._by_node[connection.node]
                 if closed:

@@ -14,7 +14,7 @@ from deadpool_run.core.electorate import (
     NEVER,
     Agent,
     AgentEnded,
-    AgentJoined,
+    AgentsJoined,
     AskVotes,
     Claim,
     Event,
@@ -121,8 +121,8 @@ def _hear(  # noqa: C901, PLR0911 - one case for each fact
             if event.closed and agent.closed_at is None and agent.role is not Role.HEAD:
                 return replace(agent, closed_at=now), ()
             return agent, ()  # silence is found by the clock
-        case AgentJoined():
-            return _joined(agent, event.agent, now)
+        case AgentsJoined():
+            return _joined(agent, event.agents, now)
         case AgentEnded():
             return replace(agent, ended=agent.ended | {event.agent}), ()
         case LogFollowed():
@@ -166,16 +166,18 @@ def _heard_from_agents(agent: Agent, heard: Iterable[HeardFromAgent]) -> Agent:
     return replace(agent, answers=answers, known=known)
 
 
-def _joined(agent: Agent, other: NodeId, now: float) -> tuple[Agent, tuple[Output, ...]]:
-    if agent.role is not Role.HEAD or other in agent.roster.agents:
+def _joined(agent: Agent, others: tuple[NodeId, ...], now: float) -> tuple[Agent, tuple[Output, ...]]:
+    new = [other for other in others if other not in agent.roster.agents]
+    if agent.role is not Role.HEAD or not new:
         return agent, ()
+    since = dict.fromkeys(new, now)
     agent = replace(
         agent,
-        answers={**agent.answers, other: now},
-        waits_from={**agent.waits_from, other: now},
-        ended=agent.ended - {other},
+        answers={**agent.answers, **since},
+        waits_from={**agent.waits_from, **since},
+        ended=agent.ended.difference(new),
     )
-    return _set_roster(agent, (*agent.roster.agents, other))
+    return _set_roster(agent, (*agent.roster.agents, *new))
 
 
 def _set_roster(agent: Agent, agents: tuple[NodeId, ...]) -> tuple[Agent, tuple[Output, ...]]:

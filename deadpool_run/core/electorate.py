@@ -77,10 +77,10 @@ class LinkBroken:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentJoined:
-    """The head has taken an agent in."""
+class AgentsJoined:
+    """The head has taken agents in: at once, since each change of the roster is told to all."""
 
-    agent: NodeId
+    agents: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ Event = (
     | HeardFromAgent
     | HeardFromAgents
     | LinkBroken
-    | AgentJoined
+    | AgentsJoined
     | AgentEnded
     | LogFollowed
     | VoteAsked

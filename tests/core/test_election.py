@@ -136,7 +136,7 @@ def test_the_second_standby_waits_longer():
 
 def head_of(*agents):
     head = election.first_head("h", T, 100.0)
-    head, _ = step(head, *(el.AgentJoined(agent) for agent in agents), now=100.0)
+    head, _ = step(head, *(el.AgentsJoined((agent,)) for agent in agents), now=100.0)
     return answer(head, *agents, now=100.0)
 
 

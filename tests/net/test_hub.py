@@ -18,6 +18,7 @@ class Owner(Changes):
     def __init__(self):
         super().__init__()
         self.events, self.words, self.gone = [], [], []
+        self.held = set()
         self.hub = None
 
     def refusal(self, join):
@@ -25,7 +26,10 @@ class Owner(Changes):
             return "" if join.node == "known" else f"{join.node} is a stranger"
         return "" if join.nproc_per_node == 2 else f"not {join.nproc_per_node}"
 
-    def joined(self, node, join):
+    def joins(self, node, join):
+        if node in self.held:
+            return
+        assert self.hub.admit(node)
         self.hub.send(node, peers.Joined(node, "id", "name", {}, {}))
         self.hub.send(node, peers.World(0, 1, "127.0.0.1", 29500))
         self.submit(ev.NodeJoined(node, join.place))
@@ -96,6 +100,28 @@ def test_a_node_is_told_its_name_first_and_then_announced():
         end.send(peers.Join(place, 2))
         assert await end.hears(2) == [peers.Joined("n", "id", "name", {}, {}), peers.World(0, 1, "127.0.0.1", 29500)]
         assert house.owner.events == [ev.NodeJoined("n", place)]
+
+    run(main)
+
+
+def test_a_node_hears_nothing_before_it_is_admitted_and_may_go_unnoticed():
+    async def main(house):
+        house.owner.held |= {"n", "gone", "forward", "late"}
+        end, gone, forward, late = (house.connect() for _ in range(4))
+        for each, name in ((end, "n"), (gone, "gone"), (forward, "forward"), (late, "late")):
+            each.send(peers.Join(ev.Place(name), 2))
+        forward.send(peers.Ask(1, {}))
+        await forward.is_lost()
+        gone.close()
+        _, other = await house.join("other")
+        house.hub.broadcast(peers.World(0, 7, "127.0.0.1", 29500))
+        assert [*house.hub.nodes()] == [other]
+        assert [house.hub.admit(name) for name in ("n", "gone", "forward")] == [True, False, False]
+        house.hub.send("n", peers.World(0, 8, "127.0.0.1", 29500))
+        assert await end.hears(1) == [peers.World(0, 8, "127.0.0.1", 29500)]
+        assert house.owner.gone == []
+        await house.hub.end(peers.End(0, "over"))
+        assert await late.hears(1) == [peers.End(0, "over")]
 
     run(main)
 

@@ -1,9 +1,10 @@
-"""Nodes whose loss is found in one turn of the loop are told as one loss; timers of the coordinator outlive it."""
+"""Nodes that come or are lost together are one change; timers of the coordinator outlive a turn of the loop."""
 
 import asyncio
+import socket
 from types import SimpleNamespace
 
-from kit.ends import within_bound
+from kit.ends import Changes, End, within_bound
 
 from deadpool_run.agent.assembly import Assembly
 from deadpool_run.coordinator.journal import Journal
@@ -59,6 +60,72 @@ def test_losses_of_one_turn_of_the_loop_are_one_fact():
         assert len(head.told) == 2
         await assembly.end(peers.End(0, ""))
 
+    within_bound(main())
+
+
+def test_nodes_that_come_while_a_change_of_the_roster_is_not_known_yet_are_taken_in_together():
+    class Watched(Changes, Assembly):
+        """Tells who has come."""
+
+        def __init__(self, *args):
+            Changes.__init__(self)
+            Assembly.__init__(self, *args)
+            self.came = []
+
+        def joins(self, node, join):
+            super().joins(node, join)
+            self.came.append(node)
+            self.tell()
+
+    class Authority:
+        """Keeps who is to count, and shares at once."""
+
+        def __init__(self):
+            self.agent = election.first_head("head", 1000.0, 0.0)
+            self.known = []
+
+        def pulse(self):
+            return peers.Pulse(0, 0.0, 1, 1)
+
+        def know(self, peer):
+            self.known.append(peer.node)
+
+        def hear(self, event):
+            self.agent, outputs = election.step(self.agent, event, 1.0)
+            for output in outputs:
+                assembly.share(peers.Agents(0, tuple(peers.Roster(r.number, r.head, ()) for r in output.rosters)))
+
+    async def main():
+        nonlocal assembly
+        head, authority = Head(), Authority()
+        head.welcome = lambda node: (peers.Joined(node, "id", "name", {}, {}),)
+        assembly = Watched(head, authority, 2)
+        ends = []
+
+        async def join(*names):
+            for name in names:
+                ours, theirs = socket.socketpair()
+                assembly.accept(ours)
+                ends.append(End(theirs))
+                ends[-1].send(peers.Join(ev.Place(name), 2))
+            await assembly.until(lambda: len(assembly.came) == len(ends))
+            await asyncio.sleep(0)  # which is when those are taken in that may be
+
+        await join("a")
+        await join("b")
+        assert [len(roster.agents) for roster in authority.agent.rosters] == [2, 3]
+        await join("c", "d")
+        assert [event.node for event in head.told] == authority.known == ["a", "b"]
+        authority.hear(electorate.HeardFromAgent("a", 0, 1.0, authority.agent.roster.number))
+        await asyncio.sleep(0)
+        assert [event.node for event in head.told] == authority.known == ["a", "b", "c", "d"]
+        assert [len(roster.agents) for roster in authority.agent.rosters] == [3, 5]
+        assert await ends[3].hears(1) == [peers.Joined("d", "id", "name", {}, {})]
+        await assembly.end(peers.End(0, ""))
+        for end in ends:
+            end.close()
+
+    assembly = None
     within_bound(main())
 
 

@@ -50,7 +50,7 @@ async def test_a_heads_answers_are_looked_at_together_and_before_anything_else(b
     now = asyncio.get_running_loop().time()
     head = authority(election.first_head(NodeId("h"), LONG_S, now), body)
     for node in ("a", "b"):
-        head.hear(el.AgentJoined(NodeId(node)))
+        head.hear(el.AgentsJoined((NodeId(node),)))
     body.shared.clear()
     for node in ("a", "b"):
         head.answered(answer(node, head, now))

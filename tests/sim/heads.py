@@ -113,7 +113,7 @@ class Cluster:
             self.clock.after(0.5, lambda: self.join(name))
             return
         self.storage.join(name)
-        head.think(el.AgentJoined(name))
+        head.think(el.AgentsJoined((name,)))
         if head.fenced:
             return
         mind = election.follower(name, T, head.mind.term, head.mind.rosters, self.clock.now)
