@@ -9,8 +9,9 @@ from pathlib import Path
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, DurableSpec, LaunchSpec, Mode, StartMethod, Streams, Target
 from deadpool_run.cli.cluster import cluster, host_of, shape
 from deadpool_run.cli.machine import Surroundings
+from deadpool_run.cli.option import INERT
 from deadpool_run.cli.options import Values
-from deadpool_run.cli.table import BY_NAME, INERT
+from deadpool_run.cli.table import BY_NAME
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 
