@@ -8,9 +8,8 @@ DURABLE = "Durable checkpoints"
 LOGS = "Output and logs"
 RUN = "This run"
 NODES = "Several machines"
-INERT = "torchrun's options that mean nothing here (accepted, said once)"
-REFUSED = "torchrun's options that are not supported yet (refused)"
-PANELS = (TORCHRUN, SPARES, NODES, DURABLE, LOGS, RUN, INERT, REFUSED)
+INERT = "torchrun's options that mean little here (accepted, said once)"
+PANELS = (TORCHRUN, SPARES, NODES, DURABLE, LOGS, RUN, INERT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

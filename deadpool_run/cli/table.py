@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from deadpool_run.cli.option import DURABLE, LOGS, NODES, RUN, SPARES, Option
-from deadpool_run.cli.table_torchrun import INERT_OPTIONS, LOGS_OPTIONS, REFUSED_OPTIONS, TORCHRUN_OPTIONS
+from deadpool_run.cli.table_torchrun import INERT_OPTIONS, LOGS_OPTIONS, TORCHRUN_OPTIONS
 
 _SPARES = (
     Option(
@@ -235,6 +235,6 @@ _RUN = (
     ),
 )
 
-OPTIONS = (*TORCHRUN_OPTIONS, *_SPARES, *_NODES, *_DURABLE, *_LOGS, *_RUN, *INERT_OPTIONS, *REFUSED_OPTIONS)
+OPTIONS = (*TORCHRUN_OPTIONS, *_SPARES, *_NODES, *_DURABLE, *_LOGS, *_RUN, *INERT_OPTIONS)
 BY_NAME: Mapping[str, Option] = MappingProxyType({option.name: option for option in OPTIONS})
 BY_SHORT: Mapping[str, Option] = MappingProxyType({option.short: option for option in OPTIONS if option.short})

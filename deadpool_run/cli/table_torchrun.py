@@ -1,6 +1,6 @@
 """The options that torchrun has too, as data."""
 
-from deadpool_run.cli.option import INERT, LOGS, REFUSED, TORCHRUN, Option
+from deadpool_run.cli.option import INERT, LOGS, TORCHRUN, Option
 
 TORCHRUN_OPTIONS = (
     Option(
@@ -74,6 +74,13 @@ TORCHRUN_OPTIONS = (
         help="Signals that end the job in order: each is passed on to every worker.",
     ),
     Option(
+        name="numa_binding",
+        panel=TORCHRUN,
+        metavar="node|socket|exclusive|core-complex",
+        env=False,
+        help="Bind each rank to CPUs near its GPU: those of the NUMA node, of the socket, a share of the node's cores, or a last-level cache.",
+    ),
+    Option(
         name="virtual_local_rank",
         panel=TORCHRUN,
         metavar=None,
@@ -130,7 +137,12 @@ INERT_OPTIONS = (
     Option(
         name="rdzv_id", panel=INERT, metavar="NAME", default="none", help="Counts as --run-id where that is not given."
     ),
-    Option(name="rdzv_conf", panel=INERT, metavar="K=V,...", help="See --join-timeout and --node-timeout."),
+    Option(
+        name="rdzv_conf",
+        panel=INERT,
+        metavar="K=V,...",
+        help="join_timeout counts as --join-timeout where that is not given. See --node-timeout for the others.",
+    ),
     Option(
         name="master_addr",
         panel=INERT,
@@ -147,18 +159,25 @@ INERT_OPTIONS = (
         metavar="SECONDS",
         help="A death is told by the kernel, not found by polling.",
     ),
-)
-
-REFUSED_OPTIONS = (
     Option(
         name="event_log_handler",
-        panel=REFUSED,
+        panel=INERT,
         metavar="NAME",
         default="null",
-        help="Only null.",
+        help="null, console or dynamic_rendezvous. What happens is in the run directory's journal, and `status --json` tells it.",
     ),
-    Option(name="logs_specs", panel=REFUSED, metavar="NAME", env=False, help="Only the built-in one."),
     Option(
-        name="numa_binding", panel=REFUSED, metavar="MODE", env=False, help="Bind the script yourself, with numactl."
+        name="logs_specs",
+        panel=INERT,
+        metavar="NAME",
+        env=False,
+        help="An installed plugin for logs, which is not used: the tree of logs is always torchrun's own.",
+    ),
+    Option(
+        name="use_env",
+        panel=INERT,
+        metavar=None,
+        env=False,
+        help="Of torch.distributed.launch: ranks are told their number by the environment, as always here.",
     ),
 )
