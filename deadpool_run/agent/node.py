@@ -29,6 +29,7 @@ from deadpool_run.core.events import (
     ReplicasReported,
     StopRequested,
     TranscriptSealed,
+    WorkerExited,
 )
 from deadpool_run.ids import Rank, Version, WorkerId
 from deadpool_run.vault.vault import Vault
@@ -68,6 +69,7 @@ class Node:
         vault = self.vault = Vault(spec.settings.world_size)
         self.copies: Copies | None = None
         self._situation = situation
+        self._root_cause = output.root_cause
         self._life = self._world_life = 0
         self._roll = Roll()
         self._safe: dict[Rank, Safe] = {}
@@ -238,6 +240,8 @@ class Node:
     def _submit(self, event: Event) -> None:
         """Pass a fact on; that a rank is through only once its last snapshot is safe from the loss of this node."""
         self._roll.told(event)
+        if isinstance(event, WorkerExited):
+            self._root_cause.ended(event.worker, event.code, event.signal)
         if self.copies is not None and isinstance(event, CaptureSkipped):
             self.copies.skipped()
         if self.copies is not None and isinstance(event, TranscriptSealed | LoopFinished):

@@ -11,7 +11,9 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
+from deadpool_run.agent.root_cause import RootCause
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Streams
 from deadpool_run.errors import UsageError
 
@@ -51,6 +53,8 @@ class Output:
         self._attempt: Path | None = None
         self._tees: list[_Tee] = []
         self._console = threading.Lock()
+        self.root_cause = RootCause(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+        """What a launcher around this one is told of a failure."""
 
     @property
     def root(self) -> Path | None:
@@ -59,50 +63,54 @@ class Output:
 
     def begin(self, generation: int) -> None:
         """Make the folders of this generation."""
+        self.root_cause.begin()
         if self._root is None:
             return
         self._attempt = self._root / f"attempt_{generation}"
         for local_rank in range(self._spec.nproc_per_node):
             (self._attempt / str(local_rank)).mkdir(parents=True, exist_ok=True)
+        for stream in _STREAMS:
+            if self._needles(stream):  # as torchrun: the file is there, whether or not a line goes to it
+                os.close(_append(self._attempt / f"filtered_{stream.name}.log"))
 
     def error_file(self, local_rank: int) -> str:
         """Return the path of the rank's error file, or nothing if logs are off."""
         return "" if self._attempt is None else str(self._attempt / str(local_rank) / "error.json")
 
-    def open(self, local_rank: int) -> dict[str, int]:
+    def open(self, local_rank: int, rank: int) -> dict[str, int]:
         """Return descriptors, the caller's to close, for the streams that do not go to the console as it is."""
-        return {stream.name: fd for stream in _STREAMS if (fd := self._open(stream, local_rank)) is not None}
+        return {stream.name: fd for stream in _STREAMS if (fd := self._open(stream, local_rank, rank)) is not None}
 
     def close(self) -> None:
-        """Wait until everything that workers have written is copied, within a bound."""
+        """Wait until everything that workers have written is copied, within a bound; tell why the job failed, if it did."""
+        self.root_cause.publish()
         for tee in self._tees:
             tee.join(_DRAIN_TIMEOUT_S)
         self._tees.clear()
 
-    def _open(self, stream: _Stream, local_rank: int) -> int | None:
+    def _open(self, stream: _Stream, local_rank: int, rank: int) -> int | None:
         shown = self._spec.local_ranks_filter is None or local_rank in self._spec.local_ranks_filter
-        tee = stream.flag in self._spec.tee.get(local_rank, Streams.NONE)
-        if self._attempt is None:  # as torchrun: without files, what was to go to files is not seen
-            redirected = tee or stream.flag in self._spec.redirects.get(local_rank, Streams.NONE)
-            return os.open(os.devnull, os.O_WRONLY) if redirected or not shown else None
-        path = self._attempt / str(local_rank) / f"{stream.name}.log"
-        if tee and shown:
-            return self._start_tee(stream, local_rank, path)
-        if tee or stream.flag in self._spec.redirects.get(local_rank, Streams.NONE):
-            return _append(path)
+        if self._attempt is not None:  # as torchrun: without files, what was to go to files goes to the console
+            tee = stream.flag in self._spec.tee.get(local_rank, Streams.NONE)
+            path = self._attempt / str(local_rank) / f"{stream.name}.log"
+            if tee and shown:
+                return self._start_tee(stream, path, line_prefix(os.environ, self._spec.role, local_rank, rank))
+            if tee or stream.flag in self._spec.redirects.get(local_rank, Streams.NONE):
+                return _append(path)
         return None if shown else os.open(os.devnull, os.O_WRONLY)
 
-    def _start_tee(self, stream: _Stream, local_rank: int, path: Path) -> int:
+    def _needles(self, stream: _Stream) -> tuple[str, ...]:
+        of_stdout = stream.flag is Streams.OUT
+        return self._spec.duplicate_stdout_filters if of_stdout else self._spec.duplicate_stderr_filters
+
+    def _start_tee(self, stream: _Stream, path: Path, prefix: bytes) -> int:
         assert self._attempt is not None
-        filters = (
-            self._spec.duplicate_stdout_filters if stream.flag is Streams.OUT else self._spec.duplicate_stderr_filters
-        )
         reader, writer = os.pipe()
         tee = _Tee(
             reader,
             _Copies(file=path, console_fd=stream.console_fd, filtered=self._attempt / f"filtered_{stream.name}.log"),
-            prefix=line_prefix(os.environ, self._spec.role, local_rank),
-            needles=tuple(needle.encode() for needle in filters),
+            prefix=prefix,
+            needles=tuple(needle.encode() for needle in self._needles(stream)),
             console=self._console,
         )
         tee.start()
@@ -110,12 +118,10 @@ class Output:
         return writer
 
 
-def line_prefix(env: Mapping[str, str], role: str, local_rank: int) -> bytes:
+def line_prefix(env: Mapping[str, str], role: str, local_rank: int, rank: int) -> bytes:
     """Return what stands before a tee'd line. `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE` is torchrun's way to change it."""
-    template = env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${role_name}${local_rank}]:")
-    for name, value in (("role_name", role), ("rank", str(local_rank)), ("local_rank", str(local_rank))):
-        template = template.replace(f"${{{name}}}", value)
-    return template.encode()
+    template = env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or "[${role_name}${local_rank}]:"
+    return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank).encode()
 
 
 @dataclass(frozen=True, slots=True)

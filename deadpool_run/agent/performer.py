@@ -170,6 +170,8 @@ class Performer:
     def _assign(self, order: do.AssignRank, capture_interval: int) -> None:
         local_rank = order.local_rank
         resume = -1 if order.newcomer else self._begins.resume
+        error_file = self._output.error_file(local_rank)
+        self._output.root_cause.assigned(order.worker, error_file)
         seat = Seat(
             worker=order.worker,
             rank=order.rank,
@@ -180,13 +182,13 @@ class Performer:
             capture_interval=capture_interval,
             store_host=self._world.store_host,
             store_port=self._world.store_port,
-            error_file=self._output.error_file(local_rank),
+            error_file=error_file,
             node=self._situation.node,
             address=self._situation.address,
             replicates=self._situation.replicates,
             resume=resume,
         )
-        streams = self._output.open(local_rank)
+        streams = self._output.open(local_rank, order.rank)
         fds = {**self._vault.descriptors(order.rank), **streams}
         assign = messages.Assign(
             rank=order.rank,
@@ -201,6 +203,8 @@ class Performer:
             fds=list(fds),
             resume=resume,
         )
+        if cpus := self._spec.cpus.get(local_rank):
+            self._workforce.bind(order.worker, cpus)
         self._workforce.assign(order.worker, assign, fds)
         for fd in streams.values():
             os.close(fd)

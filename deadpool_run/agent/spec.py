@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 from pathlib import Path
+from string import Template
 
 from deadpool_run.agent.discovery.slurm import Discovery
 from deadpool_run.core.settings import Settings
@@ -52,7 +53,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What every rank runs. `${local_rank}` in an argument becomes the rank's local rank, as under torchrun."""
+    """What every rank runs."""
 
     mode: Mode
     argv: tuple[str, ...]
@@ -61,6 +62,12 @@ class Target:
         """Refuse an empty command."""
         if not self.argv:
             raise UsageError("nothing to run: name a script, a module (-m) or a program (--no-python)")
+
+    def of_rank(self, local_rank: int) -> "Target":
+        """Return it for a rank: in every argument `${local_rank}` and `$local_rank` are its own, and `$$` is `$`."""
+        first = 1 if self.mode is Mode.EXEC else 0  # a program's name is not an argument
+        words = (Template(word).safe_substitute(local_rank=local_rank) for word in self.argv[first:])
+        return Target(self.mode, (*self.argv[:first], *words))
 
     def to_json(self) -> str:
         """Return the value of DEADPOOL_TARGET."""
@@ -164,6 +171,8 @@ class LaunchSpec:
     """OMP_NUM_THREADS of workers where the environment has none. None: torchrun's rule (1 if nproc_per_node > 1)."""
     virtual_local_rank: bool = False
     """LOCAL_RANK is 0 everywhere and CUDA_VISIBLE_DEVICES names one device."""
+    cpus: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """The CPUs that a local rank's worker may use. A rank that is not named may use all that we may."""
     signals_to_handle: tuple[int, ...] = DEFAULT_SIGNALS
     """Signals that end the job in order."""
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S

@@ -1,8 +1,10 @@
 """The worker processes of this node: made, given ranks, spoken to, ended. Decides nothing."""
 
+import contextlib
+import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from deadpool_run.agent.channel import Channel
@@ -87,6 +89,13 @@ class Workforce:
         if found is not None and found.channel is not None:
             found.rank = Rank(order.rank)
             found.channel.send(order, [fds[name] for name in order.fds])
+
+    def bind(self, worker: WorkerId, cpus: Collection[int]) -> None:
+        """Have a parked worker, and the threads that it starts, run on these CPUs only."""
+        pid = self.pid(worker)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(pid, cpus)
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """Say something to the worker; nothing happens if it has ended."""

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from deadpool_run.agent.binding import BindingMode
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, DurableSpec, LaunchSpec, Mode, StartMethod, Streams, Target
+from deadpool_run.cli import torchrun_words
 from deadpool_run.cli.cluster import cluster, host_of, shape
 from deadpool_run.cli.machine import Surroundings
 from deadpool_run.cli.options import Values
-from deadpool_run.cli.table import BY_NAME, INERT
+from deadpool_run.cli.table import BY_NAME
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 
@@ -31,7 +33,8 @@ class Launch:
 
 def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
     """Return what to launch: `argv` is the script and its arguments. Raises `UsageError`."""
-    _refuse_what_is_not_supported(values, here)
+    torchrun_words.check(values, here.plugins)
+    _refuse_another_machine(values, here)
     ranks = _ranks(values, here)
     wanted = shape(values)
     interval = values.count("capture_interval", 1)
@@ -43,7 +46,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         spare_nodes=wanted.spare_nodes,
         replicas=values.count("replicas", 0),
         durable=durable is not None and bool(durable.target),
-        join_timeout_s=values.seconds("join_timeout"),
+        join_timeout_s=torchrun_words.join_timeout_s(values),
         max_restarts=values.count("max_restarts", 0) if values["max_restarts"].text else None,
         repair_timeout_s=values.seconds("repair_timeout"),
         shutdown_timeout_s=values.seconds("shutdown_timeout"),
@@ -61,20 +64,21 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         log_dir=Path(values.text("log_dir")).absolute() if values.text("log_dir") else None,
         redirects=_streams(values, "redirects", ranks),
         tee=_streams(values, "tee", ranks),
-        local_ranks_filter=_local_ranks(values, ranks),
+        local_ranks_filter=_local_ranks(values),
         duplicate_stdout_filters=split_needles(values.text("duplicate_stdout_filters")),
         duplicate_stderr_filters=split_needles(values.text("duplicate_stderr_filters")),
         role=values.text("role"),
         start_method=start_method,
         preload=tuple(dict.fromkeys((*DEFAULT_PRELOAD, *values.words("preload")))),
         python=here.environment.get("PYTHON_EXEC") or here.python,
+        cpus=_cpus(values, ranks, here),
         virtual_local_rank=values.flag("virtual_local_rank"),
         signals_to_handle=_signals(values),
         hang_timeout_s=values.seconds("hang_timeout", or_zero=True),
         cluster=cluster(values, wanted.machines, here.host_name, here.token),
         durable=durable,
     )
-    return Launch(spec, tuple(_notes(values, several=wanted.machines > 1)))
+    return Launch(spec, tuple(torchrun_words.notes(values, ranks, several=wanted.machines > 1)))
 
 
 def directory_name(run_id: str) -> str:
@@ -88,7 +92,7 @@ def split_needles(text: str) -> tuple[str, ...]:
     return tuple(part.replace("\0", ",") for part in parts if part)
 
 
-def _refuse_what_is_not_supported(values: Values, here: Surroundings) -> None:
+def _refuse_another_machine(values: Values, here: Surroundings) -> None:
     if not values.flag("standalone") and values.text("nnodes") in {"1", "1:1"}:
         alone = "for several machines, say how many with --nnodes on each of them; for one, leave the option out"
         host, _ = host_of(values.text("rdzv_endpoint"))
@@ -96,14 +100,6 @@ def _refuse_what_is_not_supported(values: Values, here: Surroundings) -> None:
             raise values.refuse("rdzv_endpoint", "is another machine", alone)
         if values.text("node_rank") and values.count("node_rank", 0) != 0:
             raise values.refuse("node_rank", "there is no other machine", alone)
-    if values.text("event_log_handler") != "null":
-        raise values.refuse("event_log_handler", "not supported", "leave it out: `status --json` tells what happened")
-    if values.text("logs_specs"):
-        raise values.refuse(
-            "logs_specs", "not supported", "leave it out: --log-dir, --redirects and --tee are honoured"
-        )
-    if values.text("numa_binding"):
-        raise values.refuse("numa_binding", "not supported", "leave it out, or have the script bind itself")
 
 
 def _is_here(host: str, here: Surroundings) -> bool:
@@ -126,6 +122,13 @@ def _ranks(values: Values, here: Surroundings) -> int:
             "write the number of ranks, or `cpu`",
         )
     return named[text]
+
+
+def _cpus(values: Values, ranks: int, here: Surroundings) -> Mapping[int, frozenset[int]]:
+    if not values.text("numa_binding"):
+        return {}
+    mode = values.choice("numa_binding", {mode.value: mode.value for mode in BindingMode})
+    return here.bind(BindingMode(mode), ranks)
 
 
 def _names(values: Values, fresh_id: str) -> tuple[str, str]:
@@ -163,23 +166,14 @@ def _streams(values: Values, name: str, ranks: int) -> dict[int, Streams]:
     if not re.fullmatch(r"[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
         raise values.refuse(name, "no choice of streams", advice)
     chosen = {int(rank): Streams(int(stream)) for rank, stream in (part.split(":") for part in text.split(","))}
-    _check_local_ranks(values, name, chosen, ranks)
-    return {rank: streams for rank, streams in chosen.items() if streams}
+    return {rank: streams for rank, streams in chosen.items() if streams and rank < ranks}
 
 
-def _local_ranks(values: Values, ranks: int) -> frozenset[int] | None:
+def _local_ranks(values: Values) -> frozenset[int] | None:
     words = values.words("local_ranks_filter")
     if not all(word.isdigit() for word in words):
         raise values.refuse("local_ranks_filter", "not a list of local ranks", "write numbers and commas: 0,2")
-    chosen = frozenset(int(word) for word in words)
-    _check_local_ranks(values, "local_ranks_filter", chosen, ranks)
-    return chosen or None
-
-
-def _check_local_ranks(values: Values, name: str, chosen: Mapping[int, object] | frozenset[int], ranks: int) -> None:
-    beyond = [rank for rank in chosen if rank >= ranks]
-    if beyond:
-        raise values.refuse(name, f"there is no local rank {min(beyond)}", f"local ranks are 0 to {ranks - 1}")
+    return frozenset(int(word) for word in words) or None
 
 
 def _durable(values: Values) -> DurableSpec | None:
@@ -225,18 +219,3 @@ def _signals(values: Values) -> tuple[int, ...]:
             raise values.refuse("signals_to_handle", f"{word} cannot be handled", "write names such as SIGTERM,SIGUSR1")
         chosen.append(signal.Signals[name].value)
     return tuple(chosen)
-
-
-def _notes(values: Values, *, several: bool) -> list[str]:
-    """Return what is accepted but has no effect, in one sentence each."""
-    notes = []
-    silent = {"rdzv_id", *(("master_addr", "master_port") if several else ())}  # these are heeded
-    inert = [option for option in BY_NAME.values() if option.panel == INERT and option.name not in silent]
-    unused = [values[option.name].source for option in inert if values[option.name].is_set]
-    if unused and not values.flag("standalone"):
-        notes.append(f"no effect{'' if several else ' on one machine'}: {', '.join(unused)}")
-    if values.text("start_method") in {"fork", "forkserver"}:
-        notes.append(
-            f"{values['start_method'].source} {values.text('start_method')}: workers are forked from the nursery"
-        )
-    return notes

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from deadpool_run.agent.binding import BindingMode, Machine
 from deadpool_run.cli.cluster import read_token
 from deadpool_run.errors import UsageError
 
@@ -28,6 +29,8 @@ class Surroundings:
     gpus: int
     host_names: frozenset[str]
     """Names and addresses by which an endpoint can mean this machine."""
+    bind: Callable[[BindingMode, int], Mapping[int, frozenset[int]]] = lambda _mode, _ranks: {}
+    """Returns the CPUs near the GPU of each of so many local ranks."""
     python: str
     state_dir: Path
     """Where run directories go by default."""
@@ -35,6 +38,8 @@ class Surroundings:
     """Names the run if the user does not."""
     host_name: str = "localhost"
     """What this machine is called by its scheduler, or calls itself."""
+    plugins: Callable[[str], frozenset[str]] = lambda _: frozenset()
+    """Returns the names of the entry points of a group, such as torchrun's plugins have."""
     token: Callable[[str], bytes] = lambda _: b""
     """Reads the job's token: of the file of this name, or if there is none, what the environment or the user has."""
 
@@ -46,10 +51,12 @@ def look_around(environment: Mapping[str, str]) -> Surroundings:
         cpus=os.cpu_count() or 1,
         gpus=0 if _torch_is_cpu_only() else count_gpus(environment, DEVICES),
         host_names=_host_names(),
+        bind=lambda mode, ranks: Machine(environment.get("CUDA_VISIBLE_DEVICES")).bind(mode, ranks),
         python=sys.executable,
         state_dir=state_dir(environment),
         fresh_run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
         host_name=environment.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        plugins=lambda group: frozenset(metadata.entry_points(group=group).names),
         token=lambda name: find_token(name, environment),
     )
 

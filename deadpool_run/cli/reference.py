@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Iterator
 
-from deadpool_run.cli.table import OPTIONS, PANELS, Option
+from deadpool_run.cli.option import PANELS, Option
+from deadpool_run.cli.table import OPTIONS
 
 
 def options_reference() -> str:

@@ -1,139 +1,10 @@
 """Every option of `deadpool-run SCRIPT`, as data: parsing, help, `config show` and the documentation are made from it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
-TORCHRUN = "torchrun's options"
-SPARES = "Spares and recovery"
-DURABLE = "Durable checkpoints"
-LOGS = "Output and logs"
-RUN = "This run"
-NODES = "Several machines"
-INERT = "torchrun's options that mean nothing here (accepted, said once)"
-REFUSED = "torchrun's options that are not supported yet (refused)"
-PANELS = (TORCHRUN, SPARES, NODES, DURABLE, LOGS, RUN, INERT, REFUSED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One option. Its long flag, its environment variables and its key in a file all follow from `name`."""
-
-    name: str
-    """Words joined by `_`, as in torchrun's destination."""
-    panel: str
-    metavar: str | None
-    """None: a flag that takes no value."""
-    help: str
-    default: str = ""
-    """As it would be written on the command line; empty: not set, and `help` says what happens then."""
-    short: str = ""
-    torchrun: bool = True
-    """torchrun has it too, so that its `PET_*` variable counts."""
-    env: bool = True
-    """False: neither variable is read."""
-    also_read: tuple[str, ...] = ()
-    """Variables of torch's own beside `PET_*`, weaker than it."""
-    in_file: bool = True
-    """False: it makes no sense in a configuration file."""
-
-    @property
-    def flag(self) -> str:
-        """The long spelling, with dashes."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """The environment variables that set it, the stronger first."""
-        if not self.env:
-            return ()
-        upper = self.name.upper()
-        return (f"DEADPOOL_{upper}", *((f"PET_{upper}",) if self.torchrun else ()), *self.also_read)
-
-    @property
-    def is_flag(self) -> bool:
-        """Whether it takes no value."""
-        return self.metavar is None
-
-
-_TORCHRUN = (
-    Option(
-        name="nproc_per_node",
-        panel=TORCHRUN,
-        metavar="N",
-        default="1",
-        help="Ranks to train with: a number, `gpu` (one for each GPU), `cpu` (one for each CPU) or `auto` (GPUs if there are any, else CPUs).",
-    ),
-    Option(
-        name="nnodes",
-        panel=TORCHRUN,
-        metavar="N",
-        default="1:1",
-        help="Machines that this command is started on, the spare ones included. All need the same --rdzv-endpoint.",
-    ),
-    Option(
-        name="standalone",
-        panel=TORCHRUN,
-        metavar=None,
-        help="One machine, no rendezvous. The options for several machines are then not looked at.",
-    ),
-    Option(
-        name="max_restarts",
-        panel=TORCHRUN,
-        metavar="N",
-        help="Restarts of the whole world, where a loss cannot be repaired in place. Not set: 3 while a script that calls deadpool_run.init() sets up, 0 for any other script, as torchrun.",
-    ),
-    Option(
-        name="role", panel=TORCHRUN, metavar="NAME", default="default", help="ROLE_NAME and the prefix of log lines."
-    ),
-    Option(
-        name="module",
-        short="-m",
-        panel=TORCHRUN,
-        metavar=None,
-        help="SCRIPT is the name of a module, as in `python -m`.",
-    ),
-    Option(
-        name="no_python",
-        panel=TORCHRUN,
-        metavar=None,
-        help="SCRIPT is a program to execute as it is; spares only wait for their rank.",
-    ),
-    Option(
-        name="run_path",
-        panel=TORCHRUN,
-        metavar=None,
-        help="Run SCRIPT by its absolute path with runpy.",
-    ),
-    Option(
-        name="start_method",
-        panel=TORCHRUN,
-        metavar="nursery|spawn",
-        default="nursery",
-        help="nursery: one process imports torch once and forks every worker. spawn: a new interpreter for each. torchrun's `fork` and `forkserver` mean nursery.",
-    ),
-    Option(
-        name="shutdown_timeout",
-        panel=TORCHRUN,
-        metavar="SECONDS",
-        default="30",
-        also_read=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
-        help="From SIGTERM to SIGKILL. TORCH_ELASTIC_SHUTDOWN_TIMEOUT is read too.",
-    ),
-    Option(
-        name="signals_to_handle",
-        panel=TORCHRUN,
-        metavar="NAMES",
-        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        help="Signals that end the job in order: each is passed on to every worker.",
-    ),
-    Option(
-        name="virtual_local_rank",
-        panel=TORCHRUN,
-        metavar=None,
-        help="LOCAL_RANK=0 for every rank, each of which sees its own GPU alone.",
-    ),
-)
+from deadpool_run.cli.option import DURABLE, LOGS, NODES, RUN, SPARES, Option
+from deadpool_run.cli.table_torchrun import INERT_OPTIONS, LOGS_OPTIONS, TORCHRUN_OPTIONS
 
 _SPARES = (
     Option(
@@ -302,41 +173,7 @@ _DURABLE = (
 )
 
 _LOGS = (
-    Option(
-        name="log_dir",
-        panel=LOGS,
-        metavar="DIR",
-        help="Where torchrun's tree of log and error files goes. Not set: the run directory. /dev/null: no files.",
-    ),
-    Option(
-        name="redirects",
-        short="-r",
-        panel=LOGS,
-        metavar="STREAMS",
-        default="0",
-        help="Streams that go to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both; or for each local rank, `0:3,1:2`.",
-    ),
-    Option(
-        name="tee",
-        short="-t",
-        panel=LOGS,
-        metavar="STREAMS",
-        default="0",
-        help="Streams that go to files and to the console; written as for --redirects.",
-    ),
-    Option(
-        name="local_ranks_filter",
-        panel=LOGS,
-        metavar="RANKS",
-        help="Local ranks, separated by commas, whose output is shown on the console. Not set: all. Files are not affected.",
-    ),
-    Option(
-        name="duplicate_stdout_filters",
-        panel=LOGS,
-        metavar="TEXTS",
-        help="Tee'd lines of stdout with one of these texts, separated by commas (`,,` is a comma), also go to filtered_stdout.log.",
-    ),
-    Option(name="duplicate_stderr_filters", panel=LOGS, metavar="TEXTS", help="The same for stderr."),
+    *LOGS_OPTIONS,
     Option(
         name="color",
         panel=LOGS,
@@ -398,50 +235,6 @@ _RUN = (
     ),
 )
 
-_INERT = (
-    Option(
-        name="rdzv_backend",
-        panel=INERT,
-        metavar="NAME",
-        default="static",
-        help="There is one way to meet: --rdzv-endpoint.",
-    ),
-    Option(
-        name="rdzv_id", panel=INERT, metavar="NAME", default="none", help="Counts as --run-id where that is not given."
-    ),
-    Option(name="rdzv_conf", panel=INERT, metavar="K=V,...", help="See --join-timeout and --node-timeout."),
-    Option(
-        name="master_addr",
-        panel=INERT,
-        metavar="HOST",
-        help="With --nnodes, and without --rdzv-endpoint, the first machine's address. The job's store is another matter: workers are told where it listens.",
-    ),
-    Option(
-        name="master_port", panel=INERT, metavar="PORT", help="Likewise the port that the first machine listens on."
-    ),
-    Option(name="local_addr", panel=INERT, metavar="HOST", help="The address that reaches --rdzv-endpoint is taken."),
-    Option(
-        name="monitor_interval",
-        panel=INERT,
-        metavar="SECONDS",
-        help="A death is told by the kernel, not found by polling.",
-    ),
-)
-
-_REFUSED = (
-    Option(
-        name="event_log_handler",
-        panel=REFUSED,
-        metavar="NAME",
-        default="null",
-        help="Only null.",
-    ),
-    Option(name="logs_specs", panel=REFUSED, metavar="NAME", env=False, help="Only the built-in one."),
-    Option(
-        name="numa_binding", panel=REFUSED, metavar="MODE", env=False, help="Bind the script yourself, with numactl."
-    ),
-)
-
-OPTIONS = (*_TORCHRUN, *_SPARES, *_NODES, *_DURABLE, *_LOGS, *_RUN, *_INERT, *_REFUSED)
+OPTIONS = (*TORCHRUN_OPTIONS, *_SPARES, *_NODES, *_DURABLE, *_LOGS, *_RUN, *INERT_OPTIONS)
 BY_NAME: Mapping[str, Option] = MappingProxyType({option.name: option for option in OPTIONS})
 BY_SHORT: Mapping[str, Option] = MappingProxyType({option.short: option for option in OPTIONS if option.short})

@@ -7,8 +7,9 @@ import pytest
 from typer.main import get_command
 
 from deadpool_run.cli.app import app
+from deadpool_run.cli.option import PANELS
 from deadpool_run.cli.reference import options_reference
-from deadpool_run.cli.table import OPTIONS, PANELS
+from deadpool_run.cli.table import OPTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 START, END = "<!-- options: made by `python -m deadpool_run.cli.reference` -->\n", "<!-- end of options -->"

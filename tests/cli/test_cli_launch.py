@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deadpool_run.agent.binding import BindingMode
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, LOGS_OFF, Mode, StartMethod, Streams
 from deadpool_run.cli.launch import directory_name, plan, split_needles
 from deadpool_run.cli.machine import Surroundings, count_gpus, state_dir
@@ -14,7 +15,7 @@ from deadpool_run.errors import UsageError
 PYTHON = "/usr/bin/python3"
 
 
-def planned(argv=("train.py",), environment=None, gpus=0, **given):
+def planned(argv=("train.py",), environment=None, gpus=0, plugins=lambda _: frozenset(), bind=None, **given):
     environment = environment or {}
     here = Surroundings(
         environment=environment,
@@ -24,6 +25,8 @@ def planned(argv=("train.py",), environment=None, gpus=0, **given):
         python=PYTHON,
         state_dir=Path("/state"),
         fresh_run_id="fresh",
+        plugins=plugins,
+        **({"bind": bind} if bind else {}),
     )
     return plan(Values(resolve(given, environment, {})), tuple(argv), here)
 
@@ -145,12 +148,45 @@ def test_the_shutdown_timeout_of_torch_counts_where_none_is_given():
             planned(environment={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": bad})
 
 
+def test_the_join_timeout_of_torchruns_rendezvous_counts_where_none_is_given():
+    given = {"nnodes": "2", "rdzv_endpoint": "node7:1", "rdzv_conf": "join_timeout=60, read_timeout=5"}
+    assert planned(**given).spec.settings.join_timeout_s == 60
+    assert planned(**given).notes == ("no effect: --rdzv-conf",)
+    assert planned(**given, join_timeout="7").spec.settings.join_timeout_s == 7
+    assert planned(**{**given, "rdzv_conf": "join_timeout=60"}).notes == ()
+
+
+def test_plugins_of_torchrun_are_known_by_name():
+    plugins = {"torchrun.logs_specs": {"mine"}, "torchrun.handlers": {"ours"}}
+    launch = planned(logs_specs="mine", rdzv_backend="ours", plugins=lambda group: frozenset(plugins[group]))
+    assert launch.notes == ("no effect on one machine: --rdzv-backend, --logs-specs",)
+
+
+def test_ranks_are_bound_to_cpus():
+    asked = []
+
+    def bind(mode, ranks):
+        asked.append((mode, ranks))
+        return {0: frozenset({3})}
+
+    assert planned(nproc_per_node="2", numa_binding="core-complex", bind=bind).spec.cpus == {0: {3}}
+    assert planned(bind=bind).spec.cpus == {}
+    assert asked == [(BindingMode.CORE_COMPLEX, 2)]
+
+
 def test_what_means_nothing_here_is_said_once():
     launch = planned(rdzv_backend="c10d", local_addr="node7", master_port="29500", start_method="fork")
     assert launch.spec.start_method is StartMethod.NURSERY
     assert launch.notes == (
         "no effect on one machine: --rdzv-backend, --master-port, --local-addr",
         "--start-method fork: workers are forked from the nursery",
+    )
+    assert planned(event_log_handler="console", use_env=True).notes == (
+        "no effect on one machine: --event-log-handler",
+    )
+    assert planned(nproc_per_node="2", redirects="0:1,5:3", tee="3", local_ranks_filter="1,2,7").notes == (
+        "--redirects 0:1,5:3: there is no local rank 5",
+        "--local-ranks-filter 1,2,7: there is no local rank 2, 7",
     )
     assert planned(standalone=True, rdzv_backend="c10d", rdzv_endpoint="elsewhere:1").notes == ()
     several = {"nnodes": "2", "rdzv_endpoint": "node7:1", "rdzv_id": "job", "rdzv_backend": "c10d"}
@@ -172,9 +208,14 @@ def test_an_endpoint_on_this_machine_is_accepted(endpoint):
         ({"nnodes": "1:4"}, "--nnodes '1:4'"),
         ({"rdzv_endpoint": "node8:29400"}, "--rdzv-endpoint 'node8:29400'"),
         ({"node_rank": "1"}, "--node-rank '1'"),
-        ({"event_log_handler": "console"}, "--event-log-handler 'console'"),
         ({"logs_specs": "mine"}, "--logs-specs 'mine'"),
-        ({"numa_binding": "node"}, "--numa-binding 'node'"),
+        ({"event_log_handler": "nope"}, "--event-log-handler 'nope'"),
+        ({"logs_specs": "mine"}, "no such plugin is installed"),
+        ({"numa_binding": "near"}, "--numa-binding 'near'"),
+        ({"rdzv_backend": "nope"}, "--rdzv-backend 'nope'"),
+        ({"rdzv_conf": "timeout"}, "'timeout' is no setting"),
+        ({"rdzv_conf": "a=1,join_timeout=soon"}, "join_timeout=soon is not a positive number"),
+        ({"monitor_interval": "often"}, "--monitor-interval 'often'"),
         ({"nproc_per_node": "0"}, "--nproc-per-node '0'"),
         ({"nproc_per_node": "-2"}, "--nproc-per-node '-2'"),
         ({"nproc_per_node": "xpu"}, "--nproc-per-node 'xpu'"),
@@ -182,8 +223,6 @@ def test_an_endpoint_on_this_machine_is_accepted(endpoint):
         ({"module": True, "no_python": True}, "exclude each other"),
         ({"redirects": "4"}, "--redirects '4'"),
         ({"tee": "0:3,"}, "--tee '0:3,'"),
-        ({"tee": "1:3"}, "there is no local rank 1"),
-        ({"local_ranks_filter": "1"}, "there is no local rank 1"),
         ({"local_ranks_filter": "a"}, "not a list of local ranks"),
         ({"signals_to_handle": "SIGTERM,SIGKILL"}, "SIGKILL cannot be handled"),
         ({"signals_to_handle": "NOPE"}, "NOPE cannot be handled"),

@@ -64,7 +64,7 @@ def tree(root):
 def test_by_default_nothing_is_touched(spec):
     out = Output(spec())
     out.begin(0)
-    assert out.open(0) == {}
+    assert out.open(0, 0) == {}
     assert out.error_file(1) == str(out.root / "attempt_0" / "1" / "error.json")
     assert out.root.parent == out._spec.run_dir / "logs"
     assert out.root.name.startswith("job_")
@@ -74,9 +74,9 @@ def test_redirected_streams_are_in_torchruns_tree(spec, tmp_path):
     out = Output(spec(log_dir=tmp_path / "logs", redirects={0: Streams.BOTH, 1: Streams.ERR}))
     for generation in (0, 1):
         out.begin(generation)
-        write(out.open(0), stdout=b"a\n", stderr=b"b\n")
-        write(out.open(1), stderr=b"c\n")
-    write(out.open(0), stdout=b"promoted\n")  # a spare in the rank's place goes on in its file
+        write(out.open(0, 0), stdout=b"a\n", stderr=b"b\n")
+        write(out.open(1, 1), stderr=b"c\n")
+    write(out.open(0, 0), stdout=b"promoted\n")  # a spare in the rank's place goes on in its file
     attempt = {"0/stdout.log": b"a\n", "0/stderr.log": b"b\n", "1/stderr.log": b"c\n"}
     expected = {f"attempt_{generation}/{name}": text for generation in (0, 1) for name, text in attempt.items()}
     assert tree(out.root) == expected | {"attempt_1/0/stdout.log": b"a\npromoted\n"}
@@ -86,8 +86,8 @@ def test_a_tee_writes_files_and_prefixed_lines(spec, console, tmp_path):
     tee = {0: Streams.BOTH, 1: Streams.OUT}
     out = Output(spec(log_dir=tmp_path, tee=tee, duplicate_stdout_filters=("loss",)))
     out.begin(0)
-    write(out.open(0), stdout=b"one\nloss 2\nunended", stderr=b"warning\n")
-    write(out.open(1), stdout=b"loss 3\n")
+    write(out.open(0, 0), stdout=b"one\nloss 2\nunended", stderr=b"warning\n")
+    write(out.open(1, 1), stdout=b"loss 3\n")
     out.close()
     assert sorted(console().splitlines()) == [
         b"[default0]:loss 2",
@@ -111,21 +111,26 @@ def test_a_tee_writes_files_and_prefixed_lines(spec, console, tmp_path):
 def test_the_filter_hides_other_ranks_from_the_console_only(spec, console, tmp_path):
     out = Output(spec(log_dir=tmp_path, tee={0: Streams.OUT, 1: Streams.OUT}, local_ranks_filter=frozenset({1})))
     out.begin(0)
-    hidden = out.open(0)
+    hidden = out.open(0, 0)
     assert target_of(hidden["stderr"]) == os.devnull
     write(hidden, stdout=b"hidden\n")
-    write(out.open(1), stdout=b"shown\n")
+    write(out.open(1, 1), stdout=b"shown\n")
     out.close()
     assert console() == b"[default1]:shown\n"
     assert tree(out.root)["attempt_0/0/stdout.log"] == b"hidden\n"
 
 
-def test_without_logs_nothing_is_written(spec, tmp_path):
-    out = Output(spec(log_dir=LOGS_OFF, tee={0: Streams.OUT}))
+def test_the_file_of_filtered_lines_is_there_without_a_line(spec, tmp_path):
+    out = Output(spec(log_dir=tmp_path, duplicate_stderr_filters=("loss",)))
     out.begin(0)
-    fds = out.open(0)
-    assert {name: target_of(fd) for name, fd in fds.items()} == {"stdout": os.devnull}
-    write(fds)
+    out.close()
+    assert tree(out.root) == {"attempt_0/filtered_stderr.log": b""}
+
+
+def test_without_logs_everything_goes_to_the_console(spec, tmp_path):
+    out = Output(spec(log_dir=LOGS_OFF, tee={0: Streams.OUT}, redirects={1: Streams.BOTH}))
+    out.begin(0)
+    assert out.open(0, 0) == out.open(1, 1) == {}
     assert (out.root, out.error_file(0)) == (None, "")
     assert list(tmp_path.iterdir()) == []
 
@@ -137,7 +142,7 @@ def test_a_console_that_went_away_costs_no_file(spec, monkeypatch, tmp_path):
     out = Output(spec(log_dir=tmp_path, tee={0: Streams.OUT}))
     out.begin(0)
     text = b"line\n" * 100_000
-    fds = out.open(0)
+    fds = out.open(0, 0)
     feeder = threading.Thread(target=write, args=(fds,), kwargs={"stdout": text})
     feeder.start()
     feeder.join(20)
@@ -154,7 +159,7 @@ def test_a_console_that_does_not_block_loses_nothing(spec, monkeypatch, tmp_path
     out = Output(spec(log_dir=tmp_path, tee={0: Streams.OUT}))
     out.begin(0)
     lines = [b"%06d" % number for number in range(40_000)]
-    feeder = threading.Thread(target=write, args=(out.open(0),), kwargs={"stdout": b"\n".join(lines) + b"\n"})
+    feeder = threading.Thread(target=write, args=(out.open(0, 0),), kwargs={"stdout": b"\n".join(lines) + b"\n"})
     feeder.start()
     got = b""
     while got.count(b"\n") < len(lines):
@@ -167,9 +172,9 @@ def test_a_console_that_does_not_block_loses_nothing(spec, monkeypatch, tmp_path
 
 
 def test_the_prefix_follows_torchruns_template():
-    assert line_prefix({}, "trainer", 3) == b"[trainer3]:"
-    template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${role_name}/${rank}/${local_rank}> "}
-    assert line_prefix(template, "trainer", 3) == b"trainer/3/3> "
+    assert line_prefix({}, "trainer", 3, 7) == b"[trainer3]:"
+    template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${role_name}/$rank/${local_rank} $$ ${other}> "}
+    assert line_prefix(template, "trainer", 3, 7) == b"trainer/7/3 $ ${other}> "
 
 
 def test_a_job_with_tee_and_redirects(cluster, tmp_path):

@@ -32,7 +32,10 @@ def test_a_death_ends_it(unmanaged):
 def test_a_death_restarts_it_if_that_is_allowed(unmanaged, spares):
     job = unmanaged("--die", "2", options=("--max-restarts", "1"), spares=spares)
     assert job.wait_exit() == 0, job.told()
-    assert [e["total"] for e in job.account.of("end", restart=1)] == [4.0**5] * 4
+    ends = job.account.of("end", restart=1)
+    assert [e["total"] for e in ends] == [4.0**5] * 4
+    assert sorted(e["met"] for e in ends) == [1, 2, 3, 4]  # nothing is left in the store of the first life
+    assert len({e["worker"] for e in ends} & set(range(4, 4 + spares))) == spares  # those that had waited
     job.check_nothing_left()
 
 

@@ -1,4 +1,7 @@
-"""An ordinary torch.distributed script that has never heard of deadpool-run. `--die RANK`: in its first life."""
+"""An ordinary torch.distributed script that has never heard of deadpool-run.
+
+`--die RANK`: in its first life. `--hold RANK`: it waits in its first life, until the test has done something to it.
+"""
 
 import os
 
@@ -14,12 +17,15 @@ from telling import tell
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--die", type=int, default=-1)
+parser.add_argument("--hold", type=int, default=-1)
 parser.add_argument("--always", action="store_true")
 parser.add_argument("--flags", type=Path, required=True)
 args = parser.parse_args()
 
 tell("start")
 dist.init_process_group("gloo")
+met = dist.distributed_c10d._get_default_store().add("met", 1)  # counts from 1 in every life
+dist.barrier()
 total = torch.ones(1)
 for step in range(5):
     if dist.get_rank() == args.die and step == 3:
@@ -27,6 +33,9 @@ for step in range(5):
         if args.always or not flag.exists():
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+    if dist.get_rank() == args.hold and step == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        tell("held")
+        signal.pause()
     dist.all_reduce(total)
-tell("end", total=total.item())
+tell("end", total=total.item(), met=met)
 dist.destroy_process_group()

@@ -1,0 +1,97 @@
+"""The failure that came first, copied to where a launcher around this one, or a scheduler, looks for it.
+
+torchrun's convention: a worker's exception is in the error file that `TORCHELASTIC_ERROR_FILE` names in its environment,
+and the launcher copies that of the first failure to the file that the same variable names in its own, with the exit code.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deadpool_run.agent.tell import tell
+from deadpool_run.ids import WorkerId
+
+_MAX_BYTES = 16 << 20
+"""A larger error file is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: Mapping[str, Any] | None
+    exit_code: int
+    at: float
+
+
+class RootCause:
+    """Failures of this node's workers that nobody has made up for. `own` is our own error file; empty: nobody asks."""
+
+    def __init__(self, own: str) -> None:
+        self._own = own
+        self._files: dict[WorkerId, str] = {}
+        self._failures: dict[str, _Failure] = {}
+
+    def begin(self) -> None:
+        """Forget what a new generation has made up for."""
+        self._files.clear()
+        self._failures.clear()
+
+    def assigned(self, worker: WorkerId, error_file: str) -> None:
+        """Note which error file the worker has; whoever had it before is replaced by it."""
+        self._files[worker] = error_file
+        self._failures.pop(error_file, None)
+
+    def ended(self, worker: WorkerId, code: int | None, signal: int | None) -> None:
+        """Note how a worker ended."""
+        file = self._files.pop(worker, None)
+        exit_code = -signal if signal is not None else code
+        if self._own and file is not None and exit_code:
+            error = _read(file)
+            self._failures[file] = _Failure(error, exit_code, _time_of(error))
+
+    def publish(self) -> None:
+        """Write the first failure to our own error file, if there is any and it has left an error file."""
+        if not self._failures:
+            return
+        first = min(self._failures.values(), key=lambda failure: failure.at)
+        if first.error is None:
+            return
+        message = first.error["message"]
+        body = (
+            {**first.error, "message": {**message, "errorCode": first.exit_code}}
+            if isinstance(message, dict)
+            else first.error
+        )
+        draft = Path(f"{self._own}.{os.getpid()}")
+        try:
+            draft.write_text(json.dumps(body), encoding="utf-8")
+            draft.replace(self._own)
+        except OSError as error:
+            tell(f"the error file {self._own} cannot be written: {error.strerror}")
+
+
+def _read(file: str) -> Mapping[str, Any] | None:
+    """Return an error file's content; None if there is none that a script could have meant."""
+    try:
+        path = Path(file)
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            return None
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and "message" in content else None
+
+
+def _time_of(error: Mapping[str, Any] | None) -> float:
+    """Return the second of the failure: as its error file says, else now."""
+    message = {} if error is None else error["message"]
+    told = (
+        message.get("extraInfo", {}).get("timestamp") if isinstance(message, dict) else (error or {}).get("timestamp")
+    )
+    try:
+        return float(int(told or ""))
+    except (TypeError, ValueError):
+        return float(int(time.time()))

@@ -1,0 +1,145 @@
+"""What differs between torchrun and deadpool-run on purpose, and why. docs/torchrun.md shows this list, a test sees to it."""
+
+import re
+from dataclasses import dataclass
+
+from compat_cases import Case
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One intended difference. `where` are the paths that it may show at; empty: no case can show it."""
+
+    reason: str
+    where: str = ""
+    always: bool = False
+    """Cases show it without naming it."""
+    unless: str = ""
+    """Command lines that must not show it."""
+
+    def explains(self, path: str, case: Case) -> bool:
+        return bool(re.fullmatch(self.where, path)) and not (self.unless and re.search(self.unless, case.line))
+
+
+_WORKER = r"workers/[^/]+"
+_TREE = r"nodes/\d/tree"
+
+DIFFERENCES = {
+    # --- every case shows these ---
+    "more variables": Difference(
+        "Workers have `DEADPOOL_*` variables beside torchrun's, for scripts that call `init()`.",
+        rf"{_WORKER}/env/DEADPOOL_\w+",
+        always=True,
+    ),
+    "store": Difference(
+        "The job's store has a process and a free port of its own, on the first machine. `MASTER_ADDR` and `MASTER_PORT` name it, "
+        "as an IP address; where the launchers meet is another matter. So two jobs on a machine never want the same port.",
+        rf"{_WORKER}/env/MASTER_(ADDR|PORT)",
+        always=True,
+    ),
+    "run id": Difference(
+        "A run is named by `--rdzv-id`, else by its time. torchrun alone on a machine makes up a name and drops the one that was given.",
+        rf"{_WORKER}/env/TORCHELASTIC_RUN_ID|nodes/\d/tree's name",
+        always=True,
+        unless=r"^(?!.*--standalone).*--rdzv-backend c10d",
+    ),
+    "imported already": Difference(
+        "Workers are forked from a process that has imported torch: `sys.modules` holds it before the script asks. "
+        "`--start-method spawn` gives each a fresh interpreter.",
+        rf"{_WORKER}/torch is imported",
+        always=True,
+        unless=r"--start-method spawn|--no-python (?!.*/probe.py)",
+    ),
+    "SIGUSR1 and SIGUSR2": Difference(
+        "Workers begin with both ignored, until the script handles them: Slurm's `--signal` reaches every process of a job, and by "
+        "default would end it.",
+        rf"{_WORKER}/signals/ignored",
+        always=True,
+    ),
+    "the script's own path": Difference(
+        "`__file__` of a script that was named by a relative path is relative. A script that changes its folder should resolve it before.",
+        rf"{_WORKER}/file",
+        always=True,
+        unless=r"--start-method spawn|--no-python (?!.*/probe.py)|{scripts}|-m ",
+    ),
+    # --- some cases show these ---
+    "a module's path": Difference(
+        "With `-m`, the first entry of `sys.path` is empty, which means the folder that the process is in, and not the one in which it began.",
+        rf"{_WORKER}/path",
+    ),
+    "exit code 2": Difference(
+        "Whatever is wrong with the command line ends with 2 and two lines that say what to do. torchrun has 2 for what its parser "
+        "finds and 1, with a traceback, for the rest.",
+        r"exit",
+    ),
+    "looked at before": Difference(
+        "A script or program that is not there is found before anything is started (exit code 2).",
+        rf"exit|{_TREE}.*|nodes/\d/tree's name",
+    ),
+    "launcher's variables": Difference(
+        "Variables that configure a launcher (`PET_*`, `TORCHELASTIC_*`) are not handed on to workers, where a launcher inside of one "
+        "would take them for its own.",
+        rf"{_WORKER}/env/(PET_\w+|TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)",
+    ),
+    "true and false": Difference(
+        "Variables of flags may say true and false; torchrun takes 1 and 0 only.",
+        r".*",
+    ),
+    "signal names": Difference(
+        "A name in `--signals-to-handle` that is no signal is refused; torchrun goes on without it.",
+        r".*",
+    ),
+    "tee without delay": Difference(
+        "A stream that is teed is a pipe to the launcher, which writes the file and the console at once; torchrun reads the file again "
+        "every tenth of a second.",
+        rf"{_WORKER}/streams",
+    ),
+    "whole lines": Difference(
+        "Standard output is written line by line, so that lines of several ranks do not run together; torchrun's workers are unbuffered "
+        "(`python -u`). What is neither ended by a newline nor flushed is lost if the process is killed.",
+        rf"{_TREE}/attempt_0/0/stdout.log",
+    ),
+    "error files": Difference(
+        "Every exception that ends a script is in its `error.json`, in torchrun's form, also without `@record`.",
+        rf"{_TREE}/attempt_\d/\d/error.json.*",
+    ),
+    "run path": Difference(
+        "With `--run-path` workers are what they are without: they lead a session of their own, and begin with the script's folder "
+        "on `sys.path`.",
+        rf"{_WORKER}/(flags|leads its session|path)",
+    ),
+    "filters without files": Difference(
+        "`--local-ranks-filter` is heeded with `--log-dir /dev/null` too.",
+        r"nodes/\d/std(out|err)|workers/1-0/streams",
+    ),
+    "one count of restarts": Difference(
+        "All machines of a job have one count of restarts. torchrun's launchers count their own, and a machine whose workers are "
+        "started again for the sake of another one's does not count it.",
+        rf"workers/[23]-[01]/.*|{_TREE}/.*",
+    ),
+    # --- no case can show these ---
+    "number of ranks": Difference(
+        "It is fixed: `--nnodes MIN:MAX` with two numbers is refused, with the line to write instead. Machines beyond what the ranks "
+        "need are spares."
+    ),
+    "who has which rank": Difference(
+        "Ranks go to machines by `--node-rank`, else by arrival, and stay there; torchrun's c10d rendezvous sorts addresses anew each time."
+    ),
+    "peers of a failure": Difference(
+        "Workers on other machines are told of a failure at once; under torchrun they find out by their own time-outs."
+    ),
+    "end of a job": Difference(
+        "Launchers leave when the coordinator says that all ranks are done; there is no barrier of 300 seconds."
+    ),
+    "a killed launcher": Difference("If the launcher dies, its workers end with it; torchrun's go on without it."),
+    "second signal": Difference(
+        "A second signal ends the workers outright; torchrun's second traceback leaves them behind."
+    ),
+    "what launchers say": Difference(
+        "One line for each event, on standard error, beginning with `deadpool-run:`; neither a traceback of the launcher nor a table."
+    ),
+    "timers": Difference(
+        "`TORCHELASTIC_ENABLE_FILE_TIMER` and `TORCHELASTIC_HEALTH_CHECK_PORT` are not heeded; `--hang-timeout` finds ranks that hang."
+    ),
+    "other accelerators": Difference("`--nproc-per-node xpu` is refused: write the number."),
+}
