@@ -1,0 +1,79 @@
+"""The batches of a map-style DataLoader from any place of any epoch on, found without loading those before."""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from deadpool_run.errors import ScriptError
+from deadpool_run.worker.rng import put_rng, take_rng
+
+_KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+
+
+class Batches:
+    """A DataLoader whose order is a function of the epoch's number alone.
+
+    Samplers that have `set_epoch` shuffle as they do anywhere; any other draws from generators seeded with `seed` and the
+    epoch. Raises ScriptError for a loader whose batches have no numbers.
+    """
+
+    def __init__(self, loader: Any, seed: int = 0) -> None:
+        if isinstance(loader.dataset, IterableDataset) or getattr(loader, "batch_sampler", None) is None:
+            raise ScriptError(
+                "the batches of an IterableDataset, or of a DataLoader without batches, cannot be found by their number.\n"
+                "Use a map-style dataset with a batch size."
+            )
+        self.loader = loader
+        self.dataset = loader.dataset
+        self._seed = seed
+
+    def __len__(self) -> int:
+        """Return the number of this rank's batches in an epoch."""
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the loader's own."""
+        return getattr(self.loader, name)
+
+    def at(self, epoch: int, position: int) -> Iterator[Any]:
+        """Yield the epoch's batches from this position on. The global random generators are left alone."""
+        with _random_state_kept(self._seed + epoch):
+            for part in self._samplers():
+                if hasattr(part, "set_epoch"):
+                    part.set_epoch(epoch)
+                elif isinstance(getattr(part, "generator", None), torch.Generator):
+                    part.generator.manual_seed(self._seed + epoch)
+            order = list(self.loader.batch_sampler)
+        rest: DataLoader[Any] = DataLoader(
+            self.dataset,
+            batch_sampler=order[position:],
+            generator=torch.Generator().manual_seed(self._seed + epoch),  # of workers' seeds
+            prefetch_factor=self.loader.prefetch_factor if self.loader.num_workers else None,
+            **{name: getattr(self.loader, name) for name in _KEPT},
+        )
+        yield from rest
+
+    def _samplers(self) -> Iterator[Any]:
+        """Yield the batch sampler and what it draws from, outermost first."""
+        part = self.loader.batch_sampler
+        while part is not None:
+            yield part
+            part = getattr(part, "batch_sampler", None) or getattr(part, "sampler", None)
+
+
+@contextmanager
+def _random_state_kept(seed: int) -> Iterator[None]:
+    states = take_rng()
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(seed)
+    try:
+        yield
+    finally:
+        put_rng(states)
