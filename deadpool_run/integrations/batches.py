@@ -31,6 +31,7 @@ class Batches:
         self.loader = loader
         self.dataset = loader.dataset
         self._seed = seed
+        self._worker_seed = seed
 
     def __len__(self) -> int:
         """Return the number of this rank's batches in an epoch."""
@@ -41,7 +42,13 @@ class Batches:
         return getattr(self.loader, name)
 
     def at(self, epoch: int, position: int) -> Iterator[Any]:
-        """Yield the epoch's batches from this position on. The global random generators are left alone."""
+        """Yield the epoch's batches from this position on.
+
+        At an epoch's begin one number is drawn from torch's global generator, as a DataLoader does for its workers' seeds, so
+        that training draws the same numbers as without us. Otherwise the global generators are left alone.
+        """
+        if position == 0 and self.loader.generator is None:
+            self._worker_seed = int(torch.empty((), dtype=torch.int64).random_().item())
         with _random_state_kept(self._seed + epoch):
             for part in self._samplers():
                 if hasattr(part, "set_epoch"):
@@ -52,11 +59,19 @@ class Batches:
         rest: DataLoader[Any] = DataLoader(
             self.dataset,
             batch_sampler=order[position:],
-            generator=torch.Generator().manual_seed(self._seed + epoch),  # of workers' seeds
+            generator=torch.Generator().manual_seed(self._worker_seed),
             prefetch_factor=self.loader.prefetch_factor if self.loader.num_workers else None,
             **{name: getattr(self.loader, name) for name in _KEPT},
         )
         yield from rest
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what the workers of this epoch were seeded with."""
+        return {"worker_seed": self._worker_seed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Set it."""
+        self._worker_seed = state["worker_seed"]
 
     def _samplers(self) -> Iterator[Any]:
         """Yield the batch sampler and what it draws from, outermost first."""

@@ -123,7 +123,7 @@ class _Loop:
         self._updates = arguments.pop("num_update_steps_per_epoch")
         del arguments["epoch"]
         if self._driver is None:
-            self._driver = self._begin()
+            self._driver = self._begin(loader)
         moved = False
         while True:
             if not moved:
@@ -163,12 +163,12 @@ class _Loop:
                     raise _Moved
             yield from batch_of()
 
-    def _begin(self) -> StepDriver:
+    def _begin(self, loader: Batches) -> StepDriver:
         """Protect what the Trainer has made by now."""
         trainer, job = self._trainer, self.job
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         guard(optimizer)
-        job.protect(model=trainer.model_wrapped, optimizer=optimizer, progress=_Progress(trainer))
+        job.protect(model=trainer.model_wrapped, optimizer=optimizer, batches=loader, progress=_Progress(trainer))
         if trainer.lr_scheduler is not None:
             job.protect(scheduler=trainer.lr_scheduler)
         if trainer.accelerator.scaler is not None:
