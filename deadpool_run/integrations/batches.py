@@ -41,13 +41,13 @@ class Batches:
         """Everything else is the loader's own."""
         return getattr(self.loader, name)
 
-    def at(self, epoch: int, position: int) -> Iterator[Any]:
+    def at(self, epoch: int, position: int, *, draw: bool = True) -> Iterator[Any]:
         """Yield the epoch's batches from this position on.
 
         At an epoch's begin one number is drawn from torch's global generator, as a DataLoader does for its workers' seeds, so
-        that training draws the same numbers as without us. Otherwise the global generators are left alone.
+        that training draws the same numbers as without us; `draw=False` if that was done. Otherwise the global generators are left alone.
         """
-        if position == 0 and self.loader.generator is None:
+        if draw and position == 0 and self.loader.generator is None:
             self._worker_seed = int(torch.empty((), dtype=torch.int64).random_().item())
         with _random_state_kept(self._seed + epoch):
             for part in self._samplers():

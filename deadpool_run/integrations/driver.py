@@ -6,9 +6,11 @@ step then runs on, with weights as they were, and everything that it counted is 
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
-from torch.optim import Optimizer
+import torch
+from torch.optim import LBFGS, Optimizer
 
 from deadpool_run.errors import StepAborted
 from deadpool_run.worker.job import Job, Step
@@ -48,17 +50,36 @@ class StepDriver:
 
 
 def guard(optimizer: Optimizer) -> None:
-    """Have the optimizer's `step()` return without effect where it would raise `StepAborted`. Once an optimizer."""
+    """Have the optimizer's `step()` return without effect where it would raise `StepAborted`. Once an optimizer.
+
+    A closure is called first, so that a peer that is lost in its forward or backward is noticed before weights change.
+    LBFGS calls its closure many times, and is left to: there weights are put back from the last snapshot.
+    """
     step: Any = optimizer.step
     if getattr(step, "guarded_by_deadpool", False):
         return
 
     @functools.wraps(step)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def guarded(closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        result = None
+        if closure is not None and not isinstance(optimizer, LBFGS):
+            with torch.enable_grad():
+                result = closure()
+            closure = _Returns(result)
         try:
-            return step(*args, **kwargs)
+            return step(*((closure, *args) if closure or args else ()), **kwargs)
         except StepAborted:
-            return None
+            return result
 
     guarded.guarded_by_deadpool = True  # type: ignore[attr-defined]
     optimizer.step = guarded  # type: ignore[method-assign]
+
+
+class _Returns:
+    """A closure that has been called: gives what it returned."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def __call__(self) -> Any:
+        return self._result

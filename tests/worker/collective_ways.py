@@ -355,6 +355,12 @@ def told(rank, size):
     )
 
 
+@case("groups", "get_backend")
+def backend_name(rank, size):
+    group = dist.new_group(list(range(size)))
+    return dist.get_backend(), dist.get_backend(group), dist.get_backend() is dist.Backend.GLOO
+
+
 @case("groups", "destroyed, then made again")
 def destroyed(rank, size):
     found = []
