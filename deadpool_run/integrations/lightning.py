@@ -142,7 +142,7 @@ class _Loop:
         loaders = trainer.fit_loop._combined_loader  # noqa: SLF001 - Lightning has no public name for what follows
         if len(loaders.flattened) != 1:
             raise ScriptError("several training DataLoaders cannot be protected.\nCombine them into one dataset.")
-        loaders.reset()
+        loaders._iterator.iterators = []  # noqa: SLF001 - ends the workers of the iterator that nobody will use
         self.fetcher = _Fetcher(Batches(loaders.flattened[0]), int(trainer.num_training_batches))
         self._protect()
         for owner, name in ((trainer, "save_checkpoint"), (trainer._logger_connector, "log_metrics")):  # noqa: SLF001
