@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
+from accelerate.utils import send_to_device, synchronize_rng_states
 
 import deadpool_run as deadpool
 from deadpool_run.integrations.batches import Batches
@@ -34,6 +34,8 @@ def updates(accelerator: Accelerator, loader: Any, epochs: int) -> Iterator[tupl
     `register_for_checkpointing`, is protected. Raises ScriptError if `deadpool_run.init()` was not called first.
     """
     job = deadpool.init()
+    if loader.rng_types:
+        synchronize_rng_states(loader.rng_types, loader.synchronized_generator)  # as each of its epochs would begin
     batches = Batches(loader)
     accumulated = accelerator.gradient_accumulation_steps
     per_epoch = math.ceil(len(batches) / accumulated)
