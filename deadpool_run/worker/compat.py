@@ -71,6 +71,7 @@ def patch(is_ours: Callable[[Any], bool], backend: str) -> None:
     _replace("_store_based_barrier", lambda torch_barrier: _store_barrier(torch_barrier, is_ours))
     _replace("monitored_barrier", lambda torch_barrier: _monitored_barrier(torch_barrier, is_ours))
     _replace("batch_isend_irecv", lambda torch_batch: _batch(torch_batch, is_ours))
+    _replace("get_backend", lambda torch_get: _get_backend(torch_get, is_ours))
     _replace("_tensor_to_object", _tensor_to_object)
 
 
@@ -118,6 +119,18 @@ def _monitored_barrier(torch_barrier: Any, is_ours: Callable[[Any], bool]) -> An
             torch_barrier(group, timeout, wait_all_ranks)
 
     return barrier
+
+
+def _get_backend(torch_get: Any, is_ours: Callable[[Any], bool]) -> Any:
+    """Name what carries the tensors: scripts ask this to learn what works (Gloo has no mean of whole numbers)."""
+
+    def get_backend(group: Any = None) -> Any:
+        name = torch_get(group)
+        if not is_ours(group or dist.GroupMember.WORLD):
+            return name
+        return dist.Backend.NCCL if torch.cuda.is_available() else dist.Backend.GLOO
+
+    return get_backend
 
 
 def _batch(torch_batch: Any, is_ours: Callable[[Any], bool]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from deadpool_run.errors import ScriptError
 from deadpool_run.worker import compat, nccl
 from deadpool_run.worker.attach import Inner, Plan
 from deadpool_run.worker.collectives import COLLECTIVES, Collective, Parts, answer
@@ -68,6 +69,7 @@ class Group(dist.ProcessGroup):
         self.inner: dist.ProcessGroup | None = None
         self.generation = 0
         """Counts the registry's communicators; a work belongs to those that it was issued on."""
+        self.destroyed = False
         self._epoch: Inner | None = None
         self._nccl: Any = None
         self._nccl_lock = threading.Lock()
@@ -123,7 +125,15 @@ class Group(dist.ProcessGroup):
         answer(collective, parts, self.plan.rank, len(self.plan.ranks))
 
     def pretend(self, collective: Collective, parts: Parts) -> DoneWork:
-        """Return a collective that was answered by the transcript that is played back, else by the fake."""
+        """Return a collective that was answered by the transcript that is played back, else by the fake.
+
+        Raises `ScriptError` if the script has destroyed the group.
+        """
+        if self.destroyed:
+            raise ScriptError(
+                f"{collective.name} was called on a process group that was destroyed before (destroy_process_group).\n"
+                "Destroy a group after its last use."
+            )
         registry = self.registry
         registry.note_fake()
         self.answer(collective, parts)
@@ -209,6 +219,7 @@ class Group(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Free the group: its user destroyed it."""
+        self.destroyed = True
         self.registry.forget(self)
 
     abort = shutdown

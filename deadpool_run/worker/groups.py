@@ -123,7 +123,10 @@ class Registry:
         with self._lock:
             if self.state is GroupState.ATTACHED and generation == self.generation:
                 if not gloo.is_peer_failure(error) or (may_time_out and not gloo.is_broken(error)):
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        del error  # see `GuardedWork._fail`
                 self._drain()
                 first = True
             else:

@@ -76,6 +76,11 @@ class Job:
         return self._member is not None and (self._member.rehearsing or self._member.practising)
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a peer was lost in the running step, which will be repeated: keep nothing that it came to."""
+        return self._member is not None and self._member.spoilt
+
+    @property
     def protected(self) -> bool:
         """Whether a lost rank is replaced: True under deadpool-run only."""
         return self._member is not None

@@ -182,6 +182,11 @@ class Member:
         else:
             self._complete()
 
+    @property
+    def spoilt(self) -> bool:
+        """Whether it is known already that the step that runs will be repeated."""
+        return not self.rehearsing and (self.registry.tainted or self._stopped)
+
     def _spoilt(self) -> bool:
         """Tell whether a lost peer spoilt the step. On CUDA a cut collective looks like a success until it has run."""
         if torch.cuda.is_initialized():

@@ -165,9 +165,15 @@ class GuardedWork(dist.Work):
 
     def _fail(self, error: RuntimeError) -> None:
         """Drain, or raise what is the user's own."""
-        if not self._settled:
+        if self._settled:
+            return
+        try:
             self._group.registry.failed(error, self._collective.name, self._generation)
-            self._answer()
+        finally:
+            # An error whose traceback holds a frame that holds the error keeps this work until garbage is collected,
+            # and a barrier of Gloo's waits for every work that is left: it would raise the error again.
+            del error
+        self._answer()
 
     def _abandon(self) -> None:
         """Give up on Gloo, which will end this work later or never."""
@@ -252,9 +258,14 @@ class ThreadedWork(GuardedWork):
         registry.on_release(over.set, self._generation)
         over.wait()
         registry.off_release(over.set)
-        if outcome and outcome[0] is not None:
-            raise outcome[0]
-        return bool(outcome)
+        ended = bool(outcome)
+        error = outcome.pop() if ended else None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # see `_fail`
+        return ended
 
 
 class RecordedWork(dist.Work):

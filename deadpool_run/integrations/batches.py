@@ -1,0 +1,115 @@
+"""The batches of a map-style DataLoader from any place of any epoch on, found without loading those before."""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from deadpool_run.errors import ScriptError
+from deadpool_run.worker.rng import put_rng, take_rng
+
+_KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+
+
+class Batches:
+    """A DataLoader whose order can be had for any epoch, and is the one that the loader gives.
+
+    Samplers that have `set_epoch` are told the epoch. Those with a generator of their own draw from it epoch by epoch. Any
+    other draws from generators seeded with `seed` and the epoch. What is needed to go on elsewhere is in `state_dict()`.
+    Raises ScriptError for a loader whose batches have no numbers.
+    """
+
+    def __init__(self, loader: Any, seed: int = 0) -> None:
+        if isinstance(loader.dataset, IterableDataset) or getattr(loader, "batch_sampler", None) is None:
+            raise ScriptError(
+                "the batches of an IterableDataset, or of a DataLoader without batches, cannot be found by their number.\n"
+                "Use a map-style dataset with a batch size."
+            )
+        self.loader = loader
+        self.dataset = loader.dataset
+        self._seed = seed
+        self._worker_seed = seed
+        self._generator = self._own_generator()
+        self._epoch = 0
+        self._begin = None if self._generator is None else self._generator.get_state()
+
+    def __len__(self) -> int:
+        """Return the number of this rank's batches in an epoch."""
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the loader's own."""
+        return getattr(self.loader, name)
+
+    def at(self, epoch: int, position: int, *, draw: bool = True) -> Iterator[Any]:
+        """Yield the epoch's batches from this position on.
+
+        At an epoch's begin one number is drawn from torch's global generator, as a DataLoader does for its workers' seeds, so
+        that training draws the same numbers as without us; `draw=False` if that was done. Otherwise the global generators are
+        left alone.
+        """
+        if draw and position == 0 and self.loader.generator is None:
+            self._worker_seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        rest: DataLoader[Any] = DataLoader(
+            self.dataset,
+            batch_sampler=self._order(epoch)[position:],
+            generator=torch.Generator().manual_seed(self._worker_seed),
+            prefetch_factor=self.loader.prefetch_factor if self.loader.num_workers else None,
+            **{name: getattr(self.loader, name) for name in _KEPT},
+        )
+        yield from rest
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the workers of this epoch were seeded with, and where the sampler's generator was at its begin."""
+        return {"worker_seed": self._worker_seed, "epoch": self._epoch, "begin": self._begin}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set it."""
+        self._worker_seed, self._epoch, self._begin = state["worker_seed"], state["epoch"], state["begin"]
+
+    def _order(self, epoch: int) -> list[Any]:
+        """Return the epoch's batches of indices."""
+        with _random_state_kept(self._seed + epoch):
+            for part in self._samplers():
+                if hasattr(part, "set_epoch"):
+                    part.set_epoch(epoch)
+            if self._generator is None:
+                return list(self.loader.batch_sampler)
+            while True:
+                self._generator.set_state(self._begin)
+                order = list(self.loader.batch_sampler)
+                if self._epoch >= epoch:
+                    return order
+                self._epoch, self._begin = self._epoch + 1, self._generator.get_state()
+
+    def _own_generator(self) -> torch.Generator | None:
+        """Return what the sampler draws from, unless it is seeded anew in each epoch."""
+        for part in self._samplers():
+            generator = getattr(part, "generator", None)
+            if isinstance(generator, torch.Generator) and not hasattr(part, "set_epoch"):
+                return generator
+        return None
+
+    def _samplers(self) -> Iterator[Any]:
+        """Yield the batch sampler and what it draws from, outermost first."""
+        part = self.loader.batch_sampler
+        while part is not None:
+            yield part
+            part = getattr(part, "batch_sampler", None) or getattr(part, "sampler", None)
+
+
+@contextmanager
+def _random_state_kept(seed: int) -> Iterator[None]:
+    states = take_rng()
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(seed)
+    try:
+        yield
+    finally:
+        put_rng(states)

@@ -1,0 +1,232 @@
+"""Hugging Face's `Trainer` as a protected job.
+
+    import deadpool_run as deadpool
+    from deadpool_run.integrations.huggingface import protect
+
+    deadpool.init()                      # before TrainingArguments, which would initialize torch.distributed
+    trainer = protect(Trainer(model=model, args=args, train_dataset=data))
+    trainer.train()
+
+A step of the job is one update of the optimizer. The Trainer's own loop runs; before each update it is told which one is
+next, and where that is not the one that it expects, its loop over the epoch is begun anew at that place.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+import deadpool_run as deadpool
+from deadpool_run.errors import ScriptError
+from deadpool_run.integrations.batches import Batches
+from deadpool_run.integrations.driver import StepDriver, guard
+
+_UNLESS_REAL = ("should_log", "should_evaluate", "should_save", "should_epoch_stop", "should_training_stop")
+
+
+def protect(trainer: Trainer) -> Trainer:
+    """Have the Trainer go on where a lost rank's work was; return it.
+
+    Its model, optimizer, scheduler, scaler, progress and stateful callbacks are protected. Raises ScriptError if
+    `deadpool_run.init()` was not called first, or if this version of transformers has another loop.
+    """
+    if not callable(getattr(trainer, "_run_epoch", None)):
+        raise ScriptError("this version of transformers has no Trainer._run_epoch().\nInstall transformers 5.23 or later.")
+    kind = type(trainer)
+    trainer.__class__ = type(kind.__name__, (_Protected, kind), {})
+    trainer.deadpool = _Loop(trainer, deadpool.init())
+    trainer.add_callback(_OnlyRealSteps(trainer.deadpool))
+    return trainer
+
+
+class _Moved(Exception):  # noqa: N818 - control flow: the next update is not the one that the Trainer's loop expects
+    """Leaves the Trainer's loop over an epoch."""
+
+
+class _Protected:
+    """What a protected Trainer does differently. Stands before the Trainer's own class."""
+
+    deadpool: "_Loop"
+    args: Any
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """See `Trainer.train`. Raises ScriptError for a checkpoint: a newcomer might find a later one."""
+        if resume_from_checkpoint:
+            raise ScriptError(
+                "a protected Trainer cannot go on from a checkpoint of the Trainer's.\n"
+                "Use deadpool-run --durable, or load the weights before the Trainer is made."
+            )
+        return super().train(None, *args, **kwargs)  # type: ignore[misc]
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader with a way to begin anywhere."""
+        seed = self.args.data_seed if self.args.data_seed is not None else self.args.seed
+        return Batches(super().get_train_dataloader(), seed)  # type: ignore[misc]
+
+    def _run_epoch(self, **arguments: Any) -> None:
+        self.deadpool.run(super()._run_epoch, **arguments)  # type: ignore[misc]
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """See `Trainer.log`."""
+        if not self.deadpool.for_practice:
+            super().log(*args, **kwargs)  # type: ignore[misc]
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        if not self.deadpool.for_practice:
+            super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
+
+
+class _OnlyRealSteps(TrainerCallback):
+    """Corrects the epoch's fraction, and stops nothing and shows nothing because of a step that will be repeated."""
+
+    def __init__(self, loop: "_Loop") -> None:
+        self._loop = loop
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        state.epoch = self._loop.epoch_fraction()
+        self._only_if_real(control)
+
+    def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
+        self._only_if_real(control)
+
+    def _only_if_real(self, control: Any) -> None:
+        if self._loop.job.interrupted:
+            for name in _UNLESS_REAL:
+                setattr(control, name, False)
+
+
+class _Loop:
+    """Between the Trainer's loop over epochs and the job's over steps."""
+
+    def __init__(self, trainer: Any, job: deadpool.Job) -> None:
+        self.job = job
+        self._trainer = trainer
+        self._driver: StepDriver | None = None
+        self._index: int | None = None  # the step that runs, or is about to
+        self._updates = 0  # in an epoch
+
+    @property
+    def for_practice(self) -> bool:
+        """Whether what the running step comes to is not to be shown or kept."""
+        return self._driver is not None and self._driver.for_practice
+
+    def epoch_fraction(self) -> float:
+        """Return the epochs done with the running step."""
+        assert self._index is not None
+        return (self._index + 1) / self._updates
+
+    def run(self, epoch_of_trainer: Callable[..., None], **arguments: Any) -> None:
+        """Stand in for `Trainer._run_epoch`: run the epoch of the step that is next, to its end."""
+        loader, in_epoch = arguments.pop("train_dataloader"), arguments.pop("steps_in_epoch")
+        self._updates = arguments.pop("num_update_steps_per_epoch")
+        del arguments["epoch"]
+        if self._driver is None:
+            self._driver = self._begin(loader)
+        moved = False
+        while True:
+            if not moved:
+                self._index = self._driver.next()
+            if self._index is None:
+                return
+            epoch, update = divmod(self._index, self._updates)
+            skipped = update * self._trainer.args.gradient_accumulation_steps
+            self._trainer.control.should_training_stop = False
+            try:
+                epoch_of_trainer(
+                    epoch=epoch,
+                    train_dataloader=_Epoch(self, loader, epoch, skipped),
+                    steps_in_epoch=in_epoch - skipped,
+                    num_update_steps_per_epoch=self._updates - update,
+                    **arguments,
+                )
+            except _Moved:
+                moved = True
+                continue
+            moved = False
+            # Behind the last update it is asked for another: that waits until all is safe, or gives one to repeat.
+            at_end = self._trainer.state.global_step >= self._trainer.state.max_steps
+            if not (at_end or self.job.interrupted):
+                return
+
+    def batches(self, loader: Batches, epoch: int, skipped: int) -> Iterator[Any]:
+        """Yield the micro-batches; before the first of each update but the first, ask which update is next."""
+        assert self._driver is not None
+        accumulated = self._trainer.args.gradient_accumulation_steps
+        for number, batch_of in enumerate(_lazily(loader.at(epoch, skipped))):
+            if number and number % accumulated == 0:
+                assert self._index is not None
+                expected = self._index + 1
+                self._index = self._driver.next()
+                if self._index != expected:
+                    raise _Moved
+            yield from batch_of()
+
+    def _begin(self, loader: Batches) -> StepDriver:
+        """Protect what the Trainer has made by now."""
+        trainer, job = self._trainer, self.job
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        guard(optimizer)
+        job.protect(model=trainer.model_wrapped, optimizer=optimizer, batches=loader, progress=_Progress(trainer))
+        if trainer.lr_scheduler is not None:
+            job.protect(scheduler=trainer.lr_scheduler)
+        if trainer.accelerator.scaler is not None:
+            job.protect(scaler=trainer.accelerator.scaler)
+        return StepDriver(job, trainer.state.max_steps)
+
+
+def _lazily(batches: Iterator[Any]) -> Iterator[Callable[[], Iterator[Any]]]:
+    """Yield, for ever, a function that gives the next batch if there is one: nothing is loaded before its step begins."""
+
+    def one() -> Iterator[Any]:
+        for batch in batches:
+            yield batch
+            return
+
+    while True:
+        yield one
+
+
+class _Epoch:
+    """What the Trainer's loop takes for its DataLoader."""
+
+    def __init__(self, loop: _Loop, loader: Batches, epoch: int, skipped: int) -> None:
+        self._loop, self._place = loop, (loader, epoch, skipped)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loop.batches(*self._place)
+
+
+class _Progress:
+    """The Trainer's counters, history, control flags and running loss, and the state of its callbacks."""
+
+    _NUMBERS = ("_total_loss_scalar", "_globalstep_last_logged", "current_flos")
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    @property
+    def _callbacks(self) -> list[Any]:
+        return [each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        state = trainer.state
+        return {
+            "state": {field.name: getattr(state, field.name) for field in fields(state)},
+            "control": {field.name: getattr(trainer.control, field.name) for field in fields(trainer.control)},
+            "numbers": {name: getattr(trainer, name) for name in self._NUMBERS},
+            "loss": trainer._tr_loss,  # noqa: SLF001 - the Trainer has no public name for it
+            "callbacks": [each.state() for each in self._callbacks],
+        }
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        trainer = self._trainer
+        for obj, of in ((trainer.state, "state"), (trainer.control, "control"), (trainer, "numbers")):
+            for name, value in values[of].items():
+                setattr(obj, name, value)
+        trainer._tr_loss = values["loss"]  # noqa: SLF001
+        for callback, saved in zip(self._callbacks, values["callbacks"], strict=True):
+            for name, value in saved["attributes"].items():
+                setattr(callback, name, value)
