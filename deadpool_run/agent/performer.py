@@ -91,7 +91,7 @@ class Performer:
         if before.store_host and (before.store_host, before.store_port) != (world.store_host, world.store_port):
             self._store_moved = True
 
-    def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901 - one case for each order
+    def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901, PLR0912 - one case for each order
         """Carry out one order for this node. Those that are the coordinator's own never come here."""
         match effect:
             case do.BeginGeneration(generation):
@@ -102,6 +102,8 @@ class Performer:
                 self._begins.when_ready(lambda: self._seat(effect, capture_interval, source))
             case do.AbortStep(worker, epoch):
                 self._workforce.send(worker, messages.Abort(epoch))
+            case do.ReEnter(worker, epoch):
+                self._workforce.send(worker, messages.ReEnter(epoch))
             case do.ResumeFrom():
                 self._resume(effect, source)
             case do.AttachGroups(worker, epoch):

@@ -25,8 +25,10 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
             holds = None if live is None else Version(live)
             versions = tuple(Version(version) for version in captured)
             return events.SurvivorDrained(worker, Epoch(epoch), Version(completed), holds, versions)
-        case messages.DrainBroke(epoch, text):
-            return events.DrainFailed(worker, Epoch(epoch), text)
+        case messages.DrainBroke(epoch, text, again):
+            return events.DrainFailed(worker, Epoch(epoch), text, again)
+        case messages.Unwound(completed, captured):
+            return events.RunUnwound(worker, Version(completed), tuple(Version(version) for version in captured))
         case messages.Rehearsed(epoch):
             return events.NewcomerRehearsed(worker, Epoch(epoch))
         case messages.Restored(epoch):

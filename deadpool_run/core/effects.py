@@ -51,6 +51,14 @@ class AbortStep:
 
 
 @dataclass(frozen=True, slots=True)
+class ReEnter:
+    """Leave the run of the script that cannot be drained, report `RunUnwound`, and run it again as a newcomer."""
+
+    worker: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class ResumeFrom:
     """Bring the member's objects to this version, then report `RankRestored`.
 
@@ -163,6 +171,8 @@ class Incident:
     restored_s: float
     attached_s: float
     first_step_s: float
+    reentered: tuple[Rank, ...] = ()
+    """Ranks whose workers could not be drained, and ran their script again."""
     exposed_s: float | None = None
     """After the loss of a node: until every rank had its full number of copies again. None: not yet, or no node was lost."""
 
@@ -195,6 +205,7 @@ Effect = (
     | StartWorker
     | AssignRank
     | AbortStep
+    | ReEnter
     | ResumeFrom
     | SetBuddies
     | ReportReplicas

@@ -93,6 +93,8 @@ class WorkerFound:
     """Its script called `init()`."""
     rehearsed: bool = False
     """It has said `NewcomerRehearsed`: what it sets up is made, and it needs the store of that time no more."""
+    reentering: bool = False
+    """It was told to run its script again (`rehearsed` is of that run), and has not said `RankRestored` since."""
     finished: bool = False
     """It has said `LoopFinished`, and was not told to drain since."""
     released: bool = False
@@ -240,11 +242,28 @@ class SurvivorDrained:
 
 @dataclass(frozen=True, slots=True)
 class DrainFailed:
-    """The worker's script raised while its step was drained, so that its objects may be half-way: it cannot go on."""
+    """The worker's script raised while its step was drained, so that its objects may be half-way: it cannot go on.
+
+    `again`: it can run its script again from the top, and waits to be told.
+    """
 
     worker: WorkerId
     epoch: Epoch
     message: str
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunUnwound:
+    """The worker has left the run of its script that could not be drained, and runs it again from the top: a newcomer.
+
+    `captured` are the versions that its slots hold, `completed` the steps it had completed. True in any epoch: nothing
+    is captured before the rank has its state again.
+    """
+
+    worker: WorkerId
+    completed: Version
+    captured: tuple[Version, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +382,7 @@ Event = (
     | WorkerExited
     | SurvivorDrained
     | DrainFailed
+    | RunUnwound
     | NewcomerRehearsed
     | RankRestored
     | RankAttached

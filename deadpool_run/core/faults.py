@@ -5,6 +5,8 @@ from deadpool_run.core.lifecycle import MemberPhase
 from deadpool_run.core.membership import Member, Raise, State
 
 MAX_EVIDENCE = 64
+_DISTURBED = frozenset({MemberPhase.DRAINING, MemberPhase.UNWINDING, MemberPhase.RE_ENTERING, MemberPhase.REHEARSING})
+"""Empty answers may be to blame there, or what an earlier run of the script left in the process."""
 MAX_ATTEMPTS = 5
 """Attempts at one repair, that is, without a completed step between them."""
 
@@ -16,7 +18,7 @@ def evidence(state: State, member: Member, raised: WorkerRaised) -> Raise:
         worker=member.worker,
         rank=member.rank,
         epoch=state.epoch,
-        draining=member.phase is MemberPhase.DRAINING,
+        draining=member.phase in _DISTURBED,
         released=member.phase is MemberPhase.RELEASED,
         step=raised.step,
         kind=raised.kind,
@@ -34,8 +36,8 @@ def script_bug(raises: tuple[Raise, ...], new: Raise) -> Raise | None:
     """Return the earlier exception that, with `new`, proves a bug in the script; None if none does.
 
     Two workers that end at the same step with the same exception are no coincidence; nor are two that raise the same
-    kind at the same step of the same epoch, whatever their messages say. A draining worker computes with garbage: what
-    it raises counts only beside one that was not draining.
+    kind at the same step of the same epoch, whatever their messages say. A draining worker computes with garbage, and one
+    that re-enters does not begin in a fresh process: what they raise counts only beside one that did neither.
     """
     for old in reversed(raises):
         if old.worker == new.worker or (old.step, old.kind) != (new.step, new.kind):

@@ -40,6 +40,8 @@ class Member:
     """Set exactly while the rank's seat names this worker as its owner."""
     newcomer: bool = False
     """It was assigned in a repair and has not held its rank's state yet."""
+    reentered: bool = False
+    """It was told to run its script again since it was last attached: should that fail, it is not told so again."""
     ready_at: float | None = None
     stepped: bool = False
     """It has completed a step (or its loop) since it attached to this epoch."""
@@ -110,6 +112,8 @@ class Repair:
     """The most steps that any survivor had completed."""
     dead_held: Version | None = None
     """The newest version that a dead rank left behind."""
+    reentered: frozenset[Rank] = frozenset()
+    """Ranks whose workers were told to run their script again."""
     barren: frozenset[tuple[Rank, NodeId]] = frozenset()
     """Nodes that could not give what they said they hold of a rank: they are not asked again."""
     detected_s: float | None = None

@@ -175,7 +175,7 @@ def _raised(turn: Turn, event: ev.WorkerRaised) -> None:
         ending.stop(turn, 1, why)
 
 
-def end_for(turn: Turn, event: ev.WorkerHung | ev.DrainFailed, why: str) -> None:
+def end_for(turn: Turn, event: ev.WorkerHung, why: str) -> None:
     """End a worker for what was said of it, if that still has a meaning."""
     if turn.obeys(event.worker, event):
         rank = turn.state.members[event.worker].rank

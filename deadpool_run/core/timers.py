@@ -18,6 +18,9 @@ UNATTACHED_S = 2.0
 RAISED_S = 10.0
 """After a managed script raised, its process's exit is waited for so long (a thread or an exit handler may keep it)."""
 
+UNWIND_S = 10.0
+"""A run of the script that can be left at all is left within so long: code that is stuck in C++ cannot be."""
+
 START_S = 300.0
 """A worker that the first step of a world waits for is ready within so long, however slow its imports are."""
 
@@ -26,6 +29,8 @@ class Due(StrEnum):
     """Why a deadline exists."""
 
     STUCK = "stuck"
+    UNDRAINED = "undrained"
+    UNWINDING = "unwinding"
     RAISED = "raised"
     UNATTACHED = "unattached"
     UNREAPED = "unreaped"
@@ -128,6 +133,10 @@ def _of_phase(settings: Settings, state: State, phase: MemberPhase, since: float
             found = max(since, state.repair.began_at) + settings.repair_timeout_s, Due.NOT_STARTED
         case MemberPhase.STARTING if state.phase is JobPhase.STARTING:
             found = since + START_S, Due.NOT_STARTED
+        case MemberPhase.DRAINING if repairing:
+            found = since + min(settings.drain_timeout_s, settings.repair_timeout_s), Due.UNDRAINED
+        case MemberPhase.UNWINDING if repairing:
+            found = since + UNWIND_S, Due.UNWINDING
         case phase if repairing and phase in AT_WORK_IN_REPAIR:
             found = since + settings.repair_timeout_s, Due.STUCK
         case _ if state.done_at is not None and state.phase is JobPhase.FINISHING:
@@ -153,6 +162,12 @@ def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901, PLR0912 - one ca
         case Due.STUCK:
             assert member is not None
             _end(turn, member, f"no progress while {member.phase} for {settings.repair_timeout_s:g} s")
+        case Due.UNDRAINED:
+            assert member is not None
+            _undrained(turn, member)
+        case Due.UNWINDING:
+            assert member is not None
+            _end(turn, member, f"its run of the script could not be left within {UNWIND_S:g} s: it is not in Python")
         case Due.RAISED:
             assert member is not None
             _end(turn, member, f"its script raised, but its process did not end within {RAISED_S:g} s")
@@ -192,6 +207,14 @@ def _end(turn: Turn, member: Member, why: str) -> None:
     who = f"rank {member.rank}, worker {member.worker}" if member.rank is not None else f"worker {member.worker}"
     turn.announce(f"ending {who}", why)
     turn.kill(member.worker, why)
+
+
+def _undrained(turn: Turn, member: Member) -> None:
+    why = f"no progress while {member.phase} for {turn.now - member.since:.0f} s"
+    if repair.can_reenter(member):
+        repair.reenter(turn, member, why)
+    else:
+        _end(turn, member, why)
 
 
 def _suspicion(turn: Turn) -> None:

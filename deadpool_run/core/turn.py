@@ -18,6 +18,7 @@ from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 MemberOrder = (
     do.AssignRank
     | do.AbortStep
+    | do.ReEnter
     | do.ResumeFrom
     | do.AttachGroups
     | do.ReleaseWorker

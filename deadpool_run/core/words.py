@@ -2,7 +2,7 @@
 
 from typing import Any, assert_never
 
-from deadpool_run.core import capture, processes, repair
+from deadpool_run.core import capture, repair
 from deadpool_run.core import events as ev
 from deadpool_run.core.membership import State, Suspicion
 from deadpool_run.core.turn import Turn
@@ -15,6 +15,7 @@ PlainWord = (
     | ev.TranscriptSealed
     | ev.CaptureSkipped
     | ev.LoopFinished
+    | ev.RunUnwound
 )
 RepairWord = (
     ev.SurvivorDrained
@@ -42,7 +43,7 @@ def hear(turn: Turn, event: Word) -> None:
     elif not is_current(turn.state, event.epoch):
         return
     elif isinstance(event, ev.DrainFailed):
-        processes.end_for(turn, event, f"its script raised while its step was drained: {event.message}")
+        repair.drain_failed(turn, event)
     elif isinstance(event, ev.NewcomerRehearsed) and not _is_newcomer(turn, event):
         return
     else:
@@ -70,6 +71,8 @@ def _plain(turn: Turn, event: PlainWord) -> None:
             turn.set_seat(member.rank, sealed=True, like=event.like)
         case ev.CaptureSkipped():
             capture.skipped(turn, event)
+        case ev.RunUnwound():
+            repair.unwound(turn, member, event)
         case _:
             assert_never(event)
 
@@ -85,8 +88,10 @@ def _changes(turn: Turn, event: Word) -> dict[str, Any]:
             return {"newcomer": False}
         case ev.FirstStepCompleted():
             return {"stepped": True}
+        case ev.RunUnwound():
+            return {"newcomer": True}
         case _:
-            return {}
+            return {"reentered": False} if isinstance(event, ev.RankAttached) else {}
 
 
 def _in_epoch(

@@ -63,6 +63,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class ReEnter:
+    """Leave this run of the script, report `Unwound`, and run it again as a newcomer; or say `DrainBroke` if you cannot."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Resume:
     """Bring the objects to this version, then report `Restored`."""
 
@@ -159,6 +166,15 @@ class DrainBroke:
 
     epoch: int
     message: str
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unwound:
+    """See `core.events.RunUnwound`."""
+
+    completed: int
+    captured: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +249,7 @@ class StoreListening:
     port: int
 
 
-ToWorker = Assign | Abort | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
+ToWorker = Assign | Abort | ReEnter | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
 FromWorker = (
     Ready
     | Initialized
@@ -242,6 +258,7 @@ FromWorker = (
     | Raised
     | Drained
     | DrainBroke
+    | Unwound
     | Rehearsed
     | Restored
     | Attached
@@ -258,9 +275,9 @@ Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer
 _TYPES: Mapping[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
-        *(Assign, Abort, Resume, Attach, SetInterval, Release, Dismiss, Stop, ExitNow),
-        *(Ready, Initialized, SetupDone, Sealed, Raised, Drained, DrainBroke, Rehearsed, Restored, Attached),
-        *(AttachBroke, FirstStep, PeerSuspected, Captured, Skipped, Finished, StoreListening),
+        *(Assign, Abort, ReEnter, Resume, Attach, SetInterval, Release, Dismiss, Stop, ExitNow),
+        *(Ready, Initialized, SetupDone, Sealed, Raised, Drained, DrainBroke, Unwound, Rehearsed, Restored),
+        *(Attached, AttachBroke, FirstStep, PeerSuspected, Captured, Skipped, Finished, StoreListening),
         *(LendBoard, LendSlots, WriteCheckpoint, LoadCheckpoint, CheckpointWritten, CheckpointLoaded, CheckpointFailed),
         *(ChooseCheckpoint, FillSlots, TakeStep, StepTaken),
     )

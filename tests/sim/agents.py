@@ -311,7 +311,7 @@ class Agent:
         if self.alive:
             self.cluster.net.send(self.name, target, lambda: what(self.cluster.agents[target]))
 
-    def obey(self, effect: do.Effect, term: int, key: tuple[int, int, int], epoch: int) -> None:
+    def obey(self, effect: do.Effect, term: int, key: tuple[int, int, int], epoch: int) -> None:  # noqa: PLR0912 - one case for each order
         """Carry out an order of the head of that term."""
         if not self.alive or self.fenced or not obeys(self.mind.term, term):
             return
@@ -347,6 +347,9 @@ class Agent:
             case do.AbortStep():
                 self.know(effect.worker, finished=False)
                 self.pass_on(effect)
+            case do.ReEnter():
+                self.know(effect.worker, reentering=True, rehearsed=False)
+                self.pass_on(effect)
             case do.ReleaseWorker():
                 self.know(effect.worker, released=True)
                 self.pass_on(effect)
@@ -373,6 +376,8 @@ class Agent:
                 self.know(event.worker, initialized=True)
             case ev.NewcomerRehearsed():
                 self.know(event.worker, rehearsed=True)
+            case ev.RankRestored():
+                self.know(event.worker, reentering=False)
             case ev.LoopFinished():
                 self.know(event.worker, finished=True)
             case ev.WorkerExited():
