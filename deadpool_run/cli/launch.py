@@ -45,6 +45,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         durable=durable is not None and bool(durable.target),
         join_timeout_s=values.seconds("join_timeout"),
         max_restarts=values.count("max_restarts", 0) if values["max_restarts"].text else None,
+        drain_timeout_s=values.seconds("drain_timeout"),
         repair_timeout_s=values.seconds("repair_timeout"),
         shutdown_timeout_s=values.seconds("shutdown_timeout"),
         capture_interval=interval,

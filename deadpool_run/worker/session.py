@@ -43,7 +43,20 @@ class Session:
     link: Link
     resume: int = -1  # the version that the first slot holds from before the job; -1: none
     step: int | None = None  # the step that is running; None outside the loop
-    excused: Callable[[], bool] = lambda: False  # whether an exception now may be due to a lost peer's garbage
+    disturbed: Callable[[], bool] = lambda: False  # whether the script goes astray now because a peer was lost
+    give_up: Callable[[str], None] = lambda _: None  # say so, and wait for what becomes of this worker; never returns
+    leave: Callable[[], tuple[int, list[int]]] = lambda: (
+        0,
+        [],
+    )  # take down what the run made: steps done, versions held
+
+    def begin_again(self) -> None:
+        """Be a newcomer for the same rank, in the newest epoch."""
+        self.newcomer, self.epoch, self.resume, self.step = True, self.link.orders.epoch, -1, None
+        self.disturbed, self.give_up, self.leave = lambda: False, lambda _: None, lambda: (0, [])
+        os.environ["DEADPOOL_NEWCOMER"] = "1"
+        os.environ["DEADPOOL_EPOCH"] = str(self.epoch)
+        os.environ["DEADPOOL_RESUME_VERSION"] = "-1"
 
 
 def under_deadpool(environment: Mapping[str, str] = os.environ) -> bool:

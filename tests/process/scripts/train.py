@@ -6,6 +6,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import faulthandler
+import functools
 import hashlib
 import json
 import random
@@ -13,6 +14,7 @@ import signal
 import time
 from pathlib import Path
 
+import astray
 import numpy as np
 import torch
 from faults import Faults
@@ -34,6 +36,8 @@ def parse_arguments():
     )
     parser.add_argument("--hold", type=int, default=-1, help="step before which rank 0 waits for the test")
     parser.add_argument("--hold-newcomers", action="store_true", help="have newcomers wait for the test before init()")
+    parser.add_argument("--astray", choices=["", *astray.KINDS], default="", help="how it reacts to empty answers")
+    parser.add_argument("--astray-rank", type=int, default=-1, help="which rank does; all, if none is named")
     parser.add_argument("--least-ms", type=int, default=0, help="how long a step takes at least")
     return parser.parse_args()
 
@@ -81,6 +85,8 @@ def main():
     job = deadpool.init()
     faults = Faults(args.die, args.flags, torch.distributed.get_rank())
     faults.quiet = job.rehearsing
+    astray_kind = args.astray if args.astray_rank in (-1, faults.rank) else ""
+    astray.prepare(astray_kind)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     training = LAYOUTS[args.layout](args.ballast_mb)
@@ -109,8 +115,13 @@ def main():
                 os.read(os.open(args.flags / "release", os.O_RDONLY), 1)
         faults.begin_step(step.index, rehearsing=rehearsing)
         faults.reach("before")
-        with step:
-            training.step(step.index)
+        if args.astray:
+            train = functools.partial(training.step, step.index)
+            if not astray.step_of(astray_kind or "count", step, faults.reach, train):
+                return
+        else:
+            with step:
+                training.step(step.index)
         faults.reach("after")
         training.between()
         faults.reach("between")
