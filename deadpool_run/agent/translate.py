@@ -25,8 +25,8 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
             holds = None if live is None else Version(live)
             versions = tuple(Version(version) for version in captured)
             return events.SurvivorDrained(worker, Epoch(epoch), Version(completed), holds, versions)
-        case messages.DrainBroke(epoch, text, again):
-            return events.DrainFailed(worker, Epoch(epoch), text, again)
+        case messages.DrainBroke(epoch, text, again, step, kind, error, traceback):
+            return events.DrainFailed(worker, Epoch(epoch), text, again, step, kind, error, traceback)
         case messages.Unwound(completed, captured):
             return events.RunUnwound(worker, Version(completed), tuple(Version(version) for version in captured))
         case messages.Rehearsed(epoch):

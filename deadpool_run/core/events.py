@@ -251,6 +251,11 @@ class DrainFailed:
     epoch: Epoch
     message: str
     again: bool = False
+    step: int | None = None
+    kind: str = ""
+    """Of the exception, as are the next two; empty if it was none."""
+    error: str = ""
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,28 +1,30 @@
 """Whose fault an ending is: the machine's (it is repaired) or the script's (the job stops, and no spare is burnt)."""
 
-from deadpool_run.core.events import WorkerRaised
+from deadpool_run.core.events import DrainFailed, WorkerRaised
 from deadpool_run.core.lifecycle import MemberPhase
 from deadpool_run.core.membership import Member, Raise, State
 
 MAX_EVIDENCE = 64
-_DISTURBED = frozenset({MemberPhase.DRAINING, MemberPhase.UNWINDING, MemberPhase.RE_ENTERING, MemberPhase.REHEARSING})
+_DISTURBED = frozenset(
+    {MemberPhase.DRAINING, MemberPhase.RECALLED, MemberPhase.UNWINDING, MemberPhase.RE_ENTERING, MemberPhase.REHEARSING}
+)
 """Empty answers may be to blame there, or what an earlier run of the script left in the process."""
 MAX_ATTEMPTS = 5
 """Attempts at one repair, that is, without a completed step between them."""
 
 
-def evidence(state: State, member: Member, raised: WorkerRaised) -> Raise:
+def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -> Raise:
     """Return an exception as evidence. `member` is as it was before it raised; it holds a rank."""
     assert member.rank is not None
     return Raise(
         worker=member.worker,
         rank=member.rank,
         epoch=state.epoch,
-        draining=member.phase in _DISTURBED,
+        draining=isinstance(raised, DrainFailed) or member.phase in _DISTURBED,
         released=member.phase is MemberPhase.RELEASED,
         step=raised.step,
         kind=raised.kind,
-        message=raised.message,
+        message=raised.message if isinstance(raised, WorkerRaised) else raised.error,
         traceback=raised.traceback,
     )
 

@@ -9,7 +9,7 @@ from deadpool_run.core import ending, faults, holders, incidents, placement, rep
 from deadpool_run.core import events as ev
 from deadpool_run.core.changes import changed
 from deadpool_run.core.lifecycle import MEMBER_TRANSITIONS, JobPhase, MemberPhase
-from deadpool_run.core.membership import LossSoFar, Member, Repair, all_attached
+from deadpool_run.core.membership import LossSoFar, Member, Raise, Repair, all_attached
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Rank, Version
 
@@ -167,12 +167,26 @@ def drain_failed(turn: Turn, event: ev.DrainFailed) -> None:
         return
     if event.again and member.phase is _M.UNWINDING:
         return  # it was told so already
+    if event.kind and member.rank is not None and weigh(turn, faults.evidence(turn.state, member, event)):
+        return
     why = f"its interrupted step could not be drained: {event.message}"
     if event.again and can_reenter(member):
         reenter(turn, member, why)
         return
     turn.announce(f"ending rank {member.rank}", why)
     turn.kill(event.worker, why)
+
+
+def weigh(turn: Turn, new: Raise) -> bool:
+    """Take an exception as evidence; stop, and return True, if it proves that the script is to blame."""
+    old = faults.script_bug(turn.state.raises, new)
+    turn.set(raises=(*turn.state.raises, new)[-faults.MAX_EVIDENCE :])
+    if old is None or not turn.state.managed:
+        return False
+    why = faults.describe_bug(old, new)
+    turn.announce(faults.both_tracebacks(old, new), why)
+    ending.stop(turn, 1, why)
+    return True
 
 
 def can_reenter(member: Member) -> bool:

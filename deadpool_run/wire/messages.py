@@ -167,6 +167,10 @@ class DrainBroke:
     epoch: int
     message: str
     again: bool = False
+    step: int | None = None
+    kind: str = ""
+    error: str = ""
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,11 +99,11 @@ def _run_once(mode: str, target: str, worker: session.Session) -> None:
             worker.give_up("it ended")
     except SystemExit as leaving:
         if worker.disturbed():
-            worker.give_up(f"SystemExit: {leaving}")
+            worker.give_up(leaving)
         raise
     except Exception as error:  # noqa: BLE001 - whatever the script raises is reported, then ends the process
         if worker.disturbed():
-            worker.give_up(f"{type(error).__name__}: {error}")
+            worker.give_up(error)
         _report(error, worker)
         raise SystemExit(1) from None
 

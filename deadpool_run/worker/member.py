@@ -6,6 +6,8 @@ which only set flags, free blocked waits, or send.
 
 import functools
 import time
+import traceback
+from dataclasses import replace
 from datetime import timedelta
 from typing import NoReturn
 
@@ -49,7 +51,7 @@ class Member:
         self._stopped = False  # the optimizer was stopped in this step
         self._updates = False  # every undisturbed step so far has stepped an optimizer, and there was one
         self._steps_done = 0  # undisturbed ones, by this run of the script
-        self._broken: str | None = None  # why the script cannot be drained
+        self._broken: messages.DrainBroke | None = None  # why the script cannot be drained
         self._released = False
         self._first_of_epoch = False
         self._step_began_ns = 0
@@ -171,7 +173,7 @@ class Member:
         if self.rehearsing:
             return True
         if self.registry.tainted:
-            self.give_up(f"{type(error).__name__}: {error}")
+            self.give_up(error)
         return False
 
     def close_step(self) -> None:
@@ -228,12 +230,12 @@ class Member:
         """Tell whether the script may go astray now because a peer was lost."""
         return not self.rehearsing and not self._released and (self.interrupted or self.registry.tainted)
 
-    def give_up(self, message: str) -> NoReturn:
+    def give_up(self, why: str | BaseException) -> NoReturn:
         """Wait to be told to run the script again, or for the end.
 
         It went astray on what a lost peer left, so that its objects may be half-way.
         """
-        self._break(message)
+        self._break(why)
         epoch = self._epoch
         while True:
             epoch = self._link.orders.wait_newer(epoch)
@@ -243,15 +245,21 @@ class Member:
         if self.disturbed():
             self._break("it left its loop")
 
-    def _break(self, message: str) -> None:
-        self._broken = message
+    def _break(self, why: str | BaseException) -> None:
+        if isinstance(why, str):
+            self._broken = messages.DrainBroke(0, why)
+        else:
+            kind, text = type(why).__name__, "".join(traceback.format_exception(why))
+            self._broken = messages.DrainBroke(
+                0, f"{kind}: {why}", step=self.session.step, kind=kind, error=str(why), traceback=text
+            )
         if self._link.orders.epoch > self._epoch:
             self._tell_broken(self._link.orders.epoch)
 
     def _tell_broken(self, epoch: int) -> None:
         """Say it, and again in each epoch that begins: of one that is over, or not yet known, it would not be heard."""
         if self._broken is not None and epoch > self._epoch:
-            self._link.send(messages.DrainBroke(epoch, self._broken, self._link.reentrant))
+            self._link.send(replace(self._broken, epoch=epoch, again=self._link.reentrant))
 
     def leave(self) -> tuple[int, list[int]]:
         """Take down what this run of the script made: another begins. Returns the steps done and the versions held."""

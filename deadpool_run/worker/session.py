@@ -44,7 +44,7 @@ class Session:
     resume: int = -1  # the version that the first slot holds from before the job; -1: none
     step: int | None = None  # the step that is running; None outside the loop
     disturbed: Callable[[], bool] = lambda: False  # whether the script goes astray now because a peer was lost
-    give_up: Callable[[str], None] = lambda _: None  # say so, and wait for what becomes of this worker; never returns
+    give_up: Callable[[str | BaseException], None] = lambda _: None  # say why, and wait for what follows; never returns
     leave: Callable[[], tuple[int, list[int]]] = lambda: (
         0,
         [],

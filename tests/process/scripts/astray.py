@@ -8,8 +8,22 @@ import sys
 
 import torch
 import torch.distributed as dist
+from faults import BugError
 
-KINDS = ("raise", "index", "solve", "swallow", "swallow-outside", "retry", "converge", "exit", "leave", "once", "sleep")
+KINDS = (
+    "raise",
+    "index",
+    "solve",
+    "swallow",
+    "swallow-outside",
+    "retry",
+    "converge",
+    "exit",
+    "leave",
+    "once",
+    "sleep",
+    "bug",
+)
 
 
 class GarbageError(ValueError):
@@ -78,7 +92,7 @@ def run(kind, step, counted, train):
             train()
 
 
-def look(kind):
+def look(kind):  # noqa: PLR0912 - one case for each kind
     """Depend on what all ranks found out together."""
     world = dist.get_world_size()
     match kind:
@@ -99,6 +113,9 @@ def look(kind):
         case "exit":
             if count() != world:
                 sys.exit(3)
+        case "bug":
+            if count() != world:
+                raise BugError("a tensor that the script should have checked")
         case "count":
             count()
         case _:
