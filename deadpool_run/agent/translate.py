@@ -13,6 +13,10 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
     match message:
         case messages.Ready():
             return events.WorkerReady(worker)
+        case messages.Prepared():
+            return events.SparePrepared(worker)
+        case messages.PrepareBroke(text):
+            return events.PrepareFailed(worker, text)
         case messages.Initialized():
             return events.ScriptInitialized(worker)
         case messages.SetupDone():

@@ -43,6 +43,16 @@ class AssignRank:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareSpare:
+    """Have a parked spare rehearse as this rank of its node ahead of need, then report `SparePrepared`."""
+
+    worker: WorkerId
+    rank: Rank
+    epoch: Epoch
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class AbortStep:
     """Free the member from the collectives it hangs in and have it drain towards this epoch."""
 
@@ -204,6 +214,7 @@ Effect = (
     BeginGeneration
     | StartWorker
     | AssignRank
+    | PrepareSpare
     | AbortStep
     | ReEnter
     | ResumeFrom

@@ -169,6 +169,21 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True)
+class SparePrepared:
+    """The spare has rehearsed as it was ordered, and waits for a rank: best for that one."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    """The script could not be rehearsed ahead of need; the spare ends."""
+
+    worker: WorkerId
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStartFailed:
     """No process could be made for this worker."""
 
@@ -379,6 +394,8 @@ Event = (
     | FetchFailed
     | WorkerStarted
     | WorkerReady
+    | SparePrepared
+    | PrepareFailed
     | WorkerStartFailed
     | ScriptInitialized
     | SetupCompleted

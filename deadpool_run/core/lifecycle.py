@@ -42,6 +42,8 @@ class MemberPhase(StrEnum):
     """Ordered; it has not said that it is ready."""
     READY = "ready"
     """Parked: a spare."""
+    PREPARING = "preparing"
+    """A spare: it rehearses as a rank ahead of need. It is given none meanwhile."""
     SETTING_UP = "setting up"
     """Its script sets up with its peers (and, if it never calls `init()`, does all its work here)."""
     RUNNING = "running"
@@ -118,6 +120,14 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             **_MORTAL,
             do.AssignRank: _M.SETTING_UP,
             NewcomerAssigned: _M.REHEARSING,
+            do.DismissWorker: _M.DISMISSED,
+            do.PrepareSpare: _M.PREPARING,
+        },
+        _M.PREPARING: {
+            **_MORTAL,
+            ev.ScriptInitialized: _M.PREPARING,
+            ev.SparePrepared: _M.READY,
+            ev.PrepareFailed: _M.DISMISSED,
             do.DismissWorker: _M.DISMISSED,
         },
         _M.SETTING_UP: {
@@ -224,9 +234,9 @@ JOB_TRANSITIONS: Mapping[JobPhase, Mapping[JobPhase, str]] = MappingProxyType(
 )
 """Per phase: the phases that can follow, and why they do."""
 
-HOLDS_RANK = frozenset(_M) - {_M.STARTING, _M.READY, _M.DISMISSED, _M.ENDED}
+HOLDS_RANK = frozenset(_M) - {_M.STARTING, _M.READY, _M.PREPARING, _M.DISMISSED, _M.ENDED}
 """Phases of members that can hold a rank (`RAISED` and `ENDING` hold it until they are reaped)."""
-PARKED = frozenset({_M.STARTING, _M.READY})
+PARKED = frozenset({_M.STARTING, _M.READY, _M.PREPARING})
 ATTACHED = frozenset({_M.RUNNING, _M.FINISHED})
 AT_WORK_IN_REPAIR = frozenset(
     {
@@ -235,7 +245,7 @@ AT_WORK_IN_REPAIR = frozenset(
     }
 )
 """Phases in which a repair waits for the member, so that it must show progress."""
-TIMED = AT_WORK_IN_REPAIR | {_M.ENDING, _M.RAISED, _M.UNATTACHED, _M.STARTING}
+TIMED = AT_WORK_IN_REPAIR | {_M.ENDING, _M.RAISED, _M.UNATTACHED, _M.STARTING, _M.PREPARING}
 """Phases in which nobody stays for ever: the only ones with a patience of their own."""
 
 

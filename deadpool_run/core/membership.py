@@ -38,6 +38,8 @@ class Member:
     """None until the process exists."""
     rank: Rank | None = None
     """Set exactly while the rank's seat names this worker as its owner."""
+    prepared: Rank | None = None
+    """The rank that a spare has rehearsed, or rehearses, ahead of need. Kept when it is given any."""
     newcomer: bool = False
     """It was assigned in a repair and has not held its rank's state yet."""
     reentered: bool = False
@@ -223,6 +225,8 @@ class State:
     repair: Repair | None = None
     """Set in REPAIRING, and in RUNNING until every rank has completed a step."""
     suspicion: Suspicion | None = None
+    unpreparable: bool = False
+    """A spare could not rehearse ahead of need: no other tries."""
     raises: tuple[Raise, ...] = ()
     skipped_at: float | None = None
     """When a capture was last skipped, or the interval last changed; None if captures are at their shortest interval."""

@@ -12,6 +12,8 @@ class Settings:
     """Workers beyond the world's, on the nodes that hold its ranks."""
     nodes: int = 1
     """Nodes that hold ranks, equally many each."""
+    hot_spares: bool = False
+    """Spares rehearse the script ahead of need, each as one rank of its node."""
     spare_nodes: int = 0
     """Whole nodes in reserve."""
     replicas: int = 1

@@ -35,6 +35,7 @@ class Due(StrEnum):
     UNATTACHED = "unattached"
     UNREAPED = "unreaped"
     NOT_STARTED = "not started"
+    NOT_PREPARED = "not prepared"
     LINGERING = "lingering"
     SUSPICION = "suspicion"
     CALM = "calm"
@@ -131,6 +132,8 @@ def _of_phase(settings: Settings, state: State, phase: MemberPhase, since: float
             found = since + UNATTACHED_S, Due.UNATTACHED
         case MemberPhase.STARTING if repairing and state.seat_tally.vacant and state.repair is not None:
             found = max(since, state.repair.began_at) + settings.repair_timeout_s, Due.NOT_STARTED
+        case MemberPhase.PREPARING:
+            found = since + START_S, Due.NOT_PREPARED
         case MemberPhase.STARTING if state.phase is JobPhase.STARTING:
             found = since + START_S, Due.NOT_STARTED
         case MemberPhase.DRAINING if repairing:
@@ -180,6 +183,10 @@ def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901, PLR0912 - one ca
         case Due.NOT_STARTED:
             assert member is not None
             _end(turn, member, f"it was not ready {turn.now - member.since:.0f} s after it was ordered")
+        case Due.NOT_PREPARED:
+            assert member is not None
+            pool.unprepared(turn, f"worker {member.worker} had not rehearsed within {START_S:g} s")
+            turn.kill(member.worker, "it had not rehearsed in time")
         case Due.LINGERING:
             assert member is not None
             _end(turn, member, "every rank has finished, and it has not exited")

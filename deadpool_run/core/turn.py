@@ -17,6 +17,7 @@ from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 
 MemberOrder = (
     do.AssignRank
+    | do.PrepareSpare
     | do.AbortStep
     | do.ReEnter
     | do.ResumeFrom

@@ -2,7 +2,7 @@
 
 from typing import Any, assert_never
 
-from deadpool_run.core import capture, repair
+from deadpool_run.core import capture, pool, repair
 from deadpool_run.core import events as ev
 from deadpool_run.core.membership import State, Suspicion
 from deadpool_run.core.turn import Turn
@@ -10,6 +10,8 @@ from deadpool_run.ids import Epoch
 
 PlainWord = (
     ev.WorkerReady
+    | ev.SparePrepared
+    | ev.PrepareFailed
     | ev.ScriptInitialized
     | ev.SetupCompleted
     | ev.TranscriptSealed
@@ -60,8 +62,10 @@ def _plain(turn: Turn, event: PlainWord) -> None:
     if member is None:
         return
     match event:
-        case ev.WorkerReady() | ev.LoopFinished():
+        case ev.WorkerReady() | ev.LoopFinished() | ev.SparePrepared():
             pass  # its fields say it all
+        case ev.PrepareFailed():
+            pool.unprepared(turn, f"the script could not be rehearsed: {event.message}")
         case ev.ScriptInitialized():
             turn.set(managed=True)
         case ev.SetupCompleted():

@@ -51,6 +51,8 @@ class Assign:
     capture_interval: int
     env: dict[str, str]
     fds: list[str] = field(default_factory=list)
+    prepare: bool = False
+    """Only rehearse as this rank, ahead of need, and report `Prepared`; board and slots are nobody's. Another `Assign` follows."""
     resume: int = -1
     """The version that slot0 holds from before the job, to go on from after set-up and a rehearsal; -1: none."""
 
@@ -121,6 +123,18 @@ class ExitNow:
 @dataclass(frozen=True, slots=True)
 class Ready:
     """Parked; a rank can be given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Rehearsed ahead of need; a rank can be given."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareBroke:
+    """The script could not be rehearsed ahead of need; the exit follows."""
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +270,8 @@ class StoreListening:
 ToWorker = Assign | Abort | ReEnter | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
 FromWorker = (
     Ready
+    | Prepared
+    | PrepareBroke
     | Initialized
     | SetupDone
     | Sealed
@@ -280,7 +296,20 @@ _TYPES: Mapping[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
         *(Assign, Abort, ReEnter, Resume, Attach, SetInterval, Release, Dismiss, Stop, ExitNow),
-        *(Ready, Initialized, SetupDone, Sealed, Raised, Drained, DrainBroke, Unwound, Rehearsed, Restored),
+        *(
+            Ready,
+            Prepared,
+            PrepareBroke,
+            Initialized,
+            SetupDone,
+            Sealed,
+            Raised,
+            Drained,
+            DrainBroke,
+            Unwound,
+            Rehearsed,
+            Restored,
+        ),
         *(Attached, AttachBroke, FirstStep, PeerSuspected, Captured, Skipped, Finished, StoreListening),
         *(LendBoard, LendSlots, WriteCheckpoint, LoadCheckpoint, CheckpointWritten, CheckpointLoaded, CheckpointFailed),
         *(ChooseCheckpoint, FillSlots, TakeStep, StepTaken),

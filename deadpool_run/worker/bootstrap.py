@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from deadpool_run.errors import RunLeft
-from deadpool_run.wire.messages import Assign, Raised, Ready, encode
+from deadpool_run.wire.messages import Assign, PrepareBroke, Raised, Ready, encode
 from deadpool_run.worker import marking, reentry, session
 from deadpool_run.worker.link import park
 
@@ -28,7 +28,7 @@ def main(control_fd: int) -> None:
     assign, fds = given
     _take(assign, dict(zip(assign.fds, fds, strict=True)), control_fd)
     target = json.loads(assign.env["DEADPOOL_TARGET"])
-    argv = [word.replace("${local_rank}", str(assign.local_rank)) for word in target["argv"]]
+    argv = _argv(target["argv"], assign.local_rank)
     control.detach()
     if target["mode"] == "exec":
         _execute(argv, assign, [control_fd, *fds])
@@ -37,22 +37,24 @@ def main(control_fd: int) -> None:
     sys.path[0] = "" if target["mode"] == "module" else str(Path(argv[0]).resolve().parent)
     worker = session.current()
     worker.link.reentrant = True
+    if worker.preparing:
+        worker.link.preparing = worker.rank
     beginning = reentry.Beginning()
     while not _run(target["mode"], argv[0], worker):
         reentry.leave(worker, beginning)
+        sys.argv[:] = _argv(target["argv"], worker.local_rank)
+
+
+def _argv(words: list[str], local_rank: int) -> list[str]:
+    return [word.replace("${local_rank}", str(local_rank)) for word in words]
 
 
 def _take(assign: Assign, fds: dict[str, int], control_fd: int) -> None:
     """Make the process the rank's: environment, output, descriptors."""
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        if name in fds:
-            os.dup2(fds[name], number)
-            os.close(fds.pop(name))
+    session.redirect(fds)
     assign.env["DEADPOOL_CONTROL_FD"] = str(control_fd)
-    for name, variable in session.FD_VARIABLES.items():
-        assign.env[variable] = str(fds[name])
-    os.environ.clear()
-    os.environ.update(assign.env)
+    session.put_in_environment(assign, fds, whole=True)
+    assign.env.update(os.environ)
 
 
 def _write_whole_lines() -> None:
@@ -114,6 +116,9 @@ def _report(error: Exception, worker: session.Session) -> None:
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     sys.stderr.flush()
+    if worker.preparing:
+        worker.link.send(PrepareBroke(f"{type(error).__name__}: {error}"))
+        os._exit(1)  # nothing of it is anybody's
     worker.link.send(Raised(worker.step, type(error).__name__, str(error), text))
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file and not Path(error_file).exists():  # torch's @record may have written it already

@@ -69,6 +69,7 @@ class Orders:
         self._resume: Resume | None = None
         self._attach: Attach | None = None
         self._released = False
+        self._assigned: tuple[Assign, list[int]] | None = None
         self._stopping = False
         self._leaving = False
 
@@ -79,6 +80,28 @@ class Orders:
             raise SystemExit(1)
         if self._leaving:
             raise RunLeft
+
+    def put_assigned(self, order: Assign, fds: list[int], *, leave: bool) -> None:
+        """Note the rank that a spare is given; `leave`: it has rehearsed as another one."""
+        with self._changed:
+            self._assigned = order, fds
+            self.epoch = max(self.epoch, order.epoch)
+            self._leaving |= leave
+            self._changed.notify_all()
+
+    def take_assigned(self) -> tuple[Assign, list[int]] | None:
+        """Return, once, the rank that this spare was given since it was parked."""
+        with self._changed:
+            assigned, self._assigned = self._assigned, None
+            return assigned
+
+    def wait_assigned(self) -> tuple[Assign, list[int]]:
+        """Block until a spare is given a rank; return it with its descriptors."""
+        with self._changed:
+            self._wait_for(lambda: self._assigned is not None)
+        assigned = self.take_assigned()
+        assert assigned is not None
+        return assigned
 
     def left(self) -> None:
         """Note that the run that was to be left is."""
@@ -143,6 +166,9 @@ class Link:
         self._on_interval: Callable[[int], None] | None = None
         self._interval: int | None = None
         self._unwinding = Unwinding()
+        self._fds: list[int] = []
+        self.preparing: int | None = None
+        """The rank as which a spare rehearses ahead of need."""
         self.reentrant = False
         """Whether whoever runs the script can run it again."""
         self._owner_pid = os.getpid()
@@ -177,15 +203,25 @@ class Link:
 
     def _receive(self) -> bytes:
         try:
-            return self._control.recv(_READ_BYTES)
+            data, fds, _, _ = socket.recv_fds(self._control, _READ_BYTES, _MAX_FDS)
+            self._fds += fds
+            return data
         except ConnectionResetError:
             return b""
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: Message) -> None:  # noqa: C901 - one case for each order
         match message:
             case Abort(epoch=epoch):
                 if self.orders.put(message) and self._on_abort is not None:
                     self._on_abort(epoch)
+            case Assign() if self.preparing is not None:
+                fds, self._fds = self._fds, []
+                leave = message.rank != self.preparing
+                self.orders.put_assigned(message, fds, leave=leave)
+                if leave:
+                    self._unwinding.begin()
+            case Dismiss() if self.preparing is not None:
+                os._exit(0)
             case ReEnter(epoch=epoch):
                 self._leave(message, epoch)
             case Resume() | Attach() | Release() | Stop():

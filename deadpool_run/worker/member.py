@@ -56,11 +56,7 @@ class Member:
         self._first_of_epoch = False
         self._step_began_ns = 0
         self._optimizers = False  # some optimizer has stepped: weights change there and nowhere else
-        self._board = Board(session.board_fd, session.world_size)
-        self._cell = self._board.cells[session.rank]
-        self._cell.worker = session.worker
-        self._cell.epoch = session.epoch
-        self._cell.phase = Phase.REHEARSAL if session.newcomer else Phase.SETUP
+        self._take_cell()
         self._store_address = (session.store_host, session.store_port)
         self._first_store = compat.open_store(*self._store_address)
         self._store: Source = self._first_store
@@ -81,6 +77,14 @@ class Member:
         session.disturbed, session.give_up = self.disturbed, self.give_up
         self._link.subscribe(on_abort=self._heard_abort, on_interval=self._heard_interval)
         self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
+
+    def _take_cell(self) -> None:
+        session = self.session
+        self._board = Board(session.board_fd, session.world_size)
+        self._cell = self._board.cells[session.rank]
+        self._cell.worker = session.worker
+        self._cell.epoch = session.epoch
+        self._cell.phase = Phase.REHEARSAL if session.newcomer else Phase.SETUP
 
     def set_up_groups(self, timeout: timedelta | None) -> None:
         """Create the default group: real with its peers, or rehearsing."""
@@ -300,7 +304,19 @@ class Member:
     def join(self) -> None:
         """Rehearsed: take the rank's state and part in the job."""
         self.registry.playback = None
+        if self.session.preparing:
+            self._wait_for_rank()
         self._negotiate(self._link.orders.epoch, rehearsed=False)
+
+    def _wait_for_rank(self) -> None:
+        """Wait, as a spare that has rehearsed ahead of need, until the rank is given to it; take over its memory."""
+        self._link.send(messages.Prepared())
+        self.session.take(*self._link.orders.wait_assigned())
+        self._take_cell()
+        self._epoch = self.session.epoch
+        self.snapshots.interval = self.session.capture_interval
+        self.snapshots.move(self.session.slot_fds, self._board, Rank(self.session.rank))
+        self.registry.count_in(self._cell)
 
     def _negotiate(self, epoch: int, *, rehearsed: bool) -> None:
         """Report, restore, attach; begin again whenever a newer epoch comes between."""

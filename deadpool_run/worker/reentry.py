@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from deadpool_run.wire.messages import Unwound
-from deadpool_run.worker.session import Session
+from deadpool_run.worker.session import Session, put_in_environment, redirect
 
 
 class Beginning:
@@ -28,7 +28,7 @@ class Beginning:
 
     def __init__(self) -> None:
         self._modules = frozenset(sys.modules)
-        self._environment = dict(os.environ)
+        self.environment = dict(os.environ)
         self._argv, self._path = list(sys.argv), list(sys.path)
         self._folder = Path.cwd()
         self._streams = (sys.stdin, sys.stdout, sys.stderr)
@@ -46,7 +46,7 @@ class Beginning:
         for name in list(_own_modules(self._modules)):
             del sys.modules[name]
         os.environ.clear()
-        os.environ.update(self._environment)
+        os.environ.update(self.environment)
         sys.argv[:], sys.path[:] = self._argv, self._path
         with contextlib.suppress(OSError):  # its folder was removed meanwhile
             os.chdir(self._folder)
@@ -66,12 +66,30 @@ class Beginning:
 
 
 def leave(worker: Session, beginning: Beginning) -> None:
-    """Take down what the last run left, and have the worker be a newcomer for its own rank."""
+    """Take down what the last run left. The worker is a newcomer for its own rank; or what a spare is given instead."""
     worker.link.left()
-    worker.link.send(Unwound(*worker.leave()))
+    done, held = worker.leave()
+    if not worker.preparing:
+        worker.link.send(Unwound(done, held))
+    ours = {name: value for name, value in os.environ.items() if name.startswith("DEADPOOL_")} | {
+        "DEADPOOL_NEWCOMER": "1",
+        "DEADPOOL_EPOCH": str(worker.link.orders.epoch),
+        "DEADPOOL_RESUME_VERSION": "-1",
+        "DEADPOOL_STORE": f"{worker.store_host}:{worker.store_port}",
+        "DEADPOOL_CAPTURE_INTERVAL": str(worker.capture_interval),
+    }
     beginning.put_back()
     gc.collect()  # the old model hangs in cycles
     _torch_part("free_cuda")
+    os.environ.update(ours)
+    assigned = worker.link.orders.take_assigned()
+    if assigned is not None:
+        rank, fds = assigned
+        named = dict(zip(rank.fds, fds, strict=True))
+        redirect(named)
+        put_in_environment(rank, named, whole=True)
+        worker.link.preparing = None
+    beginning.environment = dict(os.environ)
     worker.begin_again()
 
 

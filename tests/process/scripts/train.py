@@ -79,7 +79,8 @@ def main():
     torch.use_deterministic_algorithms(mode=True)
     newcomer = os.environ.get("DEADPOOL_NEWCOMER") == "1"
     faulthandler.register(signal.SIGUSR2)  # the test asks where a worker is that makes no progress
-    tell("start", newcomer=newcomer)
+    ahead = os.environ.get("DEADPOOL_PREPARING") == "1"  # a spare without a rank: it holds one from its first true step
+    tell("prepare" if ahead else "start", newcomer=newcomer)
     if newcomer and args.hold_newcomers:
         os.read(os.open(args.flags / "release", os.O_RDONLY), 1)
     job = deadpool.init()
@@ -102,6 +103,9 @@ def main():
     for step in job.steps(args.steps):
         rehearsing = job.rehearsing
         if not rehearsing:
+            if ahead:
+                tell("start", newcomer=newcomer)
+                ahead = False
             recovered = {"newcomer": newcomer and not begun, "survivor": step.index in begun, None: False}
             if recovered[args.corrupt]:
                 spoil(training)
