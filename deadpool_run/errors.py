@@ -30,6 +30,10 @@ class StepAborted(DeadpoolError):  # noqa: N818 - an interruption, not an error:
     """A peer was lost during this step; raised out of `optimizer.step()` and swallowed by `with step:`."""
 
 
+class RunLeft(BaseException):
+    """This run of the script is left, to run it again from the top. No `Exception`: no handler of the script's keeps it."""
+
+
 class ProtocolError(DeadpoolError):
     """A peer sent something that is not of the protocol, or of another version of it."""
 

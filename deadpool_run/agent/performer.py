@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from deadpool_run.agent.copies import Copies
@@ -16,6 +16,8 @@ from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import FetchFailed, KillHow
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
+from deadpool_run.vault.board import create_board
+from deadpool_run.vault.segments import create_memory
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages
 from deadpool_run.wire.peers import Peer, World
@@ -91,7 +93,7 @@ class Performer:
         if before.store_host and (before.store_host, before.store_port) != (world.store_host, world.store_port):
             self._store_moved = True
 
-    def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901 - one case for each order
+    def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901, PLR0912 - one case for each order
         """Carry out one order for this node. Those that are the coordinator's own never come here."""
         match effect:
             case do.BeginGeneration(generation):
@@ -100,8 +102,12 @@ class Performer:
                 self._workforce.start(worker)
             case do.AssignRank():
                 self._begins.when_ready(lambda: self._seat(effect, capture_interval, source))
+            case do.PrepareSpare():
+                self._prepare(effect, capture_interval)
             case do.AbortStep(worker, epoch):
                 self._workforce.send(worker, messages.Abort(epoch))
+            case do.ReEnter(worker, epoch):
+                self._workforce.send(worker, messages.ReEnter(epoch))
             case do.ResumeFrom():
                 self._resume(effect, source)
             case do.AttachGroups(worker, epoch):
@@ -168,10 +174,36 @@ class Performer:
         self._fetch_failed(FetchFailed(worker, epoch, node, failure))
 
     def _assign(self, order: do.AssignRank, capture_interval: int) -> None:
+        self._output.root_cause.assigned(order.worker, self._output.error_file(order.local_rank))
+        fds = self._vault.descriptors(order.rank)
+        assign, fds, streams = self._order(order, capture_interval, fds)
+        self._workforce.assign(order.worker, assign, fds)
+        for fd in streams:
+            os.close(fd)
+
+    def _prepare(self, order: do.PrepareSpare, capture_interval: int) -> None:
+        """Have the spare rehearse with the rank's transcript, and with memory that is nobody's."""
+        transcript = self._vault.open_transcript(order.rank)
+        if transcript is None:
+            return  # the rank has moved on: nobody waits for the spare
+        scratch = {
+            "board": create_board(self._spec.settings.world_size),
+            **{name: create_memory(f"spare-{name}") for name in ("slot0", "slot1")},
+            "transcript": transcript,
+        }
+        as_newcomer = do.AssignRank(order.worker, order.rank, order.epoch, newcomer=True, local_rank=order.local_rank)
+        assign, fds, streams = self._order(as_newcomer, capture_interval, scratch)
+        self._workforce.prepare(order.worker, replace(assign, prepare=True), fds)
+        for fd in (*streams, *scratch.values()):
+            os.close(fd)
+
+    def _order(
+        self, order: do.AssignRank, capture_interval: int, memory: Mapping[str, int]
+    ) -> tuple[messages.Assign, dict[str, int], list[int]]:
+        """Return what the worker is told, the descriptors by their names, and those of them that are to be closed."""
         local_rank = order.local_rank
         resume = -1 if order.newcomer else self._begins.resume
         error_file = self._output.error_file(local_rank)
-        self._output.root_cause.assigned(order.worker, error_file)
         seat = Seat(
             worker=order.worker,
             rank=order.rank,
@@ -189,7 +221,7 @@ class Performer:
             resume=resume,
         )
         streams = self._output.open(local_rank, order.rank)
-        fds = {**self._vault.descriptors(order.rank), **streams}
+        fds = {**memory, **streams}
         assign = messages.Assign(
             rank=order.rank,
             local_rank=local_rank,
@@ -205,9 +237,7 @@ class Performer:
         )
         if cpus := self._spec.cpus.get(local_rank):
             self._workforce.bind(order.worker, cpus)
-        self._workforce.assign(order.worker, assign, fds)
-        for fd in streams.values():
-            os.close(fd)
+        return assign, fds, list(streams.values())
 
     def _kill(self, worker: WorkerId, how: KillHow) -> None:
         if how is KillHow.EXIT:

@@ -28,6 +28,8 @@ class Roll:
                 self._change(worker, rank=rank, epoch=epoch)
             case do.AbortStep(worker):
                 self._change(worker, finished=False)
+            case do.ReEnter(worker):
+                self._change(worker, reentering=True, rehearsed=False)
             case do.ReleaseWorker(worker):
                 self._change(worker, released=True)
             case do.DismissWorker(worker):
@@ -46,6 +48,8 @@ class Roll:
                 self._change(worker, initialized=True)
             case ev.NewcomerRehearsed(worker):
                 self._change(worker, rehearsed=True)
+            case ev.RankRestored(worker):
+                self._change(worker, reentering=False)
             case ev.LoopFinished(worker):
                 self._change(worker, finished=True)
             case ev.WorkerExited(worker, code, signal):

@@ -13,6 +13,10 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
     match message:
         case messages.Ready():
             return events.WorkerReady(worker)
+        case messages.Prepared():
+            return events.SparePrepared(worker)
+        case messages.PrepareBroke(text):
+            return events.PrepareFailed(worker, text)
         case messages.Initialized():
             return events.ScriptInitialized(worker)
         case messages.SetupDone():
@@ -25,8 +29,10 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
             holds = None if live is None else Version(live)
             versions = tuple(Version(version) for version in captured)
             return events.SurvivorDrained(worker, Epoch(epoch), Version(completed), holds, versions)
-        case messages.DrainBroke(epoch, text):
-            return events.DrainFailed(worker, Epoch(epoch), text)
+        case messages.DrainBroke(epoch, text, again, step, kind, error, traceback):
+            return events.DrainFailed(worker, Epoch(epoch), text, again, step, kind, error, traceback)
+        case messages.Unwound(completed, captured):
+            return events.RunUnwound(worker, Version(completed), tuple(Version(version) for version in captured))
         case messages.Rehearsed(epoch):
             return events.NewcomerRehearsed(worker, Epoch(epoch))
         case messages.Restored(epoch):

@@ -97,6 +97,12 @@ class Workforce:
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(pid, cpus)
 
+    def prepare(self, worker: WorkerId, order: Assign, fds: Mapping[str, int]) -> None:
+        """Have the worker rehearse as the rank of this order, which it is not given."""
+        found = self._workers.get(worker)
+        if found is not None and found.channel is not None:
+            found.channel.send(order, [fds[name] for name in order.fds])
+
     def send(self, worker: WorkerId, message: Message) -> None:
         """Say something to the worker; nothing happens if it has ended."""
         found = self._workers.get(worker)

@@ -48,6 +48,8 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         durable=durable is not None and bool(durable.target),
         join_timeout_s=torchrun_words.join_timeout_s(values),
         max_restarts=values.count("max_restarts", 0) if values["max_restarts"].text else None,
+        hot_spares=_hot_spares(values, here.environment),
+        drain_timeout_s=values.seconds("drain_timeout"),
         repair_timeout_s=values.seconds("repair_timeout"),
         shutdown_timeout_s=values.seconds("shutdown_timeout"),
         capture_interval=interval,
@@ -145,6 +147,13 @@ def _start_method(values: Values, environment: Mapping[str, str]) -> StartMethod
     if environment.get("PYTHON_EXEC") and not values["start_method"].is_set:
         return StartMethod.SPAWN  # the nursery can fork no other interpreter than its own
     return StartMethod(values.choice("start_method", _START_METHODS))
+
+
+def _hot_spares(values: Values, environment: Mapping[str, str]) -> bool:
+    hot = bool(values.choice("spare_mode", {"warm": "", "hot": "1"}))
+    if hot and (values.flag("no_python") or _start_method(values, environment) is not StartMethod.NURSERY):
+        raise UsageError("hot spares run the script in the process that was forked for it: leave --start-method alone")
+    return hot
 
 
 def _target(values: Values, argv: tuple[str, ...]) -> Target:

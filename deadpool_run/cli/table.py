@@ -16,6 +16,22 @@ _SPARES = (
         help="Held ready beyond the ranks, to take the place of what dies: workers on one machine, whole machines where there are several. `2w` (workers), `1n` (machines) or `1n,2w` say it outright.",
     ),
     Option(
+        name="spare_mode",
+        panel=SPARES,
+        metavar="warm|hot",
+        default="warm",
+        torchrun=False,
+        help="warm: a spare has imported torch and what --preload names. hot: it has also rehearsed the script as one rank of its machine, so that its model is built and its code compiled; for another rank it rehearses again.",
+    ),
+    Option(
+        name="drain_timeout",
+        panel=SPARES,
+        metavar="SECONDS",
+        default="30",
+        torchrun=False,
+        help="When a peer is lost, a rank whose step does not run to its end within so long runs its script again from the top, in the same process.",
+    ),
+    Option(
         name="repair_timeout",
         panel=SPARES,
         metavar="SECONDS",

@@ -85,6 +85,7 @@ def _advance(turn: Turn) -> None:
     if turn.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING) and _every_rank_is_through(turn.state):
         ending.release(turn)
     pool.heal(turn)
+    pool.prepare(turn)
     nodes.set_buddies(turn)
     if turn.state.phase is JobPhase.FINISHING:
         ending.advance_finishing(turn)

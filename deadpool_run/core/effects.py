@@ -43,8 +43,26 @@ class AssignRank:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareSpare:
+    """Have a parked spare rehearse as this rank of its node ahead of need, then report `SparePrepared`."""
+
+    worker: WorkerId
+    rank: Rank
+    epoch: Epoch
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class AbortStep:
     """Free the member from the collectives it hangs in and have it drain towards this epoch."""
+
+    worker: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ReEnter:
+    """Leave the run of the script that cannot be drained, report `RunUnwound`, and run it again as a newcomer."""
 
     worker: WorkerId
     epoch: Epoch
@@ -163,6 +181,8 @@ class Incident:
     restored_s: float
     attached_s: float
     first_step_s: float
+    reentered: tuple[Rank, ...] = ()
+    """Ranks whose workers could not be drained, and ran their script again."""
     exposed_s: float | None = None
     """After the loss of a node: until every rank had its full number of copies again. None: not yet, or no node was lost."""
 
@@ -194,7 +214,9 @@ Effect = (
     BeginGeneration
     | StartWorker
     | AssignRank
+    | PrepareSpare
     | AbortStep
+    | ReEnter
     | ResumeFrom
     | SetBuddies
     | ReportReplicas

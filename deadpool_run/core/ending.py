@@ -94,7 +94,7 @@ def release(turn: Turn) -> None:
 
 def advance_finishing(turn: Turn) -> None:
     """Dismiss whoever is parked; end the job when nobody is left."""
-    if parked := turn.state.in_phase(MemberPhase.READY):
+    if parked := turn.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
         with turn.for_all():
             for member in parked:
                 turn.order(do.DismissWorker(member.worker))

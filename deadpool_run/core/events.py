@@ -93,6 +93,8 @@ class WorkerFound:
     """Its script called `init()`."""
     rehearsed: bool = False
     """It has said `NewcomerRehearsed`: what it sets up is made, and it needs the store of that time no more."""
+    reentering: bool = False
+    """It was told to run its script again (`rehearsed` is of that run), and has not said `RankRestored` since."""
     finished: bool = False
     """It has said `LoopFinished`, and was not told to drain since."""
     released: bool = False
@@ -164,6 +166,21 @@ class WorkerReady:
     """The worker has imported what it needs and is parked: it can be given a rank at once."""
 
     worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class SparePrepared:
+    """The spare has rehearsed as it was ordered, and waits for a rank: best for that one."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    """The script could not be rehearsed ahead of need; the spare ends."""
+
+    worker: WorkerId
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +257,33 @@ class SurvivorDrained:
 
 @dataclass(frozen=True, slots=True)
 class DrainFailed:
-    """The worker's script raised while its step was drained, so that its objects may be half-way: it cannot go on."""
+    """The worker's script raised while its step was drained, so that its objects may be half-way: it cannot go on.
+
+    `again`: it can run its script again from the top, and waits to be told.
+    """
 
     worker: WorkerId
     epoch: Epoch
     message: str
+    again: bool = False
+    step: int | None = None
+    kind: str = ""
+    """Of the exception, as are the next two; empty if it was none."""
+    error: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunUnwound:
+    """The worker has left the run of its script that could not be drained, and runs it again from the top: a newcomer.
+
+    `captured` are the versions that its slots hold, `completed` the steps it had completed. True in any epoch: nothing
+    is captured before the rank has its state again.
+    """
+
+    worker: WorkerId
+    completed: Version
+    captured: tuple[Version, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +394,8 @@ Event = (
     | FetchFailed
     | WorkerStarted
     | WorkerReady
+    | SparePrepared
+    | PrepareFailed
     | WorkerStartFailed
     | ScriptInitialized
     | SetupCompleted
@@ -363,6 +404,7 @@ Event = (
     | WorkerExited
     | SurvivorDrained
     | DrainFailed
+    | RunUnwound
     | NewcomerRehearsed
     | RankRestored
     | RankAttached

@@ -1,26 +1,30 @@
 """Whose fault an ending is: the machine's (it is repaired) or the script's (the job stops, and no spare is burnt)."""
 
-from deadpool_run.core.events import WorkerRaised
+from deadpool_run.core.events import DrainFailed, WorkerRaised
 from deadpool_run.core.lifecycle import MemberPhase
 from deadpool_run.core.membership import Member, Raise, State
 
 MAX_EVIDENCE = 64
+_DISTURBED = frozenset(
+    {MemberPhase.DRAINING, MemberPhase.RECALLED, MemberPhase.UNWINDING, MemberPhase.RE_ENTERING, MemberPhase.REHEARSING}
+)
+"""Empty answers may be to blame there, or what an earlier run of the script left in the process."""
 MAX_ATTEMPTS = 5
 """Attempts at one repair, that is, without a completed step between them."""
 
 
-def evidence(state: State, member: Member, raised: WorkerRaised) -> Raise:
+def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -> Raise:
     """Return an exception as evidence. `member` is as it was before it raised; it holds a rank."""
     assert member.rank is not None
     return Raise(
         worker=member.worker,
         rank=member.rank,
         epoch=state.epoch,
-        draining=member.phase is MemberPhase.DRAINING,
+        draining=isinstance(raised, DrainFailed) or member.phase in _DISTURBED,
         released=member.phase is MemberPhase.RELEASED,
         step=raised.step,
         kind=raised.kind,
-        message=raised.message,
+        message=raised.message if isinstance(raised, WorkerRaised) else raised.error,
         traceback=raised.traceback,
     )
 
@@ -34,8 +38,8 @@ def script_bug(raises: tuple[Raise, ...], new: Raise) -> Raise | None:
     """Return the earlier exception that, with `new`, proves a bug in the script; None if none does.
 
     Two workers that end at the same step with the same exception are no coincidence; nor are two that raise the same
-    kind at the same step of the same epoch, whatever their messages say. A draining worker computes with garbage: what
-    it raises counts only beside one that was not draining.
+    kind at the same step of the same epoch, whatever their messages say. A draining worker computes with garbage, and one
+    that re-enters does not begin in a fresh process: what they raise counts only beside one that did neither.
     """
     for old in reversed(raises):
         if old.worker == new.worker or (old.step, old.kind) != (new.step, new.kind):

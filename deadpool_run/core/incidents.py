@@ -29,6 +29,7 @@ def finished(repair: Repair, epoch: Epoch, now: float) -> Incident:
         restored_s=restored,
         attached_s=_after(repair, repair.attached_at, restored),
         first_step_s=now - repair.began_at,
+        reentered=tuple(sorted(repair.reentered)),
         exposed_s=repair.exposed_s,
     )
 

@@ -42,14 +42,22 @@ class MemberPhase(StrEnum):
     """Ordered; it has not said that it is ready."""
     READY = "ready"
     """Parked: a spare."""
+    PREPARING = "preparing"
+    """A spare: it rehearses as a rank ahead of need. It is given none meanwhile."""
     SETTING_UP = "setting up"
     """Its script sets up with its peers (and, if it never calls `init()`, does all its work here)."""
     RUNNING = "running"
     """It trains, attached to the epoch."""
     DRAINING = "draining"
     """Told to abort its step; it has not said that it has drained."""
+    RECALLED = "recalled"
+    """Told of a newer epoch while it took part in a repair, not in its script; it has not said again what it holds."""
     DRAINED = "drained"
     """It waits for the version to resume from."""
+    UNWINDING = "unwinding"
+    """It could not be drained: its run of the script is left, from wherever it is."""
+    RE_ENTERING = "re-entering"
+    """Its script runs again from the top in the same process, against fake groups, as a newcomer's."""
     REHEARSING = "rehearsing"
     """A newcomer: its script sets up against fake groups."""
     REHEARSED = "rehearsed"
@@ -97,6 +105,7 @@ _MORTAL: dict[Trigger, MemberPhase] = {
 }
 _RANKED: dict[Trigger, MemberPhase] = {**_MORTAL, ev.WorkerRaised: _M.RAISED}
 _SURVIVOR: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.DRAINING}
+_IN_REPAIR: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.RECALLED}
 _NEWCOMER: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.REHEARSING}
 
 MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingProxyType(
@@ -111,6 +120,14 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             **_MORTAL,
             do.AssignRank: _M.SETTING_UP,
             NewcomerAssigned: _M.REHEARSING,
+            do.DismissWorker: _M.DISMISSED,
+            do.PrepareSpare: _M.PREPARING,
+        },
+        _M.PREPARING: {
+            **_MORTAL,
+            ev.ScriptInitialized: _M.PREPARING,
+            ev.SparePrepared: _M.READY,
+            ev.PrepareFailed: _M.DISMISSED,
             do.DismissWorker: _M.DISMISSED,
         },
         _M.SETTING_UP: {
@@ -132,10 +149,31 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
         _M.DRAINING: {
             **_SURVIVOR,
             ev.SurvivorDrained: _M.DRAINED,
-            ev.DrainFailed: _M.ENDING,
-            ev.NewcomerRehearsed: _M.REHEARSED,  # a newcomer that was recalled before it had restored
+            ev.DrainFailed: _M.DRAINING,  # what follows is ordered
+            do.ReEnter: _M.UNWINDING,
         },
-        _M.DRAINED: {**_SURVIVOR, do.ResumeFrom: _M.RESTORING},
+        _M.RECALLED: {
+            **_IN_REPAIR,
+            ev.SurvivorDrained: _M.DRAINED,
+            ev.NewcomerRehearsed: _M.REHEARSED,  # a newcomer that was recalled before it had restored
+            ev.DrainFailed: _M.RECALLED,  # the coordinator has moved, and the last one had brought it into its script
+            do.ReEnter: _M.UNWINDING,
+        },
+        _M.UNWINDING: {
+            **_RANKED,
+            do.AbortStep: _M.UNWINDING,
+            ev.RunUnwound: _M.RE_ENTERING,
+            ev.DrainFailed: _M.UNWINDING,
+        },
+        _M.RE_ENTERING: {
+            **_RANKED,
+            do.AbortStep: _M.RE_ENTERING,
+            ev.ScriptInitialized: _M.RE_ENTERING,
+            ev.SetupCompleted: _M.RE_ENTERING,
+            ev.NewcomerRehearsed: _M.REHEARSED,
+            ev.SurvivorDrained: _M.DRAINED,  # the coordinator has moved: see REHEARSING
+        },
+        _M.DRAINED: {**_IN_REPAIR, do.ResumeFrom: _M.RESTORING},
         _M.REHEARSING: {
             **_NEWCOMER,
             ev.ScriptInitialized: _M.REHEARSING,
@@ -143,13 +181,17 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             ev.NewcomerRehearsed: _M.REHEARSED,
             # The coordinator has moved, and the last one had brought it further than was known.
             ev.SurvivorDrained: _M.DRAINED,
-            ev.DrainFailed: _M.ENDING,
+            ev.DrainFailed: _M.REHEARSING,
         },
         _M.REHEARSED: {**_NEWCOMER, do.ResumeFrom: _M.RESTORING},
-        _M.RESTORING: {**_SURVIVOR, ev.RankRestored: _M.RESTORED},
-        _M.RESTORED: {**_SURVIVOR, do.AttachGroups: _M.ATTACHING},
-        _M.ATTACHING: {**_SURVIVOR, ev.RankAttached: _M.RUNNING, ev.AttachFailed: _M.UNATTACHED},
-        _M.UNATTACHED: {**_SURVIVOR},
+        _M.RESTORING: {**_IN_REPAIR, ev.RankRestored: _M.RESTORED},
+        _M.RESTORED: {**_IN_REPAIR, do.AttachGroups: _M.ATTACHING},
+        _M.ATTACHING: {
+            **_SURVIVOR,
+            ev.RankAttached: _M.RUNNING,
+            ev.AttachFailed: _M.UNATTACHED,
+        },  # it may have attached
+        _M.UNATTACHED: {**_IN_REPAIR},
         _M.FINISHED: {**_SURVIVOR, do.ReleaseWorker: _M.RELEASED},
         _M.RELEASED: {**_RANKED},
         _M.DISMISSED: {**_MORTAL},
@@ -192,13 +234,18 @@ JOB_TRANSITIONS: Mapping[JobPhase, Mapping[JobPhase, str]] = MappingProxyType(
 )
 """Per phase: the phases that can follow, and why they do."""
 
-HOLDS_RANK = frozenset(_M) - {_M.STARTING, _M.READY, _M.DISMISSED, _M.ENDED}
+HOLDS_RANK = frozenset(_M) - {_M.STARTING, _M.READY, _M.PREPARING, _M.DISMISSED, _M.ENDED}
 """Phases of members that can hold a rank (`RAISED` and `ENDING` hold it until they are reaped)."""
-PARKED = frozenset({_M.STARTING, _M.READY})
+PARKED = frozenset({_M.STARTING, _M.READY, _M.PREPARING})
 ATTACHED = frozenset({_M.RUNNING, _M.FINISHED})
-AT_WORK_IN_REPAIR = frozenset({_M.DRAINING, _M.REHEARSING, _M.RESTORING, _M.ATTACHING})
+AT_WORK_IN_REPAIR = frozenset(
+    {
+        *(_M.DRAINING, _M.RECALLED, _M.UNWINDING, _M.RE_ENTERING),
+        *(_M.REHEARSING, _M.RESTORING, _M.ATTACHING),
+    }
+)
 """Phases in which a repair waits for the member, so that it must show progress."""
-TIMED = AT_WORK_IN_REPAIR | {_M.ENDING, _M.RAISED, _M.UNATTACHED, _M.STARTING}
+TIMED = AT_WORK_IN_REPAIR | {_M.ENDING, _M.RAISED, _M.UNATTACHED, _M.STARTING, _M.PREPARING}
 """Phases in which nobody stays for ever: the only ones with a patience of their own."""
 
 

@@ -38,8 +38,12 @@ class Member:
     """None until the process exists."""
     rank: Rank | None = None
     """Set exactly while the rank's seat names this worker as its owner."""
+    prepared: Rank | None = None
+    """The rank that a spare has rehearsed, or rehearses, ahead of need. Kept when it is given any."""
     newcomer: bool = False
     """It was assigned in a repair and has not held its rank's state yet."""
+    reentered: bool = False
+    """It was told to run its script again since it was last attached: should that fail, it is not told so again."""
     ready_at: float | None = None
     stepped: bool = False
     """It has completed a step (or its loop) since it attached to this epoch."""
@@ -110,6 +114,8 @@ class Repair:
     """The most steps that any survivor had completed."""
     dead_held: Version | None = None
     """The newest version that a dead rank left behind."""
+    reentered: frozenset[Rank] = frozenset()
+    """Ranks whose workers were told to run their script again."""
     barren: frozenset[tuple[Rank, NodeId]] = frozenset()
     """Nodes that could not give what they said they hold of a rank: they are not asked again."""
     detected_s: float | None = None
@@ -219,6 +225,8 @@ class State:
     repair: Repair | None = None
     """Set in REPAIRING, and in RUNNING until every rank has completed a step."""
     suspicion: Suspicion | None = None
+    unpreparable: bool = False
+    """A spare could not rehearse ahead of need: no other tries."""
     raises: tuple[Raise, ...] = ()
     skipped_at: float | None = None
     """When a capture was last skipped, or the interval last changed; None if captures are at their shortest interval."""

@@ -111,7 +111,7 @@ class _Places:
 
     def nearest(self, seat: Seat) -> Member | None:
         """Return the nearest worker for the rank, of several the oldest; None if there is none."""
-        firsts = [free[0] for free in self._free.values()]
+        firsts = [_first(free, seat) for free in self._free.values()]
         return min(firsts, key=lambda each: (_distance(self._state, seat, each.node), each.worker), default=None)
 
     def _preference(self, seat: Seat, node: NodeId) -> tuple[int, bool, int, int]:
@@ -130,6 +130,11 @@ class _Places:
         if seat.local_rank not in taken:
             return seat.local_rank
         return min(set(range(len(taken) + 1)) - taken)
+
+
+def _first(free: list[Member], seat: Seat) -> Member:
+    """Return who of a node's workers is best for the rank: who has rehearsed it, else who has rehearsed nothing."""
+    return min(free, key=lambda each: (each.prepared != seat.rank, each.prepared is not None, each.worker))
 
 
 def _distance(state: State, seat: Seat, node: NodeId) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
+from deadpool_run.core import effects as do
 from deadpool_run.core import ending
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.membership import Member, State
@@ -13,6 +14,8 @@ from deadpool_run.ids import NodeId
 CRASHES = 5
 """So many parked workers may die within `CRASH_WINDOW_S` and be started again at once."""
 CRASH_WINDOW_S = 60.0
+_AWAITED = (MemberPhase.STARTING, MemberPhase.READY, MemberPhase.PREPARING, MemberPhase.ENDING)
+"""Phases of workers that may be given a rank, or make room for one that may."""
 _HEALED_IN = frozenset({JobPhase.STARTING, JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.REPAIRING})
 
 
@@ -53,6 +56,34 @@ def _to_look_at(turn: Turn) -> Collection[NodeId]:
     return sorted(changed & state.nodes.keys(), key=lambda node: state.nodes[node].arrival)
 
 
+def prepare(turn: Turn) -> None:
+    """Have a spare rehearse ahead of need, one after the other: the others can be given a rank meanwhile."""
+    state = turn.state
+    if not turn.settings.hot_spares or state.unpreparable or state.phase is not JobPhase.RUNNING:
+        return
+    if state.repair is not None or state.count(MemberPhase.PREPARING):
+        return
+    spares = state.in_phase(MemberPhase.READY)
+    for member in spares:
+        if member.prepared is not None:
+            continue
+        here = sorted(state.seat_tally.homes.get(member.node, ()))
+        if here:
+            taken = [each.prepared for each in spares]
+            lost = [loss.rank for incident in state.incidents for loss in incident.losses]
+            # What was lost before is likely to be lost again (a bad device); else each spare is for another rank.
+            rank = min(here, key=lambda rank: (taken.count(rank), -lost.count(rank), rank))
+            turn.set_member(member.worker, prepared=rank)
+            turn.order(do.PrepareSpare(member.worker, rank, state.epoch, state.seats[rank].local_rank))
+            return
+
+
+def unprepared(turn: Turn, why: str) -> None:
+    """Leave spares warm from now on."""
+    turn.set(unpreparable=True)
+    turn.announce("spares do not rehearse ahead of need any more", why)
+
+
 def parked_died(turn: Turn, member: Member, how: str) -> None:
     """Note the death of a worker that held no rank."""
     if member.phase in LEAVING or turn.state.phase not in _HEALED_IN:
@@ -63,7 +94,7 @@ def parked_died(turn: Turn, member: Member, how: str) -> None:
 
 def is_exhausted(settings: Settings, state: State) -> bool:
     """Tell whether a rank is vacant and no worker is there, or can be started, to take it."""
-    if not state.seat_tally.vacant or state.count(MemberPhase.STARTING, MemberPhase.READY, MemberPhase.ENDING):
+    if not state.seat_tally.vacant or state.count(*_AWAITED):
         return False
     return not _missing(settings, state, state.nodes.keys())
 

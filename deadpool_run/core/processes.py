@@ -166,16 +166,10 @@ def _raised(turn: Turn, event: ev.WorkerRaised) -> None:
     before = turn.state.members.get(event.worker)
     if turn.accept(event.worker, event) is None or before is None or before.rank is None:
         return
-    new = faults.evidence(turn.state, before, event)
-    old = faults.script_bug(turn.state.raises, new)
-    turn.set(raises=(*turn.state.raises, new)[-faults.MAX_EVIDENCE :])
-    if old is not None and turn.state.managed:
-        why = faults.describe_bug(old, new)
-        turn.announce(faults.both_tracebacks(old, new), why)
-        ending.stop(turn, 1, why)
+    repair.weigh(turn, faults.evidence(turn.state, before, event))
 
 
-def end_for(turn: Turn, event: ev.WorkerHung | ev.DrainFailed, why: str) -> None:
+def end_for(turn: Turn, event: ev.WorkerHung, why: str) -> None:
     """End a worker for what was said of it, if that still has a meaning."""
     if turn.obeys(event.worker, event):
         rank = turn.state.members[event.worker].rank

@@ -121,6 +121,10 @@ def _is_there(turn: Turn, member: Member, found: WorkerFound) -> None:
         turn.set_member(member.worker, rank=None, newcomer=False, phase=MemberPhase.READY, since=turn.now)
     elif member.phase in PARKED and found.dismissed:
         turn.set_member(member.worker, phase=MemberPhase.DISMISSED, since=turn.now)
+    elif (
+        member.phase is MemberPhase.PREPARING
+    ):  # it may never have been told to; whoever has rehearsed says nothing again
+        turn.set_member(member.worker, phase=MemberPhase.READY, prepared=None, since=turn.now)
     elif member.phase is MemberPhase.STARTING and found.ready:
         turn.set_member(member.worker, phase=MemberPhase.READY, since=turn.now, ready_at=turn.now)
 
@@ -173,8 +177,16 @@ def _repair(turn: Turn, truth: Truth, discarded: tuple[Epoch, Version], why: str
 def _end_unrehearsed(turn: Turn, truth: Truth) -> None:
     """End newcomers that set up beside a store that is gone: they would wait for it. Others take their ranks at once."""
     for member in list(turn.state.owners()):
-        if member.newcomer and member.phase is MemberPhase.REHEARSING and not truth.found[member.worker].rehearsed:
-            end_stray(turn, member.node, truth.found[member.worker], _BESIDE_THE_LAST)
+        if member.phase is MemberPhase.ENDING:
+            continue
+        found = truth.found[member.worker]
+        sets_up = member.newcomer and member.phase in (MemberPhase.REHEARSING, MemberPhase.RE_ENTERING)
+        if not found.rehearsed and (found.reentering or sets_up):
+            end_stray(turn, member.node, found, _BESIDE_THE_LAST)
+        elif found.reentering:  # it waits for its state, whatever was known of that
+            turn.set_member(member.worker, phase=MemberPhase.REHEARSING, newcomer=True, since=turn.now)
+        elif member.phase is MemberPhase.UNWINDING:  # the order to do so never arrived
+            turn.set_member(member.worker, phase=MemberPhase.DRAINING, reentered=False, since=turn.now)
 
 
 def _end_surplus(turn: Turn) -> None:

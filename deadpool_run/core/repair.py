@@ -9,11 +9,13 @@ from deadpool_run.core import ending, faults, holders, incidents, placement, rep
 from deadpool_run.core import events as ev
 from deadpool_run.core.changes import changed
 from deadpool_run.core.lifecycle import MEMBER_TRANSITIONS, JobPhase, MemberPhase
-from deadpool_run.core.membership import LossSoFar, Member, Repair, all_attached
+from deadpool_run.core.membership import LossSoFar, Member, Raise, Repair, all_attached
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Rank, Version
 
 _M = MemberPhase
+_UNSAID = (_M.DRAINING, _M.RECALLED, _M.UNWINDING)
+"""Phases of members that will say what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +151,65 @@ def drained(turn: Turn, member: Member, event: ev.SurvivorDrained) -> None:
     """Note what a survivor holds."""
     assert member.rank is not None
     turn.set_seat(member.rank, held=replicas.held_by_survivor(event), copies={}, asked=frozenset())
+    _note_completed(turn, event.completed)
+
+
+def _note_completed(turn: Turn, completed: Version) -> None:
     repair = turn.state.repair
-    if repair is not None and (repair.completed is None or repair.completed < event.completed):
-        turn.set_repair(completed=event.completed)
+    if repair is not None and (repair.completed is None or repair.completed < completed):
+        turn.set_repair(completed=completed)
+
+
+def drain_failed(turn: Turn, event: ev.DrainFailed) -> None:
+    """Have the survivor run its script again, if it can and has not tried that in vain; else end it."""
+    member = turn.state.members.get(event.worker)
+    if member is None or not turn.obeys(event.worker, event):
+        return
+    if event.again and member.phase is _M.UNWINDING:
+        return  # it was told so already
+    if event.kind and member.rank is not None and weigh(turn, faults.evidence(turn.state, member, event)):
+        return
+    why = f"its interrupted step could not be drained: {event.message}"
+    if event.again and can_reenter(member):
+        reenter(turn, member, why)
+        return
+    turn.announce(f"ending rank {member.rank}", why)
+    turn.kill(event.worker, why)
+
+
+def weigh(turn: Turn, new: Raise) -> bool:
+    """Take an exception as evidence; stop, and return True, if it proves that the script is to blame."""
+    old = faults.script_bug(turn.state.raises, new)
+    turn.set(raises=(*turn.state.raises, new)[-faults.MAX_EVIDENCE :])
+    if old is None or not turn.state.managed:
+        return False
+    why = faults.describe_bug(old, new)
+    turn.announce(faults.both_tracebacks(old, new), why)
+    ending.stop(turn, 1, why)
+    return True
+
+
+def can_reenter(member: Member) -> bool:
+    """Tell whether a survivor that cannot be drained may run its script again, instead of being replaced."""
+    return member.phase in (_M.DRAINING, _M.RECALLED) and not (member.reentered or member.newcomer)
+
+
+def reenter(turn: Turn, member: Member, why: str) -> None:
+    """Have a survivor leave its run of the script and run it again from the top."""
+    assert member.rank is not None
+    repair = turn.state.repair
+    assert repair is not None
+    turn.set_repair(reentered=repair.reentered | {member.rank})
+    turn.announce(f"rank {member.rank} (worker {member.worker}) runs its script again", why)
+    turn.set_member(member.worker, reentered=True)
+    turn.order(do.ReEnter(member.worker, turn.state.epoch))
+
+
+def unwound(turn: Turn, member: Member, event: ev.RunUnwound) -> None:
+    """Note what a survivor that re-enters can be brought to: what its slots hold, like a dead owner's."""
+    assert member.rank is not None
+    holders.left_behind(turn, member.rank, member.node, frozenset(event.captured))
+    _note_completed(turn, event.completed)
 
 
 def advance(turn: Turn) -> None:
@@ -232,7 +290,7 @@ def _choose_version(turn: Turn) -> None:
     """Choose the resume version once it is known what every rank holds."""
     state, repair = turn.state, turn.state.repair
     assert repair is not None
-    if repair.resume is not None or state.seat_tally.unknown or state.count(_M.DRAINING):
+    if repair.resume is not None or state.seat_tally.unknown or state.count(*_UNSAID):
         return
     held = [seat.held for seat in state.seats if seat.held is not None]
     resume = replicas.newest_common(held)

@@ -12,6 +12,8 @@ class Settings:
     """Workers beyond the world's, on the nodes that hold its ranks."""
     nodes: int = 1
     """Nodes that hold ranks, equally many each."""
+    hot_spares: bool = False
+    """Spares rehearse the script ahead of need, each as one rank of its node."""
     spare_nodes: int = 0
     """Whole nodes in reserve."""
     replicas: int = 1
@@ -24,6 +26,8 @@ class Settings:
     """A node that is not heard of for so long is lost; one that hears of no coordinator for twice as long ends its workers."""
     max_restarts: int | None = None
     """Restarts of the whole world. None: 3 while a script that called `init()` sets up, 0 for any other (as torchrun)."""
+    drain_timeout_s: float = 30.0
+    """A survivor whose interrupted step has not run to its end within so long leaves it, and runs its script again."""
     repair_timeout_s: float = 60.0
     """A member that makes no progress of its own within a repair for so long is ended and replaced."""
     shutdown_timeout_s: float = 30.0

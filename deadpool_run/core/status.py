@@ -25,12 +25,13 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True)
 class SpareStatus:
-    """One worker that holds no rank."""
+    """One worker that holds no rank. `prepared` is the one that it has rehearsed ahead of need."""
 
     worker: int
     pid: int | None
     phase: str
     node: str
+    prepared: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def summary(state: State) -> Status:
         managed=state.managed,
         ranks=tuple(_rank(state, rank) for rank in range(len(state.seats))),
         spares=tuple(
-            SpareStatus(worker, member.pid, member.phase.value, member.node)
+            SpareStatus(worker, member.pid, member.phase.value, member.node, member.prepared)
             for worker, member in sorted(state.members.items())
             if member.rank is None
         ),

@@ -18,6 +18,9 @@ UNATTACHED_S = 2.0
 RAISED_S = 10.0
 """After a managed script raised, its process's exit is waited for so long (a thread or an exit handler may keep it)."""
 
+UNWIND_S = 10.0
+"""A run of the script that can be left at all is left within so long: code that is stuck in C++ cannot be."""
+
 START_S = 300.0
 """A worker that the first step of a world waits for is ready within so long, however slow its imports are."""
 
@@ -26,10 +29,13 @@ class Due(StrEnum):
     """Why a deadline exists."""
 
     STUCK = "stuck"
+    UNDRAINED = "undrained"
+    UNWINDING = "unwinding"
     RAISED = "raised"
     UNATTACHED = "unattached"
     UNREAPED = "unreaped"
     NOT_STARTED = "not started"
+    NOT_PREPARED = "not prepared"
     LINGERING = "lingering"
     SUSPICION = "suspicion"
     CALM = "calm"
@@ -126,8 +132,14 @@ def _of_phase(settings: Settings, state: State, phase: MemberPhase, since: float
             found = since + UNATTACHED_S, Due.UNATTACHED
         case MemberPhase.STARTING if repairing and state.seat_tally.vacant and state.repair is not None:
             found = max(since, state.repair.began_at) + settings.repair_timeout_s, Due.NOT_STARTED
+        case MemberPhase.PREPARING:
+            found = since + START_S, Due.NOT_PREPARED
         case MemberPhase.STARTING if state.phase is JobPhase.STARTING:
             found = since + START_S, Due.NOT_STARTED
+        case MemberPhase.DRAINING if repairing:
+            found = since + min(settings.drain_timeout_s, settings.repair_timeout_s), Due.UNDRAINED
+        case MemberPhase.UNWINDING if repairing:
+            found = since + UNWIND_S, Due.UNWINDING
         case phase if repairing and phase in AT_WORK_IN_REPAIR:
             found = since + settings.repair_timeout_s, Due.STUCK
         case _ if state.done_at is not None and state.phase is JobPhase.FINISHING:
@@ -153,6 +165,12 @@ def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901, PLR0912 - one ca
         case Due.STUCK:
             assert member is not None
             _end(turn, member, f"no progress while {member.phase} for {settings.repair_timeout_s:g} s")
+        case Due.UNDRAINED:
+            assert member is not None
+            _undrained(turn, member)
+        case Due.UNWINDING:
+            assert member is not None
+            _end(turn, member, f"its run of the script could not be left within {UNWIND_S:g} s: it is not in Python")
         case Due.RAISED:
             assert member is not None
             _end(turn, member, f"its script raised, but its process did not end within {RAISED_S:g} s")
@@ -165,6 +183,10 @@ def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901, PLR0912 - one ca
         case Due.NOT_STARTED:
             assert member is not None
             _end(turn, member, f"it was not ready {turn.now - member.since:.0f} s after it was ordered")
+        case Due.NOT_PREPARED:
+            assert member is not None
+            pool.unprepared(turn, f"worker {member.worker} had not rehearsed within {START_S:g} s")
+            turn.kill(member.worker, "it had not rehearsed in time")
         case Due.LINGERING:
             assert member is not None
             _end(turn, member, "every rank has finished, and it has not exited")
@@ -192,6 +214,14 @@ def _end(turn: Turn, member: Member, why: str) -> None:
     who = f"rank {member.rank}, worker {member.worker}" if member.rank is not None else f"worker {member.worker}"
     turn.announce(f"ending {who}", why)
     turn.kill(member.worker, why)
+
+
+def _undrained(turn: Turn, member: Member) -> None:
+    why = f"no progress while {member.phase} for {turn.now - member.since:.0f} s"
+    if repair.can_reenter(member):
+        repair.reenter(turn, member, why)
+    else:
+        _end(turn, member, why)
 
 
 def _suspicion(turn: Turn) -> None:

@@ -17,7 +17,9 @@ from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 
 MemberOrder = (
     do.AssignRank
+    | do.PrepareSpare
     | do.AbortStep
+    | do.ReEnter
     | do.ResumeFrom
     | do.AttachGroups
     | do.ReleaseWorker

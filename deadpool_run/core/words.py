@@ -2,7 +2,7 @@
 
 from typing import Any, assert_never
 
-from deadpool_run.core import capture, processes, repair
+from deadpool_run.core import capture, pool, repair
 from deadpool_run.core import events as ev
 from deadpool_run.core.membership import State, Suspicion
 from deadpool_run.core.turn import Turn
@@ -10,11 +10,14 @@ from deadpool_run.ids import Epoch
 
 PlainWord = (
     ev.WorkerReady
+    | ev.SparePrepared
+    | ev.PrepareFailed
     | ev.ScriptInitialized
     | ev.SetupCompleted
     | ev.TranscriptSealed
     | ev.CaptureSkipped
     | ev.LoopFinished
+    | ev.RunUnwound
 )
 RepairWord = (
     ev.SurvivorDrained
@@ -42,7 +45,7 @@ def hear(turn: Turn, event: Word) -> None:
     elif not is_current(turn.state, event.epoch):
         return
     elif isinstance(event, ev.DrainFailed):
-        processes.end_for(turn, event, f"its script raised while its step was drained: {event.message}")
+        repair.drain_failed(turn, event)
     elif isinstance(event, ev.NewcomerRehearsed) and not _is_newcomer(turn, event):
         return
     else:
@@ -59,8 +62,10 @@ def _plain(turn: Turn, event: PlainWord) -> None:
     if member is None:
         return
     match event:
-        case ev.WorkerReady() | ev.LoopFinished():
+        case ev.WorkerReady() | ev.LoopFinished() | ev.SparePrepared():
             pass  # its fields say it all
+        case ev.PrepareFailed():
+            pool.unprepared(turn, f"the script could not be rehearsed: {event.message}")
         case ev.ScriptInitialized():
             turn.set(managed=True)
         case ev.SetupCompleted():
@@ -70,6 +75,8 @@ def _plain(turn: Turn, event: PlainWord) -> None:
             turn.set_seat(member.rank, sealed=True, like=event.like)
         case ev.CaptureSkipped():
             capture.skipped(turn, event)
+        case ev.RunUnwound():
+            repair.unwound(turn, member, event)
         case _:
             assert_never(event)
 
@@ -85,8 +92,10 @@ def _changes(turn: Turn, event: Word) -> dict[str, Any]:
             return {"newcomer": False}
         case ev.FirstStepCompleted():
             return {"stepped": True}
+        case ev.RunUnwound():
+            return {"newcomer": True}
         case _:
-            return {}
+            return {"reentered": False} if isinstance(event, ev.RankAttached) else {}
 
 
 def _in_epoch(

@@ -63,6 +63,9 @@ def end(turn: Turn, what: str, reason: str) -> None:
                 turn.kill(member.worker, reason)  # set-up holds nothing worth saving, and may hang in a collective
             else:
                 turn.terminate(member.worker, SIGTERM, reason)
+        for member in turn.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
+            if member.prepared is not None:
+                turn.kill(member.worker, "what it has rehearsed is of the last world")
 
 
 def advance_restarting(turn: Turn) -> None:

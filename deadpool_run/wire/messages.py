@@ -51,6 +51,8 @@ class Assign:
     capture_interval: int
     env: dict[str, str]
     fds: list[str] = field(default_factory=list)
+    prepare: bool = False
+    """Only rehearse as this rank, ahead of need, and report `Prepared`; board and slots are nobody's. Another `Assign` follows."""
     resume: int = -1
     """The version that slot0 holds from before the job, to go on from after set-up and a rehearsal; -1: none."""
 
@@ -58,6 +60,13 @@ class Assign:
 @dataclass(frozen=True, slots=True)
 class Abort:
     """A member was lost: drain towards this epoch, then report `Drained`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReEnter:
+    """Leave this run of the script, report `Unwound`, and run it again as a newcomer; or say `DrainBroke` if you cannot."""
 
     epoch: int
 
@@ -117,6 +126,18 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """Rehearsed ahead of need; a rank can be given."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareBroke:
+    """The script could not be rehearsed ahead of need; the exit follows."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Initialized:
     """The script called `init()`."""
 
@@ -159,6 +180,19 @@ class DrainBroke:
 
     epoch: int
     message: str
+    again: bool = False
+    step: int | None = None
+    kind: str = ""
+    error: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unwound:
+    """See `core.events.RunUnwound`."""
+
+    completed: int
+    captured: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +267,18 @@ class StoreListening:
     port: int
 
 
-ToWorker = Assign | Abort | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
+ToWorker = Assign | Abort | ReEnter | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
 FromWorker = (
     Ready
+    | Prepared
+    | PrepareBroke
     | Initialized
     | SetupDone
     | Sealed
     | Raised
     | Drained
     | DrainBroke
+    | Unwound
     | Rehearsed
     | Restored
     | Attached
@@ -258,9 +295,22 @@ Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer
 _TYPES: Mapping[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
-        *(Assign, Abort, Resume, Attach, SetInterval, Release, Dismiss, Stop, ExitNow),
-        *(Ready, Initialized, SetupDone, Sealed, Raised, Drained, DrainBroke, Rehearsed, Restored, Attached),
-        *(AttachBroke, FirstStep, PeerSuspected, Captured, Skipped, Finished, StoreListening),
+        *(Assign, Abort, ReEnter, Resume, Attach, SetInterval, Release, Dismiss, Stop, ExitNow),
+        *(
+            Ready,
+            Prepared,
+            PrepareBroke,
+            Initialized,
+            SetupDone,
+            Sealed,
+            Raised,
+            Drained,
+            DrainBroke,
+            Unwound,
+            Rehearsed,
+            Restored,
+        ),
+        *(Attached, AttachBroke, FirstStep, PeerSuspected, Captured, Skipped, Finished, StoreListening),
         *(LendBoard, LendSlots, WriteCheckpoint, LoadCheckpoint, CheckpointWritten, CheckpointLoaded, CheckpointFailed),
         *(ChooseCheckpoint, FillSlots, TakeStep, StepTaken),
     )

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from deadpool_run.wire.messages import Assign, DrainBroke, Raised, Ready, encode
-from deadpool_run.worker import marking, session
+from deadpool_run.errors import RunLeft
+from deadpool_run.wire.messages import Assign, PrepareBroke, Raised, Ready, encode
+from deadpool_run.worker import marking, reentry, session
 from deadpool_run.worker.link import park
 
 
@@ -27,28 +28,33 @@ def main(control_fd: int) -> None:
     assign, fds = given
     _take(assign, dict(zip(assign.fds, fds, strict=True)), control_fd)
     target = json.loads(assign.env["DEADPOOL_TARGET"])
-    argv = [word.replace("${local_rank}", str(assign.local_rank)) for word in target["argv"]]
+    argv = _argv(target["argv"], assign.local_rank)
     control.detach()
     if target["mode"] == "exec":
         _execute(argv, assign, [control_fd, *fds])
     _write_whole_lines()
+    sys.argv[:] = argv
+    sys.path[0] = "" if target["mode"] == "module" else str(Path(argv[0]).resolve().parent)
     worker = session.current()
-    if worker.newcomer or worker.resume >= 0:
-        marking.install()
-    _run(target["mode"], argv, worker)
+    worker.link.reentrant = True
+    if worker.preparing:
+        worker.link.preparing = worker.rank
+    beginning = reentry.Beginning()
+    while not _run(target["mode"], argv[0], worker):
+        reentry.leave(worker, beginning)
+        sys.argv[:] = _argv(target["argv"], worker.local_rank)
+
+
+def _argv(words: list[str], local_rank: int) -> list[str]:
+    return [word.replace("${local_rank}", str(local_rank)) for word in words]
 
 
 def _take(assign: Assign, fds: dict[str, int], control_fd: int) -> None:
     """Make the process the rank's: environment, output, descriptors."""
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        if name in fds:
-            os.dup2(fds[name], number)
-            os.close(fds.pop(name))
+    session.redirect(fds)
     assign.env["DEADPOOL_CONTROL_FD"] = str(control_fd)
-    for name, variable in session.FD_VARIABLES.items():
-        assign.env[variable] = str(fds[name])
-    os.environ.clear()
-    os.environ.update(assign.env)
+    session.put_in_environment(assign, fds, whole=True)
+    assign.env.update(os.environ)
 
 
 def _write_whole_lines() -> None:
@@ -74,16 +80,32 @@ def _execute(argv: list[str], assign: Assign, fds: list[int]) -> NoReturn:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _run(mode: str, argv: list[str], worker: session.Session) -> None:
-    sys.argv[:] = argv
+def _run(mode: str, target: str, worker: session.Session) -> bool:
+    """Run the script; False if it is to be run again: its step was interrupted, and could not be drained."""
+    try:
+        if worker.newcomer or worker.resume >= 0:
+            marking.install()
+        _run_once(mode, target, worker)
+    except RunLeft:
+        return False
+    return True
+
+
+def _run_once(mode: str, target: str, worker: session.Session) -> None:
     try:
         if mode == "module":
-            sys.path[0] = ""
-            runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            sys.path[0] = str(Path(argv[0]).resolve().parent)
-            runpy.run_path(argv[0], run_name="__main__")
+            runpy.run_path(target, run_name="__main__")
+        if worker.disturbed():
+            worker.give_up("it ended")
+    except SystemExit as leaving:
+        if worker.disturbed():
+            worker.give_up(leaving)
+        raise
     except Exception as error:  # noqa: BLE001 - whatever the script raises is reported, then ends the process
+        if worker.disturbed():
+            worker.give_up(error)
         _report(error, worker)
         raise SystemExit(1) from None
 
@@ -94,11 +116,10 @@ def _report(error: Exception, worker: session.Session) -> None:
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     sys.stderr.flush()
-    kind = type(error).__name__
-    if worker.excused():
-        worker.link.send(DrainBroke(worker.link.orders.epoch, f"{kind}: {error}"))
-    else:
-        worker.link.send(Raised(worker.step, kind, str(error), text))
+    if worker.preparing:
+        worker.link.send(PrepareBroke(f"{type(error).__name__}: {error}"))
+        os._exit(1)  # nothing of it is anybody's
+    worker.link.send(Raised(worker.step, type(error).__name__, str(error), text))
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file and not Path(error_file).exists():  # torch's @record may have written it already
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}

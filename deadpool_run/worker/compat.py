@@ -4,6 +4,7 @@ Written against torch 2.11 to 2.13.
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,8 @@ from deadpool_run.worker import names
 STORE_TIMEOUT = timedelta(minutes=5)
 """Torch's own, for connecting to a store and for what is asked of it."""
 _INNER_BACKENDS = frozenset({"gloo", "nccl"})
+_OF_MESHES = ("mesh_stack", "child_to_root_mapping", "root_to_flatten_mapping", "flatten_name_to_root_dims")
+"""What device meshes leave behind, in one version of torch or another."""
 
 
 def has_method(name: str) -> bool:
@@ -189,3 +192,24 @@ def get_all(store: Store, keys: list[str]) -> list[bytes]:
 def fake_backend(rank: int, size: int) -> Any:
     """Return torch's backend that communicates with nobody, for code that asks a group for its backend."""
     return native.FakeProcessGroup._create_internal(rank, size)  # noqa: SLF001
+
+
+def forget_world() -> None:
+    """Forget every process group of the process and what was derived from them. Whoever owns them has freed them before.
+
+    The next world's groups get the same names again.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    resources = getattr(sys.modules.get("torch.distributed.device_mesh"), "_mesh_resources", None)
+    for name in _OF_MESHES:
+        kept = getattr(resources, name, None)
+        if kept is not None:
+            kept.clear()
+    tensor = sys.modules.get("torch.distributed.tensor")
+    dispatcher = getattr(getattr(tensor, "DTensor", None), "_op_dispatcher", None)
+    if dispatcher is not None:  # what was worked out for an old mesh names it
+        dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # noqa: SLF001
+    if clear is not None:
+        clear()

@@ -99,6 +99,11 @@ class Registry:
         if self._cell is not None:
             self._cell.issued = self._cell.waited = 0
 
+    def count_in(self, cell: Cell) -> None:
+        """Count in this cell from now on."""
+        self._cell = cell
+        self._count_anew()
+
     def note_fake(self) -> None:
         """Note that a collective is answered by the fake."""
         self.tainted = True

@@ -64,11 +64,20 @@ class Job:
             self._member = Member(worker, timeout)
             self._member.set_up_groups(timeout)
             atexit.register(self._member.close)
+            worker.leave = self._leave
         else:
             _init_unprotected(timeout)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.local_rank = local_rank
+
+    def _leave(self) -> tuple[int, list[int]]:
+        """Take down what this run of the script made: another begins. Returns the steps done and the versions held."""
+        global _job  # noqa: PLW0603 - see `init`
+        assert self._member is not None
+        _job = None
+        atexit.unregister(self._member.close)
+        return self._member.leave()
 
     @property
     def rehearsing(self) -> bool:
@@ -153,7 +162,11 @@ class Job:
 
     def _one_step(self, member: Member, index: int) -> "Iterator[Step]":
         member.begin_step(index)
-        yield Step(self, index)
+        try:
+            yield Step(self, index)
+        except GeneratorExit:
+            member.break_off()
+            raise
         member.close_step()
 
     def _rebuilt(self) -> None:

@@ -10,21 +10,24 @@ import socket
 import threading
 from collections.abc import Callable
 
-from deadpool_run.errors import ProtocolError
+from deadpool_run.errors import ProtocolError, RunLeft
 from deadpool_run.wire.messages import (
     Abort,
     Assign,
     Attach,
     Dismiss,
+    DrainBroke,
     ExitNow,
     FrameBuffer,
     Message,
+    ReEnter,
     Release,
     Resume,
     SetInterval,
     Stop,
     encode,
 )
+from deadpool_run.worker.unwinding import Unwinding
 
 _READ_BYTES = 64 << 10
 _MAX_FDS = 8
@@ -55,7 +58,10 @@ def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
 
 
 class Orders:
-    """The newest orders, for the main thread to wait on. Each wait raises SystemExit once the job ends."""
+    """The newest orders, for the main thread to wait on.
+
+    Each wait raises SystemExit once the job ends, and `RunLeft` once the script is to be run again.
+    """
 
     def __init__(self, epoch: int) -> None:
         self._changed = threading.Condition()
@@ -63,15 +69,46 @@ class Orders:
         self._resume: Resume | None = None
         self._attach: Attach | None = None
         self._released = False
+        self._assigned: tuple[Assign, list[int]] | None = None
         self._stopping = False
+        self._leaving = False
 
     def _wait_for(self, come: Callable[[], bool]) -> None:
         """Block until `come()`; raise SystemExit if the job ends before. The lock is held."""
-        self._changed.wait_for(lambda: self._stopping or come())
+        self._changed.wait_for(lambda: self._stopping or self._leaving or come())
         if self._stopping and not come():
             raise SystemExit(1)
+        if self._leaving:
+            raise RunLeft
 
-    def put(self, order: Abort | Resume | Attach | Release | Stop) -> bool:
+    def put_assigned(self, order: Assign, fds: list[int], *, leave: bool) -> None:
+        """Note the rank that a spare is given; `leave`: it has rehearsed as another one."""
+        with self._changed:
+            self._assigned = order, fds
+            self.epoch = max(self.epoch, order.epoch)
+            self._leaving |= leave
+            self._changed.notify_all()
+
+    def take_assigned(self) -> tuple[Assign, list[int]] | None:
+        """Return, once, the rank that this spare was given since it was parked."""
+        with self._changed:
+            assigned, self._assigned = self._assigned, None
+            return assigned
+
+    def wait_assigned(self) -> tuple[Assign, list[int]]:
+        """Block until a spare is given a rank; return it with its descriptors."""
+        with self._changed:
+            self._wait_for(lambda: self._assigned is not None)
+        assigned = self.take_assigned()
+        assert assigned is not None
+        return assigned
+
+    def left(self) -> None:
+        """Note that the run that was to be left is."""
+        with self._changed:
+            self._leaving = False
+
+    def put(self, order: Abort | ReEnter | Resume | Attach | Release | Stop) -> bool:
         """Note the order; return False if it is of an older epoch and therefore void."""
         with self._changed:
             match order:
@@ -81,6 +118,8 @@ class Orders:
                     self._stopping = True
                 case Abort(epoch=epoch) | Resume(epoch=epoch) | Attach(epoch=epoch) if epoch < self.epoch:
                     return False
+                case ReEnter():
+                    self._leaving = True
                 case Abort(epoch=epoch):
                     self.epoch = epoch
                     self._resume = self._attach = None
@@ -125,6 +164,13 @@ class Link:
         self._sending = threading.Lock()
         self._on_abort: Callable[[int], None] | None = None
         self._on_interval: Callable[[int], None] | None = None
+        self._interval: int | None = None
+        self._unwinding = Unwinding()
+        self._fds: list[int] = []
+        self.preparing: int | None = None
+        """The rank as which a spare rehearses ahead of need."""
+        self.reentrant = False
+        """Whether whoever runs the script can run it again."""
         self._owner_pid = os.getpid()
         self._thread = threading.Thread(target=self._read, name="deadpool-link", daemon=True)
         self._thread.start()
@@ -133,6 +179,14 @@ class Link:
         """Have these called from the reading thread. `on_abort` comes after the epoch is in `orders`."""
         self._on_abort = on_abort
         self._on_interval = on_interval
+        if self._interval is not None:
+            on_interval(self._interval)
+
+    def left(self) -> None:
+        """Have nobody called any more: the run of the script is over. On the main thread."""
+        self._unwinding.end()
+        self.orders.left()
+        self._on_abort = self._on_interval = None
 
     def send(self, message: Message) -> None:
         """Tell the agent. If it is gone, so is this worker (its parent-death signal is on the way)."""
@@ -149,21 +203,41 @@ class Link:
 
     def _receive(self) -> bytes:
         try:
-            return self._control.recv(_READ_BYTES)
+            data, fds, _, _ = socket.recv_fds(self._control, _READ_BYTES, _MAX_FDS)
+            self._fds += fds
+            return data
         except ConnectionResetError:
             return b""
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: Message) -> None:  # noqa: C901 - one case for each order
         match message:
             case Abort(epoch=epoch):
                 if self.orders.put(message) and self._on_abort is not None:
                     self._on_abort(epoch)
+            case Assign() if self.preparing is not None:
+                fds, self._fds = self._fds, []
+                leave = message.rank != self.preparing
+                self.orders.put_assigned(message, fds, leave=leave)
+                if leave:
+                    self._unwinding.begin()
+            case Dismiss() if self.preparing is not None:
+                os._exit(0)
+            case ReEnter(epoch=epoch):
+                self._leave(message, epoch)
             case Resume() | Attach() | Release() | Stop():
                 self.orders.put(message)
             case SetInterval(interval=interval):
+                self._interval = interval
                 if self._on_interval is not None:
                     self._on_interval(interval)
             case ExitNow(code=code):
                 os._exit(code)
             case _:
                 raise ProtocolError(f"a worker was sent {type(message).__name__}")
+
+    def _leave(self, order: ReEnter, epoch: int) -> None:
+        if self.reentrant:
+            self.orders.put(order)
+            self._unwinding.begin()
+        else:
+            self.send(DrainBroke(epoch, "its process cannot run the script again"))

@@ -6,6 +6,8 @@ which only set flags, free blocked waits, or send.
 
 import functools
 import time
+import traceback
+from dataclasses import replace
 from datetime import timedelta
 from typing import NoReturn
 
@@ -47,14 +49,14 @@ class Member:
         self._updated = False  # an optimizer has begun to change weights in this step
         self._in_step = False
         self._stopped = False  # the optimizer was stopped in this step
+        self._updates = False  # every undisturbed step so far has stepped an optimizer, and there was one
+        self._steps_done = 0  # undisturbed ones, by this run of the script
+        self._broken: messages.DrainBroke | None = None  # why the script cannot be drained
+        self._released = False
         self._first_of_epoch = False
         self._step_began_ns = 0
         self._optimizers = False  # some optimizer has stepped: weights change there and nowhere else
-        self._board = Board(session.board_fd, session.world_size)
-        self._cell = self._board.cells[session.rank]
-        self._cell.worker = session.worker
-        self._cell.epoch = session.epoch
-        self._cell.phase = Phase.REHEARSAL if session.newcomer else Phase.SETUP
+        self._take_cell()
         self._store_address = (session.store_host, session.store_port)
         self._first_store = compat.open_store(*self._store_address)
         self._store: Source = self._first_store
@@ -72,9 +74,17 @@ class Member:
             self.registry.playback = _recorded(session)
         else:
             self.registry.recording = Transcript()
-        session.excused = lambda: self.interrupted or self.registry.tainted
+        session.disturbed, session.give_up = self.disturbed, self.give_up
         self._link.subscribe(on_abort=self._heard_abort, on_interval=self._heard_interval)
         self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
+
+    def _take_cell(self) -> None:
+        session = self.session
+        self._board = Board(session.board_fd, session.world_size)
+        self._cell = self._board.cells[session.rank]
+        self._cell.worker = session.worker
+        self._cell.epoch = session.epoch
+        self._cell.phase = Phase.REHEARSAL if session.newcomer else Phase.SETUP
 
     def set_up_groups(self, timeout: timedelta | None) -> None:
         """Create the default group: real with its peers, or rehearsing."""
@@ -90,10 +100,11 @@ class Member:
 
     # --- told by other threads -----------------------------------------------------------------------------------
 
-    def _heard_abort(self, _epoch: int) -> None:
+    def _heard_abort(self, epoch: int) -> None:
         if not self.rehearsing:
             self.registry.abort()
         self.registry.interrupt_attach()
+        self._tell_broken(epoch)
 
     def _heard_interval(self, interval: int) -> None:
         self.snapshots.interval = interval
@@ -166,7 +177,7 @@ class Member:
         if self.rehearsing:
             return True
         if self.registry.tainted:
-            self._give_up(error)
+            self.give_up(error)
         return False
 
     def close_step(self) -> None:
@@ -178,6 +189,9 @@ class Member:
             self._practised &= not self._spoilt()
             return
         if self._spoilt():
+            if self._updates and not (self._stopped or self._updated):
+                # It came past its optimizer by another way than ever before: by an exception that the script kept.
+                self.give_up("its step ended without a step of an optimizer")
             self._live = self.completed if self._stopped and not self._updated else None
         else:
             self._complete()
@@ -197,6 +211,8 @@ class Member:
     def _complete(self) -> None:
         now = time.monotonic_ns()
         self.completed = self._live = Version(self.completed + 1)
+        self._updates = self._updated and (self._updates or self._steps_done == 0)
+        self._steps_done += 1
         self._cell.completed = self.completed
         self._cell.step_ns = now - self._step_began_ns
         self._cell.step_ended_ns = now
@@ -217,12 +233,51 @@ class Member:
             write_blob(self.session.transcript_fd, transcript.to_bytes())
             self._link.send(messages.Sealed(self.snapshots.likeness()))
 
-    def _give_up(self, error: Exception) -> NoReturn:
-        """Wait for the end: the script raised on what a lost peer left, so its objects may be half-way."""
+    # --- what cannot be drained ----------------------------------------------------------------------------------
+
+    def disturbed(self) -> bool:
+        """Tell whether the script may go astray now because a peer was lost."""
+        return not self.rehearsing and not self._released and (self.interrupted or self.registry.tainted)
+
+    def give_up(self, why: str | BaseException) -> NoReturn:
+        """Wait to be told to run the script again, or for the end.
+
+        It went astray on what a lost peer left, so that its objects may be half-way.
+        """
+        self._break(why)
         epoch = self._epoch
         while True:
-            epoch = self._link.orders.wait_newer(epoch)  # said of an epoch that is over, it would not be heard
-            self._link.send(messages.DrainBroke(epoch, f"{type(error).__name__}: {error}"))
+            epoch = self._link.orders.wait_newer(epoch)
+
+    def break_off(self) -> None:
+        """Note that the script has left its loop early. It is not stopped here: nothing can be raised."""
+        if self.disturbed():
+            self._break("it left its loop")
+
+    def _break(self, why: str | BaseException) -> None:
+        if isinstance(why, str):
+            self._broken = messages.DrainBroke(0, why)
+        else:
+            kind, text = type(why).__name__, "".join(traceback.format_exception(why))
+            self._broken = messages.DrainBroke(
+                0, f"{kind}: {why}", step=self.session.step, kind=kind, error=str(why), traceback=text
+            )
+        if self._link.orders.epoch > self._epoch:
+            self._tell_broken(self._link.orders.epoch)
+
+    def _tell_broken(self, epoch: int) -> None:
+        """Say it, and again in each epoch that begins: of one that is over, or not yet known, it would not be heard."""
+        if self._broken is not None and epoch > self._epoch:
+            self._link.send(replace(self._broken, epoch=epoch, again=self._link.reentrant))
+
+    def leave(self) -> tuple[int, list[int]]:
+        """Take down what this run of the script made: another begins. Returns the steps done and the versions held."""
+        self.session.capture_interval = self.snapshots.interval
+        self.session.store_host, self.session.store_port = self._store_address
+        self.close()
+        held: list[int] = list(self._cell.held)
+        self._cell.clear(keep_slots=True)
+        return self.completed, held
 
     # --- a checkpoint from before the job ------------------------------------------------------------------------
 
@@ -254,7 +309,19 @@ class Member:
     def join(self) -> None:
         """Rehearsed: take the rank's state and part in the job."""
         self.registry.playback = None
+        if self.session.preparing:
+            self._wait_for_rank()
         self._negotiate(self._link.orders.epoch, rehearsed=False)
+
+    def _wait_for_rank(self) -> None:
+        """Wait, as a spare that has rehearsed ahead of need, until the rank is given to it; take over its memory."""
+        self._link.send(messages.Prepared())
+        self.session.take(*self._link.orders.wait_assigned())
+        self._take_cell()
+        self._epoch = self.session.epoch
+        self.snapshots.interval = self.session.capture_interval
+        self.snapshots.move(self.session.slot_fds, self._board, Rank(self.session.rank))
+        self.registry.count_in(self._cell)
 
     def _negotiate(self, epoch: int, *, rehearsed: bool) -> None:
         """Report, restore, attach; begin again whenever a newer epoch comes between."""
@@ -333,7 +400,8 @@ class Member:
             self.snapshots.capture_now(self.completed)
         self._cell.phase = Phase.FINISHED
         self._link.send(messages.Finished(self.completed))
-        return self._link.orders.wait_release(self._epoch)
+        self._released = self._link.orders.wait_release(self._epoch)
+        return self._released
 
     def close(self) -> None:
         """Free groups and mappings; the process is about to end."""

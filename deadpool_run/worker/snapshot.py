@@ -7,6 +7,7 @@ backward. `wait()` before the optimizer's step keeps the two apart.
 
 import atexit
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +50,6 @@ class Snapshots:
         """
         self.interval = interval
         """Steps between captures; may be changed at any time, from any thread."""
-        self._cell = board.cells[rank]
         self._protected = Protected()
         self._staging = Staging()
         self._plan: Plan | None = None
@@ -58,24 +58,30 @@ class Snapshots:
         self._values: dict[str, Any] = {}
         self._rng: RngStates | None = None
         self._keeps_grads: bool | None = None
+        self._closed = False
+        # A thread that copies while the interpreter is taken down would end the process by a signal.
+        atexit.register(self.close)
+        self._make_copier = partial(Copier, on_skip=on_skip, on_captured=on_captured, interrupted=interrupted)
+        self._interrupted = interrupted
+        self._take_slots(slot_fds, board, rank)
+
+    def move(self, slot_fds: tuple[int, int], board: Board, rank: Rank) -> None:
+        """Take over other slots, with the same objects. Nothing must be under way."""
+        self._copier.close()
+        for memory in self._memories:
+            memory.close()
+        self._plan = None
+        self._take_slots(slot_fds, board, rank)
+
+    def _take_slots(self, slot_fds: tuple[int, int], board: Board, rank: Rank) -> None:
+        self._cell = board.cells[rank]
         self._memories = tuple(SlotMemory(fd) for fd in slot_fds)
         complete = segments.complete_versions(slot_fds, self._cell)
         for slot, version in enumerate(self._cell.slots):
             if version not in complete:
                 self._cell.set_slot(slot, EMPTY)
-        writer = Writer(self._protected, rank, interrupted)
-        self._copier = Copier(
-            memories=self._memories,
-            writer=writer,
-            board=board,
-            rank=rank,
-            on_skip=on_skip,
-            on_captured=on_captured,
-            interrupted=interrupted,
-        )
-        self._closed = False
-        # A thread that copies while the interpreter is taken down would end the process by a signal.
-        atexit.register(self.close)
+        writer = Writer(self._protected, rank, self._interrupted)
+        self._copier = self._make_copier(memories=self._memories, writer=writer, board=board, rank=rank)
 
     def protect(self, name: str, obj: object) -> None:
         """Make `obj` part of every snapshot from now on. Raises `ScriptError`."""

@@ -62,7 +62,16 @@ _EVENTS: Mapping[str, Callable[[int, Words], ev.Event]] = {
         w, say.step, say.text.split(": ")[0], say.text.partition(": ")[2], f"Traceback of w{w}\n{say.text}"
     ),
     "drained": lambda w, say: ev.SurvivorDrained(w, say.epoch, say.number, say.live, say.held),
-    "drainfailed": lambda w, say: ev.DrainFailed(w, say.epoch, say.text),
+    "drainfailed": lambda w, say: ev.DrainFailed(
+        w,
+        say.epoch,
+        say.text,
+        "again" in say.options,
+        say.step,
+        *say.text.split(": "),
+        f"Traceback of w{w}\n{say.text}",
+    ),
+    "unwound": lambda w, say: ev.RunUnwound(w, say.number, say.held),
     "rehearsed": lambda w, say: ev.NewcomerRehearsed(w, say.epoch),
     "restored": lambda w, say: ev.RankRestored(w, say.epoch),
     "attached": lambda w, say: ev.RankAttached(w, say.epoch),

@@ -42,6 +42,8 @@ def events_of_worker(state: State, worker: int, epoch: int) -> Iterator[ev.Event
     yield ev.SurvivorDrained(worker, epoch, 5, 5, (4, 5))
     yield ev.SurvivorDrained(worker, epoch, 5, None, (4, 5))
     yield ev.DrainFailed(worker, epoch, "x")
+    yield ev.DrainFailed(worker, epoch, "x", again=True)
+    yield ev.RunUnwound(worker, 5, (4, 5))
     yield ev.NewcomerRehearsed(worker, epoch)
     yield ev.RankRestored(worker, epoch)
     yield ev.RankAttached(worker, epoch)
@@ -213,10 +215,13 @@ def test_a_deadline_that_is_reached_is_over():
 
 def test_an_attached_or_dying_member_never_comes_back_unnoticed():
     """The table itself: only orders lead into a repair, and a dying member is never anything but dying or dead."""
-    into = {MemberPhase.DRAINING, MemberPhase.RESTORING, MemberPhase.ATTACHING, MemberPhase.RELEASED}
-    for row in MEMBER_TRANSITIONS.values():
+    into = {
+        *(MemberPhase.DRAINING, MemberPhase.RECALLED, MemberPhase.UNWINDING),
+        *(MemberPhase.RESTORING, MemberPhase.ATTACHING, MemberPhase.RELEASED),
+    }
+    for phase, row in MEMBER_TRANSITIONS.items():
         for trigger, target in row.items():
-            if target in into:
+            if target in into and target is not phase:
                 assert trigger.__module__.endswith("effects")
     assert set(MEMBER_TRANSITIONS[MemberPhase.ENDING].values()) == {MemberPhase.ENDING, MemberPhase.ENDED}
     for phase in HOLDS_RANK:

@@ -131,6 +131,29 @@ def test_any_way_of_dying(cluster, reference):
     job.check_repaired(reference("ddp-full", STEPS), [0, 1, 2, 3])
 
 
+def test_an_exception_on_one_rank_alone_is_a_fault(cluster, reference):
+    job = train(cluster, *die("rank=2,step=5,at=forward,how=raise-once"))
+    job.check_repaired(reference("ddp-full", STEPS), [2])
+    assert "BugError in step 5" in job.stderr
+
+
+def test_the_same_exception_on_all_ranks_stops_the_job_before_any_is_replaced(cluster):
+    job = train(cluster, *die(*(f"rank={rank},step=5,at=optimizer,how=raise" for rank in range(4))))
+    assert job.wait_exit() == 1
+    assert job.stderr.count("--- rank ") == 2
+    assert job.stderr.count("Traceback (most recent call last)") >= 4, "each its own, and both together"
+    assert {len(job.account.pids(rank)) for rank in range(4)} == {1}
+    job.check_nothing_left()
+
+
+def test_a_bug_that_the_drained_see_too_stops_the_job(cluster):
+    """They raise in their interrupted step what another has raised in an undisturbed one: no spare is tried."""
+    job = train(cluster, "--astray", "bug", *die("rank=1,step=5,at=counted,how=raise"))
+    assert job.wait_exit() == 1
+    assert "a bug in the script" in job.stderr
+    job.check_nothing_left()
+
+
 def test_a_bug_of_the_script_stops_the_job_and_is_shown(cluster):
     job = train(cluster, *die("rank=2,step=5,at=forward,how=raise"))
     assert job.wait_exit() == 1

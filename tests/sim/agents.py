@@ -37,6 +37,7 @@ def rebased(own_now: float, last_now: float, heard_at: float) -> float:
 
 _FOUND_AFTER = {
     do.AbortStep: {"finished": False},
+    do.ReEnter: {"reentering": True, "rehearsed": False},
     do.ReleaseWorker: {"released": True},
     do.DismissWorker: {"dismissed": True},
 }
@@ -355,7 +356,7 @@ class Agent:
             case do.AttachGroups():
                 storage.attach_on(self.name, cluster.ranks[effect.worker], epoch)
                 self.pass_on(effect)
-            case do.AbortStep() | do.ReleaseWorker() | do.DismissWorker():
+            case do.AbortStep() | do.ReEnter() | do.ReleaseWorker() | do.DismissWorker():
                 self.know(effect.worker, **_FOUND_AFTER[type(effect)])
                 self.pass_on(effect)
             case _:
@@ -378,6 +379,8 @@ class Agent:
                 self.know(event.worker, initialized=True)
             case ev.NewcomerRehearsed():
                 self.know(event.worker, rehearsed=True)
+            case ev.RankRestored():
+                self.know(event.worker, reentering=False)
             case ev.LoopFinished():
                 self.know(event.worker, finished=True)
             case ev.WorkerExited():

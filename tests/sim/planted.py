@@ -10,7 +10,19 @@ import pytest
 from outages import KINDS as OUTAGES
 from simulator import KINDS, NODE_KINDS
 
-from deadpool_run.core import buddies, election, holders, pool, reconcile, repair, replicas, takeover, words, world
+from deadpool_run.core import (
+    buddies,
+    election,
+    holders,
+    pool,
+    reconcile,
+    repair,
+    replicas,
+    takeover,
+    timers,
+    words,
+    world,
+)
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import MEMBER_TRANSITIONS, MemberPhase
@@ -132,6 +144,41 @@ def nobody_waits_for_the_first_copies(patch):
     patch.setattr(world, "advance_unprotected", advance_unprotected)
 
 
+def what_an_unwound_rank_holds_is_not_asked(patch):
+    honest = repair.unwound
+
+    def unwound(turn, member, event):
+        versions = tuple(range(event.completed + 1))
+        honest(turn, member, ev.RunUnwound(event.worker, event.completed, versions))
+
+    patch.setattr(repair, "unwound", unwound)
+
+
+def a_re_entry_that_failed_is_tried_again(patch):
+    patch.setattr(repair, "can_reenter", lambda member: member.phase is MemberPhase.DRAINING)
+    honest = Turn.order
+
+    def order(turn, given):
+        honest(turn, given)
+        if isinstance(given, do.AbortStep) and turn.member(given.worker).reentered:
+            turn.set_member(given.worker, phase=MemberPhase.DRAINING)
+
+    patch.setattr(Turn, "order", order)
+
+
+def who_cannot_be_drained_is_waited_for(patch):
+    patch.setattr(timers, "_undrained", lambda turn, member: turn.set_member(member.worker, since=turn.now))
+
+
+def an_unwound_rank_counts_as_a_survivor(patch):
+    honest = words._changes
+
+    def changes(turn, event):
+        return {} if isinstance(event, ev.RunUnwound) else honest(turn, event)
+
+    patch.setattr(words, "_changes", changes)
+
+
 _ANY = KINDS
 PLANTS: dict[Plant, tuple[str, ...]] = {
     stale_words_are_obeyed: _ANY,
@@ -149,6 +196,13 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
     a_member_that_raised_is_taken_for_dead: ("raise", "kill rank"),
 }
 """Each bug, with the kinds of faults among which it is looked for."""
+DRAIN_PLANTS: tuple[Plant, ...] = (
+    what_an_unwound_rank_holds_is_not_asked,
+    a_re_entry_that_failed_is_tried_again,
+    who_cannot_be_drained_is_waited_for,
+    an_unwound_rank_counts_as_a_survivor,
+)
+"""Those that only scripts show that cannot be drained."""
 NODE_PLANTS: dict[Plant, tuple[str, ...]] = {
     copies_are_kept_on_the_ranks_own_node: NODE_KINDS,
     a_lost_holder_is_still_counted_on: NODE_KINDS,

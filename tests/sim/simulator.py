@@ -33,6 +33,8 @@ KINDS = (
     ),
     *("suspect", "drain", "attach", "start"),
 )
+DRAIN_KINDS = ("drain", "drain", "drain", "endless", "endless", "stuck", "run")
+"""What goes wrong as a script is drained."""
 NODE_KINDS = ("lose node", "lose node", "lose node", "lose nodes", "kill rank", "kill rank", "freeze rank", "suspect")
 """Where a job spans nodes."""
 _AT_ONCE = "lose node at once"
@@ -165,6 +167,8 @@ class Simulation:
             case do.KillWorker():
                 self.troubled_at = self.clock.now
                 worker = self.workers[effect.worker]
+                in_vain = worker.alive and not worker.frozen and not worker.raising and "re-entering" in effect.reason
+                assert not in_vain, f"worker {effect.worker} has run its script again, and nobody has listened"
                 self.clock.after(self.rng.uniform(0.0, 0.1), lambda: worker.die(signal=9))
             case do.TerminateWorker():
                 worker = self.workers[effect.worker]
@@ -270,8 +274,10 @@ class Simulation:
                 worker.throw(f"Error{len(self.log)}")
             case "suspect":
                 worker.break_collective()
-            case "drain" | "attach":
+            case "drain" | "attach" | "endless" | "stuck":
                 worker.breaks.add(fault.kind)
+            case "run":
+                worker.breaks |= {"drain", "run"}
 
     # --- what must hold ------------------------------------------------------------------------------------------
 
@@ -369,6 +375,29 @@ def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS, *, durable:
     job = Simulation(seed, settings, planned(rng, kinds), steps=rng.choice((20, 60)))
     job.storage.slowest_s = 1.5 if _AT_ONCE in kinds else 0.15
     return job
+
+
+def drain_simulation(seed: int) -> Simulation:
+    """Return the job of this seed, whose script often cannot be drained when a rank is lost."""
+    rng = random.Random(f"drain {seed}")
+    at, faults = rng.uniform(1.0, 4.0), []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        faults += [Fault(at, rng.choice(DRAIN_KINDS), rng.randrange(12)) for _ in range(rng.randint(1, 3))]
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            kind = rng.choice(("kill rank", "kill rank", "kill rank", "freeze rank", "suspect", "inject", "attach"))
+            faults.append(Fault(at + rng.uniform(0.0, 0.5), kind, rng.randrange(12)))
+            at += rng.choice((0.0, rng.uniform(0.0, 1.0)))
+        at += rng.uniform(0.5, 8.0)
+    settings = Settings(
+        world_size=rng.randint(2, 4),
+        spares=rng.randint(0, 2),
+        drain_timeout_s=rng.choice((0.5, 2.0)),
+        repair_timeout_s=REPAIR_TIMEOUT_S,
+        shutdown_timeout_s=3.0,
+        calm_s=1.0,
+        capture_interval=rng.choice((1, 1, 2)),
+    )
+    return Simulation(seed, settings, tuple(faults), steps=rng.choice((60, 150)))
 
 
 def simulation(seed: int, kinds: tuple[str, ...] = KINDS) -> Simulation:

@@ -4,8 +4,16 @@ import pytest
 from heads import heads_simulation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planted import NODE_PLANTS, PLANTS
-from simulator import KINDS, REPAIR_TIMEOUT_S, Fault, Simulation, nodes_simulation, simulation
+from planted import DRAIN_PLANTS, NODE_PLANTS, PLANTS
+from simulator import (
+    KINDS,
+    REPAIR_TIMEOUT_S,
+    Fault,
+    Simulation,
+    drain_simulation,
+    nodes_simulation,
+    simulation,
+)
 
 from deadpool_run.core.settings import Settings
 
@@ -27,12 +35,22 @@ def test_long_swarm():
         run(seed)
     for seed in range(SEEDS, 5 * SEEDS):
         run(seed, nodes_simulation)
+        run(seed, drain_simulation)
 
 
 @pytest.mark.parametrize("part", range(3))
 def test_swarm_of_nodes(part):
     for seed in range(part, 300, 3):
         run(seed, nodes_simulation)
+
+
+def test_swarm_of_scripts_that_cannot_be_drained():
+    jobs = [drain_simulation(seed) for seed in range(60)]
+    for seed, job in enumerate(jobs):
+        run(seed, lambda _seed, job=job: job)
+    incidents = [incident for job in jobs for incident in job.state.incidents]
+    assert sum(bool(incident.reentered) for incident in incidents) > 20
+    assert sum(len(incident.losses) > 1 for incident in incidents if incident.reentered) > 4
 
 
 def test_with_durable_checkpoints_nobody_stops_because_every_holder_is_gone():
@@ -83,7 +101,7 @@ def test_the_same_seed_is_the_same_story():
 
 def test_the_swarm_goes_where_it_matters():
     """Not all is quiet: most jobs end well in spite of repairs, within repairs and world restarts among them."""
-    sims = [simulation(seed) for seed in range(100)]
+    sims = [simulation(seed) for seed in range(60)]
     ends = [sim.run() for sim in sims]
     incidents = [incident for sim in sims for incident in sim.state.incidents]
     assert sum(end.exit_code == 0 for end in ends) > 70
@@ -103,6 +121,12 @@ def test_a_planted_bug_is_found(plant, kinds, monkeypatch):
 def test_a_planted_bug_of_nodes_is_found(plant, kinds, monkeypatch):
     plant(monkeypatch)
     assert_is_found(lambda seed: nodes_simulation(seed, kinds))
+
+
+@pytest.mark.parametrize("plant", DRAIN_PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_of_re_entry_is_found(plant, monkeypatch):
+    plant(monkeypatch)
+    assert_is_found(drain_simulation)
 
 
 def assert_is_found(story):

@@ -25,6 +25,7 @@ class Mode(Enum):
     """Waits for an abort: a collective or an attach failed."""
     DRAINING = auto()
     DRAINED = auto()
+    UNWINDING = auto()
     REHEARSING = auto()
     REHEARSED = auto()
     RESTORING = auto()
@@ -55,7 +56,10 @@ class Worker:
         self.store = ""
         """The node that it was told to set up beside."""
         self.breaks: set[str] = set()
-        """What goes wrong for it next: "drain", "attach"."""
+        """What goes wrong for it next: "drain" (it raises), "endless" (it never ends), "stuck" (in C++), "run" (the script
+        cannot be run again), "attach"."""
+        self.reentered = False
+        """It was told to run its script again since it was last attached."""
         self.plan = 0
 
     # --- its process ---------------------------------------------------------------------------------------------
@@ -116,6 +120,8 @@ class Worker:
                 self._assign(order)
             case do.AbortStep():
                 self._abort(order)
+            case do.ReEnter():
+                self._reenter(order)
             case do.ResumeFrom():
                 self._resume(order)
             case do.AttachGroups():
@@ -180,7 +186,7 @@ class Worker:
     def _abort(self, order: do.AbortStep) -> None:
         assert order.epoch > self.epoch, f"aborted into epoch {order.epoch} after {self.epoch}"
         self.epoch = order.epoch
-        if self.mode is Mode.REHEARSING:
+        if self.mode in (Mode.REHEARSING, Mode.UNWINDING):
             return
         if not self.has_state:
             self.interrupt()
@@ -197,14 +203,38 @@ class Worker:
         self.then(0.1, self._drained)
 
     def _drained(self) -> None:
+        if "endless" in self.breaks or "stuck" in self.breaks:
+            return
         if "drain" in self.breaks:
             self.mode = Mode.BROKEN
-            self.say(ev.DrainFailed(self.number, self.epoch, "garbage"))
+            self.say(ev.DrainFailed(self.number, self.epoch, "garbage", again="run" not in self.breaks))
             return
         self.mode = Mode.DRAINED
         live = self.completed if self.held_live else None
         captured = tuple(sorted(self.sim.storage.held(self.rank, self.node)))
         self.say(ev.SurvivorDrained(self.number, self.epoch, self.completed, live, captured))
+
+    def _reenter(self, order: do.ReEnter) -> None:
+        assert order.epoch <= self.epoch, f"told to re-enter in epoch {order.epoch} before it, in {self.epoch}"
+        assert self.mode in (Mode.DRAINING, Mode.DRAINED, Mode.BROKEN), f"told to re-enter while {self.mode}"
+        assert not self.reentered, "told to re-enter again, though that failed"
+        self.reentered = True
+        self.interrupt()
+        if "stuck" in self.breaks:
+            return
+        self.breaks -= {"drain", "endless"}
+        self.mode = Mode.UNWINDING
+        self.then(0.1, self._unwound)
+
+    def _unwound(self) -> None:
+        self.mode = Mode.REHEARSING
+        self.has_state = self.held_live = self.to_capture = False
+        captured = tuple(sorted(self.sim.storage.held(self.rank, self.node)))
+        self.say(ev.RunUnwound(self.number, self.completed, captured))
+        if "run" in self.breaks:
+            self.then(0.1, lambda: self.throw("registered twice"))
+        else:
+            self._initialized()
 
     def _resume(self, order: do.ResumeFrom) -> None:
         assert order.epoch == self.epoch, f"resumed for epoch {order.epoch} in {self.epoch}"
@@ -247,6 +277,7 @@ class Worker:
             self.say(ev.AttachFailed(self.number, self.epoch, "no route"))
             return
         self.attached = self.epoch
+        self.reentered = False
         self.first_step_due = True
         self.say(ev.RankAttached(self.number, self.epoch))
         self._next_step()

@@ -6,6 +6,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import faulthandler
+import functools
 import hashlib
 import json
 import random
@@ -13,6 +14,7 @@ import signal
 import time
 from pathlib import Path
 
+import astray
 import numpy as np
 import torch
 from faults import Faults
@@ -34,6 +36,8 @@ def parse_arguments():
     )
     parser.add_argument("--hold", type=int, default=-1, help="step before which rank 0 waits for the test")
     parser.add_argument("--hold-newcomers", action="store_true", help="have newcomers wait for the test before init()")
+    parser.add_argument("--astray", choices=["", *astray.KINDS], default="", help="how it reacts to empty answers")
+    parser.add_argument("--astray-rank", type=int, default=-1, help="which rank does; all, if none is named")
     parser.add_argument("--least-ms", type=int, default=0, help="how long a step takes at least")
     return parser.parse_args()
 
@@ -75,12 +79,15 @@ def main():
     torch.use_deterministic_algorithms(mode=True)
     newcomer = os.environ.get("DEADPOOL_NEWCOMER") == "1"
     faulthandler.register(signal.SIGUSR2)  # the test asks where a worker is that makes no progress
-    tell("start", newcomer=newcomer)
+    ahead = os.environ.get("DEADPOOL_PREPARING") == "1"  # a spare without a rank: it holds one from its first true step
+    tell("prepare" if ahead else "start", newcomer=newcomer)
     if newcomer and args.hold_newcomers:
         os.read(os.open(args.flags / "release", os.O_RDONLY), 1)
     job = deadpool.init()
     faults = Faults(args.die, args.flags, torch.distributed.get_rank())
     faults.quiet = job.rehearsing
+    astray_kind = args.astray if args.astray_rank in (-1, faults.rank) else ""
+    astray.prepare(astray_kind)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     training = LAYOUTS[args.layout](args.ballast_mb)
@@ -96,6 +103,9 @@ def main():
     for step in job.steps(args.steps):
         rehearsing = job.rehearsing
         if not rehearsing:
+            if ahead:
+                tell("start", newcomer=newcomer)
+                ahead = False
             recovered = {"newcomer": newcomer and not begun, "survivor": step.index in begun, None: False}
             if recovered[args.corrupt]:
                 spoil(training)
@@ -109,8 +119,13 @@ def main():
                 os.read(os.open(args.flags / "release", os.O_RDONLY), 1)
         faults.begin_step(step.index, rehearsing=rehearsing)
         faults.reach("before")
-        with step:
-            training.step(step.index)
+        if args.astray:
+            train = functools.partial(training.step, step.index)
+            if not astray.step_of(astray_kind or "count", step, faults.reach, train):
+                return
+        else:
+            with step:
+                training.step(step.index)
         faults.reach("after")
         training.between()
         faults.reach("between")
