@@ -7,10 +7,10 @@ The same script runs under plain `python` (a world of one), under `torchrun` (it
 import atexit
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import HashStore
 from deadpool_run.errors import ScriptError
 from deadpool_run.wire.messages import Initialized
 from deadpool_run.worker import gloo, session
+from deadpool_run.worker.batches import NAME, Batches
 from deadpool_run.worker.member import REHEARSAL_STEPS, Member
 
 _job: "Job | None" = None
@@ -126,6 +127,28 @@ class Job:
         else:
             yield from self._protected_steps(self._member, total)
 
+    def batches(
+        self, loader: Iterable[Any], *, epochs: int | None = None, steps: int | None = None, replay: bool = False
+    ) -> "Iterator[tuple[Step, Any]]":
+        """Yield each step with its batch: `epochs` times all of a loader, or `steps` batches of as many epochs as it takes.
+
+        In place of `steps()`. After a recovery the loader is put back: a map-style DataLoader by index, without loading
+        what is skipped; one with `state_dict` by itself; any other is refused, unless `replay` allows to read it again
+        from the beginning of the epoch. Samplers are told the epoch. Raises ScriptError.
+        """
+        if (epochs is None) == (steps is None):
+            raise ScriptError("batches() takes either epochs=... or steps=....\nGive one of them.")
+        source = Batches(loader, replay=replay)
+        total = steps if steps is not None else (epochs or 0) * source.per_epoch()
+        self.protect(**{NAME: source})
+        return self._with_batches(source, total)
+
+    def _with_batches(self, source: Batches, total: int) -> "Iterator[tuple[Step, Any]]":
+        for step in self.steps(total):
+            batch = source.take()
+            step.epoch = source.epoch
+            yield step, batch
+
     def _protected_steps(self, member: Member, total: int) -> "Iterator[Step]":
         member.enter_loop()
         if member.rehearsing:
@@ -162,6 +185,8 @@ class Step:
 
     def __init__(self, job: Job, index: int) -> None:
         self.index = index
+        self.epoch: int | None = None
+        """How many times the loader of `job.batches` was used up before; None in `job.steps`."""
         self._job = job
 
     def __enter__(self) -> Self:

@@ -139,7 +139,7 @@ class Member:
         self._in_step = True
         self._cell.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.STEP
 
-    def _before_optimizer(self, _optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """Weights are about to change: last moment to stop, and not before the running capture has read them."""
         if self.rehearsing:
             return
@@ -152,6 +152,7 @@ class Member:
             self._stopped = True
             raise StepAborted("a peer was lost while it made its snapshot")
         self._optimizers = self._updated = True
+        self.snapshots.note_optimizer(optimizer)
         if self._in_step:
             self._cell.phase = Phase.OPTIMIZER
 
@@ -160,6 +161,8 @@ class Member:
         self._in_step = False
         self._cell.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.BETWEEN
         if error is None or isinstance(error, StepAborted):
+            if self._stopped or self.registry.tainted:
+                self.snapshots.wait()  # the body goes on behind the block, and may write to what is being copied
             return True
         if not isinstance(error, Exception):
             return False
@@ -178,7 +181,8 @@ class Member:
             self._practised &= not self._spoilt()
             return
         if self._spoilt():
-            self._live = self.completed if self._stopped and not self._updated else None
+            kept = self._stopped and not self._updated and self.snapshots.is_untouched()
+            self._live = self.completed if kept else None
         else:
             self._complete()
 

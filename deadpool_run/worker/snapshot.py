@@ -10,17 +10,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.board import EMPTY, Board
-from deadpool_run.worker import redundancy
+from deadpool_run.worker import gradients, redundancy
 from deadpool_run.worker.capture import Capture, Plan, SlotMemory, Staging, Writer
 from deadpool_run.worker.copier import Copier
 from deadpool_run.worker.restore import Restoration
 from deadpool_run.worker.rng import RngStates, put_rng, take_rng
 from deadpool_run.worker.state import Protected
+
+REHEARSED = Version(2)
+"""What newcomers make before they take their state is what set-up and the steps up to this version make."""
 
 
 class Snapshots:
@@ -57,7 +62,9 @@ class Snapshots:
         self._ended = True
         self._values: dict[str, Any] = {}
         self._rng: RngStates | None = None
-        self._keeps_grads: bool | None = None
+        self._keeps_grads = False
+        self._stepped: set[int] = set()
+        self._counts: tuple[Plan, list[int]] | None = None
         self._memories = tuple(SlotMemory(fd) for fd in slot_fds)
         complete = segments.complete_versions(slot_fds, self._cell)
         for slot, version in enumerate(self._cell.slots):
@@ -81,6 +88,17 @@ class Snapshots:
         """Make `obj` part of every snapshot from now on. Raises `ScriptError`."""
         self._protected.add(name, obj)
         self._plan = None
+
+    def note_optimizer(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer is about to update: it uses up the gradients of its parameters."""
+        self._stepped.add(id(optimizer))
+
+    def is_untouched(self) -> bool:
+        """Say whether nothing but forward and backward can have changed the objects since the last step ended."""
+        if self._counts is None or self._protected.is_shadowed():
+            return False
+        plan, counts = self._counts
+        return plan.write_counts() == counts
 
     def likeness(self) -> Rank | None:
         """Return the lowest of the ranks that hold the same parameters as this one; None if it is the only one."""
@@ -132,7 +150,7 @@ class Snapshots:
             self._protected.reshard()  # as those do that restore: the next forward gathers on every rank or on none
             self._staging.put()
             self._protected.put(self._values)
-            self._drop_grads()
+            self._put_gradients(self._values["gradients"])
         put_rng(self._rng)
 
     def restore(self, version: Version) -> None:
@@ -148,8 +166,9 @@ class Snapshots:
         with torch.no_grad():
             restoration = Restoration(self._protected, memory, manifest)
             restoration.check()
-            rng = restoration.apply()
-            self._drop_grads()
+            values, rng = restoration.apply()
+            self._keeps_grads = values["keeps"]["gradients"]
+            self._put_gradients(values["gradients"])
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         put_rng(rng)
@@ -171,7 +190,7 @@ class Snapshots:
             self._closed = True
             atexit.unregister(self.close)
             self._copier.close()
-            self._plan = None
+            self._plan = self._counts = None
             for memory in self._memories:
                 memory.close()
 
@@ -187,9 +206,12 @@ class Snapshots:
             )
             parameters = self._protected.parameters().values() if self._plan is None else self._plan.parameters
             self._staging.take(self._protected)
-            self._values = self._protected.take()
+            self._values = self._protected.take(self._stepped)
             self._rng = take_rng()
             self._keeps_grads = any(parameter.grad is not None for parameter in parameters)
+            self._values["keeps"] = {"gradients": self._keeps_grads}
+            self._stepped.clear()
+            self._counts = None if self._plan is None else (self._plan, self._plan.write_counts())
             self._copy_of = version
 
     def _capture(self, version: Version) -> Capture:
@@ -197,7 +219,9 @@ class Snapshots:
         assert self._rng is not None
         plan = self._plan
         if plan is None or not plan.holds(self._protected, self._staging):
+            self._protected.refresh(final=version > REHEARSED)
             plan = self._plan = Plan(self._protected, self._staging)
+            self._counts = plan, plan.write_counts()
         return Capture(
             version=version,
             plan=plan,
@@ -214,11 +238,6 @@ class Snapshots:
                 return self._memories[slot]
         raise SnapshotError(f"no slot holds snapshot {version}: they hold {list(self.held())}")
 
-    def _drop_grads(self) -> None:
-        """Forget gradients; where the script keeps them allocated between steps, set them to zero instead."""
-        for parameter in self._protected.parameters().values():
-            if parameter.grad is not None:
-                if self._keeps_grads is False:
-                    parameter.grad = None
-                else:
-                    parameter.grad.zero_()
+    def _put_gradients(self, kept: list[tuple[Tensor, Tensor]]) -> None:
+        """Set the gradients that are state; drop the others, or zero them where the script keeps them allocated."""
+        gradients.put(self._protected.parameters().values(), kept, zeroed=self._keeps_grads)
