@@ -114,8 +114,8 @@ class Batches:
         if begun["global"] is None:
             for generator, own in zip(self._generators(), begun["own"], strict=True):
                 generator.set_state(own)
-            begun = None
-            self._next = None
+            self._dismiss(begun)
+            begun = self._next = None
         self._at = _Place(state["epoch"], state["done"], begun, state["loader"])
 
     # --- the loader ----------------------------------------------------------------------------------------------
@@ -158,8 +158,7 @@ class Batches:
             return  # the epoch has not begun
         for generator, state in zip(self._generators(), place.begun["own"], strict=True):
             generator.set_state(state)
-        if place.begun["anew"] and self._has_workers():
-            self._loader._iterator = None  # noqa: SLF001 - to make workers draws from the generators, to use them again not
+        self._dismiss(place.begun)
         with isolated():
             put_rng(rng_states(place.begun["global"]))
             self._iterator = self._iterate(place.epoch, place.begun, skip=place.done)
@@ -181,6 +180,11 @@ class Batches:
         """Return the states from which the order of the epoch that begins now is drawn."""
         own = [generator.get_state() for generator in self._generators()]
         return {"global": rng_tree(take_rng()), "own": own, "anew": not self._has_workers()}
+
+    def _dismiss(self, begun: dict[str, Any]) -> None:
+        """Let persistent workers go that were not there yet: to make them draws from the generators, to keep them does not."""
+        if begun["anew"] and self._has_workers():
+            self._loader._iterator = None  # noqa: SLF001 - torch offers no other way
 
     def _has_workers(self) -> bool:
         """Say whether persistent workers are there already."""

@@ -90,8 +90,8 @@ class Job:
         """Name the objects whose state makes up a rank: modules, optimizers, anything with a state_dict.
 
         Random number generators (python, numpy, torch) are protected without asking. A protected parameter may change
-        only in or after `optimizer.step()`. Raises ScriptError for an object without state, a name used twice, or a
-        call from within the step loop.
+        only in or after `optimizer.step()`. Raises ScriptError for state that no snapshot could hold, a name used twice,
+        or a call from within the step loop.
         """
         if self._looping:
             raise ScriptError(
@@ -100,7 +100,8 @@ class Job:
         for name, obj in objects.items():
             if name in self._names:
                 raise ScriptError(f"protect(): the name {name!r} is taken.\nGive each object a name of its own.")
-            if not callable(getattr(obj, "state_dict", None)) or not callable(getattr(obj, "load_state_dict", None)):
+            has_state = callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
+            if not has_state and not isinstance(obj, torch.Generator):
                 raise ScriptError(
                     f"protect(): {name}={type(obj).__name__} has no state_dict() and load_state_dict().\n"
                     "Give it both, or keep its state in an object that has them."

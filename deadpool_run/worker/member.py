@@ -174,13 +174,15 @@ class Member:
 
     def close_step(self) -> None:
         """Count the step, for which the loop asks for the next, unless a lost peer spoilt it."""
-        self.session.step = None
+        index, self.session.step = self.session.step, None
+        spoilt = not self.rehearsing and self._spoilt()
+        if index and not spoilt:  # in the first step nobody can decide
+            self.snapshots.settle_buckets(self.registry)
         if self.rehearsing:
             return
         if self.practising:
-            self._practised &= not self._spoilt()
-            return
-        if self._spoilt():
+            self._practised &= not spoilt
+        elif spoilt:
             kept = self._stopped and not self._updated and self.snapshots.is_untouched()
             self._live = self.completed if kept else None
         else:
@@ -236,6 +238,7 @@ class Member:
             self._link.orders.wait_newer(self._epoch)
         self._cell.phase = Phase.RESTORING
         self.snapshots.restore(version)
+        self.snapshots.tell_buckets(self.registry)
         self.practising = False
         self.completed = self._live = version
         self._cell.completed = version
@@ -282,6 +285,7 @@ class Member:
         else:
             self._live = None
             self.snapshots.restore(version)
+            self.snapshots.tell_buckets(self.registry)
         self.snapshots.discard_newer(version)
         self.completed = self._live = version
         self._cell.completed = version

@@ -17,7 +17,7 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.board import EMPTY, Board
-from deadpool_run.worker import gradients, redundancy
+from deadpool_run.worker import buckets, checks, gradients, redundancy
 from deadpool_run.worker.capture import Capture, Plan, SlotMemory, Staging, Writer
 from deadpool_run.worker.copier import Copier
 from deadpool_run.worker.restore import Restoration
@@ -85,13 +85,33 @@ class Snapshots:
         atexit.register(self.close)
 
     def protect(self, name: str, obj: object) -> None:
-        """Make `obj` part of every snapshot from now on. Raises `ScriptError`."""
+        """Make `obj` part of every snapshot from now on. Raises `ScriptError` if none could hold it."""
+        obj = checks.GeneratorState(obj) if isinstance(obj, torch.Generator) else obj
         self._protected.add(name, obj)
         self._plan = None
+        if name in self._protected.modules:
+            checks.check_module(self._protected.modules[name])
+        elif name in self._protected.optimizers:
+            checks.check_optimizer(self._protected.optimizers[name])
+        else:
+            checks.check_object(name, obj)
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to update: it uses up the gradients of its parameters."""
         self._stepped.add(id(optimizer))
+
+    def settle_buckets(self, registry: buckets.Recorder) -> None:
+        """Let every DDP decide its buckets that can by now. A collective: at the end of a step, on every rank."""
+        for module in self._protected.modules.values():
+            for index, ddp in enumerate(module.replicated):
+                module.buckets[index] = buckets.settle(ddp, registry) or module.buckets[index]
+
+    def tell_buckets(self, registry: buckets.Recorder) -> None:
+        """Have every DDP make the buckets that the others have, which is what a snapshot says that was restored."""
+        for module in self._protected.modules.values():
+            for ddp, decided in zip(module.replicated, module.buckets, strict=True):
+                if decided is not None:
+                    buckets.tell(ddp, decided, registry)
 
     def is_untouched(self) -> bool:
         """Say whether nothing but forward and backward can have changed the objects since the last step ended."""

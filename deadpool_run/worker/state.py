@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from deadpool_run.errors import ScriptError
+from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.vault.segments import Role
 from deadpool_run.worker import gradients, hooks
 from deadpool_run.worker.optimizers import OptimizerState, Tracked, local
@@ -30,6 +30,8 @@ class ModuleState:
         self.name = name
         self._module = module
         self._root = unwrapped(module)
+        self.buckets: list[bytes | None] = []
+        """What was decided of the buckets of each DDP after set-up and the first steps, if it was: see `buckets`."""
         self._likeness: dict[str, str] = {}
         """Every parameter and buffer by name and what it is like, as newcomers make them; empty before the step loop."""
         self._walk()
@@ -39,6 +41,7 @@ class ModuleState:
         self._modules = list(self._root.named_modules())
         self.sharding = [child for _, child in self._modules if isinstance(child, FSDPModule)]
         self.replicated = [child for child in self._module.modules() if isinstance(child, DistributedDataParallel)]
+        self.buckets += [None] * (len(self.replicated) - len(self.buckets))
         self._extra = [(path, child) for path, child in self._modules if type(child).get_extra_state is not _EXTRA]
 
     def _find(self) -> None:
@@ -119,16 +122,24 @@ class ModuleState:
     def take(self) -> dict[str, Any]:
         """Return what is no tensor of the module: extra state, which parameters train, which buffers are None, DDP's."""
         return {
-            "extra": {path: copied(child.get_extra_state()) for path, child in self._extra},
+            "extra": copied(self.extra()),
             "frozen": [name for name, parameter in self.parameters if not parameter.requires_grad],
             "absent": [name for name, child, key in self.places() if child._buffers[key] is None],  # noqa: SLF001 - as above
             # Whether the next forward begins by broadcasting the buffers: ranks that differ in it would hang.
             "synchronizes": [ddp.require_forward_param_sync for ddp in self.replicated],
+            "buckets": list(self.buckets),
             "hooks": [[hooks.take_hook(state) for state in hooks.hook_states(ddp)] for ddp in self.replicated],
         }
 
+    def extra(self) -> dict[str, Any]:
+        """Return the extra state of those children that have one."""
+        return {path: child.get_extra_state() for path, child in self._extra}
+
     def put(self, values: dict[str, Any]) -> None:
         """Set what `take` returned."""
+        if any(own and not saved for own, saved in zip(self.buckets, values["buckets"], strict=True)):
+            raise SnapshotError(f"DDP has decided its buckets for {self.name!r} in a step that is to be undone")
+        self.buckets = list(values["buckets"])
         frozen = set(values["frozen"])
         for name, parameter in self.parameters:
             if parameter.requires_grad == (name in frozen):

@@ -45,6 +45,8 @@ def fault(item: str, phase: str) -> tuple[int, str]:
 
 
 CHAIN_STEPS = 18
+CHAIN = (3, 5, 8, 11, 13, 15)
+"""The step of each phase in a run with all of them; loops that update at every third step do so at 5, 8 and 11."""
 
 
 def chain(item: str) -> list[tuple[int, str]]:
@@ -53,7 +55,7 @@ def chain(item: str) -> list[tuple[int, str]]:
     for number, phase in enumerate(PHASES):
         place = PLACES.get((item, phase), PHASES[phase]).rpartition("step=")[2].partition(",")
         text = place[2] if place[0].isdigit() else PLACES.get((item, phase), PHASES[phase])
-        deaths.append(((number + len(item)) % RANKS, f"step={3 + 2 * number},{text}"))
+        deaths.append(((number + len(item)) % RANKS, f"step={CHAIN[number]},{text}"))
     return [(rank, f"rank={rank},{text}") for rank, text in deaths]
 
 
@@ -93,7 +95,9 @@ def run_chain(home: Path, item: str, reference: States) -> None:
     words = [word for _, text in deaths for word in ("--die", text)]
     cluster = job(home, item, *words, steps=CHAIN_STEPS)
     try:
+        cluster.wait_exit()
+        died = [(event["step"], event["at"]) for event in cluster.account.of("dying")]
+        assert len(died) == len(deaths) or cluster.exit_code, f"only these died: {died}"
         cluster.check_repaired(reference, [rank for rank, _ in deaths])
-        assert len(cluster.account.of("dying")) == len(deaths), "not all died"
     finally:
         cluster.close()
