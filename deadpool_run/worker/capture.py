@@ -18,8 +18,9 @@ from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import HEADER_BYTES, Placement, Role, SegmentState, SlotHeader, TensorEntry, aligned
+from deadpool_run.worker.optimizers import NO_PLAIN, Tracked, local
 from deadpool_run.worker.rng import RngStates, rng_tree
-from deadpool_run.worker.state import NO_PLAIN, Protected, Tracked, local
+from deadpool_run.worker.state import Protected
 from deadpool_run.worker.trees import TreeWriter
 
 _LOG = logging.getLogger("deadpool_run")
@@ -331,7 +332,13 @@ class Writer:
         plain: dict[str, Any] = {}
         for name, optimizer in self._protected.optimizers.items():
             plain[name] = optimizer.plain(names) if capture.plan.has_plain else NO_PLAIN
-        values = {part: _encode_part(part, capture.values[part], tree) for part in capture.values}
+        members = {
+            name: [[names[id(parameter)] for parameter in group] for group in groups]
+            for name, groups in capture.values["members"].items()
+        }
+        kept = {names[id(parameter)]: gradient for parameter, gradient in capture.values["gradients"]}
+        by_name = capture.values | {"members": members, "gradients": kept}
+        values = {part: _encode_part(part, by_name[part], tree) for part in by_name}
         values["plain"] = {name: tree.encode(state, f"the state of {name!r}") for name, state in plain.items()}
         values["rng"] = tree.encode(rng_tree(capture.rng), "the generators")
         return values

@@ -189,6 +189,15 @@ def get_all(store: Store, keys: list[str]) -> list[bytes]:
     return [store.get(key) for key in keys]
 
 
+def fsdp_records(module: Any) -> list[Any]:
+    """Return FSDP2's own records of the parameters that a module shards: torch shows them nowhere else."""
+    state = module._get_fsdp_state()  # noqa: SLF001
+    groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.13 there was one at most
+    if groups is None:
+        groups = [group for group in (state._fsdp_param_group,) if group is not None]  # noqa: SLF001
+    return [record for group in groups for record in group.fsdp_params]
+
+
 def fake_backend(rank: int, size: int) -> Any:
     """Return torch's backend that communicates with nobody, for code that asks a group for its backend."""
     return native.FakeProcessGroup._create_internal(rank, size)  # noqa: SLF001

@@ -7,10 +7,10 @@ The same script runs under plain `python` (a world of one), under `torchrun` (it
 import atexit
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import HashStore
 from deadpool_run.errors import ScriptError
 from deadpool_run.wire.messages import Initialized
 from deadpool_run.worker import gloo, session
+from deadpool_run.worker.batches import NAME, Batches
 from deadpool_run.worker.member import REHEARSAL_STEPS, Member
 
 _job: "Job | None" = None
@@ -103,8 +104,8 @@ class Job:
         """Name the objects whose state makes up a rank: modules, optimizers, anything with a state_dict.
 
         Random number generators (python, numpy, torch) are protected without asking. A protected parameter may change
-        only in or after `optimizer.step()`. Raises ScriptError for an object without state, a name used twice, or a
-        call from within the step loop.
+        only in or after `optimizer.step()`. Raises ScriptError for state that no snapshot could hold, a name used twice,
+        or a call from within the step loop.
         """
         if self._looping:
             raise ScriptError(
@@ -113,7 +114,8 @@ class Job:
         for name, obj in objects.items():
             if name in self._names:
                 raise ScriptError(f"protect(): the name {name!r} is taken.\nGive each object a name of its own.")
-            if not callable(getattr(obj, "state_dict", None)) or not callable(getattr(obj, "load_state_dict", None)):
+            has_state = callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
+            if not has_state and not isinstance(obj, torch.Generator):
                 raise ScriptError(
                     f"protect(): {name}={type(obj).__name__} has no state_dict() and load_state_dict().\n"
                     "Give it both, or keep its state in an object that has them."
@@ -139,6 +141,28 @@ class Job:
             yield from (Step(self, index) for index in range(total))
         else:
             yield from self._protected_steps(self._member, total)
+
+    def batches(
+        self, loader: Iterable[Any], *, epochs: int | None = None, steps: int | None = None, replay: bool = False
+    ) -> "Iterator[tuple[Step, Any]]":
+        """Yield each step with its batch: `epochs` times all of a loader, or `steps` batches of as many epochs as it takes.
+
+        In place of `steps()`. After a recovery the loader is put back: a map-style DataLoader by index, without loading
+        what is skipped; one with `state_dict` by itself; any other is refused, unless `replay` allows to read it again
+        from the beginning of the epoch. Samplers are told the epoch. Raises ScriptError.
+        """
+        if (epochs is None) == (steps is None):
+            raise ScriptError("batches() takes either epochs=... or steps=....\nGive one of them.")
+        source = Batches(loader, replay=replay)
+        total = steps if steps is not None else (epochs or 0) * source.per_epoch()
+        self.protect(**{NAME: source})
+        return self._with_batches(source, total)
+
+    def _with_batches(self, source: Batches, total: int) -> "Iterator[tuple[Step, Any]]":
+        for step in self.steps(total):
+            batch = source.take()
+            step.epoch = source.epoch
+            yield step, batch
 
     def _protected_steps(self, member: Member, total: int) -> "Iterator[Step]":
         member.enter_loop()
@@ -180,6 +204,8 @@ class Step:
 
     def __init__(self, job: Job, index: int) -> None:
         self.index = index
+        self.epoch: int | None = None
+        """How many times the loader of `job.batches` was used up before; None in `job.steps`."""
         self._job = job
 
     def __enter__(self) -> Self:

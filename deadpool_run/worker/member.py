@@ -150,7 +150,7 @@ class Member:
         self._in_step = True
         self._cell.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.STEP
 
-    def _before_optimizer(self, _optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """Weights are about to change: last moment to stop, and not before the running capture has read them."""
         if self.rehearsing:
             return
@@ -163,6 +163,7 @@ class Member:
             self._stopped = True
             raise StepAborted("a peer was lost while it made its snapshot")
         self._optimizers = self._updated = True
+        self.snapshots.note_optimizer(optimizer)
         if self._in_step:
             self._cell.phase = Phase.OPTIMIZER
 
@@ -171,6 +172,8 @@ class Member:
         self._in_step = False
         self._cell.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.BETWEEN
         if error is None or isinstance(error, StepAborted):
+            if self._stopped or self.registry.tainted:
+                self.snapshots.wait()  # the body goes on behind the block, and may write to what is being copied
             return True
         if not isinstance(error, Exception):
             return False
@@ -182,17 +185,20 @@ class Member:
 
     def close_step(self) -> None:
         """Count the step, for which the loop asks for the next, unless a lost peer spoilt it."""
-        self.session.step = None
+        index, self.session.step = self.session.step, None
+        spoilt = not self.rehearsing and self._spoilt()
+        if index and not spoilt:  # in the first step nobody can decide
+            self.snapshots.settle_buckets(self.registry)
         if self.rehearsing:
             return
         if self.practising:
-            self._practised &= not self._spoilt()
-            return
-        if self._spoilt():
+            self._practised &= not spoilt
+        elif spoilt:
             if self._updates and not (self._stopped or self._updated):
                 # It came past its optimizer by another way than ever before: by an exception that the script kept.
                 self.give_up("its step ended without a step of an optimizer")
-            self._live = self.completed if self._stopped and not self._updated else None
+            kept = self._stopped and not self._updated and self.snapshots.is_untouched()
+            self._live = self.completed if kept else None
         else:
             self._complete()
 
@@ -292,6 +298,7 @@ class Member:
             self._link.orders.wait_newer(self._epoch)
         self._cell.phase = Phase.RESTORING
         self.snapshots.restore(version)
+        self.snapshots.tell_buckets(self.registry)
         self.practising = False
         self.completed = self._live = version
         self._cell.completed = version
@@ -350,6 +357,7 @@ class Member:
         else:
             self._live = None
             self.snapshots.restore(version)
+            self.snapshots.tell_buckets(self.registry)
         self.snapshots.discard_newer(version)
         self.completed = self._live = version
         self._cell.completed = version

@@ -9,7 +9,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.ids import Rank
-from deadpool_run.worker.state import ModuleState, local
+from deadpool_run.worker.optimizers import local
+from deadpool_run.worker.state import ModuleState
 
 
 def likeness(modules: Iterable[ModuleState]) -> Rank | None:

@@ -10,8 +10,9 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import Manifest, Role, TensorEntry, read_exactly
 from deadpool_run.worker.capture import SlotMemory, copy_each, dtype_of, placement_of
+from deadpool_run.worker.optimizers import OptimizerState, Tracked, local
 from deadpool_run.worker.rng import RngStates, rng_states
-from deadpool_run.worker.state import OptimizerState, Protected, Tracked, local
+from deadpool_run.worker.state import Protected
 from deadpool_run.worker.trees import TreeReader
 
 _SHOWN = 10
@@ -31,10 +32,12 @@ class Restoration:
         self._live = {tracked.name: tracked for tracked in protected.heavy(self._names)}
         for (name, _, _), buffer in zip(protected.buffers(), protected.buffer_values(), strict=True):
             self._live[name] = Tracked(name, Role.BUFFER, buffer)
+        self._owners = {name: (module, key) for name, module, key in protected.places()}
+        # Of every parameter, not only of those that the optimizer has now: a script may have given it more since.
         self._homes = {
             f"{optimizer.name}/{name}": (optimizer, name)
             for optimizer in protected.optimizers.values()
-            for name in (self._names[id(parameter)] for _, parameter in optimizer.parameters())
+            for name in self._parameters
         }
 
     def check(self) -> None:
@@ -48,34 +51,58 @@ class Restoration:
                 f"{shown}{more}\nEvery process of a rank must build the same model and optimizer."
             )
 
-    def apply(self) -> RngStates:
-        """Set everything but the random generators, and return what those are to be set to (last of all)."""
+    def apply(self) -> tuple[dict[str, Any], RngStates]:
+        """Set everything but gradients and generators; return all small values, and what generators are to be (last)."""
         self._protected.reshard()
+        values = self._values()
+        for name, optimizer in self._protected.optimizers.items():
+            optimizer.put_members(values["members"][name])
         self._trim_optimizers()
         targets, sources = [], []
-        for name, entry in self._saved.items():
-            tracked = self._live.get(name)
-            targets.append(local(self._created(entry) if tracked is None else tracked.tensor).detach())
+        for entry in self._saved.values():
+            targets.append(local(self._target(entry)).detach())
             sources.append(self._memory.view(entry))
         copy_each(targets, sources)
-        values = self._values()
         for name, optimizer in self._protected.optimizers.items():
             optimizer.put_plain(values["plain"][name], self._names)
         self._protected.put(values)
-        return rng_states(values["rng"])
+        return values, rng_states(values["rng"])
+
+    def _target(self, entry: TensorEntry) -> Tensor:
+        """Return the tensor that an entry is copied into: the live one, or a new one in its place."""
+        tracked = self._live.get(entry.name)
+        if entry.role is Role.OPTIMIZER:
+            same = tracked is not None and not _differences(entry, tracked)
+            return tracked.tensor if tracked is not None and same else self._created(entry)
+        if entry.role is Role.BUFFER and (tracked is None or _differences(entry, tracked)):
+            return self._new_buffer(entry)
+        assert tracked is not None
+        return tracked.tensor
+
+    def _new_buffer(self, entry: TensorEntry) -> Tensor:
+        """Return a new buffer: the live one is None, or of another shape, as a lazy one may be."""
+        module, key = self._owners[entry.name]
+        live = module._buffers[key]  # noqa: SLF001 - a buffer that is None has no other place
+        device = torch.device(entry.device) if live is None else live.device
+        made = torch.empty_strided(entry.shape, entry.stride, dtype=dtype_of(entry.dtype), device=device)
+        module._buffers[key] = made  # noqa: SLF001 - as above
+        return made
 
     def _differences_of_tensors(self) -> list[str]:
         found = []
         for name, entry in self._saved.items():
             tracked = self._live.get(name)
-            if tracked is not None:
+            if entry.role is Role.BUFFER and entry.placement is None and name in self._owners:
+                continue
+            if entry.role is Role.OPTIMIZER:
+                found += self._obstacles(entry) if tracked is None or _differences(entry, tracked) else []
+            elif tracked is not None:
                 found += _differences(entry, tracked)
-            elif entry.role is not Role.OPTIMIZER:
-                found.append(f"{name}: in the snapshot only")
             else:
-                found += self._obstacles(entry)
+                found.append(f"{name}: in the snapshot only")
+        absent = {name for module in self._manifest.values["modules"].values() for name in module["absent"]}
         for name, tracked in self._live.items():
-            if name not in self._saved and tracked.role is not Role.OPTIMIZER:
+            if name not in self._saved and name not in absent and tracked.role is not Role.OPTIMIZER:
                 found.append(f"{name}: not in the snapshot")
         return found
 
@@ -106,14 +133,22 @@ class Restoration:
             found += [f"{name}: not in the snapshot ({kind})" for name in live if name not in saved[kind]]
             found += [f"{name}: in the snapshot only ({kind})" for name in saved[kind] if name not in live]
         for name, module in own.modules.items():
-            theirs = saved["modules"].get(name, {"extra": {}, "synchronizes": []})
-            if module.shape() != (frozenset(theirs["extra"]), len(theirs["synchronizes"])):
-                found.append(f"{name}: other children have extra state, or are under DDP, than in the snapshot")
+            theirs = saved["modules"].get(name, {"extra": {}, "hooks": []})
+            if module.shape() != (frozenset(theirs["extra"]), [len(states) for states in theirs["hooks"]]):
+                found.append(
+                    f"{name}: other children have extra state, or other communication hooks under DDP, than in the snapshot"
+                )
         for name, optimizer in own.optimizers.items():
-            groups = len(optimizer.optimizer.param_groups)
-            if name in saved["optimizers"] and len(saved["optimizers"][name]) != groups:
-                found.append(f"{name}: {groups} groups here, {len(saved['optimizers'][name])} in the snapshot")
+            found += self._differences_of_groups(name, optimizer, saved["members"].get(name, []))
         return found
+
+    def _differences_of_groups(self, name: str, optimizer: OptimizerState, saved: list[list[str]]) -> list[str]:
+        """Return why the groups could not be made those of the snapshot: whole ones may have come in training, at the end."""
+        live = [[self._names[id(parameter)] for parameter in group] for group in optimizer.members()]
+        if any(then != now for then, now in zip(saved, live, strict=False)):
+            return [f"{name}: {len(live)} groups here, {len(saved)} in the snapshot, of other parameters"]
+        unknown = [each for group in saved for each in group if each not in self._parameters]
+        return [f"{name}: trains {each} in the snapshot, which is not here" for each in unknown]
 
     def _trim_optimizers(self) -> None:
         """Remove optimizer state that the snapshot does not have."""
@@ -143,11 +178,17 @@ class Restoration:
         saved = self._manifest.values
         like: dict[str, Any] = {}
         if self._manifest.value_tensors:
-            like = self._protected.take()
-        return {
+            like = self._protected.take() | {"gradients": self._parameters}
+        values = {
             part: {name: reader.decode(node, like.get(part, {}).get(name)) for name, node in saved[part].items()}
-            for part in ("modules", "optimizers", "objects", "plain")
-        } | {"rng": reader.decode(saved["rng"])}
+            for part in ("modules", "optimizers", "objects", "plain", "members", "gradients", "keeps")
+        }
+        values["members"] = {
+            name: [[self._parameters[parameter] for parameter in group] for group in groups]
+            for name, groups in values["members"].items()
+        }
+        gradients = [(self._parameters[name], gradient) for name, gradient in values["gradients"].items()]
+        return values | {"gradients": gradients, "rng": reader.decode(saved["rng"])}
 
     def _blob(self, index: int) -> bytes:
         offset, nbytes = self._manifest.blobs[index]

@@ -11,17 +11,22 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.board import EMPTY, Board
-from deadpool_run.worker import redundancy
+from deadpool_run.worker import buckets, checks, gradients, redundancy
 from deadpool_run.worker.capture import Capture, Plan, SlotMemory, Staging, Writer
 from deadpool_run.worker.copier import Copier
 from deadpool_run.worker.restore import Restoration
 from deadpool_run.worker.rng import RngStates, put_rng, take_rng
 from deadpool_run.worker.state import Protected
+
+REHEARSED = Version(2)
+"""What newcomers make before they take their state is what set-up and the steps up to this version make."""
 
 
 class Snapshots:
@@ -57,7 +62,9 @@ class Snapshots:
         self._ended = True
         self._values: dict[str, Any] = {}
         self._rng: RngStates | None = None
-        self._keeps_grads: bool | None = None
+        self._keeps_grads = False
+        self._stepped: set[int] = set()
+        self._counts: tuple[Plan, list[int]] | None = None
         self._closed = False
         # A thread that copies while the interpreter is taken down would end the process by a signal.
         atexit.register(self.close)
@@ -70,7 +77,7 @@ class Snapshots:
         self._copier.close()
         for memory in self._memories:
             memory.close()
-        self._plan = None
+        self._plan = self._counts = None
         self._take_slots(slot_fds, board, rank)
 
     def _take_slots(self, slot_fds: tuple[int, int], board: Board, rank: Rank) -> None:
@@ -84,9 +91,40 @@ class Snapshots:
         self._copier = self._make_copier(memories=self._memories, writer=writer, board=board, rank=rank)
 
     def protect(self, name: str, obj: object) -> None:
-        """Make `obj` part of every snapshot from now on. Raises `ScriptError`."""
+        """Make `obj` part of every snapshot from now on. Raises `ScriptError` if none could hold it."""
+        obj = checks.GeneratorState(obj) if isinstance(obj, torch.Generator) else obj
         self._protected.add(name, obj)
         self._plan = None
+        if name in self._protected.modules:
+            checks.check_module(self._protected.modules[name])
+        elif name in self._protected.optimizers:
+            checks.check_optimizer(self._protected.optimizers[name])
+        else:
+            checks.check_object(name, obj)
+
+    def note_optimizer(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer is about to update: it uses up the gradients of its parameters."""
+        self._stepped.add(id(optimizer))
+
+    def settle_buckets(self, registry: buckets.Recorder) -> None:
+        """Let every DDP decide its buckets that can by now. A collective: at the end of a step, on every rank."""
+        for module in self._protected.modules.values():
+            for index, ddp in enumerate(module.replicated):
+                module.buckets[index] = buckets.settle(ddp, registry) or module.buckets[index]
+
+    def tell_buckets(self, registry: buckets.Recorder) -> None:
+        """Have every DDP make the buckets that the others have, which is what a snapshot says that was restored."""
+        for module in self._protected.modules.values():
+            for ddp, decided in zip(module.replicated, module.buckets, strict=True):
+                if decided is not None:
+                    buckets.tell(ddp, decided, registry)
+
+    def is_untouched(self) -> bool:
+        """Say whether nothing but forward and backward can have changed the objects since the last step ended."""
+        if self._counts is None or self._protected.is_shadowed():
+            return False
+        plan, counts = self._counts
+        return plan.write_counts() == counts
 
     def likeness(self) -> Rank | None:
         """Return the lowest of the ranks that hold the same parameters as this one; None if it is the only one."""
@@ -138,7 +176,7 @@ class Snapshots:
             self._protected.reshard()  # as those do that restore: the next forward gathers on every rank or on none
             self._staging.put()
             self._protected.put(self._values)
-            self._drop_grads()
+            self._put_gradients(self._values["gradients"])
         put_rng(self._rng)
 
     def restore(self, version: Version) -> None:
@@ -154,8 +192,9 @@ class Snapshots:
         with torch.no_grad():
             restoration = Restoration(self._protected, memory, manifest)
             restoration.check()
-            rng = restoration.apply()
-            self._drop_grads()
+            values, rng = restoration.apply()
+            self._keeps_grads = values["keeps"]["gradients"]
+            self._put_gradients(values["gradients"])
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         put_rng(rng)
@@ -177,7 +216,7 @@ class Snapshots:
             self._closed = True
             atexit.unregister(self.close)
             self._copier.close()
-            self._plan = None
+            self._plan = self._counts = None
             for memory in self._memories:
                 memory.close()
 
@@ -193,9 +232,12 @@ class Snapshots:
             )
             parameters = self._protected.parameters().values() if self._plan is None else self._plan.parameters
             self._staging.take(self._protected)
-            self._values = self._protected.take()
+            self._values = self._protected.take(self._stepped)
             self._rng = take_rng()
             self._keeps_grads = any(parameter.grad is not None for parameter in parameters)
+            self._values["keeps"] = {"gradients": self._keeps_grads}
+            self._stepped.clear()
+            self._counts = None if self._plan is None else (self._plan, self._plan.write_counts())
             self._copy_of = version
 
     def _capture(self, version: Version) -> Capture:
@@ -203,7 +245,9 @@ class Snapshots:
         assert self._rng is not None
         plan = self._plan
         if plan is None or not plan.holds(self._protected, self._staging):
+            self._protected.refresh(final=version > REHEARSED)
             plan = self._plan = Plan(self._protected, self._staging)
+            self._counts = plan, plan.write_counts()
         return Capture(
             version=version,
             plan=plan,
@@ -220,11 +264,6 @@ class Snapshots:
                 return self._memories[slot]
         raise SnapshotError(f"no slot holds snapshot {version}: they hold {list(self.held())}")
 
-    def _drop_grads(self) -> None:
-        """Forget gradients; where the script keeps them allocated between steps, set them to zero instead."""
-        for parameter in self._protected.parameters().values():
-            if parameter.grad is not None:
-                if self._keeps_grads is False:
-                    parameter.grad = None
-                else:
-                    parameter.grad.zero_()
+    def _put_gradients(self, kept: list[tuple[Tensor, Tensor]]) -> None:
+        """Set the gradients that are state; drop the others, or zero them where the script keeps them allocated."""
+        gradients.put(self._protected.parameters().values(), kept, zeroed=self._keeps_grads)

@@ -5,9 +5,8 @@ to parameters are taken once, when the module is protected: FSDP2 swaps what `na
 and frees shards, but the sharded parameters themselves stay.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -15,49 +14,91 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from deadpool_run.errors import ScriptError
+from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.vault.segments import Role
+from deadpool_run.worker import gradients, hooks
+from deadpool_run.worker.optimizers import OptimizerState, Tracked, local
 from deadpool_run.worker.trees import copied
 
 _EXTRA = nn.Module.get_extra_state
-_UNNAMED = "param_names"
-NO_PLAIN: dict[str, Any] = {"state": {}, "shared": {}}
-"""What `OptimizerState.plain` returns of an optimizer that keeps tensors only."""
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of `tensor`: of a DTensor its shard, of any other itself."""
-    # Not to_local(): for a parameter that makes a new view on each call, so that its identity would say nothing.
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
-
-
-@dataclass(frozen=True, slots=True)
-class Tracked:
-    """A live tensor that belongs into a snapshot."""
-
-    name: str
-    role: Role
-    tensor: Tensor
 
 
 class ModuleState:
     """The parameters (by reference), buffers and extra state of a module."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
-        root = unwrapped(module)
         self.name = name
-        self._modules = list(root.named_modules())
-        self.reshard()  # after an evaluation the root shows gathered parameters, which are not the optimizer's
-        self.parameters = [(f"{name}/{path}", parameter) for path, parameter in root.named_parameters()]
-        self._plain = [parameter for _, parameter in self.parameters if not isinstance(parameter, DTensor)]
-        self._sharded = [parameter for _, parameter in self.parameters if isinstance(parameter, DTensor)]
-        self.replicated = [child for child in module.modules() if isinstance(child, DistributedDataParallel)]
+        self._module = module
+        self._root = unwrapped(module)
+        self.buckets: list[bytes | None] = []
+        """What was decided of the buckets of each DDP after set-up and the first steps, if it was: see `buckets`."""
+        self._likeness: dict[str, str] = {}
+        """Every parameter and buffer by name and what it is like, as newcomers make them; empty before the step loop."""
+        self._walk()
+        self._find()
+
+    def _walk(self) -> None:
+        self._modules = list(self._root.named_modules())
+        self.sharding = [child for _, child in self._modules if isinstance(child, FSDPModule)]
+        self.replicated = [child for child in self._module.modules() if isinstance(child, DistributedDataParallel)]
+        self.buckets += [None] * (len(self.replicated) - len(self.buckets))
         self._extra = [(path, child) for path, child in self._modules if type(child).get_extra_state is not _EXTRA]
 
+    def _find(self) -> None:
+        """Take the references to the parameters, and their places in their modules."""
+        self.reshard()  # after an evaluation the root shows gathered parameters, which are not the optimizer's
+        self.parameters = [(f"{self.name}/{path}", parameter) for path, parameter in self._root.named_parameters()]
+        self._sharded = [parameter for _, parameter in self.parameters if isinstance(parameter, DTensor)]
+        plain = {id(parameter) for _, parameter in self.parameters if not isinstance(parameter, DTensor)}
+        self._plain: list[tuple[dict[str, nn.Parameter | None], str]] = []
+        for _, child in self._modules:
+            for key, parameter in child._parameters.items():  # noqa: SLF001 - a parameter's place, not its name
+                if id(parameter) in plain:
+                    plain.remove(id(parameter))
+                    self._plain.append((child._parameters, key))  # noqa: SLF001 - as above
+
+    def refresh(self, *, final: bool) -> None:
+        """Take references anew: something was moved, replaced, or made when it was first needed.
+
+        Raises `ScriptError` for what no newcomer would have. It makes the module as set-up and the first steps do; with
+        `final` those are over.
+        """
+        self._walk()
+        likeness = self._look()
+        difference = _first_difference(self._likeness, likeness) if final and self._likeness else ""
+        if difference:
+            raise ScriptError(
+                f"protect(): {difference} {self.name!r} during training, and a newcomer, which runs set-up and the first "
+                "two steps, makes it otherwise.\nMake every parameter and buffer in set-up, in its final shape; freeze what "
+                "is not to be trained yet, and give it to the optimizer by add_param_group() later."
+            )
+        if not self._likeness or not self._sharded:  # FSDP2 may show gathered ones; the sharded ones stay
+            self._find()
+        self._likeness = likeness
+
+    def _look(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for path, child in self._modules:
+            found |= {f"buffer {path}.{key}": "" for key in child._buffers}  # noqa: SLF001 - buffers may change their shape
+            for key, parameter in child._parameters.items():  # noqa: SLF001 - shared ones under all their names
+                if parameter is not None:
+                    found[f"parameter {path}.{key}"] = f"{tuple(parameter.shape)} of {parameter.dtype}"
+        return found
+
     def fingerprint(self) -> list[int]:
-        """Return the places of the parameters in memory; of shards the identities, since FSDP2 makes new ones."""
-        places = [parameter.data_ptr() for parameter in self._plain]
-        return places + [id(local(parameter)) for parameter in self._sharded]
+        """Return numbers that change as parameters are moved, replaced, added or removed.
+
+        They are places in memory; of shards the identities, since FSDP2 makes new ones.
+        """
+        found = [id(local(parameter)) for parameter in self._sharded]
+        for place, key in self._plain:
+            parameter = place.get(key)
+            found.append(0 if parameter is None else parameter.data_ptr())
+        for _, child in self._modules:
+            found.append(len(child._parameters) + len(child._buffers))  # noqa: SLF001 - this runs at the end of each step
+            if child._modules:  # noqa: SLF001 - as above
+                found += map(id, child._modules.values())  # noqa: SLF001 - as above
+        return found
 
     def buffer_values(self) -> list[Tensor]:
         """Return the buffers of this moment, non-persistent ones too, in the order of `buffers()`."""
@@ -68,126 +109,62 @@ class ModuleState:
             if buffer is not None
         ]
 
-    def buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
-        """Yield name, owner and key of each buffer."""
+    def places(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yield name, owner and key of each buffer, those included that are None."""
         for path, child in self._modules:
-            for key, buffer in child._buffers.items():  # noqa: SLF001 - as above
-                if buffer is not None:
-                    yield f"{self.name}/{path}.{key}" if path else f"{self.name}/{key}", child, key
+            for key in child._buffers:  # noqa: SLF001 - as above
+                yield f"{self.name}/{path}.{key}" if path else f"{self.name}/{key}", child, key
+
+    def buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yield name, owner and key of each buffer that is not None."""
+        return (place for place in self.places() if place[1]._buffers[place[2]] is not None)  # noqa: SLF001 - as above
 
     def take(self) -> dict[str, Any]:
-        """Return a copy of the extra state of those children that have one, and what DDP notes of its last forward."""
-        extra = {path: copied(child.get_extra_state()) for path, child in self._extra}
-        # Whether the next forward begins by broadcasting the buffers: ranks that differ in it would hang.
-        return {"extra": extra, "synchronizes": [ddp.require_forward_param_sync for ddp in self.replicated]}
+        """Return what is no tensor of the module: extra state, which parameters train, which buffers are None, DDP's."""
+        return {
+            "extra": copied(self.extra()),
+            "frozen": [name for name, parameter in self.parameters if not parameter.requires_grad],
+            "absent": [name for name, child, key in self.places() if child._buffers[key] is None],  # noqa: SLF001 - as above
+            # Whether the next forward begins by broadcasting the buffers: ranks that differ in it would hang.
+            "synchronizes": [ddp.require_forward_param_sync for ddp in self.replicated],
+            "buckets": list(self.buckets),
+            "hooks": [[hooks.take_hook(state) for state in hooks.hook_states(ddp)] for ddp in self.replicated],
+        }
+
+    def extra(self) -> dict[str, Any]:
+        """Return the extra state of those children that have one."""
+        return {path: child.get_extra_state() for path, child in self._extra}
 
     def put(self, values: dict[str, Any]) -> None:
         """Set what `take` returned."""
+        if any(own and not saved for own, saved in zip(self.buckets, values["buckets"], strict=True)):
+            raise SnapshotError(f"DDP has decided its buckets for {self.name!r} in a step that is to be undone")
+        self.buckets = list(values["buckets"])
+        frozen = set(values["frozen"])
+        for name, parameter in self.parameters:
+            if parameter.requires_grad == (name in frozen):
+                parameter.requires_grad_(name not in frozen)
+        absent = set(values["absent"])
+        for name, child, key in self.places():
+            if name in absent:
+                child._buffers[key] = None  # noqa: SLF001 - as above
+        for ddp, states in zip(self.replicated, values["hooks"], strict=True):
+            for state, saved in zip(hooks.hook_states(ddp), states, strict=True):
+                hooks.put_hook(state, saved)
         for path, child in self._extra:
             child.set_extra_state(copied(values["extra"][path]))
         for ddp, synchronizes in zip(self.replicated, values["synchronizes"], strict=True):
             ddp.require_forward_param_sync = synchronizes
 
-    def shape(self) -> tuple[frozenset[str], int]:
+    def shape(self) -> tuple[frozenset[str], list[int]]:
         """Return what must be the same of two modules for `put` to take what the other's `take` returned."""
-        return frozenset(path for path, _ in self._extra), len(self.replicated)
+        extra = frozenset(path for path, _ in self._extra)
+        return extra, [len(hooks.hook_states(ddp)) for ddp in self.replicated]
 
     def reshard(self) -> None:
         """Free what FSDP2 keeps gathered, so that the next forward gathers anew, and does so on every rank."""
-        for _, child in self._modules:
-            if isinstance(child, FSDPModule):
-                child.reshard()
-
-
-class OptimizerState:
-    """The state and the hyper-parameters of an optimizer."""
-
-    def __init__(self, name: str, optimizer: Optimizer) -> None:
-        self.name = name
-        self.optimizer = optimizer
-
-    @property
-    def _state(self) -> dict[Any, Any]:
-        """The state by parameter; some optimizers keep shared values under other keys, whatever the annotation says."""
-        return cast("dict[Any, Any]", self.optimizer.state)
-
-    def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter with the name that it has if no module knows it."""
-        for number, group in enumerate(self.optimizer.param_groups):
-            for index, parameter in enumerate(group["params"]):
-                yield f"{self.name}/{number}.{index}", parameter
-
-    def fingerprint(self, *, plain: bool) -> list[int]:
-        """Return the identities of the parameters and of the state's values.
-
-        With `plain` some values are not tensors; those count as one, whatever they are.
-        """
-        found: list[int] = []
-        for group in self.optimizer.param_groups:
-            found += map(id, group["params"])
-        for state in self._state.values():
-            if not plain and type(state) is dict:  # the usual case, and this runs at the end of each step
-                found += map(id, state.values())
-            elif type(state) is dict:
-                found += [id(value) if isinstance(value, Tensor) else 0 for value in state.values()]
-        return found
-
-    def has_plain(self) -> bool:
-        """Say whether some of the state is not a tensor under a name of its own."""
-        return any(
-            not isinstance(parameter, Tensor) or not all(_is_heavy(key, value) for key, value in state.items())
-            for parameter, state in self._state.items()
-        )
-
-    def tensors(self, names: dict[int, str]) -> Iterator[Tracked]:
-        """Yield the tensors of the state; `names` gives the name of a parameter by its identity."""
-        for parameter, state in self._state.items():
-            if isinstance(parameter, Tensor) and id(parameter) in names:
-                for key, value in state.items():
-                    if _is_heavy(key, value):
-                        yield Tracked(f"{self.name}/{names[id(parameter)]}/{key}", Role.OPTIMIZER, value)
-
-    def plain(self, names: dict[int, str]) -> dict[str, Any]:
-        """Return what `tensors` does not yield; like the tensors it changes only inside `optimizer.step()`."""
-        found: dict[str, Any] = {"state": {}, "shared": {}}
-        for parameter, state in self._state.items():
-            if not isinstance(parameter, Tensor):
-                found["shared"][str(parameter)] = state
-            elif id(parameter) in names:
-                found["state"][names[id(parameter)]] = {k: v for k, v in state.items() if not _is_heavy(k, v)}
-        return found
-
-    def put_plain(self, values: dict[str, Any], names: dict[int, str]) -> None:
-        """Make the state hold the values of `plain()` and no others beside its tensors, which are the caller's."""
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                rest = values["state"].get(names[id(parameter)])
-                state = self._state.get(parameter, {})
-                for key in [k for k, v in state.items() if not _is_heavy(k, v)]:
-                    del state[key]
-                if rest is not None:
-                    self._state[parameter].update(rest)
-                elif not state:
-                    self._state.pop(parameter, None)
-        for key, shared in values["shared"].items():
-            self._state[key] = shared
-
-    def take(self) -> list[dict[str, Any]]:
-        """Return a copy of the hyper-parameters of each group."""
-        return [
-            {key: copied(value) for key, value in group.items() if key not in ("params", _UNNAMED)}
-            for group in self.optimizer.param_groups
-        ]
-
-    def put(self, groups: list[dict[str, Any]]) -> None:
-        """Set the hyper-parameters; one that is a tensor is set in place, since schedulers and graphs refer to it."""
-        for group, values in zip(self.optimizer.param_groups, groups, strict=True):
-            for key, value in values.items():
-                live = group.get(key)
-                if isinstance(live, Tensor) and isinstance(value, Tensor) and live.shape == value.shape:
-                    live.copy_(value)
-                else:
-                    group[key] = copied(value)
+        for child in self.sharding:
+            child.reshard()
 
 
 class Protected:
@@ -197,6 +174,7 @@ class Protected:
         self.modules: dict[str, ModuleState] = {}
         self.optimizers: dict[str, OptimizerState] = {}
         self.objects: dict[str, Any] = {}
+        self._loose: set[int] = set()
 
     def add(self, name: str, obj: object) -> None:
         """Protect `obj`. Raises `ScriptError` for what has no state that could be taken, and for a name used twice."""
@@ -250,31 +228,91 @@ class Protected:
         return [buffer for module in self.modules.values() for buffer in module.buffer_values()]
 
     def buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
-        """Yield name, owner and key of each buffer."""
+        """Yield name, owner and key of each buffer that is not None."""
         for module in self.modules.values():
             yield from module.buffers()
 
-    def take(self) -> dict[str, Any]:
-        """Return copies of all small values, but for buffers, generator states and plain optimizer state."""
+    def places(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yield name, owner and key of each buffer, those included that are None."""
+        for module in self.modules.values():
+            yield from module.places()
+
+    def refresh(self, *, final: bool) -> None:
+        """Take references anew. Raises `ScriptError` if, with `final`, something is there that no newcomer would have."""
+        for module in self.modules.values():
+            module.refresh(final=final)
+        known = {id(parameter) for module in self.modules.values() for _, parameter in module.parameters}
+        loose = {id(each) for optimizer in self.optimizers.values() for _, each in optimizer.parameters()} - known
+        if final and not loose <= self._loose:
+            raise ScriptError(
+                "protect(): an optimizer was given a parameter during training that belongs to no protected module; a "
+                "newcomer would not have it.\nMake it in set-up, as a part of a module that is protected."
+            )
+        self._loose = loose
+
+    def take(self, stepped: Collection[int] = ()) -> dict[str, Any]:
+        """Return copies of all small values, but for buffers, generator states and plain optimizer state.
+
+        `stepped` are the identities of the optimizers that have updated since the last time: what they have used up of
+        the gradients is not state.
+        """
         return {
             "modules": {name: module.take() for name, module in self.modules.items()},
             "optimizers": {name: optimizer.take() for name, optimizer in self.optimizers.items()},
+            "members": {name: optimizer.members() for name, optimizer in self.optimizers.items()},
+            "gradients": self._take_gradients(stepped),
             "objects": {name: copied(obj.state_dict()) for name, obj in self.objects.items()},
         }
 
     def reshard(self) -> None:
-        """Free what FSDP2 keeps gathered."""
+        """Free what FSDP2 keeps gathered: parameters, and gradients that it holds back."""
         for module in self.modules.values():
             module.reshard()
+            gradients.drop_gathered(module.sharding)
+
+    def is_shadowed(self) -> bool:
+        """Say whether some module is trained by no optimizer, as an average of the weights is.
+
+        Nothing tells when a script writes to it: often through `.data`, which no counter of torch's sees.
+        """
+        trained = {id(each) for optimizer in self.optimizers.values() for _, each in optimizer.parameters()}
+        return any(
+            module.parameters and not any(id(parameter) in trained for _, parameter in module.parameters)
+            for module in self.modules.values()
+        )
+
+    def _take_gradients(self, stepped: Collection[int]) -> list[tuple[Tensor, Tensor]]:
+        kept = gradients.take(self.modules.values(), self.optimizers.values(), stepped)
+        if not stepped:
+            for module in self.modules.values():
+                gradients.refuse_gathered(module.sharding)
+        return kept
 
     def put(self, values: dict[str, Any]) -> None:
-        """Set what `take` returned."""
+        """Set what `take` returned, but for `gradients`."""
         for name, module in self.modules.items():
             module.put(values["modules"][name])
+        for name, optimizer in self.optimizers.items():  # first: a scheduler sets rates of groups as it is loaded
+            optimizer.put_members(values["members"][name])
         for name, obj in self.objects.items():
             obj.load_state_dict(copied(values["objects"][name]))
+            hooks.settle(obj)
         for name, optimizer in self.optimizers.items():  # last: a scheduler may set a rate as it is loaded
             optimizer.put(values["optimizers"][name])
+
+
+def _first_difference(then: dict[str, str], now: dict[str, str]) -> str:
+    """Return in words what differs first; an empty string if nothing does."""
+    for name in [*then, *now]:
+        kind, _, path = name.partition(" ")
+        what = f"the {kind} {path.removeprefix('.')!r}"
+        if name not in now:
+            return f"{what} has vanished from"
+        if name not in then:
+            return f"{what} was added to"
+        if then[name] != now[name]:
+            return f"{what} became {now[name]}, from {then[name]}, in"
+    return ""
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -285,11 +323,6 @@ def unwrapped(module: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return module
         module = inner
-
-
-def _is_heavy(key: object, value: object) -> bool:
-    """Say whether a value of an optimizer's state is copied as a tensor under a name of its own."""
-    return type(key) is str and "/" not in key and isinstance(value, Tensor)
 
 
 def _add_new(found: dict[str, Tensor], known: set[int], named: Any) -> None:

@@ -11,7 +11,7 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from pickle import UnpicklingError
+from pickle import PicklingError, UnpicklingError
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from deadpool_run.errors import ScriptError, SnapshotError
 
 _TAG = "!"
+_REMEDY = "Let state_dict() return tensors, numbers, strings, lists and dicts instead."
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device})
 
 
@@ -38,7 +39,12 @@ def copied(tree: Any) -> Any:  # noqa: PLR0911 - one line for each kind
         return OrderedDict((key, copied(value)) for key, value in tree.items())
     if isinstance(tree, Tensor):
         return tree.detach().clone()
-    return copy.deepcopy(tree)
+    try:
+        return copy.deepcopy(tree)
+    except TypeError as error:
+        raise ScriptError(
+            f"a {kind.__module__}.{kind.__qualname__} in the state of a protected object cannot be copied: {error}.\n{_REMEDY}"
+        ) from error
 
 
 class TreeWriter:
@@ -164,10 +170,9 @@ def _saved(value: Any, path: str) -> bytes:
         torch.save(value, buffer)
         buffer.seek(0)
         torch.load(buffer, weights_only=True)
-    except (UnpicklingError, TypeError, AttributeError, RuntimeError) as error:
+    except (PicklingError, UnpicklingError, TypeError, AttributeError, RuntimeError) as error:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise ScriptError(
-            f"{path} is a {kind}, which a snapshot cannot hold: a snapshot is never pickled.\n"
-            "Let state_dict() return tensors, numbers, strings, lists and dicts instead."
+            f"{path} is a {kind}, which a snapshot cannot hold: a snapshot is never pickled.\n{_REMEDY}"
         ) from error
     return buffer.getvalue()

@@ -299,16 +299,38 @@ def test_a_rewind_works_between_captures_and_after_a_restore(slots):
 
 def test_gradients_that_stay_allocated_are_zeroed_in_place(slots):
     model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
     snapshots = slots.own()
     snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
     model(torch.ones(2)).sum().backward()
     kept = model.weight.grad
     for put in (snapshots.rewind, snapshots.restore):
+        snapshots.note_optimizer(optimizer)  # which has used them
         snapshots.capture_now(0)
         model(torch.ones(2)).sum().backward()
         put(0)
         assert model.weight.grad is kept
         assert not kept.any()
+    snapshots.close()
+
+
+def test_gradients_that_no_optimizer_has_used_are_state(slots):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    snapshots = slots.own()
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+    model(torch.tensor([1.0, 2.0])).sum().backward()
+    want = model.weight.grad.clone()
+    for put in (snapshots.rewind, snapshots.restore):
+        snapshots.capture_now(0)
+        model(torch.ones(2)).sum().backward()
+        put(0)
+        assert torch.equal(model.weight.grad, want)
+    model.zero_grad()
+    snapshots.restore(0)
+    assert torch.equal(model.weight.grad, want)
     snapshots.close()
 
 

@@ -226,7 +226,9 @@ class Opaque:
 
 def test_a_value_that_would_need_pickle_is_the_scripts_fault(slots):
     snapshots = slots.own()
-    snapshots.protect("thing", Holder({"a": [Opaque()]}))
+    holder = Holder({"a": [1]})
+    snapshots.protect("thing", holder)
+    holder.state = {"a": [Opaque()]}
     with pytest.raises(ScriptError, match=r"the state of 'thing' .*\.a\[0\] is a .*Opaque.*never pickled"):
         snapshots.capture_now(0)
     assert snapshots.held() == ()

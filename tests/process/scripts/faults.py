@@ -5,8 +5,8 @@ A fault is a comma list of `key=value`: `rank`, `step`, `at` (a place), `n` (whi
 in a rehearsal only if its place is `rehearsal`.
 
 Places: setup, before (the step's block), forward, backward, issue (before a collective), collective (in one), optimizer
-(between two of its kernels), after (the step's block: beside the capture), between (the steps' own collective),
-rehearsal, end (after the loop).
+(between two of its kernels), after (the step's block: beside the capture), capture (in the middle of one, where the script
+offers it), between (the steps' own collective), rehearsal, end (after the loop).
 """
 
 import ctypes
@@ -96,13 +96,19 @@ class Faults:
         if rehearsing:
             self.reach("rehearsal")
 
-    def reach(self, place):
-        n = self._count.get(place, 0)
+    def wants(self, place):
+        """Whether some fault is to happen there."""
+        return any(fault.at == place for fault in self._faults)
+
+    def reach(self, place, step=None):
+        """Pass a place; `step` is given where it is not that of the loop."""
+        n = self._count.get(place, 0) if step is None else 0
         self._count[place] = n + 1
         if self.quiet and place != "rehearsal":
             return
+        here = self._step if step is None else step
         for fault in self._faults:
-            if (fault.at, fault.n) == (place, n) and fault.step in (-1, self._step) and self._first_time(fault):
+            if (fault.at, fault.n) == (place, n) and fault.step in (-1, here) and self._first_time(fault):
                 tell("dying", step=self._step, at=place, how=fault.how)
                 if fault.us:
                     threading.Thread(target=self._later, args=(fault,), daemon=True).start()

@@ -1,0 +1,65 @@
+"""The buckets of DDP: decided once, after the first backward that reduced, by rank 0 for all ranks.
+
+That is mostly in the second forward, which newcomers rehearse. With a static graph, or where the first steps reduce
+nothing (`no_sync`), it comes later. So it is done at the end of the step, what rank 0 decided is kept as state, and a
+newcomer that has not come to decide is told it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch.nn.parallel import DistributedDataParallel
+
+from deadpool_run.errors import SnapshotError
+from deadpool_run.worker.transcript import Transcript
+
+
+class Recorder(Protocol):
+    """What is needed of the groups' registry."""
+
+    recording: Transcript | None
+    playback: Transcript | None
+    tainted: bool
+
+
+def settle(ddp: DistributedDataParallel, registry: Recorder) -> bytes | None:
+    """Let DDP decide its buckets, if it has all that it needs; return what was decided, if newcomers are to be told.
+
+    It is what the next forward would begin with, on every rank. Raises `SnapshotError` if a peer was lost meanwhile.
+    """
+    if ddp._has_rebuilt_buckets:  # noqa: SLF001 - torch has no other word for it
+        return None
+    rehearsed = registry.recording is not None or registry.playback is not None
+    if not rehearsed:
+        registry.recording = Transcript()
+    try:
+        ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()  # noqa: SLF001 - as above
+        if rehearsed or registry.recording is None or not ddp._has_rebuilt_buckets:  # noqa: SLF001 - as above
+            return None
+        if registry.tainted:
+            raise SnapshotError("a peer was lost while DDP decided its buckets, which cannot be done again")
+        return registry.recording.to_bytes()
+    finally:
+        if not rehearsed:
+            registry.recording = None
+
+
+def tell(ddp: DistributedDataParallel, decided: bytes, registry: Recorder) -> None:
+    """Have DDP make the buckets that were decided, unless it has made them."""
+    if ddp._has_rebuilt_buckets:  # noqa: SLF001 - as above
+        return
+    with _played(ddp.process_group, decided, registry):
+        ddp.reducer._push_all_rebuilt_params()  # noqa: SLF001 - as above
+        ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()  # noqa: SLF001 - as above
+
+
+@contextmanager
+def _played(group: Any, decided: bytes, registry: Recorder) -> Iterator[None]:
+    """Have the group answer by what was recorded."""
+    before = group.inner, registry.playback, registry.tainted
+    group.inner, registry.playback = None, Transcript.from_bytes(decided)
+    try:
+        yield
+    finally:
+        group.inner, registry.playback, registry.tainted = before

@@ -1,0 +1,79 @@
+"""Gradients that outlive a step, where a script accumulates them over several steps before an optimizer uses them.
+
+Mostly nothing is kept: what an optimizer has used in a step is dropped by the next one. Gradients are state where no
+optimizer that holds their parameters has updated in the step.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from deadpool_run.errors import ScriptError
+from deadpool_run.worker import compat
+from deadpool_run.worker.optimizers import OptimizerState
+
+
+class _Module(Protocol):
+    parameters: list[tuple[str, nn.Parameter]]
+
+
+def take(
+    modules: Iterable[_Module], optimizers: Collection[OptimizerState], stepped: Collection[int]
+) -> list[tuple[Tensor, Tensor]]:
+    """Return each parameter whose gradient is state, with a copy of that; `stepped` as in `Protected.take`."""
+    idle = [optimizer for optimizer in optimizers if id(optimizer.optimizer) not in stepped]
+    if not idle and (optimizers or stepped):
+        return []
+    found: dict[int, Tensor] = {}
+    if optimizers:
+        found = {id(parameter): parameter for optimizer in idle for _, parameter in optimizer.parameters()}
+        busy = (optimizer for optimizer in optimizers if id(optimizer.optimizer) in stepped)
+        for optimizer in busy:
+            for _, parameter in optimizer.parameters():
+                found.pop(id(parameter), None)
+    elif not stepped:
+        found = {id(parameter): parameter for module in modules for _, parameter in module.parameters}
+    return [(parameter, parameter.grad.detach().clone()) for parameter in found.values() if parameter.grad is not None]
+
+
+def put(parameters: Iterable[Tensor], kept: Iterable[tuple[Tensor, Tensor]], *, zeroed: bool) -> None:
+    """Give parameters the gradients that `take` returned, and all others none; with `zeroed` theirs become zero."""
+    values = {id(parameter): gradient for parameter, gradient in kept}
+    for parameter in parameters:
+        gradient = values.get(id(parameter))
+        if gradient is not None and parameter.grad is not None and parameter.grad.shape == gradient.shape:
+            parameter.grad.copy_(gradient)  # in place: it may be a view of a bucket of DDP's
+        elif gradient is not None:
+            parameter.grad = gradient.clone()
+        elif parameter.grad is not None and zeroed:
+            parameter.grad.zero_()
+        else:
+            parameter.grad = None
+
+
+def gathered(modules: Iterable[FSDPModule]) -> Iterator[Any]:
+    """Yield FSDP2's records of parameters whose gradients it holds back unreduced (`set_requires_gradient_sync`)."""
+    for module in modules:
+        for record in compat.fsdp_records(module):
+            own = getattr(record, "_unsharded_param", None)
+            if record.unsharded_accumulated_grad is not None or (own is not None and own.grad is not None):
+                yield record
+
+
+def drop_gathered(modules: Iterable[FSDPModule]) -> None:
+    """Forget gradients that FSDP2 holds back: an interrupted step's would be added to the next one's."""
+    for record in gathered(modules):
+        record.unsharded_accumulated_grad = None
+        if getattr(record, "_unsharded_param", None) is not None:
+            record._unsharded_param.grad = None  # noqa: SLF001 - as above
+
+
+def refuse_gathered(modules: Iterable[FSDPModule]) -> None:
+    """Raise `ScriptError` if FSDP2 holds back gradients at the end of a step: they are in no snapshot."""
+    if next(gathered(modules), None) is not None:
+        raise ScriptError(
+            "a step ended with gradients that FSDP2 holds back unreduced (set_requires_gradient_sync(False)), which no "
+            "snapshot holds.\nLet one step be all micro-batches up to the one that is reduced."
+        )

@@ -1,0 +1,9 @@
+"""Every item of the matrix: what real training loops do. Each module puts its own into `ITEMS`."""
+
+import items_data
+import items_models
+import items_optimizers
+import items_steps
+from kit_loops import ITEMS
+
+__all__ = ["ITEMS", "items_data", "items_models", "items_optimizers", "items_steps"]

@@ -1,0 +1,144 @@
+"""Items that differ in where the batches come from: `Job.batches`, over epochs of five batches a rank."""
+
+import random
+
+import numpy as np
+import torch
+from kit_loops import WIDTH, Loop, adam, blocks_of, ddp, item, net
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+)
+
+BATCH = 4
+PER_EPOCH = 5
+
+
+class Samples(Dataset):
+    """Samples that are told by their index, each with noise of every generator."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        fixed = torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
+        noise = torch.rand(()) + random.random() + float(np.random.rand())  # noqa: NPY002
+        return index, fixed + 0.1 * noise
+
+
+def fed(rank, loader, **how):
+    model = ddp(net(2))
+    optimizer = adam(model)
+
+    def step(_index, batch):
+        _, x = batch
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop(
+        {"model": model, "optimizer": optimizer},
+        step,
+        blocks_of(model),
+        optimizer,
+        steps=lambda job, total: job.batches(loader, steps=total, **how),
+        told=lambda step, batch: [step.epoch, batch[0].tolist()],
+    )
+
+
+@item("Job.batches: shuffled")
+def shuffled(rank, _size):
+    return fed(rank, DataLoader(Samples(PER_EPOCH * BATCH), BATCH, shuffle=True))
+
+
+@item("Job.batches: DistributedSampler, workers")
+def distributed(rank, size):
+    samples = Samples(PER_EPOCH * BATCH * size)
+    sampler = DistributedSampler(samples, size, rank, seed=7)
+    return fed(rank, DataLoader(samples, BATCH, sampler=sampler, num_workers=2))
+
+
+@item("Job.batches: shuffled, persistent workers, a generator")
+def persistent(rank, _size):
+    generator = torch.Generator().manual_seed(rank)
+    loader = DataLoader(
+        Samples(PER_EPOCH * BATCH), BATCH, shuffle=True, num_workers=1, persistent_workers=True, generator=generator
+    )
+    return fed(rank, loader)
+
+
+@item("Job.batches: a batch sampler over a weighted sampler")
+def weighted(rank, _size):
+    sampler = WeightedRandomSampler([1 + index for index in range(PER_EPOCH * BATCH)], PER_EPOCH * BATCH)
+    batches = BatchSampler(sampler, BATCH, drop_last=True)
+    return fed(rank, DataLoader(Samples(PER_EPOCH * BATCH), batch_sampler=batches))
+
+
+class Drawing(Sampler):
+    """Draws from the global generators as it goes, beside the training."""
+
+    def __len__(self):
+        return PER_EPOCH * BATCH
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield int(torch.randint(0, 10, ())) + random.randrange(10)
+
+
+@item("Job.batches: a sampler of the script's own")
+def own_sampler(rank, _size):
+    return fed(rank, DataLoader(Samples(PER_EPOCH * BATCH), BATCH, sampler=Drawing()))
+
+
+class Stateful:
+    """A loader that puts itself back, as torchdata's StatefulDataLoader does."""
+
+    def __init__(self, rank):
+        self._samples = Samples(PER_EPOCH * BATCH)
+        self._generator = torch.Generator().manual_seed(rank)
+        self._order, self._next, self._loaded = [], 0, False
+
+    def __len__(self):
+        return PER_EPOCH
+
+    def __iter__(self):
+        if not self._loaded:
+            sampler = RandomSampler(self._samples, generator=self._generator)
+            self._order, self._next = list(BatchSampler(sampler, BATCH, drop_last=True)), 0
+        self._loaded = False
+        while self._next < len(self._order):
+            self._next += 1
+            found = [self._samples[index] for index in self._order[self._next - 1]]
+            yield torch.tensor([index for index, _ in found]), torch.stack([x for _, x in found])
+
+    def state_dict(self):
+        return {"order": self._order, "next": self._next, "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state):
+        self._order, self._next, self._loaded = state["order"], state["next"], True
+        self._generator.set_state(state["generator"])
+
+
+@item("Job.batches: a loader with state_dict")
+def stateful(rank, _size):
+    return fed(rank, Stateful(rank))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        samples = Samples(PER_EPOCH * BATCH)
+        return (samples[index] for index in range(len(samples)))
+
+
+@item("Job.batches: IterableDataset, replay=True")
+def replayed(rank, _size):
+    return fed(rank, DataLoader(Stream(), BATCH), replay=True)

@@ -1,0 +1,134 @@
+"""Runs one item of the matrix (see items.py) with any death, and gives the test an account of every state."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import faulthandler
+import hashlib
+import multiprocessing
+import random
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "process" / "scripts"))
+
+from faults import Faults
+from items import ITEMS
+from telling import tell
+
+import deadpool_run as deadpool
+from deadpool_run.worker import capture
+
+
+def add(sha, value):
+    """Hash a tree: of tensors the bytes that this rank holds, of anything else what it prints."""
+    if torch.is_tensor(value):
+        value = value.detach()
+        value = value._local_tensor if hasattr(value, "_local_tensor") else value
+        sha.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        sha.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, dict):
+        for key in sorted(value, key=str):
+            sha.update(str(key).encode())
+            add(sha, value[key])
+    elif isinstance(value, list | tuple):
+        for part in value:
+            add(sha, part)
+    elif isinstance(value, np.ndarray):
+        sha.update(value.tobytes())
+    else:
+        sha.update(repr(value).encode())
+
+
+def digest(loop):
+    """Return a hash of all that this rank's next step depends on."""
+    sha = hashlib.sha256()
+    for name, obj in sorted({**loop.protect, **loop.watched}.items()):
+        sha.update(name.encode())
+        if isinstance(obj, torch.optim.Optimizer):
+            keeper = getattr(obj, "optim", obj)  # ZeroRedundancyOptimizer keeps its state in another
+            groups = obj.param_groups
+            add(sha, [{k: v for k, v in group.items() if k not in ("params", "param_names")} for group in groups])
+            for parameter in [parameter for group in groups for parameter in group["params"]]:
+                add(sha, [parameter, keeper.state.get(parameter, {}), parameter.requires_grad])
+                add(sha, parameter.grad if loop.grads else None)
+        elif isinstance(obj, nn.Module):
+            if not any(isinstance(child, FSDPModule) for child in obj.modules()):
+                add(sha, [[p, p.requires_grad] for p in obj.parameters()])
+            add(sha, list(obj.buffers()))
+        else:
+            add(sha, obj.state_dict() if hasattr(obj, "state_dict") else vars(obj))
+    add(sha, [torch.get_rng_state(), repr(random.getstate()), np.random.get_state()[1]])  # noqa: NPY002
+    return sha.hexdigest()[:16]
+
+
+def watch_captures(faults):
+    """Pass a place in the middle of each copy; a death there names the version that is copied, not the step beside it."""
+    write, copy = capture.Writer.write, capture.Writer._copy
+    versions = []
+
+    def noted(self, memory, order):
+        versions.append(order.version)
+        return write(self, memory, order)
+
+    def halved(self, targets, sources):
+        half = len(targets) // 2
+        copy(self, targets[:half], sources[:half])
+        faults.reach("capture", versions[-1])
+        copy(self, targets[half:], sources[half:])
+
+    capture.Writer.write, capture.Writer._copy = noted, halved
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--item", choices=ITEMS, required=True)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--die", action="append", default=[], help="a fault; see faults.py")
+    parser.add_argument("--flags", type=Path, default=Path(), help="folder for what is to happen once in a job")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_arguments()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(mode=True)
+    faulthandler.register(signal.SIGUSR2)  # the test asks where a worker is that makes no progress
+    multiprocessing.current_process()._config["tempdir"] = str(args.flags)  # a killed process cannot clean up
+    tell("start")
+    job = deadpool.init()
+    faults = Faults(args.die, args.flags, job.rank)
+    faults.quiet = job.rehearsing
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(job.rank)
+    loop = ITEMS[args.item](job.rank, job.world_size)
+    faults.hook(loop)
+    if faults.wants("capture") and job.protected:
+        watch_captures(faults)
+    job.protect(**loop.protect)
+    for step, *batch in loop.steps(job, args.steps):
+        if not job.rehearsing:
+            # A step lasts until the loop asks for the next one: here, always, is the state of this version.
+            told = {} if not batch else {"batch": loop.told(step, batch[0])}
+            tell("state", version=step.index, digest=digest(loop), **told)
+        faults.begin_step(step.index, rehearsing=job.rehearsing)
+        faults.reach("before")
+        with step:
+            loop.step(step.index, *batch)
+        faults.reach("after")
+        loop.between(step.index)
+        faults.reach("between")
+    tell("state", version=args.steps, digest=digest(loop))
+    tell("end")
+
+
+if __name__ == "__main__":
+    main()

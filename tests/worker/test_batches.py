@@ -1,0 +1,183 @@
+"""A loader that is put back gives exactly the batches that are left, from the same generators, and loads no others."""
+
+import itertools
+import random
+import sys
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from deadpool_run.errors import ScriptError
+from deadpool_run.worker.batches import Batches
+from deadpool_run.worker.rng import put_rng, take_rng
+
+sys.path.append(str(Path(__file__).parents[1] / "loops" / "scripts"))
+
+import items_data
+from items_data import BATCH, PER_EPOCH
+
+SIZE = PER_EPOCH * BATCH
+
+
+@pytest.fixture(autouse=True)
+def _queues_end(monkeypatch):
+    """A loader's queue closes its pipe on a thread that nobody waits for; the check for leaks would see it."""
+    close = Queue.close
+
+    def closed(queue):
+        close(queue)
+        if queue._thread is not None:
+            queue._thread.join(10)
+
+    monkeypatch.setattr(Queue, "close", closed)
+
+
+class Counted(Dataset):
+    """Notes what is loaded."""
+
+    def __init__(self):
+        self.loaded = []
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        self.loaded.append(int(index))
+        return int(index), torch.rand(()) + random.random()
+
+
+def generated(dataset):
+    return DataLoader(dataset, BATCH, shuffle=True, generator=torch.Generator().manual_seed(3))
+
+
+def persistent(dataset):
+    generator = torch.Generator().manual_seed(4)
+    return DataLoader(dataset, BATCH, shuffle=True, num_workers=1, persistent_workers=True, generator=generator)
+
+
+LOADERS = {
+    "sequential": lambda dataset: DataLoader(dataset, BATCH),
+    "shuffled": lambda dataset: DataLoader(dataset, BATCH, shuffle=True),
+    "a generator": generated,
+    "with replacement": lambda dataset: DataLoader(
+        dataset, BATCH, sampler=torch.utils.data.RandomSampler(dataset, replacement=True)
+    ),
+    "weighted": lambda dataset: DataLoader(
+        dataset, BATCH, sampler=torch.utils.data.WeightedRandomSampler(range(1, SIZE + 1), SIZE)
+    ),
+    "distributed": lambda dataset: DataLoader(dataset, BATCH, sampler=DistributedSampler(dataset, 1, 0, seed=5)),
+    "no batches": lambda dataset: DataLoader(dataset, batch_size=None, shuffle=True),
+    "a sampler that draws as it goes": lambda dataset: DataLoader(dataset, BATCH, sampler=items_data.Drawing()),
+    "workers": lambda dataset: DataLoader(dataset, BATCH, shuffle=True, num_workers=2),
+    "persistent workers": persistent,
+    "stateful": lambda _dataset: items_data.Stateful(1),
+}
+
+
+def flat(batch):
+    return [part.tolist() if torch.is_tensor(part) else part for part in batch]
+
+
+def train(batches, steps):
+    """Take batches, and draw from the generators between them as a training does."""
+    return [(flat(batches.take()), batches.epoch, float(torch.rand(())), random.random()) for _ in range(steps)]
+
+
+def seed(number):
+    torch.manual_seed(number)
+    random.seed(number)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("done", [3, PER_EPOCH, PER_EPOCH + 2])
+def test_another_process_goes_on_where_the_first_stood(kind, done):
+    steps = 3 * PER_EPOCH
+    seed(1)
+    first = Batches(LOADERS[kind](Counted()))
+    train(first, done)
+    place, states = first.state_dict(), take_rng()
+    want = train(first, steps - done)
+
+    seed(2)
+    newcomer = Batches(LOADERS[kind](Counted()))
+    train(newcomer, 2)  # the rehearsal
+    newcomer.load_state_dict(place)
+    put_rng(states)
+    assert train(newcomer, steps - done) == want
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_survivor_repeats_steps(kind):
+    seed(1)
+    batches = Batches(LOADERS[kind](Counted()))
+    train(batches, 1)  # nobody goes back to the beginning
+    told = [(batches.state_dict(), take_rng(), train(batches, 1)) for _ in range(2 * PER_EPOCH)]
+    batches.state_dict()
+    for (place, states, want), back in itertools.product(told[::-1], (1, 2)):
+        batches.load_state_dict(place)
+        put_rng(states)
+        assert train(batches, 1) == want, f"repeated {back} times from epoch and batch {place['epoch'], place['done']}"
+
+
+def test_what_is_skipped_is_not_loaded():
+    dataset = Counted()
+    batches = Batches(generated(dataset))
+    train(batches, PER_EPOCH + 3)
+    place, used = batches.state_dict(), list(dataset.loaded)
+    newcomer = Counted()
+    other = Batches(generated(newcomer))
+    other.load_state_dict(place)
+    train(other, PER_EPOCH - 3)
+    assert sorted(used[SIZE:] + newcomer.loaded) == list(range(SIZE)), "not each sample of the epoch once"
+
+
+def test_a_batch_that_was_changed_is_loaded_again():
+    batches = Batches(persistent(Counted()))
+    batches.take()
+    place = batches.state_dict()
+    numbers, x = batches.take()
+    want = x.clone()
+    batches.load_state_dict(place)
+    again, same = batches.take()
+    assert same is x, "a whole batch is not loaded again"
+    assert again is numbers
+    x.zero_()
+    batches.load_state_dict(place)
+    assert torch.equal(batches.take()[1], want)
+
+
+def test_a_loop_over_the_loader_itself_has_the_same_order():
+    seed(1)
+    loader = DataLoader(Counted(), BATCH, shuffle=True)
+    want = [flat(batch) for _ in range(2) for batch in loader]
+    seed(1)
+    batches = Batches(DataLoader(Counted(), BATCH, shuffle=True))
+    assert [flat(batches.take()) for _ in range(2 * PER_EPOCH)] == want
+
+
+def test_the_loader_stays_the_users_own():
+    dataset = Counted()
+    loader = DataLoader(dataset, BATCH)
+    sampler = loader.batch_sampler
+    Batches(loader).take()
+    assert loader.batch_sampler is sampler
+    assert [flat(batch)[0] for batch in loader] == [list(range(i, i + BATCH)) for i in range(0, SIZE, BATCH)]
+
+
+@pytest.mark.parametrize("loader", [DataLoader(items_data.Stream(), BATCH), [1, 2, 3], iter([1])])
+def test_what_cannot_be_put_back_is_refused(loader):
+    with pytest.raises(ScriptError, match=r"(?s)cannot be put back.*\nGive it both state_dict.*replay=True"):
+        Batches(loader)
+
+
+def test_a_loader_without_a_length_needs_steps():
+    with pytest.raises(ScriptError, match=r"does not say how many.*\nGive steps"):
+        Batches(DataLoader(items_data.Stream(), BATCH), replay=True).per_epoch()
+
+
+def test_an_empty_loader_is_refused():
+    with pytest.raises(ScriptError, match="no batch"):
+        Batches([], replay=True).take()

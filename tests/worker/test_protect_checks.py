@@ -1,0 +1,258 @@
+"""What no snapshot could hold is refused when it is protected, with what to do; so is what no newcomer would have."""
+
+import pytest
+import torch
+from snapshot_kit import Slots
+from torch import nn
+
+from deadpool_run.errors import ScriptError, SnapshotError
+from deadpool_run.worker.snapshot import Snapshots
+
+
+@pytest.fixture
+def snapshots():
+    slots = Slots()
+    made = slots.own()
+    yield made
+    made.close()
+    slots.close()
+
+
+class Holder:
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self):
+        return (each for each in ())
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Counting(torch.optim.SGD):
+    def state_dict(self):
+        return {**super().state_dict(), "calls": 3}
+
+
+def with_buffer(buffer):
+    model = nn.Linear(1, 1)
+    model.register_buffer("extra", buffer)
+    return model
+
+
+def on_lambda():
+    optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1)
+    optimizer.param_groups[0]["schedule"] = lambda step: step
+    return optimizer
+
+
+REFUSED = {
+    "meta": (lambda: nn.Linear(2, 2, device="meta"), r"thing/weight is on the meta device.*\nGive it memory"),
+    "lazy": (lambda: nn.LazyLinear(3), r"thing/weight is not initialized.*\nRun one before protect"),
+    "sparse": (lambda: with_buffer(torch.eye(3).to_sparse()), r"thing/extra is a .*sparse.*\nOnly dense tensors"),
+    "quantized": (
+        lambda: with_buffer(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)),
+        r"thing/extra .*\nOnly dense tensors",
+    ),
+    "extra state": (lambda: Extra(1, 1), r"'thing'\. is a builtins\.generator.*\nLet state_dict"),
+    "a meta parameter": (
+        lambda: torch.optim.SGD(nn.Linear(1, 1, device="meta").parameters()),
+        r"thing/0\.0 is on the meta device",
+    ),
+    "a function in a group": (on_lambda, r"'thing'.*schedule is a builtins\.function"),
+    "more in a state_dict": (
+        lambda: Counting([torch.ones(2, requires_grad=True)], lr=0.1),
+        r"the state of 'thing', a Counting, holds 'calls'.*\nKeep that in",
+    ),
+    "a python generator": (lambda: Holder({"next": (each for each in ())}), r"'thing'\.next is a builtins\.generator"),
+    "an open file": (lambda: Holder([open("/dev/null")]), r"'thing'\[0\] is a _io\.TextIOWrapper"),  # noqa: SIM115, PTH123
+    "a lambda": (lambda: Holder({"f": lambda: 0}), r"'thing'\.f is a builtins\.function"),
+    "a sparse value": (lambda: Holder({"m": torch.eye(2).to_sparse()}), r"the state of 'thing' is a .*\nOnly dense"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch: lazy and quantized things
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_no_snapshot_could_hold_is_refused_at_once(snapshots, what):
+    make, says = REFUSED[what]
+    thing = make()
+    with pytest.raises(ScriptError, match=f"(?s)protect.*{says}"):
+        snapshots.protect("thing", thing)
+    if isinstance(thing, Holder) and isinstance(thing.state, list):
+        thing.state[0].close()
+
+
+def test_a_generator_can_be_protected(snapshots):
+    generator = torch.Generator().manual_seed(5)
+    snapshots.protect("noise", generator)
+    snapshots.capture_now(0)
+    want = torch.rand(3, generator=generator)
+    snapshots.restore(0)
+    assert torch.equal(torch.rand(3, generator=generator), want)
+
+
+def trained(snapshots, model):
+    snapshots.protect("model", model)
+    for version in range(3):
+        snapshots.capture_now(version)
+
+
+def added(model):
+    model.new = nn.Linear(1, 1)
+
+
+def removed(model):
+    del model[1]
+
+
+def reshaped(model):
+    model[1].weight = nn.Parameter(torch.zeros(5, 2))
+
+
+def widened(model):
+    model[1].to(torch.float64)
+
+
+CHANGES = {
+    added: r"the parameter 'new\.weight' was added to 'model' during training",
+    removed: r"the parameter '1\.weight' has vanished from 'model'",
+    reshaped: r"the parameter '1\.weight' became \(5, 2\) of torch\.float32, from \(2, 2\) of torch\.float32",
+    widened: r"the parameter '1\.weight' became \(2, 2\) of torch\.float64",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_no_newcomer_would_make_is_refused_when_it_changes(snapshots, change):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    trained(snapshots, model)
+    change(model)
+    with pytest.raises(ScriptError, match=f"(?s){CHANGES[change]}.*\nMake every parameter and buffer in set-up"):
+        snapshots.begin(3)
+
+
+def test_a_parameter_that_belongs_to_no_module_is_refused_when_it_comes_late(snapshots):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    snapshots.protect("optimizer", optimizer)
+    trained(snapshots, model)
+    optimizer.add_param_group({"params": [torch.ones(2, requires_grad=True)]})
+    with pytest.raises(ScriptError, match="belongs to no protected module"):
+        snapshots.begin(3)
+
+
+def test_what_the_first_steps_make_is_no_change(snapshots):
+    """A newcomer runs them too."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    snapshots.protect("model", model)
+    snapshots.capture_now(0)
+    model.append(nn.Linear(2, 2))
+    snapshots.capture_now(1)
+    snapshots.capture_now(2)
+    want = model[1].weight.clone()
+    with torch.no_grad():
+        model[1].weight.zero_()
+    snapshots.restore(2)
+    assert torch.equal(model[1].weight, want)
+
+
+def test_a_parameter_that_is_replaced_is_captured(snapshots):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    trained(snapshots, model)
+    model[0] = nn.Linear(2, 2)
+    model[1].weight = nn.Parameter(torch.full((2, 2), 7.0))
+    want = model[0].weight.clone()
+    snapshots.capture_now(3)
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[1].weight.zero_()
+    snapshots.restore(3)
+    assert torch.equal(model[0].weight, want)
+    assert torch.equal(model[1].weight, torch.full((2, 2), 7.0))
+
+
+def test_buffers_may_come_go_and_grow(snapshots):
+    model = with_buffer(torch.ones(2))
+    model.register_buffer("lazy", None)
+    model.register_buffer("going", torch.ones(1))
+    trained(snapshots, model)
+    model.lazy, model.extra, model.going = torch.full((3,), 5.0), torch.zeros(4), None
+    snapshots.capture_now(3)
+    model.lazy, model.extra, model.going = None, torch.ones(1), torch.ones(1)
+    snapshots.restore(3)
+    assert torch.equal(model.lazy, torch.full((3,), 5.0))
+    assert torch.equal(model.extra, torch.zeros(4))
+    assert model.going is None
+    snapshots.restore(2)
+    assert model.lazy is None
+    assert torch.equal(model.going, torch.ones(1))
+    assert torch.equal(model.extra, torch.ones(2))
+
+
+def test_groups_that_came_later_come_and_go_with_the_version(snapshots):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+    snapshots.protect("optimizer", optimizer)
+    trained(snapshots, model)
+    model[1].requires_grad_(requires_grad=True)
+    optimizer.add_param_group({"params": list(model[1].parameters()), "lr": 0.3})
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    snapshots.capture_now(3)
+    momentum = optimizer.state[model[1].weight]["momentum_buffer"].clone()
+    snapshots.restore(2)
+    assert len(optimizer.param_groups) == 1
+    assert model[1].weight not in optimizer.state
+    assert not model[1].weight.requires_grad
+    snapshots.restore(3)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3]
+    assert torch.equal(optimizer.state[model[1].weight]["momentum_buffer"], momentum)
+    assert model[1].weight.requires_grad
+
+
+def test_groups_of_other_parameters_are_refused(snapshots):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    snapshots.protect("optimizer", optimizer)
+    trained(snapshots, model)
+    optimizer.param_groups[0]["params"] = list(model[1].parameters())
+    with pytest.raises(SnapshotError, match="1 groups here, 1 in the snapshot, of other parameters"):
+        snapshots.restore(2)
+
+
+@pytest.mark.parametrize("put", [Snapshots.rewind, Snapshots.restore])
+def test_a_scaler_forgets_a_step_that_was_cut(snapshots, put):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    snapshots.protect("scaler", scaler)
+    snapshots.capture_now(0)
+    scaler.scale(model(torch.ones(2)).sum()).backward()
+    scaler.unscale_(optimizer)  # and the optimizer's step is not reached
+    put(snapshots, 0)
+    scaler.unscale_(optimizer)  # it would refuse
+
+
+def test_a_module_that_nobody_trains_is_not_trusted_to_be_untouched(snapshots):
+    model, average = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+    snapshots.begin(0)
+    assert snapshots.is_untouched()
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert not snapshots.is_untouched()
+    snapshots.begin(1)
+    assert snapshots.is_untouched()
+    snapshots.protect("average", average)
+    snapshots.begin(2)
+    assert not snapshots.is_untouched()
