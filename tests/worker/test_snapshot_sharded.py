@@ -100,7 +100,8 @@ def captures(gift, rank, folder, kind):
         snapshots.begin(version)
         then = training.digest()
         answer = training.evaluate()
-    snapshots.wait()
+        snapshots.wait()
+        dist.barrier()  # the next one finds a slot that is free, however late the other rank is
     held = snapshots.held()
     training.step(snapshots)
     later = training.digest(), draws()
