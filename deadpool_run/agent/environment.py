@@ -100,7 +100,7 @@ def worker_environment(spec: LaunchSpec, seat: Seat, outer: Mapping[str, str]) -
         "DEADPOOL_STORE": f"{seat.store_host}:{seat.store_port}",
         "DEADPOOL_CAPTURE_INTERVAL": str(seat.capture_interval),
         "DEADPOOL_RESUME_VERSION": str(seat.resume),
-        "DEADPOOL_TARGET": spec.command.of_rank(seat.local_rank).to_json(),
+        "DEADPOOL_TARGET": spec.command.to_json(),
     }
     if spec.cluster is not None:
         env |= {

@@ -53,7 +53,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What every rank runs."""
+    """What every rank runs. `${local_rank}` in an argument becomes the rank's local rank, as under torchrun."""
 
     mode: Mode
     argv: tuple[str, ...]
@@ -63,15 +63,14 @@ class Target:
         if not self.argv:
             raise UsageError("nothing to run: name a script, a module (-m) or a program (--no-python)")
 
-    def of_rank(self, local_rank: int) -> "Target":
-        """Return it for a rank: in every argument `${local_rank}` and `$local_rank` are its own, and `$$` is `$`."""
-        first = 1 if self.mode is Mode.EXEC else 0  # a program's name is not an argument
-        words = (Template(word).safe_substitute(local_rank=local_rank) for word in self.argv[first:])
-        return Target(self.mode, (*self.argv[:first], *words))
-
     def to_json(self) -> str:
-        """Return the value of DEADPOOL_TARGET."""
-        return json.dumps({"mode": self.mode.value, "argv": list(self.argv)})
+        """Return the value of DEADPOOL_TARGET: in an argument, `${local_rank}` stands for the worker's own.
+
+        torchrun has string templates there: `$local_rank` is the same, and `$$` is `$`.
+        """
+        first = 1 if self.mode is Mode.EXEC else 0  # a program's name is not an argument
+        words = [Template(word).safe_substitute(local_rank="${local_rank}") for word in self.argv[first:]]
+        return json.dumps({"mode": self.mode.value, "argv": [*self.argv[:first], *words]})
 
 
 class Streams(IntFlag):

@@ -90,8 +90,8 @@ DIFFERENCES = {
         r".*",
     ),
     "tee without delay": Difference(
-        "A stream that is teed is a pipe to the launcher, which writes the file and the console at once; torchrun reads the file again "
-        "every tenth of a second.",
+        "A stream that is teed is a pipe to the launcher, which writes the file at once, and whole lines to the console; torchrun reads "
+        "the file again every tenth of a second, and may cut lines in two.",
         rf"{_WORKER}/streams",
     ),
     "whole lines": Difference(

@@ -20,7 +20,7 @@ from compat_cases import Case
 SCRIPTS = Path(__file__).parent / "scripts"
 SERVER = Path(__file__).parent / "compat_torchrun.py"
 PACKAGE = Path(__file__).parents[2]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 100.0
 END_TIMEOUT_S = 10.0
 MARK = "probe:"
 

@@ -42,6 +42,7 @@ def check(case, theirs, ours):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)  # two launches, each with its bound
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_as_under_torchrun(case, tmp_path):
     check(case, observe(case, Launcher("theirs"), tmp_path / "t"), observe(case, Launcher("ours"), tmp_path / "o"))

@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-WAIT_S = 60.0
+WAIT_S = 100.0
 HOME = Path(os.environ["PROBE_DIR"])
 
 
@@ -102,9 +102,10 @@ def main():
             trap(what)
         if key in mine and what == "deaf":
             signal.signal(signal.SIGTERM, lambda *_: note("heard"))
-    print(f"probe: out of {rank}, apples")
-    print(f"probe: out of {rank}, pears")
-    print(f"probe: err of {rank}, apples", file=sys.stderr)
+    # One write each: of what `print` writes in two, torchrun's tail may see the one without the other.
+    sys.stdout.write(f"probe: out of {rank}, apples\n")
+    sys.stdout.write(f"probe: out of {rank}, pears\n")
+    sys.stderr.write(f"probe: err of {rank}, apples\n")
     meet()
     for key, how in orders:
         if key in mine:
