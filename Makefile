@@ -19,7 +19,7 @@ SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format test-long test-slurm bench clean
+.PHONY: help demo test lint format test-long test-frameworks test-slurm bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -38,10 +38,14 @@ demo: $(STAMP)  ## train a small GPT, kill a rank, compare the weights bit by bi
 	$(BIN)/python recipes/gpt/demo.py
 
 test: lint  ## lint, types, layering and the tests, as CI does
-	$(BIN)/python -m pytest -m 'not slow and not slurm' -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -m 'not slow and not slurm and not frameworks' -n $(JOBS) --dist loadgroup
 
 test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'slow and not frameworks'
+
+test-frameworks: $(STAMP)  ## the recipes of Hugging Face and Lightning, which are installed for it
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,huggingface,lightning]'
+	$(BIN)/python -m pytest -m frameworks
 
 test-slurm: $(STAMP)  ## the tests on a real Slurm of pretend nodes; installs slurm-wlm where it may
 	tests/slurm/install.sh

@@ -1,6 +1,5 @@
-"""Frameworks that own the training loop: each module imports its framework, which is an extra, never a dependency.
+"""Frameworks that own the training loop.
 
-    deadpool_run.integrations.huggingface    Trainer            pip install 'deadpool-run[huggingface]'
-    deadpool_run.integrations.accelerate     Accelerator        pip install 'deadpool-run[huggingface]'
-    deadpool_run.integrations.lightning      Trainer, strategy  pip install 'deadpool-run[lightning]'
+Each module imports its framework, which is an extra and never a dependency: `huggingface` (Trainer) and `accelerate` come with
+`deadpool-run[huggingface]`, `lightning` with `deadpool-run[lightning]`.
 """

@@ -77,7 +77,7 @@ class Batches:
             for part in self._samplers():
                 if hasattr(part, "set_epoch"):
                     part.set_epoch(epoch)
-            if self._generator is None:
+            if self._generator is None or self._begin is None:
                 return list(self.loader.batch_sampler)
             while True:
                 self._generator.set_state(self._begin)

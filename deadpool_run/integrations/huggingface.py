@@ -33,7 +33,9 @@ def protect(trainer: Trainer) -> Trainer:
     `deadpool_run.init()` was not called first, or if this version of transformers has another loop.
     """
     if not callable(getattr(trainer, "_run_epoch", None)):
-        raise ScriptError("this version of transformers has no Trainer._run_epoch().\nInstall transformers 5.23 or later.")
+        raise ScriptError(
+            "this version of transformers has no Trainer._run_epoch().\nInstall transformers 5.23 or later."
+        )
     kind = type(trainer)
     trainer.__class__ = type(kind.__name__, (_Protected, kind), {})
     trainer.deadpool = _Loop(trainer, deadpool.init())

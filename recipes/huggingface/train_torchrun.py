@@ -9,7 +9,6 @@ from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 
-
 class Sequences(Dataset):
     """Sequences that count up from a random number: made when they are asked for, always the same."""
 

@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 
-
 class Waves(Dataset):
     """Points and the sine of their sum: made when they are asked for, always the same."""
 

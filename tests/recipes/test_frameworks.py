@@ -1,0 +1,41 @@
+"""Frameworks that own the training loop: a rank is killed at a random step, and the weights are those of torchrun."""
+
+import random
+import re
+from importlib.util import find_spec
+
+import pytest
+from launches import RECIPES, TORCHRUN, kill_rank, launched
+
+DIGEST = re.compile(r"rank (\d+): .*digest (\w+)")
+HUGGING_FACE = ("--epochs", 3, "--samples", 340, "--accumulate", 3)  # an odd number of batches: a last update of fewer
+RUNS = {
+    "huggingface": ("transformers", (*HUGGING_FACE, "--log-every", 1), "'grad_norm'"),
+    "accelerate": ("accelerate", (*HUGGING_FACE, "--print-every", 3), "loss "),
+    "lightning": ("lightning", ("--epochs", 12, "--samples", 520, "--accumulate", 3, "--devices", 2), " loss "),
+}
+"""By recipe: its framework, its arguments, and what it prints about once in a step or a few."""
+
+
+def digests(text):
+    found = dict(DIGEST.findall(text))
+    assert set(found) == {"0", "1"}, text
+    return found
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("recipe", RUNS)
+def test_a_killed_rank_does_not_change_a_bit(start, tmp_path, recipe, rank):
+    framework, arguments, line = RUNS[recipe]
+    if find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed: make test-frameworks")
+    folder = RECIPES / recipe
+    expected = digests(start(*TORCHRUN, "--nproc-per-node", 2, folder / "train_torchrun.py", *arguments).end())
+    run = start(*launched(tmp_path, 2), folder / "train.py", *arguments)
+    count = random.randint(3, 12)
+    run.wait_for(f"{count} lines", lambda: run.text().count(line) >= count)
+    kill_rank(tmp_path, rank)
+    text = run.end()
+    assert f"rank {rank} (was killed by SIGKILL, injected) goes from" in text, text
+    assert digests(text) == expected, f"killed after {count} lines:\n{text}"

@@ -1,0 +1,41 @@
+"""A mesh of pipeline, data and tensor parallelism, with distributed checkpoints."""
+
+import random
+import re
+
+import pytest
+import torch.distributed.checkpoint as dcp
+from launches import RECIPES, TORCHRUN, kill_rank, launched
+
+FOLDER = RECIPES / "titan"
+
+
+def digests(text, ranks):
+    found = dict(re.findall(r"rank (\d+): digest (\w+)", text))
+    assert len(found) == ranks, text
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shape"),
+    [
+        pytest.param(4, ("--pp", 2, "--tp", 2), id="pp2-tp2"),
+        pytest.param(4, ("--pp", 2, "--tp", 1), id="pp2-dp2", marks=pytest.mark.slow),
+        pytest.param(8, ("--pp", 2, "--tp", 2), id="pp2-dp2-tp2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_rank_does_not_change_a_bit(start, tmp_path, ranks, shape):
+    steps = 40
+    arguments = (*shape, "--steps", steps, "--microbatches", 2, "--print-every", 1)
+    expected = digests(
+        start(*TORCHRUN, "--nproc-per-node", ranks, FOLDER / "train_torchrun.py", *arguments).end(), ranks
+    )
+    run = start(*launched(tmp_path, ranks), FOLDER / "train.py", *arguments, "--checkpoint-every", steps)
+    count, rank = random.randint(3, 8), random.randrange(ranks)
+    run.wait_for(f"step {count}", lambda: f"step {count} loss" in run.text())
+    kill_rank(tmp_path, rank)
+    text = run.end()
+    assert f"rank {rank} (was killed by SIGKILL, injected) goes from" in text, text
+    assert digests(text, ranks) == expected, f"rank {rank} killed after step {count}:\n{text}"
+    metadata = dcp.FileSystemReader(tmp_path / "checkpoints" / str(steps)).read_metadata()
+    assert {"model.words.weight", "model.output.weight"} <= set(metadata.state_dict_metadata)
