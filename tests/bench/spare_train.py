@@ -32,14 +32,16 @@ def main() -> None:
     while time.thread_time() < until:
         torch.randn(256, 256).sum()
     torch.manual_seed(0)
-    model: nn.Module = DistributedDataParallel(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))))
+    network: nn.Module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+    if args.compile:
+        network.compile()
+    model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    run = torch.compile(model) if args.compile else model
     job.protect(model=model, optimizer=optimizer)
     log = os.open(args.step_log / f"rank{job.rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for step in job.steps(10**6):
         with step:
-            run(torch.randn(8, WIDTH)).pow(2).mean().backward()
+            model(torch.randn(8, WIDTH)).pow(2).mean().backward()
             time.sleep(0.02)
             optimizer.step()
             optimizer.zero_grad()
