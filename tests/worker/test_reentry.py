@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import importlib, os, random, signal, sys, warnings, logging
-import numpy, torch
+import numpy.random, torch
 from torch import nn
 from deadpool_run.worker.reentry import Beginning
 
@@ -78,8 +78,8 @@ def script():
 
 for _ in range(2):
     kept = 0
-    threading.Thread(target=unwinding.begin).start()
     try:
+        threading.Thread(target=unwinding.begin).start()
         script()
     except RunLeft:
         pass
