@@ -119,7 +119,7 @@ def _of_nodes(settings: Settings, state: State) -> Iterator[Deadline]:
         yield Deadline(max(state.repair.began_at, state.joined_at) + settings.join_timeout_s, Due.NO_PLACE)
 
 
-def _of_phase(settings: Settings, state: State, phase: MemberPhase, since: float) -> tuple[float, Due] | None:
+def _of_phase(settings: Settings, state: State, phase: MemberPhase, since: float) -> tuple[float, Due] | None:  # noqa: C901 - one case for each phase
     """Return when and why something is due of a member of this phase whose patience runs since then."""
     repairing = state.phase is JobPhase.REPAIRING
     match phase:

@@ -369,6 +369,12 @@ def install(registry: Registry, *, store: Store, prefix: str, attached: bool) ->
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
+def uninstall() -> None:
+    """Own no groups any more; another registry may be installed."""
+    global _current  # noqa: PLW0603 - see `install`
+    _current = None
+
+
 def _create(options: Any, _backend_options: Any) -> Group:
     assert _current is not None
     return _current.create(options)

@@ -204,10 +204,10 @@ class Link:
     def _receive(self) -> bytes:
         try:
             data, fds, _, _ = socket.recv_fds(self._control, _READ_BYTES, _MAX_FDS)
-            self._fds += fds
-            return data
         except ConnectionResetError:
             return b""
+        self._fds += fds
+        return data
 
     def _obey(self, message: Message) -> None:  # noqa: C901 - one case for each order
         match message:

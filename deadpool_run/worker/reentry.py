@@ -79,8 +79,6 @@ def leave(worker: Session, beginning: Beginning) -> None:
         "DEADPOOL_CAPTURE_INTERVAL": str(worker.capture_interval),
     }
     beginning.put_back()
-    gc.collect()  # the old model hangs in cycles
-    _torch_part("free_cuda")
     os.environ.update(ours)
     assigned = worker.link.orders.take_assigned()
     if assigned is not None:
@@ -91,6 +89,8 @@ def leave(worker: Session, beginning: Beginning) -> None:
         worker.link.preparing = None
     beginning.environment = dict(os.environ)
     worker.begin_again()
+    gc.collect()  # the old model hangs in cycles; nothing of ours holds it any more
+    _torch_part("free_cuda")
 
 
 def _own_modules(before: frozenset[str]) -> Iterator[str]:

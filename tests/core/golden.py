@@ -52,6 +52,8 @@ class Words:
 
 _EVENTS: Mapping[str, Callable[[int, Words], ev.Event]] = {
     "ready": lambda w, _: ev.WorkerReady(w),
+    "prepared": lambda w, _: ev.SparePrepared(w),
+    "preparefailed": lambda w, say: ev.PrepareFailed(w, say.text),
     "startfailed": lambda w, say: ev.WorkerStartFailed(w, say.text),
     "init": lambda w, _: ev.ScriptInitialized(w),
     "setup": lambda w, _: ev.SetupCompleted(w),

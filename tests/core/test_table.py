@@ -23,7 +23,7 @@ from deadpool_run.core.lifecycle import (
 from deadpool_run.core.membership import Member, State
 from deadpool_run.core.settings import Settings
 
-SETTINGS = Settings(world_size=2, spares=1, max_restarts=1)
+SETTINGS = Settings(world_size=2, spares=1, hot_spares=True, max_restarts=1)
 MOST_STATES = 2000
 NOW = 1000.0
 
@@ -31,6 +31,8 @@ NOW = 1000.0
 def events_of_worker(state: State, worker: int, epoch: int) -> Iterator[ev.Event]:
     yield ev.WorkerStarted(worker, 4242)
     yield ev.WorkerReady(worker)
+    yield ev.SparePrepared(worker)
+    yield ev.PrepareFailed(worker, "x")
     yield ev.WorkerStartFailed(worker, "no memory")
     yield ev.ScriptInitialized(worker)
     yield ev.SetupCompleted(worker)
@@ -75,7 +77,11 @@ def signature(state: State) -> tuple[object, ...]:
     """What makes two states worth exploring both."""
     ranked = sorted((member.phase, member.newcomer) for member in state.owners())
     seats = sorted((seat.done, seat.sealed) for seat in state.seats)
-    parked = min(2, len(state.in_phase(MemberPhase.READY))), bool(state.in_phase(MemberPhase.DISMISSED))
+    parked = (
+        min(2, len(state.in_phase(MemberPhase.READY))),
+        bool(state.in_phase(MemberPhase.DISMISSED)),
+        bool(state.in_phase(MemberPhase.PREPARING)),
+    )
     chosen = state.repair is not None and state.repair.resume is not None
     return state.phase, tuple(ranked), tuple(seats), parked, chosen, state.suspicion is None
 

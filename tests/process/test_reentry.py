@@ -27,6 +27,8 @@ def test_survivors_that_go_astray_run_their_script_again(cluster, reference, kin
     assert reentered(job) == [KINDS[kind]]
     for rank in KINDS[kind]:
         assert len(job.account.of("start", rank=rank)) == 2
+        (last,) = job.account.of("last model", rank=rank)
+        assert last["freed"], "the first run's model is still in memory"
 
 
 @pytest.mark.parametrize("kind", ["retry", "converge"])

@@ -218,7 +218,8 @@ class Simulation:
             return
         alive = [w for w in self.workers.values() if w.alive and not w.frozen and not w.raising]
         parked = fault.kind in ("kill parked", "freeze parked")
-        wanted = [w for w in alive if (w.mode in (Mode.STARTING, Mode.PARKED)) == parked and w.mode is not Mode.LEAVING]
+        waiting = (Mode.STARTING, Mode.PARKED, Mode.PREPARING)
+        wanted = [w for w in alive if (w.mode in waiting) == parked and w.mode is not Mode.LEAVING]
         if fault.kind == "stop":
             self.asked_to_stop = True
             self.tell(ev.StopRequested(15))
@@ -310,7 +311,7 @@ class Simulation:
         if len(self.state.nodes) < self.settings.nodes:
             return  # it waits for a node, or stops: check_end looks at the reason
         assert phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING), f"still {phase} after {quiet:g} s"
-        ready = len(self.state.in_phase(MemberPhase.READY))
+        ready = len(self.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING))
         crashed = sum(self.clock.now < at + pool.CRASH_WINDOW_S for at in self.state.crashes)
         if phase is JobPhase.RUNNING and crashed < pool.CRASHES:
             room = sum(pool.capacity(self.settings, self.state, node) for node in self.state.nodes)
@@ -396,6 +397,7 @@ def drain_simulation(seed: int) -> Simulation:
         shutdown_timeout_s=3.0,
         calm_s=1.0,
         capture_interval=rng.choice((1, 1, 2)),
+        hot_spares=rng.random() < 0.3,
     )
     return Simulation(seed, settings, tuple(faults), steps=rng.choice((60, 150)))
 
@@ -410,5 +412,6 @@ def simulation(seed: int, kinds: tuple[str, ...] = KINDS) -> Simulation:
         shutdown_timeout_s=3.0,
         calm_s=1.0,
         capture_interval=rng.choice((1, 1, 2, 3)),
+        hot_spares=rng.random() < 0.3,
     )
     return Simulation(seed, settings, planned(rng, kinds), steps=rng.choice((3, 20, 60)))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class Mode(Enum):
     STARTING = auto()
     PARKED = auto()
+    PREPARING = auto()
     SETTING_UP = auto()
     STEPPING = auto()
     BROKEN = auto()
@@ -41,6 +42,8 @@ class Worker:
         self.up, self.down = Channel(sim.clock, sim.rng), Channel(sim.clock, sim.rng)
         self.mode = Mode.STARTING
         self.rank: int | None = None
+        self.prepared: int | None = None
+        """The rank that it has rehearsed ahead of need."""
         self.epoch = 0
         """The newest it was told of."""
         self.attached = 0
@@ -118,6 +121,8 @@ class Worker:
         match order:
             case do.AssignRank():
                 self._assign(order)
+            case do.PrepareSpare():
+                self._prepare(order)
             case do.AbortStep():
                 self._abort(order)
             case do.ReEnter():
@@ -132,7 +137,7 @@ class Worker:
             case do.DismissWorker() if self.mode is Mode.LEAVING:
                 pass  # another coordinator may say it again
             case do.DismissWorker():
-                assert self.mode is Mode.PARKED, f"dismissed while {self.mode}"
+                assert self.mode in (Mode.PARKED, Mode.PREPARING), f"dismissed while {self.mode}"
                 self._leave()
 
     def _leave(self) -> None:
@@ -140,13 +145,30 @@ class Worker:
         self.mode = Mode.LEAVING
         self.then(0.1, lambda: self.die(code=0))
 
+    def _prepare(self, order: do.PrepareSpare) -> None:
+        assert self.mode is Mode.PARKED, f"told to rehearse ahead of need while {self.mode}"
+        self.mode, self.prepared = Mode.PREPARING, order.rank
+        if self.sim.rng.random() < 0.1:
+            self.mode = Mode.LEAVING
+            self.say(ev.PrepareFailed(self.number, "no such file"))
+            self.then(0.1, lambda: self.die(code=1))
+        else:
+            self.then(0.3, self._prepared)
+
+    def _prepared(self) -> None:
+        self.mode = Mode.PARKED
+        self.say(ev.SparePrepared(self.number))
+
     def _assign(self, order: do.AssignRank) -> None:
         assert self.mode is Mode.PARKED, f"a rank was given to a worker that is {self.mode}"
+        assert order.newcomer or self.prepared is None, "a world began with a worker that had rehearsed in the last one"
         self.rank, self.epoch = order.rank, order.epoch
         self.mode = Mode.REHEARSING if order.newcomer else Mode.SETTING_UP
         self.has_state = not order.newcomer
         source = order.transcript_from
-        if source is None:
+        if self.prepared == order.rank and order.newcomer:
+            self.then(0.01, self._rehearsed)
+        elif source is None:
             self.then(0.1, self._initialized)
         else:
             self.then(0.1, lambda: self._initialized() if self._can_reach(source) else self._no_fetch(source))

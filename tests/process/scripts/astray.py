@@ -5,10 +5,12 @@ have begun the step, with an empty answer to the second. None of it leaves a tra
 """
 
 import sys
+import weakref
 
 import torch
 import torch.distributed as dist
 from faults import BugError
+from telling import tell
 
 KINDS = (
     "raise",
@@ -36,6 +38,14 @@ def prepare(kind):
         if hasattr(torch, "astray"):
             raise RuntimeError("what this script registers can be registered only once in a process")
         torch.astray = True
+
+
+def remember(model):
+    """Tell whether the model of the last run of the script in this process is gone."""
+    last = getattr(torch, "astray_model", None)
+    if last is not None:
+        tell("last model", freed=last() is None)
+    torch.astray_model = weakref.ref(model)
 
 
 def count():

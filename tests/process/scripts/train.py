@@ -92,6 +92,8 @@ def main():
     np.random.seed(0)  # noqa: NPY002
     training = LAYOUTS[args.layout](args.ballast_mb)
     faults.hook(training)
+    if args.astray:
+        astray.remember(training.model)
     faults.reach("setup")
     protected = {"model": training.model, "optimizer": training.optimizer}
     if training.scheduler is not None:
