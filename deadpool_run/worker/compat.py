@@ -191,11 +191,20 @@ def get_all(store: Store, keys: list[str]) -> list[bytes]:
 
 def fsdp_records(module: Any) -> list[Any]:
     """Return FSDP2's own records of the parameters that a module shards: torch shows them nowhere else."""
+    return [record for group in _fsdp_groups(module) for record in group.fsdp_params]
+
+
+def fsdp_forget_forwards(module: Any) -> None:
+    """Have FSDP2 forget the forwards since the last backward, by whose order it gathers ahead in the next one."""
+    module._get_fsdp_state()._comm_ctx.post_forward_order.clear()  # noqa: SLF001
+    for group in _fsdp_groups(module):
+        group._post_forward_indices.clear()  # noqa: SLF001
+
+
+def _fsdp_groups(module: Any) -> list[Any]:
     state = module._get_fsdp_state()  # noqa: SLF001
     groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.13 there was one at most
-    if groups is None:
-        groups = [group for group in (state._fsdp_param_group,) if group is not None]  # noqa: SLF001
-    return [record for group in groups for record in group.fsdp_params]
+    return [group for group in (state._fsdp_param_group,) if group is not None] if groups is None else list(groups)  # noqa: SLF001
 
 
 def fake_backend(rank: int, size: int) -> Any:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.vault.segments import Role
-from deadpool_run.worker import gradients, hooks
+from deadpool_run.worker import compat, gradients, hooks
 from deadpool_run.worker.optimizers import OptimizerState, Tracked, local
 from deadpool_run.worker.trees import copied
 
@@ -162,9 +162,13 @@ class ModuleState:
         return extra, [len(hooks.hook_states(ddp)) for ddp in self.replicated]
 
     def reshard(self) -> None:
-        """Free what FSDP2 keeps gathered, so that the next forward gathers anew, and does so on every rank."""
+        """Have FSDP2 stand as it does where nothing has run yet, so that every rank gathers the same, in the same order.
+
+        An evaluation leaves parameters gathered, and forwards that no backward followed; a newcomer has not run it.
+        """
         for child in self.sharding:
             child.reshard()
+            compat.fsdp_forget_forwards(child)
 
 
 class Protected:

@@ -2,12 +2,19 @@
 
 import sys
 from pathlib import Path
+from re import findall
 from zlib import crc32
 
 from kit.account import States
 from kit.cluster import Cluster
 
-SCRIPT = Path(__file__).parent / "scripts" / "loop.py"
+SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPT = SCRIPTS / "loop.py"
+MODULES = ("items_steps", "items_models", "items_optimizers", "items_data")
+ITEMS = [
+    name for each in MODULES for name in findall(r'^@item\("(.+)"\)$', (SCRIPTS / f"{each}.py").read_text(), flags=8)
+]
+"""Found by reading: importing the items takes torch, and this process does without."""
 RANKS = 3
 STEPS = 9
 PHASES = {
@@ -32,7 +39,6 @@ PLACES = {
     ("evaluation every N steps, FSDP2", "between"): "at=forward,n=4",
     ("gradient accumulation over steps, FSDP2", "optimizer"): "step=5,at=optimizer,n=3",
     ("gradient accumulation over steps, no_sync", "between"): "step=4,at=between",
-    ("gradient accumulation over steps, no_sync", "capture"): "step=4,at=capture",
 }
 
 
@@ -45,7 +51,9 @@ def fault(item: str, phase: str) -> tuple[int, str]:
 
 
 CHAIN_STEPS = 18
-CHAIN = (3, 5, 8, 11, 13, 15)
+PER_EPOCH = 5
+"""Batches of a rank, in the items over a loader."""
+CHAIN = (3, 5, 8, 11, 14, 16)
 """The step of each phase in a run with all of them; loops that update at every third step do so at 5, 8 and 11."""
 
 
@@ -57,6 +65,16 @@ def chain(item: str) -> list[tuple[int, str]]:
         text = place[2] if place[0].isdigit() else PLACES.get((item, phase), PHASES[phase])
         deaths.append(((number + len(item)) % RANKS, f"step={CHAIN[number]},{text}"))
     return [(rank, f"rank={rank},{text}") for rank, text in deaths]
+
+
+EXIT_TIMEOUT_S = 90.0
+COMPILING = 5
+"""How much longer a job may take in which every newcomer compiles."""
+
+
+def patience(item: str) -> float:
+    """Return how long a job of the item may take, in seconds."""
+    return EXIT_TIMEOUT_S * (COMPILING if "compile" in item else 1)
 
 
 def job(home: Path, item: str, *words: str, steps: int = STEPS, **options: object) -> Cluster:
@@ -71,7 +89,7 @@ def unfailed(home: Path, item: str, *, steps: int = STEPS, torchrun: bool = Fals
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
     cluster = job(home, item, steps=steps, spares=0, launcher=launcher if torchrun else ())
     try:
-        assert cluster.wait_exit() == 0, cluster.told()
+        assert cluster.wait_exit(patience(item)) == 0, cluster.told()
     finally:
         cluster.close()
     return cluster.account.states()
@@ -82,6 +100,7 @@ def run_cell(home: Path, item: str, phase: str, reference: States) -> Cluster:
     rank, text = fault(item, phase)
     cluster = job(home, item, "--die", text)
     try:
+        cluster.wait_exit(patience(item))
         cluster.check_repaired(reference, [rank])
         assert len(cluster.account.of("dying")) == 1, "nobody died"
     finally:
@@ -89,15 +108,16 @@ def run_cell(home: Path, item: str, phase: str, reference: States) -> Cluster:
     return cluster
 
 
-def run_chain(home: Path, item: str, reference: States) -> None:
-    """Run a death in each phase in one job."""
+def run_chain(home: Path, item: str, reference: States) -> Cluster:
+    """Run a death in each phase in one job, and assert all that is promised of it."""
     deaths = chain(item)
     words = [word for _, text in deaths for word in ("--die", text)]
     cluster = job(home, item, *words, steps=CHAIN_STEPS)
     try:
-        cluster.wait_exit()
+        cluster.wait_exit(patience(item))
         died = [(event["step"], event["at"]) for event in cluster.account.of("dying")]
         assert len(died) == len(deaths) or cluster.exit_code, f"only these died: {died}"
         cluster.check_repaired(reference, [rank for rank, _ in deaths])
     finally:
         cluster.close()
+    return cluster

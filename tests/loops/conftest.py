@@ -1,0 +1,39 @@
+"""`--matrix FILE` writes what the matrix's tests found between the marks of a document."""
+
+from pathlib import Path
+
+import pytest
+from matrix import ITEMS, PHASES, RANKS
+
+BEGIN, END = "<!-- matrix: written by `make matrix` -->", "<!-- end of the matrix -->"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--matrix", type=Path, metavar="FILE", help="write the matrix into this document")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    path = config.getoption("--matrix", default=None)
+    if path is None:
+        return
+    reports = [report for each in ("passed", "failed") for report in terminalreporter.stats.get(each, [])]
+    found = [dict(report.user_properties) for report in reports]
+    cells = {properties["item"]: properties["cells"] for properties in found if "cells" in properties}
+    before, rest = path.read_text(encoding="utf-8").split(BEGIN)
+    text = f"{before}{BEGIN}\n\n{table(cells)}\n{END}{rest.split(END)[1]}"
+    path.write_text(text, encoding="utf-8")
+
+
+def table(cells: dict[str, dict[str, str]]) -> str:
+    """Return the matrix in Markdown: an item a line, a phase a column."""
+    columns = ["torchrun", *PHASES]
+    missing = [item for item in ITEMS if item not in cells]
+    lines = [
+        f"| what a loop does, on {RANKS} ranks | as torchrun | {' | '.join(PHASES)} |",
+        f"| --- {'| --- ' * len(columns)}|",
+        *(f"| {item} | {' | '.join(cells[item][each] for each in columns)} |" for item in ITEMS if item in cells),
+    ]
+    green = sum(cell == "exact" for row in cells.values() for cell in row.values())
+    lines += ["", f"{len(cells)} items, {len(cells) * len(columns)} cells, {green} of them exact."]
+    lines += [f"Not run: {item}." for item in missing]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,66 @@
+"""What real training loops do, with a rank that dies wherever it may be: every state is that of a run that never failed."""
+
+from pathlib import Path
+
+import pytest
+from kit.account import Event
+from kit.choice import often
+from matrix import CHAIN_STEPS, ITEMS, PER_EPOCH, PHASES, RANKS, SCRIPTS, run_cell, run_chain, unfailed
+
+USUAL = {
+    "two optimizers in one step (GAN)",
+    "GradScaler with unscale_ and clipping",
+    "Job.batches: shuffled, persistent workers, a generator",
+}
+"""Eighteen cells, among them the phases of two optimizers, a wrapper around one, and a loader's processes."""
+EXACT = "exact"
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("item", often(ITEMS, USUAL))
+def test_a_death_in_every_phase(item, tmp_path, record_property, request):
+    cells = dict.fromkeys(("torchrun", *PHASES), EXACT)
+    record_property("item", item)
+    record_property("cells", cells)
+    reference = unfailed(tmp_path / "reference", item, steps=CHAIN_STEPS)
+    if request.config.getoption("--matrix", default=None):
+        theirs = unfailed(tmp_path / "torchrun", item, steps=CHAIN_STEPS, torchrun=True)
+        cells["torchrun"] = EXACT if theirs == reference else "differs"
+    try:
+        account = run_chain(tmp_path / "chain", item, reference).account
+    except AssertionError:
+        cells |= one_by_one(tmp_path, item)
+        record_property("cells", cells)
+        raise
+    if item.startswith("Job.batches") and "own" not in item and "weighted" not in item:  # those draw with replacement
+        check_samples(account.of("state"), PER_EPOCH * 4)
+
+
+def one_by_one(folder: Path, item: str) -> dict[str, str]:
+    """Return what each phase alone comes to, in words."""
+    reference = unfailed(folder / "each", item)
+    found = {}
+    for phase in PHASES:
+        try:
+            run_cell(folder / phase, item, phase, reference)
+        except AssertionError as error:
+            found[phase] = str(error).splitlines()[0][:60]
+        else:
+            found[phase] = EXACT
+    return found
+
+
+def check_samples(told: list[Event], samples: int) -> None:
+    """Assert that each rank's samples of each whole epoch were used once; a step that is run again counts once."""
+    for rank in range(RANKS):
+        for epoch in range(CHAIN_STEPS // PER_EPOCH):
+            batches = {
+                e["version"]: e["batch"][1] for e in told if e["rank"] == rank and e.get("batch", [-1])[0] == epoch
+            }
+            used = sorted(sample for batch in batches.values() for sample in batch)
+            assert len(used) == len(set(used)) == samples, f"rank {rank}, epoch {epoch}: {used}"
+
+
+def test_the_items_are_those_that_the_script_has():
+    assert len(ITEMS) == len(set(ITEMS))
+    assert len(ITEMS) == sum(path.read_text(encoding="utf-8").count("\n@item(") for path in SCRIPTS.glob("items_*.py"))
