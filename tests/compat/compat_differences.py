@@ -38,7 +38,7 @@ DIFFERENCES = {
         always=True,
     ),
     "run id": Difference(
-        "A run is named by `--rdzv-id`, else by its time. torchrun alone on a machine makes up a name and drops the one that was given.",
+        "A run is named by `--rdzv-id`, else by its time. torchrun on one machine, without a rendezvous, makes up a name and drops the one that was given.",
         rf"{_WORKER}/env/TORCHELASTIC_RUN_ID|nodes/\d/tree's name",
         always=True,
         unless=r"^(?!.*--standalone).*--rdzv-backend c10d",
@@ -126,15 +126,13 @@ DIFFERENCES = {
         "Ranks go to machines by `--node-rank`, else by arrival, and stay there; torchrun's c10d rendezvous sorts addresses anew each time."
     ),
     "peers of a failure": Difference(
-        "Workers on other machines are told of a failure at once; under torchrun they find out by their own time-outs."
+        "When no restart is left, workers on other machines are ended at once too; under torchrun they find out by their own time-outs."
     ),
     "end of a job": Difference(
         "Launchers leave when the coordinator says that all ranks are done; there is no barrier of 300 seconds."
     ),
     "a killed launcher": Difference("If the launcher dies, its workers end with it; torchrun's go on without it."),
-    "second signal": Difference(
-        "A second signal ends the workers outright; torchrun's second traceback leaves them behind."
-    ),
+    "second signal": Difference("A second signal ends the workers outright; torchrun begins to wait for them anew."),
     "what launchers say": Difference(
         "One line for each event, on standard error, beginning with `deadpool-run:`; neither a traceback of the launcher nor a table."
     ),
