@@ -19,7 +19,8 @@ def digests(text, ranks):
 def reference(tmp_path, ranks):
     """Return what starts an unfailed run: the plain script under torchrun, but for two ranks, as that takes long to start."""
     if ranks == 2:
-        return (*launched(tmp_path, ranks, spares=0), FOLDER / "train.py")
+        (tmp_path / "unfailed").mkdir()
+        return (*launched(tmp_path / "unfailed", ranks, spares=0), FOLDER / "train.py")
     return (*TORCHRUN, "--nproc-per-node", ranks, FOLDER / "train_torchrun.py")
 
 
