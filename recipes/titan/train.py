@@ -48,6 +48,11 @@ def clip(parameters, stages, limit=1.0):
         torch.nn.utils.clip_grads_with_norm_(of_mesh, limit, squares.sqrt())
 
 
+def due(args, number):
+    """Return whether a checkpoint is written behind this step."""
+    return args.checkpoint_every and (number + 1) % args.checkpoint_every == 0
+
+
 def digest(model, optimizer):
     """Return a hash of this rank's part of the weights and of the optimizer's state."""
     sha = hashlib.sha256()
@@ -75,8 +80,9 @@ def main():
     job.protect(model=model, optimizer=optimizer, scheduler=scheduler)
 
     for step in job.steps(args.steps):
+        number = step.index
         with step:
-            inputs, targets = batch(step.index, replica, 2 * args.microbatches)
+            inputs, targets = batch(number, replica, 2 * args.microbatches)
             losses = []
             if index == 0:
                 schedule.step(inputs.to(device))
@@ -88,15 +94,11 @@ def main():
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            if dist.get_rank() == size - 1 and step.index % args.print_every == 0:
-                print(f"step {step.index} loss {torch.stack(losses).mean().item():.4f}", flush=True)
-        if (
-            args.checkpoint_every
-            and (step.index + 1) % args.checkpoint_every == 0
-            and not (job.rehearsing or job.interrupted)
-        ):
+            if dist.get_rank() == size - 1 and number % args.print_every == 0:
+                print(f"step {number} loss {torch.stack(losses).mean().item():.4f}", flush=True)
+        if due(args, number) and not (job.rehearsing or job.interrupted):
             weights, moments = get_state_dict(model, optimizer)
-            dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=f"{args.checkpoints}/{step.index + 1}")
+            dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=f"{args.checkpoints}/{number + 1}")
     print(f"rank {dist.get_rank()}: digest {digest(model, optimizer)}", flush=True)
 
 

@@ -46,6 +46,11 @@ def clip(parameters, stages, limit=1.0):
         torch.nn.utils.clip_grads_with_norm_(of_mesh, limit, squares.sqrt())
 
 
+def due(args, number):
+    """Return whether a checkpoint is written behind this step."""
+    return args.checkpoint_every and (number + 1) % args.checkpoint_every == 0
+
+
 def digest(model, optimizer):
     """Return a hash of this rank's part of the weights and of the optimizer's state."""
     sha = hashlib.sha256()
@@ -71,8 +76,8 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
 
-    for step in range(args.steps):
-        inputs, targets = batch(step, replica, 2 * args.microbatches)
+    for number in range(args.steps):
+        inputs, targets = batch(number, replica, 2 * args.microbatches)
         losses = []
         if index == 0:
             schedule.step(inputs.to(device))
@@ -84,11 +89,11 @@ def main():
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        if dist.get_rank() == size - 1 and step % args.print_every == 0:
-            print(f"step {step} loss {torch.stack(losses).mean().item():.4f}", flush=True)
-        if args.checkpoint_every and (step + 1) % args.checkpoint_every == 0:
+        if dist.get_rank() == size - 1 and number % args.print_every == 0:
+            print(f"step {number} loss {torch.stack(losses).mean().item():.4f}", flush=True)
+        if due(args, number):
             weights, moments = get_state_dict(model, optimizer)
-            dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=f"{args.checkpoints}/{step + 1}")
+            dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=f"{args.checkpoints}/{number + 1}")
     print(f"rank {dist.get_rank()}: digest {digest(model, optimizer)}", flush=True)
 
 

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 
 from deadpool_run.vault.board import Board, create_board
 from deadpool_run.worker.groups import Registry, install
@@ -22,23 +23,55 @@ TURNS = 3
 TIMEOUT = timedelta(seconds=60)
 
 
+class Waited:
+    """A work of what has been waited for already."""
+
+    def wait(self):
+        return True
+
+
 def cases(rank, size):
+    """What is measured, by name. A function returns the work to wait for."""
     small, large = torch.ones(1), torch.ones(1 << 16)
     out = torch.empty(size * 1024)
-    part = torch.ones(1024)
-    other = (rank + 1) % size
+    part, parts = torch.ones(1024), torch.ones(size * 1024)
+    several = [torch.ones(256) for _ in range(8)]
+    successor, predecessor = (rank + 1) % size, (rank - 1) % size
+    waited = Waited()
 
     def exchange():
-        send = dist.isend(part, other)
-        dist.recv(out[:1024], (rank - 1) % size)
+        send = dist.isend(part, successor)
+        dist.recv(out[:1024], predecessor)
         return send
+
+    def batch():
+        ops = [dist.P2POp(dist.isend, part, successor), dist.P2POp(dist.irecv, out[:1024], predecessor)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        return waited
+
+    def objects():
+        dist.broadcast_object_list([rank, "some object"], src=0)
+        return waited
+
+    def functional():
+        funcol.wait_tensor(funcol.all_reduce(part, "sum", dist.group.WORLD))
+        return waited
 
     return {
         "all_reduce 4 B": lambda: dist.all_reduce(small, async_op=True),
         "all_reduce 256 KiB": lambda: dist.all_reduce(large, async_op=True),
-        "all_gather_into_tensor 4 KiB": lambda: dist.all_gather_into_tensor(out, part, async_op=True),
+        "all_reduce_coalesced 8 x 1 KiB": lambda: dist.all_reduce_coalesced(several, async_op=True),
         "broadcast 4 KiB": lambda: dist.broadcast(part, 0, async_op=True),
+        "reduce 4 KiB": lambda: dist.reduce(part, 0, async_op=True),
+        "all_gather_into_tensor 4 KiB": lambda: dist.all_gather_into_tensor(out, part, async_op=True),
+        "reduce_scatter_tensor 4 KiB": lambda: dist.reduce_scatter_tensor(part, parts, async_op=True),
+        "all_to_all_single 4 KiB": lambda: dist.all_to_all_single(out, parts, async_op=True),
+        "barrier": lambda: dist.barrier(async_op=True),
         "send and receive 4 KiB": exchange,
+        "batch_isend_irecv 4 KiB": batch,
+        "broadcast_object_list": objects,
+        "functional all_reduce 4 KiB": functional,
     }
 
 

@@ -1,5 +1,6 @@
 """Frameworks that own the training loop: a rank is killed at a random step, and the weights are those of torchrun."""
 
+import difflib
 import random
 import re
 from importlib.util import find_spec
@@ -24,18 +25,35 @@ def digests(text):
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("recipe", RUNS)
-def test_a_killed_rank_does_not_change_a_bit(start, tmp_path, recipe, rank):
+def test_a_killed_rank_does_not_change_a_bit(start, tmp_path, recipe):
     framework, arguments, line = RUNS[recipe]
     if find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed: make test-frameworks")
     folder = RECIPES / recipe
     expected = digests(start(*TORCHRUN, "--nproc-per-node", 2, folder / "train_torchrun.py", *arguments).end())
-    run = start(*launched(tmp_path, 2), folder / "train.py", *arguments)
-    count = random.randint(3, 12)
+    preloaded = ("--preload", f"deadpool_run.integrations.{recipe}")
+    run = start(*launched(tmp_path, 2), *preloaded, folder / "train.py", *arguments)
+    count, rank = random.randint(3, 12), random.randrange(2)
     run.wait_for(f"{count} lines", lambda: run.text().count(line) >= count)
     kill_rank(tmp_path, rank)
     text = run.end()
     assert f"rank {rank} (was killed by SIGKILL, injected) goes from" in text, text
-    assert digests(text) == expected, f"killed after {count} lines:\n{text}"
+    assert digests(text) == expected, f"rank {rank} killed after {count} lines:\n{text}"
+
+
+PAGE = RECIPES.parent / "docs" / "frameworks.md"
+
+
+@pytest.mark.parametrize("recipe", [*RUNS, "titan"])
+def test_the_page_says_how_many_lines_change(recipe):
+    """Blank lines and what is only indented further do not count, nor do the imports, which are told apart."""
+    one, other = (
+        [line.strip() for line in (RECIPES / recipe / name).read_text().splitlines() if line.strip()]
+        for name in ("train_torchrun.py", "train.py")
+    )
+    added = [line[1:] for line in list(difflib.unified_diff(one, other, n=0, lineterm=""))[2:] if line[0] == "+"]
+    imports = [line for line in added if line.startswith(("import ", "from "))]
+    row = f"| [{recipe}](../recipes/{recipe}/) | {len(imports)} | {len(added) - len(imports)} |"
+    assert row in PAGE.read_text(encoding="utf-8"), row
+    assert len(added) <= 10
