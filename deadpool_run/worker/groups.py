@@ -62,7 +62,7 @@ class Registry:
         self.generation = 1
         self.released = 0
         self._cell = cell
-        self._on_failure = on_failure
+        self.on_failure = on_failure
         self._timeout = timeout
         self._lock = threading.RLock()
         self._device: gloo.Device | None = None
@@ -138,7 +138,7 @@ class Registry:
                 first = False
             self.tainted = True
         if first:
-            self._on_failure(f"{what}: {error}")
+            self.on_failure(f"{what}: {error}")
 
     def on_release(self, callback: Callable[[], object], generation: int) -> None:
         """Call back when the drain of that generation gives up on Gloo; at once if it has."""
@@ -314,7 +314,7 @@ class Registry:
             self._drain()
             self.tainted = True
         if not already:
-            self._on_failure(f"new_group: {error}")
+            self.on_failure(f"new_group: {error}")
 
     def forget(self, group: Group) -> None:
         """Free a group that its user destroyed."""
@@ -369,10 +369,18 @@ def install(registry: Registry, *, store: Store, prefix: str, attached: bool) ->
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
-def uninstall() -> None:
-    """Own no groups any more; another registry may be installed."""
+def uninstall(registry: Registry) -> None:
+    """Own no groups any more; another registry may be installed.
+
+    Who told it of failures is let go: torch may keep one of the groups for good, and with it the registry.
+    """
     global _current  # noqa: PLW0603 - see `install`
     _current = None
+    registry.on_failure = _nobody
+
+
+def _nobody(_message: str) -> None:
+    return
 
 
 def _create(options: Any, _backend_options: Any) -> Group:

@@ -281,7 +281,7 @@ class Member:
         self.session.capture_interval = self.snapshots.interval
         self.session.store_host, self.session.store_port = self._store_address
         self.close()
-        groups.uninstall()
+        groups.uninstall(self.registry)
         held: list[int] = list(self._cell.held)
         self._cell.clear(keep_slots=True)
         return self.completed, held

@@ -357,6 +357,8 @@ class Agent:
                 storage.attach_on(self.name, cluster.ranks[effect.worker], epoch)
                 self.pass_on(effect)
             case do.AbortStep() | do.ReEnter() | do.ReleaseWorker() | do.DismissWorker():
+                if isinstance(effect, do.ReEnter):
+                    cluster.workers[effect.worker].store = cluster.terms[term]
                 self.know(effect.worker, **_FOUND_AFTER[type(effect)])
                 self.pass_on(effect)
             case _:

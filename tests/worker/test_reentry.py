@@ -67,6 +67,7 @@ def script():
     global kept
     while True:
         try:
+            started.set()
             while True:
                 pass
         except Exception:
@@ -77,9 +78,9 @@ def script():
                 raise
 
 for _ in range(2):
-    kept = 0
+    kept, started = 0, threading.Event()
+    threading.Thread(target=lambda: started.wait() and unwinding.begin()).start()
     try:
-        threading.Thread(target=unwinding.begin).start()
         script()
     except RunLeft:
         pass
