@@ -19,7 +19,7 @@ SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format test-long test-slurm bench clean
+.PHONY: help demo test lint format test-long matrix test-slurm bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -42,6 +42,9 @@ test: lint  ## lint, types, layering and the tests, as CI does
 
 test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
 	$(BIN)/python -m pytest -m slow
+
+matrix: $(STAMP)  ## what training loops do x where a rank dies: runs all of it and writes docs/compatibility.md
+	$(BIN)/python -m pytest tests/loops -m 'slow or not slow' -n $(JOBS) --dist worksteal --matrix docs/compatibility.md
 
 test-slurm: $(STAMP)  ## the tests on a real Slurm of pretend nodes; installs slurm-wlm where it may
 	tests/slurm/install.sh
