@@ -19,7 +19,7 @@ SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format test-long test-frameworks test-slurm bench clean
+.PHONY: help demo test lint format test-long test-frameworks matrix test-slurm bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -46,6 +46,9 @@ test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
 test-frameworks: $(STAMP)  ## the recipes of Hugging Face and Lightning, which are installed for it
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,huggingface,lightning]'
 	$(BIN)/python -m pytest -m frameworks
+
+matrix: $(STAMP)  ## what training loops do x where a rank dies: runs all of it and writes docs/compatibility.md
+	$(BIN)/python -m pytest tests/loops -m 'slow or not slow' -n $(JOBS) --dist worksteal --matrix docs/compatibility.md
 
 test-slurm: $(STAMP)  ## the tests on a real Slurm of pretend nodes; installs slurm-wlm where it may
 	tests/slurm/install.sh

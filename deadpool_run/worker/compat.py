@@ -194,11 +194,23 @@ def fsdp_records(module: Any) -> list[Any]:
     return [record for group in _fsdp_groups(module) for record in group.fsdp_params]
 
 
-def fsdp_forget_forwards(module: Any) -> None:
-    """Have FSDP2 forget the forwards since the last backward, by whose order it gathers ahead in the next one."""
-    module._get_fsdp_state()._comm_ctx.post_forward_order.clear()  # noqa: SLF001
+def fsdp_forget(module: Any) -> None:
+    """Have FSDP2 forget what it carries from one forward or backward to the next.
+
+    That is the order of the forwards since the last backward, by which it gathers ahead, and sums of gradients that are
+    to be reduced over replicas later.
+    """
+    order = getattr(module._get_fsdp_state()._comm_ctx, "post_forward_order", None)  # noqa: SLF001
+    if order is not None:  # else it has not been used yet
+        order.clear()
     for group in _fsdp_groups(module):
         group._post_forward_indices.clear()  # noqa: SLF001
+        group._partial_reduce_output = None  # noqa: SLF001
+
+
+def fsdp_holds_back(module: Any) -> bool:
+    """Say whether FSDP2 keeps gradients that are reduced in part: over the shards, and not yet over the replicas."""
+    return any(getattr(group, "_partial_reduce_output", None) is not None for group in _fsdp_groups(module))
 
 
 def _fsdp_groups(module: Any) -> list[Any]:

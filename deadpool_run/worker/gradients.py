@@ -70,9 +70,9 @@ def drop_gathered(modules: Iterable[FSDPModule]) -> None:
             record._unsharded_param.grad = None  # noqa: SLF001 - as above
 
 
-def refuse_gathered(modules: Iterable[FSDPModule]) -> None:
+def refuse_gathered(modules: Collection[FSDPModule]) -> None:
     """Raise `ScriptError` if FSDP2 holds back gradients at the end of a step: they are in no snapshot."""
-    if next(gathered(modules), None) is not None:
+    if next(gathered(modules), None) is not None or any(map(compat.fsdp_holds_back, modules)):
         raise ScriptError(
             "a step ended with gradients that FSDP2 holds back unreduced (set_requires_gradient_sync(False)), which no "
             "snapshot holds.\nLet one step be all micro-batches up to the one that is reduced."

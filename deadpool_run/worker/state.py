@@ -39,6 +39,10 @@ class ModuleState:
 
     def _walk(self) -> None:
         self._modules = list(self._root.named_modules())
+        # What is looked at at the end of each step, found once: a walk over the tree costs as much as a small copy.
+        self._buffered = [(path, child) for path, child in self._modules if child._buffers]  # noqa: SLF001 - buffers() would walk
+        self._tables = [table for _, child in self._modules for table in (child._parameters, child._buffers)]  # noqa: SLF001
+        self._children = [child._modules for _, child in self._modules if child._modules]  # noqa: SLF001 - as above
         self.sharding = [child for _, child in self._modules if isinstance(child, FSDPModule)]
         self.replicated = [child for child in self._module.modules() if isinstance(child, DistributedDataParallel)]
         self.buckets += [None] * (len(self.replicated) - len(self.buckets))
@@ -94,24 +98,23 @@ class ModuleState:
         for place, key in self._plain:
             parameter = place.get(key)
             found.append(0 if parameter is None else parameter.data_ptr())
-        for _, child in self._modules:
-            found.append(len(child._parameters) + len(child._buffers))  # noqa: SLF001 - this runs at the end of each step
-            if child._modules:  # noqa: SLF001 - as above
-                found += map(id, child._modules.values())  # noqa: SLF001 - as above
+        found += map(len, self._tables)
+        for children in self._children:
+            found += map(id, children.values())
         return found
 
     def buffer_values(self) -> list[Tensor]:
         """Return the buffers of this moment, non-persistent ones too, in the order of `buffers()`."""
         return [
             buffer
-            for _, child in self._modules
+            for _, child in self._buffered
             for buffer in child._buffers.values()  # noqa: SLF001 - buffers() would walk the tree again on each step
             if buffer is not None
         ]
 
     def places(self) -> Iterator[tuple[str, nn.Module, str]]:
         """Yield name, owner and key of each buffer, those included that are None."""
-        for path, child in self._modules:
+        for path, child in self._buffered:
             for key in child._buffers:  # noqa: SLF001 - as above
                 yield f"{self.name}/{path}.{key}" if path else f"{self.name}/{key}", child, key
 
@@ -168,7 +171,7 @@ class ModuleState:
         """
         for child in self.sharding:
             child.reshard()
-            compat.fsdp_forget_forwards(child)
+            compat.fsdp_forget(child)
 
 
 class Protected:

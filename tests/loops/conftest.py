@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from matrix import ITEMS, PHASES, RANKS
+from matrix import COLUMNS, ITEMS, PHASES, RANKS
 
 BEGIN, END = "<!-- matrix: written by `make matrix` -->", "<!-- end of the matrix -->"
 
@@ -20,20 +20,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     found = [dict(report.user_properties) for report in reports]
     cells = {properties["item"]: properties["cells"] for properties in found if "cells" in properties}
     before, rest = path.read_text(encoding="utf-8").split(BEGIN)
-    text = f"{before}{BEGIN}\n\n{table(cells)}\n{END}{rest.split(END)[1]}"
-    path.write_text(text, encoding="utf-8")
+    old, after = rest.split(END)
+    path.write_text(f"{before}{BEGIN}\n\n{table(known(old) | cells)}\n{END}{after}", encoding="utf-8")
+
+
+def known(text: str) -> dict[str, dict[str, str]]:
+    """Return the cells of a table that was written before: a run of some items keeps the others."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+    return {item: dict(zip(COLUMNS, cells, strict=True)) for item, *cells in rows if item in ITEMS}
 
 
 def table(cells: dict[str, dict[str, str]]) -> str:
     """Return the matrix in Markdown: an item a line, a phase a column."""
-    columns = ["torchrun", *PHASES]
     missing = [item for item in ITEMS if item not in cells]
     lines = [
         f"| what a loop does, on {RANKS} ranks | as torchrun | {' | '.join(PHASES)} |",
-        f"| --- {'| --- ' * len(columns)}|",
-        *(f"| {item} | {' | '.join(cells[item][each] for each in columns)} |" for item in ITEMS if item in cells),
+        f"| --- {'| --- ' * len(COLUMNS)}|",
+        *(f"| {item} | {' | '.join(cells[item][each] for each in COLUMNS)} |" for item in ITEMS if item in cells),
     ]
     green = sum(cell == "exact" for row in cells.values() for cell in row.values())
-    lines += ["", f"{len(cells)} items, {len(cells) * len(columns)} cells, {green} of them exact."]
+    lines += ["", f"{len(cells)} items, {len(cells) * len(COLUMNS)} cells, {green} of them exact."]
     lines += [f"Not run: {item}." for item in missing]
     return "\n".join(lines) + "\n"

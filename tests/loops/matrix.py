@@ -26,6 +26,8 @@ PHASES = {
     "between": "at=between",
 }
 """Where the rank dies: see `faults.py`."""
+COLUMNS = ("torchrun", *PHASES)
+"""Of the document: whether an unfailed run is torchrun's, and the phases."""
 KILL_STEP = 5
 KILL_STEPS = {
     "parameters unfrozen and added to the optimizer during training": 4,
@@ -53,7 +55,7 @@ def fault(item: str, phase: str) -> tuple[int, str]:
 CHAIN_STEPS = 18
 PER_EPOCH = 5
 """Batches of a rank, in the items over a loader."""
-CHAIN = (3, 5, 8, 11, 14, 16)
+CHAIN = (3, 5, 8, 11, 14, 15)
 """The step of each phase in a run with all of them; loops that update at every third step do so at 5, 8 and 11."""
 
 
