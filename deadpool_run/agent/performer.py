@@ -107,12 +107,11 @@ class Performer:
             case do.AbortStep(worker, epoch):
                 self._workforce.send(worker, messages.Abort(epoch))
             case do.ReEnter(worker, epoch):
-                self._workforce.send(worker, messages.ReEnter(epoch))
+                self._workforce.send(worker, messages.ReEnter(epoch, *self._moved_store()))
             case do.ResumeFrom():
                 self._resume(effect, source)
             case do.AttachGroups(worker, epoch):
-                store = (self._world.store_host, self._world.store_port) if self._store_moved else ()
-                self._workforce.send(worker, messages.Attach(epoch, *store))
+                self._workforce.send(worker, messages.Attach(epoch, *self._moved_store()))
             case do.SetCaptureInterval(worker, interval):
                 self._workforce.send(worker, messages.SetInterval(interval))
             case do.ReleaseWorker(worker):
@@ -126,6 +125,10 @@ class Performer:
                 self._workforce.terminate(worker, number, grace_s)
             case _:
                 raise ProtocolError(f"{type(effect).__name__} is no order for a node")
+
+    def _moved_store(self) -> tuple[str, int] | tuple[()]:
+        """Return where the store is, if workers may know it elsewhere."""
+        return (self._world.store_host, self._world.store_port) if self._store_moved else ()
 
     def _begin(self, generation: int) -> None:
         if generation > 0:

@@ -66,9 +66,14 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class ReEnter:
-    """Leave this run of the script, report `Unwound`, and run it again as a newcomer; or say `DrainBroke` if you cannot."""
+    """Leave this run of the script, report `Unwound`, and run it again as a newcomer; or say `DrainBroke` if you cannot.
+
+    An empty `store_host`: the store is where it was.
+    """
 
     epoch: int
+    store_host: str = ""
+    store_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,8 @@ class Orders:
         self._assigned: tuple[Assign, list[int]] | None = None
         self._stopping = False
         self._leaving = False
+        self.moved_store: tuple[str, int] | None = None
+        """Where the store is for the next run of the script; None: where it was."""
 
     def _wait_for(self, come: Callable[[], bool]) -> None:
         """Block until `come()`; raise SystemExit if the job ends before. The lock is held."""
@@ -118,8 +120,9 @@ class Orders:
                     self._stopping = True
                 case Abort(epoch=epoch) | Resume(epoch=epoch) | Attach(epoch=epoch) if epoch < self.epoch:
                     return False
-                case ReEnter():
+                case ReEnter(store_host=host, store_port=port):
                     self._leaving = True
+                    self.moved_store = (host, port) if host else None
                 case Abort(epoch=epoch):
                     self.epoch = epoch
                     self._resume = self._attach = None

@@ -69,13 +69,14 @@ def leave(worker: Session, beginning: Beginning) -> None:
     """Take down what the last run left. The worker is a newcomer for its own rank; or what a spare is given instead."""
     worker.link.left()
     done, held = worker.leave()
+    store_host, store_port = worker.link.orders.moved_store or (worker.store_host, worker.store_port)
     if not worker.preparing:
         worker.link.send(Unwound(done, held))
     ours = {name: value for name, value in os.environ.items() if name.startswith("DEADPOOL_")} | {
         "DEADPOOL_NEWCOMER": "1",
         "DEADPOOL_EPOCH": str(worker.link.orders.epoch),
         "DEADPOOL_RESUME_VERSION": "-1",
-        "DEADPOOL_STORE": f"{worker.store_host}:{worker.store_port}",
+        "DEADPOOL_STORE": f"{store_host}:{store_port}",
         "DEADPOOL_CAPTURE_INTERVAL": str(worker.capture_interval),
     }
     beginning.put_back()

@@ -348,6 +348,7 @@ class Agent:
                 self.know(effect.worker, finished=False)
                 self.pass_on(effect)
             case do.ReEnter():
+                self.cluster.workers[effect.worker].store = cluster.terms[term]
                 self.know(effect.worker, reentering=True, rehearsed=False)
                 self.pass_on(effect)
             case do.ReleaseWorker():

@@ -5,6 +5,7 @@ import pytest
 from heads import Cluster, election_simulation, heads_simulation
 from outages import Fault
 from planted import ELECTION_PLANTS, HEAD_PLANTS
+from workers import Worker
 
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.settings import Settings
@@ -139,3 +140,19 @@ def assert_is_found(story, seeds):
         except AssertionError:
             return
     pytest.fail(f"{seeds} seeds and nothing was noticed")
+
+
+def test_survivors_that_cannot_be_drained_while_the_coordinator_moves(monkeypatch):
+    """They run their script again beside the store of the coordinator that is there now."""
+    honest = Worker._assign
+
+    def assign(worker, order):
+        honest(worker, order)
+        if order.rank % 2 == worker.number % 2:
+            worker.breaks.add("drain")
+
+    monkeypatch.setattr(Worker, "_assign", assign)
+    jobs = [heads_simulation(seed) for seed in range(25)]
+    for job in jobs:
+        job.run()
+    assert sum("ReEnter" in line for job in jobs for line in job.log) > 5
