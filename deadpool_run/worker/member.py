@@ -196,6 +196,8 @@ class Member:
         return self.registry.tainted or self._stopped
 
     def _complete(self) -> None:
+        if self._optimizers and not self._updated:
+            self.snapshots.wait_for_peers()  # no optimizer has: a rank must not be a step ahead of another's copy
         now = time.monotonic_ns()
         self.completed = self._live = Version(self.completed + 1)
         self._cell.completed = self.completed
