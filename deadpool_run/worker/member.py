@@ -49,7 +49,7 @@ class Member:
         self._stopped = False  # the optimizer was stopped in this step
         self._first_of_epoch = False
         self._step_began_ns = 0
-        self._optimizers = False  # some optimizer has stepped: weights change there and nowhere else
+        self._optimizers = False  # there is some optimizer: weights change there and nowhere else
         self._board = Board(session.board_fd, session.world_size)
         self._cell = self._board.cells[session.rank]
         self._cell.worker = session.worker
@@ -113,6 +113,7 @@ class Member:
 
     def enter_loop(self) -> None:
         """Protect what set-up made. A newcomer has nothing to protect yet, nor has who goes on from a checkpoint."""
+        self._optimizers = self.snapshots.has_optimizers()
         if not self.rehearsing:
             if not self.practising:
                 self._live = self.completed
