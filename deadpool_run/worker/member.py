@@ -55,7 +55,7 @@ class Member:
         self._released = False
         self._first_of_epoch = False
         self._step_began_ns = 0
-        self._optimizers = False  # some optimizer has stepped: weights change there and nowhere else
+        self._optimizers = False  # there is some optimizer: weights change there and nowhere else
         self._take_cell()
         self._store_address = (session.store_host, session.store_port)
         self._first_store = compat.open_store(*self._store_address)
@@ -124,6 +124,7 @@ class Member:
 
     def enter_loop(self) -> None:
         """Protect what set-up made. A newcomer has nothing to protect yet, nor has who goes on from a checkpoint."""
+        self._optimizers = self.snapshots.has_optimizers()
         if not self.rehearsing:
             if not self.practising:
                 self._live = self.completed
@@ -215,6 +216,8 @@ class Member:
         return self.registry.tainted or self._stopped
 
     def _complete(self) -> None:
+        if self._optimizers and not self._updated:
+            self.snapshots.wait_for_peers()  # no optimizer has: a rank must not be a step ahead of another's copy
         now = time.monotonic_ns()
         self.completed = self._live = Version(self.completed + 1)
         self._updates = self._updated and (self._updates or self._steps_done == 0)

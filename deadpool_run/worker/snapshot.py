@@ -102,6 +102,10 @@ class Snapshots:
         else:
             checks.check_object(name, obj)
 
+    def has_optimizers(self) -> bool:
+        """Say whether an optimizer is protected."""
+        return bool(self._protected.optimizers)
+
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to update: it uses up the gradients of its parameters."""
         self._stepped.add(id(optimizer))

@@ -41,7 +41,12 @@ class ModuleState:
         self._modules = list(self._root.named_modules())
         # What is looked at at the end of each step, found once: a walk over the tree costs as much as a small copy.
         self._buffered = [(path, child) for path, child in self._modules if child._buffers]  # noqa: SLF001 - buffers() would walk
-        self._tables = [table for _, child in self._modules for table in (child._parameters, child._buffers)]  # noqa: SLF001
+        self._tables = [
+            table
+            for _, child in self._modules
+            for table in (child._parameters, child._buffers, child._modules)  # noqa: SLF001 - as above
+        ]
+        self._lengths = list(map(len, self._tables))
         self._children = [child._modules for _, child in self._modules if child._modules]  # noqa: SLF001 - as above
         self.sharding = [child for _, child in self._modules if isinstance(child, FSDPModule)]
         self.replicated = [child for child in self._module.modules() if isinstance(child, DistributedDataParallel)]
@@ -105,6 +110,8 @@ class ModuleState:
 
     def buffer_values(self) -> list[Tensor]:
         """Return the buffers of this moment, non-persistent ones too, in the order of `buffers()`."""
+        if list(map(len, self._tables)) != self._lengths:  # the first steps may make some
+            self._walk()
         return [
             buffer
             for _, child in self._buffered

@@ -320,8 +320,9 @@ class Cluster:
         assert self.wait_exit() == 0, self.told()
         self.account.check_same_as(reference)
         self.account.check_ranks(lost, self.world_size)
-        assert self.account.steps_lost() <= 1
-        assert all(incident["steps_lost"] <= 1 for incident in self.incidents())
+        assert self.account.steps_lost() <= 1, f"{self.account.steps_lost()} steps were lost"
+        lost_steps = [incident["steps_lost"] for incident in self.incidents()]
+        assert all(steps <= 1 for steps in lost_steps), f"steps lost in each repair: {lost_steps}"
         self.check_nothing_left()
 
     # --- the end -------------------------------------------------------------------------------------------------

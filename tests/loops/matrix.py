@@ -36,6 +36,9 @@ KILL_STEPS = {
 }
 """Items for which another step is worth more."""
 PLACES = {
+    # A version that follows an update is copied for certain; others are skipped where steps are too short.
+    ("gradient accumulation over steps, no_sync", "capture"): "step=6,at=capture",
+    ("gradient accumulation over steps, FSDP2", "capture"): "step=6,at=capture",
     ("a fused optimizer, a learning rate that is a tensor", "optimizer"): "at=optimizer,n=1",
     ("evaluation every N steps, DDP", "between"): "at=forward,n=4",
     ("evaluation every N steps, FSDP2", "between"): "at=forward,n=4",
@@ -55,7 +58,7 @@ def fault(item: str, phase: str) -> tuple[int, str]:
 CHAIN_STEPS = 18
 PER_EPOCH = 5
 """Batches of a rank, in the items over a loader."""
-CHAIN = (3, 5, 8, 11, 14, 15)
+CHAIN = (3, 5, 8, 11, 12, 15)
 """The step of each phase in a run with all of them; loops that update at every third step do so at 5, 8 and 11."""
 
 
