@@ -64,7 +64,6 @@ CASES = (
     _case(
         "${local_rank}",
         f"{TWO} probe.py '--local-rank=${{local_rank}}' '$local_rank' '${{rank}}' '$$5' 'a$'",
-        quick=True,
     ),
     _case("PYTHON_EXEC", f"{TWO} probe.py", env={"PYTHON_EXEC": "{python}"}),
     _case("start method spawn", f"{TWO} --start-method spawn probe.py", quick=True),
@@ -170,7 +169,6 @@ CASES = (
         "a filter and one rank shown",
         f"{LOGS} -t 3 --local-ranks-filter 1 --duplicate-stdout-filters apples probe.py",
         TEE,
-        quick=True,
     ),
     _case("no logs", f"{TWO} --log-dir /dev/null probe.py"),
     _case("no logs, redirected", f"{TWO} --log-dir /dev/null -r 3 probe.py"),
@@ -248,7 +246,7 @@ CASES = (
         env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"},
     ),
     # --- what is refused ---
-    _case("no script", TWO, world=0, quick=True),
+    _case("no script", TWO, world=0),
     _case("an unknown option", "--nope probe.py", world=0, quick=True),
     _case("a bad number", "--max-restarts many probe.py", world=0),
     _case("a negative number", "--max-restarts -1 probe.py", USAGE, world=0),
