@@ -76,6 +76,14 @@ def patch(is_ours: Callable[[Any], bool], backend: str) -> None:
     _replace("batch_isend_irecv", lambda torch_batch: _batch(torch_batch, is_ours))
     _replace("get_backend", lambda torch_get: _get_backend(torch_get, is_ours))
     _replace("_tensor_to_object", _tensor_to_object)
+    _keep_the_compiler_out()
+
+
+def _keep_the_compiler_out() -> None:
+    """Have `torch.compile` run our frames as they are: it comes upon them under compiled code, in a DDP's reducer say."""
+    from torch._dynamo import trace_rules  # noqa: PLC0415 - imported by every optimizer, and ahead of it by the nursery
+
+    trace_rules.add(__package__.partition(".")[0])
 
 
 def _replace(name: str, wrap: Callable[[Any], Any]) -> None:

@@ -55,6 +55,12 @@ def test_ten_deaths_in_a_row(cluster, reference, layout):
     assert len(job.account.of("dying")) == len(faults)
 
 
+@pytest.mark.slow
+def test_a_ddp_that_is_compiled_as_a_whole(cluster, reference):
+    job = cluster("--layout", "ddp-compiled", "--steps", str(STEPS), "--die", "rank=2,step=5,at=before")
+    job.check_repaired(reference("ddp-compiled", STEPS), [2])
+
+
 @pytest.mark.parametrize("seed", often([1, 2, 3], {1}))
 @pytest.mark.parametrize("layout", often(["ddp-full", "pp", "tp"], {"ddp-full", "pp"}))
 def test_deaths_at_any_moment(cluster, reference, layout, seed):

@@ -87,6 +87,15 @@ def build_ddp(ballast_mb):
     return Training(model, optimizer, blocks, simple_step(model, optimizer, dist.get_rank()))
 
 
+def build_ddp_compiled(_ballast_mb):
+    """Compiled from without: the reducer's collectives are issued beneath compiled code."""
+    model = DistributedDataParallel(stack())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return Training(
+        model, optimizer, [], simple_step(torch.compile(model, backend="aot_eager"), optimizer, dist.get_rank())
+    )
+
+
 def build_ddp_full(_ballast_mb):
     """DDP with all that a step can change: buffers, three generators, a scheduler, clipping, accumulation."""
     model = DistributedDataParallel(stack(NoisyBlock), bucket_cap_mb=0.05)
@@ -192,6 +201,7 @@ def build_plain(_ballast_mb):
 LAYOUTS = {
     "ddp": build_ddp,
     "ddp-full": build_ddp_full,
+    "ddp-compiled": build_ddp_compiled,
     "fsdp": build_fsdp,
     "hsdp": build_hsdp,
     "tp": build_tp,
