@@ -183,11 +183,18 @@ class Member:
             return
         if self.practising:
             self._practised &= not spoilt
-        elif spoilt:
+        elif spoilt or not self._in_company():
             kept = self._stopped and not self._updated and self.snapshots.is_untouched()
             self._live = self.completed if kept else None
         else:
             self._complete()
+
+    def _in_company(self) -> bool:
+        """Wait, in a step in which no optimizer has, for the peers' copies; False if a rank was lost meanwhile.
+
+        Where such a step has no collectives either (`no_sync`), ranks would come to be steps apart.
+        """
+        return self._updated or not self._optimizers or self.snapshots.wait_for_version(self.completed)
 
     def _spoilt(self) -> bool:
         """Tell whether a lost peer spoilt the step. On CUDA a cut collective looks like a success until it has run."""
@@ -197,8 +204,6 @@ class Member:
         return self.registry.tainted or self._stopped
 
     def _complete(self) -> None:
-        if self._optimizers and not self._updated:
-            self.snapshots.wait_for_peers()  # no optimizer has: a rank must not be a step ahead of another's copy
         now = time.monotonic_ns()
         self.completed = self._live = Version(self.completed + 1)
         self._cell.completed = self.completed
