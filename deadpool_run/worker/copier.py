@@ -92,6 +92,23 @@ class Copier:
             time.sleep(_SLOT_POLL_S)
         return True
 
+    def settle_version(self, version: Version) -> bool:
+        """Return when every rank is past this version or has copied it, or stands still; False if one was lost before.
+
+        At once where the job spans nodes: the board does not tell how far the ranks of others are.
+        """
+        deadline = time.monotonic() + _PEER_WAIT_S
+        while not self._board.spans_nodes and any(
+            cell.completed < version or (cell.completed == version and cell.copying != Copying.NOTHING)
+            for cell in self._board.cells
+        ):
+            if self._interrupted():
+                return False
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_SLOT_POLL_S)
+        return True
+
     def close(self) -> None:
         """End the thread after the capture under way."""
         with self._changed:

@@ -194,8 +194,8 @@ class Member:
             return
         if self.practising:
             self._practised &= not spoilt
-        elif spoilt:
-            if self._updates and not (self._stopped or self._updated):
+        elif spoilt or not self._in_company():
+            if spoilt and self._updates and not (self._stopped or self._updated):
                 # It came past its optimizer by another way than ever before: by an exception that the script kept.
                 self.give_up("its step ended without a step of an optimizer")
             kept = self._stopped and not self._updated and self.snapshots.is_untouched()
@@ -208,6 +208,13 @@ class Member:
         """Whether it is known already that the step that runs will be repeated."""
         return not self.rehearsing and (self.registry.tainted or self._stopped)
 
+    def _in_company(self) -> bool:
+        """Wait, in a step in which no optimizer has, for the peers' copies; False if a rank was lost meanwhile.
+
+        Where such a step has no collectives either (`no_sync`), ranks would come to be steps apart.
+        """
+        return self._updated or not self._optimizers or self.snapshots.wait_for_version(self.completed)
+
     def _spoilt(self) -> bool:
         """Tell whether a lost peer spoilt the step. On CUDA a cut collective looks like a success until it has run."""
         if torch.cuda.is_initialized():
@@ -216,8 +223,6 @@ class Member:
         return self.registry.tainted or self._stopped
 
     def _complete(self) -> None:
-        if self._optimizers and not self._updated:
-            self.snapshots.wait_for_peers()  # no optimizer has: a rank must not be a step ahead of another's copy
         now = time.monotonic_ns()
         self.completed = self._live = Version(self.completed + 1)
         self._updates = self._updated and (self._updates or self._steps_done == 0)

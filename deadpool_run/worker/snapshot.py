@@ -152,6 +152,10 @@ class Snapshots:
         """Return when no rank of the node has a copy under way; False if a rank was lost before."""
         return self._copier.settle_peers()
 
+    def wait_for_version(self, version: Version) -> bool:
+        """Return when every rank of the node has come to this version and copied it; False if a rank was lost before."""
+        return self._copier.settle_version(version)
+
     def capture_now(self, version: Version) -> bool:
         """Capture whatever the interval is, and return when it is over: True if the version is held.
 
