@@ -22,7 +22,7 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import digest_of
 
 KIND = "deadpool-run checkpoint"
-FORMAT = 1
+FORMAT = 2
 RECORD = "deadpool.json"
 UNFINISHED = ".tmp"
 """Behind the name of a directory that is being written."""

@@ -335,7 +335,7 @@ def test_foreign_ones_are_refused_and_never_unpickled(trained, made, tmp_path, m
     write(slots, kept)
     dcp.save({"model": {"weight": torch.ones(3)}}, checkpoint_id=kept / "step-00000005", no_dist=True)
     (kept / "step-00000006").mkdir()
-    (kept / "step-00000006" / durable.RECORD).write_text('{"kind": "something else", "format": 1, "digest": ""}')
+    (kept / "step-00000006" / durable.RECORD).write_text('{"kind": "something else", "format": 2, "digest": ""}')
     shutil.copytree(kept / "step-00000001", kept / "step-00000007")
     shutil.copytree(kept / "step-00000001", tmp_path / "bomb")
     (tmp_path / "bomb" / ".metadata").write_bytes(pickle.dumps(Bomb()))
@@ -357,8 +357,8 @@ def test_foreign_ones_are_refused_and_never_unpickled(trained, made, tmp_path, m
 def test_one_of_another_format_is_refused(trained, made, tmp_path):
     slots, _ = trained
     path = tmp_path / write(slots, tmp_path) / durable.RECORD
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(CheckpointError, match="of format 2; this version of deadpool-run reads format 1"):
+    path.write_text(path.read_text().replace(f'"format": {durable.FORMAT}', '"format": 99'))
+    with pytest.raises(CheckpointError, match=f"of format 99; this version of deadpool-run reads format {durable.FORMAT}"):
         read(made(), tmp_path)
 
 
