@@ -12,8 +12,9 @@ from deadpool_run.agent.health import LOOKS, Health, Sight, Stillness, is_stoppe
 from deadpool_run.core import coordinator
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import KillWorker
-from deadpool_run.core.lifecycle import JobPhase
+from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.timers import UNWIND_S
 from deadpool_run.ids import Epoch, Rank, Version, WorkerId
 from deadpool_run.vault.board import Board, Phase, create_board
 
@@ -245,12 +246,15 @@ def test_what_is_told_of_a_hang_kills_its_worker_and_only_once(board):
     assert core.tell(ev.WorkerHung(culprit.worker, "it hangs")) == []
 
 
-def test_a_rank_that_is_stopped_as_a_repair_begins_is_ended_by_the_repairs_own_timeout(board):
+def test_a_rank_that_is_stopped_as_a_repair_begins_is_ended_by_the_repairs_own_timeouts(board):
     core = Core()
     core.tell(ev.WorkerExited(WorkerId(1), None, 9, (Version(5),)))
     core.tell(ev.SurvivorDrained(WorkerId(0), Epoch(2), Version(5), Version(5), (Version(5),)))
     assert sights_of(core.state, board) == (), "not a matter of health"
-    core.now = SETTINGS.repair_timeout_s - 1
+    core.now = SETTINGS.drain_timeout_s - 1
     assert core.tell(ev.TimeAdvanced()) == []
-    core.now = SETTINGS.repair_timeout_s
+    core.now = SETTINGS.drain_timeout_s
+    core.tell(ev.TimeAdvanced())
+    assert core.state.members[WorkerId(2)].phase is MemberPhase.UNWINDING, "it is told to run its script again"
+    core.now += UNWIND_S
     assert 2 in {kill.worker for kill in core.tell(ev.TimeAdvanced())}
