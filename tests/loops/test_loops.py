@@ -9,10 +9,9 @@ from matrix import CHAIN_STEPS, COLUMNS, ITEMS, PER_EPOCH, PHASES, RANKS, SCRIPT
 
 USUAL = {
     "two optimizers in one step (GAN)",
-    "GradScaler with unscale_ and clipping",
     "Job.batches: shuffled, persistent workers, a generator",
 }
-"""Eighteen cells, among them the phases of two optimizers, a wrapper around one, and a loader's processes."""
+"""Twelve cells, among them the phases of two optimizers, and a loader's processes."""
 EXACT = "exact"
 
 

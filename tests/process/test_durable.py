@@ -69,7 +69,7 @@ def killed(_killed, tmp_path):
     return place
 
 
-@pytest.mark.parametrize("layout", often(["ddp-full", "fsdp", "hsdp", "tp", "pp", "plain"], {"ddp-full", "tp"}))
+@pytest.mark.parametrize("layout", often(["ddp-full", "fsdp", "hsdp", "tp", "pp", "plain"], {"tp"}))
 def test_a_job_whose_launcher_was_killed_goes_on(cluster, reference, killed, layout):
     kept = killed(layout)
     job = cluster("--layout", layout, "--steps", str(STEPS), *BALLAST.get(layout, ()), spares=0, options=durable(kept))

@@ -101,7 +101,7 @@ def test_the_same_seed_is_the_same_story():
 
 def test_the_swarm_goes_where_it_matters():
     """Not all is quiet: most jobs end well in spite of repairs, within repairs and world restarts among them."""
-    sims = [simulation(seed) for seed in range(60)]
+    sims = [simulation(seed) for seed in range(100)]
     ends = [sim.run() for sim in sims]
     incidents = [incident for sim in sims for incident in sim.state.incidents]
     assert sum(end.exit_code == 0 for end in ends) > 70

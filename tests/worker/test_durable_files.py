@@ -358,7 +358,9 @@ def test_one_of_another_format_is_refused(trained, made, tmp_path):
     slots, _ = trained
     path = tmp_path / write(slots, tmp_path) / durable.RECORD
     path.write_text(path.read_text().replace(f'"format": {durable.FORMAT}', '"format": 99'))
-    with pytest.raises(CheckpointError, match=f"of format 99; this version of deadpool-run reads format {durable.FORMAT}"):
+    with pytest.raises(
+        CheckpointError, match=f"of format 99; this version of deadpool-run reads format {durable.FORMAT}"
+    ):
         read(made(), tmp_path)
 
 
