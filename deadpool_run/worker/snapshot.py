@@ -198,6 +198,10 @@ class Snapshots:
         manifest = segments.read_manifest(memory.fd, version)
         memory.ensure(max((offset + nbytes for offset, nbytes in manifest.ranges()), default=0))
         with torch.no_grad():
+            if self._plan is None:
+                # Not with the first capture, which may stand behind an evaluation: what that leaves gathered on every rank
+                # would then be freed on this one alone.
+                self._protected.refresh(final=False)
             restoration = Restoration(self._protected, memory, manifest)
             restoration.check()
             values, rng = restoration.apply()
