@@ -8,10 +8,9 @@ from kit.choice import often
 from matrix import CHAIN_STEPS, COLUMNS, ITEMS, PER_EPOCH, PHASES, RANKS, SCRIPTS, run_cell, run_chain, unfailed
 
 USUAL = {
-    "two optimizers in one step (GAN)",
     "Job.batches: shuffled, persistent workers, a generator",
 }
-"""Twelve cells, among them the phases of two optimizers, and a loader's processes."""
+"""Six cells, with all that a loader's processes add. The other items are for `make matrix`."""
 EXACT = "exact"
 
 

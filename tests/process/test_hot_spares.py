@@ -61,6 +61,7 @@ def test_a_spare_that_has_rehearsed_another_rank_rehearses_again(cluster, refere
     assert [event["rank"] for event in job.account.of("prepare") if event["pid"] == spare] == [rank]
 
 
+@pytest.mark.slow
 def test_spares_are_for_different_ranks_and_the_right_one_is_taken(cluster, reference):
     job = held(cluster, spares=2)
     assert prepared(job.status()) == [0, 1]
@@ -72,6 +73,7 @@ def test_spares_are_for_different_ranks_and_the_right_one_is_taken(cluster, refe
     assert job.account.pids(1)[1] == pids[1]
 
 
+@pytest.mark.slow
 def test_a_hot_spare_that_dies_is_replaced_by_another(cluster, reference):
     job = held(cluster)
     (spare,) = job.status()["spares"]
@@ -86,6 +88,7 @@ def test_a_hot_spare_that_dies_is_replaced_by_another(cluster, reference):
     job.check_repaired(reference("ddp-full", STEPS), [])
 
 
+@pytest.mark.slow
 def test_a_world_that_begins_again_does_not_use_what_was_rehearsed_before(cluster, reference):
     """A survivor that cannot be repaired once it has left its loop has the world come back: hot spares take part."""
     job = held(cluster, "--die", "rank=2,at=end")
