@@ -412,7 +412,7 @@ class Member:
         """Stay until every rank's last snapshot is committed; False if a repair is needed first."""
         if self.registry.recording is not None:
             self._seal()
-        self.snapshots.wait()
+        self.snapshots.wait(hurry=False)  # what was given up once is never committed, though it is captured after all
         if self.completed not in self.snapshots.held():
             self.snapshots.capture_now(self.completed)
         self._cell.phase = Phase.FINISHED

@@ -144,9 +144,9 @@ class Snapshots:
         if version % self.interval == 0 and version not in self.held():
             self._copier.submit(self._capture(version))
 
-    def wait(self) -> None:
-        """Return when no copy is under way; a capture that still waits for a free slot is given up."""
-        self._copier.settle(hurry=True)
+    def wait(self, *, hurry: bool = True) -> None:
+        """Return when no copy is under way; with `hurry`, a capture that still waits for a free slot is given up."""
+        self._copier.settle(hurry=hurry)
 
     def wait_for_peers(self) -> bool:
         """Return when no rank of the node has a copy under way; False if a rank was lost before."""

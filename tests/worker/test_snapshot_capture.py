@@ -139,6 +139,25 @@ def test_a_capture_waits_for_a_slot_while_it_may(pair):
     snapshots.close()
 
 
+def test_who_is_not_in_a_hurry_gives_no_capture_up(pair):
+    """As behind the last step: peers overwrite what was given up, so that it could never be committed."""
+    skipped = []
+    snapshots = pair.own(0, on_skip=skipped.append)
+    other = pair.board.cells[1]
+    for version in range(2):
+        snapshots.begin(version)
+        snapshots.wait()
+    other.set_slot(0, 0)
+    freed = threading.Timer(0.1, lambda: other.set_slot(1, 1))
+    freed.start()
+    snapshots.begin(2)
+    snapshots.wait(hurry=False)
+    freed.join()
+    assert snapshots.held() == (1, 2)
+    assert skipped == []
+    snapshots.close()
+
+
 def test_an_interruption_ends_the_wait_for_a_slot(pair):
     interrupted = threading.Event()
     skipped = []
