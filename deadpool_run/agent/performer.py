@@ -206,7 +206,6 @@ class Performer:
         """Return what the worker is told, the descriptors by their names, and those of them that are to be closed."""
         local_rank = order.local_rank
         resume = -1 if order.newcomer else self._begins.resume
-        error_file = self._output.error_file(local_rank)
         seat = Seat(
             worker=order.worker,
             rank=order.rank,
@@ -217,7 +216,7 @@ class Performer:
             capture_interval=capture_interval,
             store_host=self._world.store_host,
             store_port=self._world.store_port,
-            error_file=error_file,
+            error_file=self._output.error_file(local_rank),
             node=self._situation.node,
             address=self._situation.address,
             replicates=self._situation.replicates,

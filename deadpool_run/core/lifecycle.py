@@ -186,11 +186,8 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
         _M.REHEARSED: {**_NEWCOMER, do.ResumeFrom: _M.RESTORING},
         _M.RESTORING: {**_IN_REPAIR, ev.RankRestored: _M.RESTORED},
         _M.RESTORED: {**_IN_REPAIR, do.AttachGroups: _M.ATTACHING},
-        _M.ATTACHING: {
-            **_SURVIVOR,
-            ev.RankAttached: _M.RUNNING,
-            ev.AttachFailed: _M.UNATTACHED,
-        },  # it may have attached
+        # It may have attached already, and be in its script.
+        _M.ATTACHING: {**_SURVIVOR, ev.RankAttached: _M.RUNNING, ev.AttachFailed: _M.UNATTACHED},
         _M.UNATTACHED: {**_IN_REPAIR},
         _M.FINISHED: {**_SURVIVOR, do.ReleaseWorker: _M.RELEASED},
         _M.RELEASED: {**_RANKED},

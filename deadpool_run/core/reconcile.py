@@ -121,9 +121,8 @@ def _is_there(turn: Turn, member: Member, found: WorkerFound) -> None:
         turn.set_member(member.worker, rank=None, newcomer=False, phase=MemberPhase.READY, since=turn.now)
     elif member.phase in PARKED and found.dismissed:
         turn.set_member(member.worker, phase=MemberPhase.DISMISSED, since=turn.now)
-    elif (
-        member.phase is MemberPhase.PREPARING
-    ):  # it may never have been told to; whoever has rehearsed says nothing again
+    elif member.phase is MemberPhase.PREPARING:
+        # It may never have been told to; whoever has rehearsed says nothing again.
         turn.set_member(member.worker, phase=MemberPhase.READY, prepared=None, since=turn.now)
     elif member.phase is MemberPhase.STARTING and found.ready:
         turn.set_member(member.worker, phase=MemberPhase.READY, since=turn.now, ready_at=turn.now)

@@ -1,5 +1,6 @@
 """What members say of themselves, obeyed only where the tables give it a meaning, and only in its own epoch."""
 
+from collections.abc import Mapping
 from typing import Any, assert_never
 
 from deadpool_run.core import capture, pool, repair
@@ -81,6 +82,15 @@ def _plain(turn: Turn, event: PlainWord) -> None:
             assert_never(event)
 
 
+_ALWAYS_CHANGES: Mapping[type, dict[str, Any]] = {
+    ev.SurvivorDrained: {"newcomer": False},
+    ev.RunUnwound: {"newcomer": True},
+    ev.RankRestored: {"newcomer": False},
+    ev.RankAttached: {"reentered": False},
+    ev.FirstStepCompleted: {"stepped": True},
+}
+
+
 def _changes(turn: Turn, event: Word) -> dict[str, Any]:
     """Return what becomes of a member by what it says, beside its phase."""
     match event:
@@ -88,14 +98,8 @@ def _changes(turn: Turn, event: Word) -> dict[str, Any]:
             return {"ready_at": turn.now}
         case ev.LoopFinished():
             return {"finished": event.version, "stepped": True}
-        case ev.SurvivorDrained() | ev.RankRestored():
-            return {"newcomer": False}
-        case ev.FirstStepCompleted():
-            return {"stepped": True}
-        case ev.RunUnwound():
-            return {"newcomer": True}
         case _:
-            return {"reentered": False} if isinstance(event, ev.RankAttached) else {}
+            return _ALWAYS_CHANGES.get(type(event), {})
 
 
 def _in_epoch(

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.worker.rng import put_rng, take_rng
+from deadpool_run.worker.order import isolated
 
 _KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 
@@ -104,12 +104,9 @@ class Batches:
 
 @contextmanager
 def _random_state_kept(seed: int) -> Iterator[None]:
-    states = take_rng()
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed(seed)
-    try:
+    with isolated():
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed(seed)
         yield
-    finally:
-        put_rng(states)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from deadpool_run.errors import ScriptError
 from deadpool_run.worker.order import Order, generators_of, isolated, set_epoch
 from deadpool_run.worker.rng import put_rng, rng_states, rng_tree, take_rng
+from deadpool_run.worker.trees import has_state
 
 NAME = "deadpool.batches"
 """The name under which a job protects its place in the data."""
@@ -58,7 +59,7 @@ class Batches:
         self.epoch = 0
         """Of the batch that was taken last."""
         self._loader: Any = loader
-        self._stateful = _has_state(loader)
+        self._stateful = has_state(loader)
         self._by_index = not self._stateful and _is_by_index(loader)
         if not (self._stateful or self._by_index or replay):
             raise ScriptError(_refusal(loader))
@@ -218,10 +219,6 @@ def _seed(begun: dict[str, Any]) -> bytes:
     for own in begun["own"]:
         found.update(own.numpy().tobytes())
     return found.digest()
-
-
-def _has_state(loader: Any) -> bool:
-    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
 def _is_by_index(loader: Any) -> bool:

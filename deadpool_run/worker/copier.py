@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.board import BUSY, EMPTY, Board, Copying
+from deadpool_run.vault.board import BUSY, EMPTY, Board, Cell, Copying
 from deadpool_run.vault.segments import free_slot, mark_empty
 from deadpool_run.worker.capture import Capture, SlotMemory, Writer
 
@@ -82,26 +82,22 @@ class Copier:
         A rank that stands still is not waited for: who is to blame for a hang is not decided here. Nor is one that waits
         for a slot where the job spans nodes: that takes as long as the network does, and training does not wait for it.
         """
-        deadline = time.monotonic() + _PEER_WAIT_S
         least = Copying.WRITING if self._board.spans_nodes else Copying.WAITING
-        while any(cell.copying >= least for cell in self._board.cells):
-            if self._interrupted():
-                return False
-            if time.monotonic() > deadline:
-                break
-            time.sleep(_SLOT_POLL_S)
-        return True
+        return self._wait_while(lambda cell: cell.copying >= least)
 
     def settle_version(self, version: Version) -> bool:
         """Return when every rank is past this version or has copied it, or stands still; False if one was lost before.
 
         At once where the job spans nodes: the board does not tell how far the ranks of others are.
         """
+        return self._board.spans_nodes or self._wait_while(
+            lambda cell: cell.completed < version or (cell.completed == version and cell.copying != Copying.NOTHING)
+        )
+
+    def _wait_while(self, is_behind: Callable[[Cell], bool]) -> bool:
+        """Return True when this holds of no rank, or has held of one for too long; False if a rank was lost before."""
         deadline = time.monotonic() + _PEER_WAIT_S
-        while not self._board.spans_nodes and any(
-            cell.completed < version or (cell.completed == version and cell.copying != Copying.NOTHING)
-            for cell in self._board.cells
-        ):
+        while any(map(is_behind, self._board.cells)):
             if self._interrupted():
                 return False
             if time.monotonic() > deadline:

@@ -26,15 +26,15 @@ def take(
     idle = [optimizer for optimizer in optimizers if id(optimizer.optimizer) not in stepped]
     if not idle and (optimizers or stepped):
         return []
-    found: dict[int, Tensor] = {}
-    if optimizers:
+    found: dict[int, Tensor]
+    if not optimizers:
+        found = {id(parameter): parameter for module in modules for _, parameter in module.parameters}
+    else:
         found = {id(parameter): parameter for optimizer in idle for _, parameter in optimizer.parameters()}
-        busy = (optimizer for optimizer in optimizers if id(optimizer.optimizer) in stepped)
-        for optimizer in busy:
+    for optimizer in optimizers:
+        if id(optimizer.optimizer) in stepped:
             for _, parameter in optimizer.parameters():
                 found.pop(id(parameter), None)
-    elif not stepped:
-        found = {id(parameter): parameter for module in modules for _, parameter in module.parameters}
     return [(parameter, parameter.grad.detach().clone()) for parameter in found.values() if parameter.grad is not None]
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from deadpool_run.worker.trees import copied
+from deadpool_run.worker.trees import copied, has_state
 
 _TORCHS_OWN = "torch.distributed.algorithms."
 _GENERATOR = "numpy.random.RandomState"
@@ -27,7 +27,7 @@ def take_hook(state: Any) -> Any:
     """Return a copy of what a hook's state holds; None of one without state, or of one that nobody can take."""
     if not is_stateful(state):
         return None
-    if _has_own_methods(state):
+    if has_state(state):
         return copied(state.state_dict())
     return {name: _taken(value) for name, value in _attributes(state) if _is_kept(value)}
 
@@ -36,7 +36,7 @@ def put_hook(state: Any, values: Any) -> None:
     """Set what `take_hook` returned."""
     if values is None:
         return
-    if _has_own_methods(state):
+    if has_state(state):
         state.load_state_dict(copied(values))
         return
     for name, value in values.items():
@@ -48,7 +48,7 @@ def put_hook(state: Any, values: Any) -> None:
 
 def is_stateful(state: Any) -> bool:
     """Say whether a hook's state is an object that remembers something, and is known how to be taken."""
-    return _has_own_methods(state) or type(state).__module__.startswith(_TORCHS_OWN)
+    return has_state(state) or type(state).__module__.startswith(_TORCHS_OWN)
 
 
 def is_unknown(state: Any) -> bool:
@@ -61,10 +61,6 @@ def settle(obj: Any) -> None:
     if isinstance(obj, GradScaler):
         # It notes that gradients are unscaled until its next `update()`, to which the interrupted step did not come.
         obj._per_optimizer_states.clear()  # noqa: SLF001 - a defaultdict of these notes
-
-
-def _has_own_methods(state: Any) -> bool:
-    return callable(getattr(state, "state_dict", None)) and callable(getattr(state, "load_state_dict", None))
 
 
 def _attributes(state: Any) -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,7 @@ from deadpool_run.wire.messages import Initialized
 from deadpool_run.worker import gloo, session
 from deadpool_run.worker.batches import NAME, Batches
 from deadpool_run.worker.member import REHEARSAL_STEPS, Member
+from deadpool_run.worker.trees import has_state
 
 _job: "Job | None" = None
 
@@ -114,8 +115,7 @@ class Job:
         for name, obj in objects.items():
             if name in self._names:
                 raise ScriptError(f"protect(): the name {name!r} is taken.\nGive each object a name of its own.")
-            has_state = callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
-            if not has_state and not isinstance(obj, torch.Generator):
+            if not has_state(obj) and not isinstance(obj, torch.Generator):
                 raise ScriptError(
                     f"protect(): {name}={type(obj).__name__} has no state_dict() and load_state_dict().\n"
                     "Give it both, or keep its state in an object that has them."

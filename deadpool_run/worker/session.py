@@ -56,8 +56,7 @@ class Session:
 
     def begin_again(self) -> None:
         """Be what the environment says now: another run of the script begins."""
-        for name, value in _given(os.environ).items():
-            setattr(self, name, value)
+        self._read_environment()
         self.step = None
         self.disturbed, self.give_up, self.leave = lambda: False, lambda _: None, lambda: (0, [])
 
@@ -69,9 +68,12 @@ class Session:
         for fd in (self.board_fd, *self.slot_fds, self.transcript_fd):
             os.close(fd)
         put_in_environment(rank, named)
+        self._read_environment()
+        self.link.preparing = None
+
+    def _read_environment(self) -> None:
         for name, value in _given(os.environ).items():
             setattr(self, name, value)
-        self.link.preparing = None
 
 
 def redirect(fds: dict[str, int]) -> None:

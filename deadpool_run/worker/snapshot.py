@@ -260,12 +260,13 @@ class Snapshots:
             self._protected.refresh(final=version > REHEARSED)
             plan = self._plan = Plan(self._protected, self._staging)
             self._counts = plan, plan.write_counts()
+        assert self._counts is not None  # `_take` has counted, with the same plan
         return Capture(
             version=version,
             plan=plan,
             values=self._values,
             rng=self._rng,
-            write_counts=plan.write_counts(),
+            write_counts=self._counts[1],
             ready=tuple(torch.cuda.current_stream(device).record_event() for device in plan.cuda_devices),
             ended=self._ended or not plan.cuda_devices,
         )

@@ -18,7 +18,7 @@ from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.vault.segments import Role
 from deadpool_run.worker import compat, gradients, hooks
 from deadpool_run.worker.optimizers import OptimizerState, Tracked, local
-from deadpool_run.worker.trees import copied
+from deadpool_run.worker.trees import copied, has_state
 
 _EXTRA = nn.Module.get_extra_state
 
@@ -198,7 +198,7 @@ class Protected:
             self.modules[name] = ModuleState(name, obj)
         elif isinstance(obj, Optimizer):
             self.optimizers[name] = OptimizerState(name, obj)
-        elif callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None)):
+        elif has_state(obj):
             self.objects[name] = obj
         else:
             kind = type(obj).__qualname__

@@ -24,6 +24,11 @@ _REMEDY = "Let state_dict() return tensors, numbers, strings, lists and dicts in
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device})
 
 
+def has_state(obj: object) -> bool:
+    """Tell whether an object has `state_dict()` and `load_state_dict()`."""
+    return callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
+
+
 def copied(tree: Any) -> Any:  # noqa: PLR0911 - one line for each kind
     """Return a copy of `tree` that shares nothing that can change with it. Tensors are cloned on their device."""
     kind = type(tree)

@@ -197,16 +197,22 @@ async def test_a_newcomer_gets_what_was_never_sent():
         assert c.body(0, 4) == WEIGHTS
 
 
+async def buddy_with_transcript(a):
+    """Return a buddy of rank 0 that has taken its transcript, and the transcript's token."""
+    fake = FakeBuddy()
+    a.seal(0)
+    a.replicator.set_buddies({Rank(0): (fake.peer,)})
+    await off(fake.accept)
+    offer = await off(fake.offered)
+    await off(fake.take, offer)
+    fake.say_held(transcript=offer["token"])
+    return fake, offer["token"]
+
+
 @in_loop
 async def test_a_slot_that_is_overwritten_while_it_is_compared_is_torn():
     async with cluster("a") as (a,):
-        fake = FakeBuddy()
-        a.seal(0)
-        a.replicator.set_buddies({Rank(0): (fake.peer,)})
-        await off(fake.accept)
-        offer = await off(fake.offered)
-        await off(fake.take, offer)
-        fake.say_held(transcript=offer["token"])
+        fake, _ = await buddy_with_transcript(a)
         a.capture(0, 1, slot=0, body=WEIGHTS)
         offer = await off(fake.offered)
         assert offer["compare"]
@@ -219,18 +225,12 @@ async def test_a_slot_that_is_overwritten_while_it_is_compared_is_torn():
 @in_loop
 async def test_chunks_that_were_not_asked_for_in_the_end_have_not_been_missed():
     async with cluster("a") as (a,):
-        fake = FakeBuddy()
-        a.seal(0)
-        a.replicator.set_buddies({Rank(0): (fake.peer,)})
-        await off(fake.accept)
-        transcript = await off(fake.offered)
-        await off(fake.take, transcript)
-        fake.say_held(transcript=transcript["token"])
+        fake, token = await buddy_with_transcript(a)
         for version in range(5):
             a.capture(0, version)
             offer = await off(fake.offered)
             assert offer["compare"], "nobody has looked for them yet"
-            fake.say_held([version, offer["token"]], transcript=transcript["token"])
+            fake.say_held([version, offer["token"]], transcript=token)
         await off(fake.close)
 
 

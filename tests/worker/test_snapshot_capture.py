@@ -88,13 +88,18 @@ def test_only_versions_that_the_interval_divides_are_captured(slots):
     snapshots.close()
 
 
+def fill(snapshots):
+    """Have both slots hold a version: 0 and 1."""
+    for version in range(2):
+        snapshots.begin(version)
+        snapshots.wait()
+
+
 def test_a_capture_that_finds_no_slot_is_skipped_and_announced(pair):
     skipped = []
     snapshots = pair.own(0, on_skip=skipped.append)
     other = pair.board.cells[1]
-    for version in range(2):
-        snapshots.begin(version)
-        snapshots.wait()
+    fill(snapshots)
     other.set_slot(0, 0)
     snapshots.begin(2)  # version 0 is committed, 1 may come to be
     snapshots.wait()
@@ -113,9 +118,7 @@ def test_a_peers_skip_frees_the_slot(pair):
     snapshots = pair.own(0, on_skip=skipped.append)
     other = pair.board.cells[1]
     other.set_slot(0, 0)
-    for version in range(2):
-        snapshots.begin(version)
-        snapshots.wait()
+    fill(snapshots)
     other.skipped = 1
     snapshots.begin(2)
     snapshots.wait()
@@ -127,9 +130,7 @@ def test_a_peers_skip_frees_the_slot(pair):
 def test_a_capture_waits_for_a_slot_while_it_may(pair):
     snapshots = pair.own(0)
     other = pair.board.cells[1]
-    for version in range(2):
-        snapshots.begin(version)
-        snapshots.wait()
+    fill(snapshots)
     other.set_slot(0, 0)
     freed = threading.Timer(0.1, lambda: other.set_slot(1, 1))
     freed.start()
@@ -144,9 +145,7 @@ def test_who_is_not_in_a_hurry_gives_no_capture_up(pair):
     skipped = []
     snapshots = pair.own(0, on_skip=skipped.append)
     other = pair.board.cells[1]
-    for version in range(2):
-        snapshots.begin(version)
-        snapshots.wait()
+    fill(snapshots)
     other.set_slot(0, 0)
     freed = threading.Timer(0.1, lambda: other.set_slot(1, 1))
     freed.start()
