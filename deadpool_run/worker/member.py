@@ -6,8 +6,6 @@ which only set flags, free blocked waits, or send.
 
 import functools
 import time
-import traceback
-from dataclasses import replace
 from datetime import timedelta
 from typing import NoReturn
 
@@ -16,15 +14,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from deadpool_run.errors import AttachError, SnapshotError, StepAborted
+from deadpool_run.errors import AttachError, StepAborted
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.board import Board, Phase
-from deadpool_run.vault.segments import read_blob, write_blob
 from deadpool_run.wire import messages
 from deadpool_run.worker import compat, groups, marking
 from deadpool_run.worker.attach import Source
 from deadpool_run.worker.session import Session
 from deadpool_run.worker.snapshot import Snapshots
+from deadpool_run.worker.straying import Straying
 from deadpool_run.worker.transcript import Transcript
 
 REHEARSAL_STEPS = 2
@@ -51,7 +49,7 @@ class Member:
         self._stopped = False  # the optimizer was stopped in this step
         self._updates = False  # every undisturbed step so far has stepped an optimizer, and there was one
         self._steps_done = 0  # undisturbed ones, by this run of the script
-        self._broken: messages.DrainBroke | None = None  # why the script cannot be drained
+        self._straying = Straying(session.link)
         self._released = False
         self._first_of_epoch = False
         self._step_began_ns = 0
@@ -71,7 +69,7 @@ class Member:
         )
         self.registry = groups.Registry(cell=self._cell, on_failure=self._suspect, timeout=timeout)
         if session.newcomer:
-            self.registry.playback = _recorded(session)
+            self.registry.playback = Transcript.read(session.transcript_fd)
         else:
             self.registry.recording = Transcript()
         session.disturbed, session.give_up = self.disturbed, self.give_up
@@ -104,7 +102,7 @@ class Member:
         if not self.rehearsing:
             self.registry.abort()
         self.registry.interrupt_attach()
-        self._tell_broken(epoch)
+        self._straying.tell(epoch, attached=self._epoch)
 
     def _heard_interval(self, interval: int) -> None:
         self.snapshots.interval = interval
@@ -244,7 +242,7 @@ class Member:
         transcript = self.registry.recording
         self.registry.recording = None
         if transcript is not None:
-            write_blob(self.session.transcript_fd, transcript.to_bytes())
+            transcript.write(self.session.transcript_fd)
             self._link.send(messages.Sealed(self.snapshots.likeness()))
 
     # --- what cannot be drained ----------------------------------------------------------------------------------
@@ -269,20 +267,8 @@ class Member:
             self._break("it left its loop")
 
     def _break(self, why: str | BaseException) -> None:
-        if isinstance(why, str):
-            self._broken = messages.DrainBroke(0, why)
-        else:
-            kind, text = type(why).__name__, "".join(traceback.format_exception(why))
-            self._broken = messages.DrainBroke(
-                0, f"{kind}: {why}", step=self.session.step, kind=kind, error=str(why), traceback=text
-            )
-        if self._link.orders.epoch > self._epoch:
-            self._tell_broken(self._link.orders.epoch)
-
-    def _tell_broken(self, epoch: int) -> None:
-        """Say it, and again in each epoch that begins: of one that is over, or not yet known, it would not be heard."""
-        if self._broken is not None and epoch > self._epoch:
-            self._link.send(replace(self._broken, epoch=epoch, again=self._link.reentrant))
+        self._straying.note(why, self.session.step)
+        self._straying.tell(self._link.orders.epoch, attached=self._epoch)
 
     def leave(self) -> tuple[int, list[int]]:
         """Take down what this run of the script made: another begins. Returns the steps done and the versions held."""
@@ -425,11 +411,3 @@ class Member:
         self._hook.remove()
         self.registry.shut_down()
         self.snapshots.close()
-
-
-def _recorded(session: Session) -> Transcript:
-    """Return what the rank's last owners recorded. Raises `SnapshotError`."""
-    blob = read_blob(session.transcript_fd)
-    if blob is None:
-        raise SnapshotError(f"rank {session.rank} has no complete transcript to rehearse with")
-    return Transcript.from_bytes(blob)

@@ -20,6 +20,7 @@ from typing import Any, Self
 import torch
 
 from deadpool_run.errors import SnapshotError
+from deadpool_run.vault.segments import read_blob, write_blob
 
 MAX_FLOAT_BYTES = 4 << 10
 """Floating-point outputs up to this size are control values (a loss, a norm); larger ones are data."""
@@ -105,6 +106,18 @@ class Transcript:
             if value is not None:
                 output.data.copy_(value)
         return slot
+
+    def write(self, fd: int) -> None:
+        """Store the transcript in a rank's segment of the vault. Raises `SnapshotError` if it overflowed."""
+        write_blob(fd, self.to_bytes())
+
+    @classmethod
+    def read(cls, fd: int) -> Self:
+        """Return what the rank's last owner stored. Raises `SnapshotError` if nothing whole is there."""
+        blob = read_blob(fd)
+        if blob is None:
+            raise SnapshotError("no complete transcript is held for this rank, so that nobody can rehearse as it")
+        return cls.from_bytes(blob)
 
     def to_bytes(self) -> bytes:
         """Return the transcript in its stored form. Raises `SnapshotError` if it overflowed."""

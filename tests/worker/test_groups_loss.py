@@ -1,14 +1,10 @@
 """A member dies or an abort is ordered: what blocks is freed at once, nothing raises, nothing else is touched."""
 
-import functools
-import gc
-import json
 import os
 import socket
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +12,6 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from kit.world import TIMEOUT
 
-from deadpool_run.errors import AttachError
-from deadpool_run.worker import compat
 from deadpool_run.worker.groups import GroupState
 
 FREED_S = 1.0
@@ -263,194 +257,6 @@ def test_connections_are_found_whatever_the_address(make_world, variables):
     assert tainted
 
 
-def descriptors():
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def threads():
-    return len(list(Path("/proc/self/task").iterdir()))
-
-
-def waiters():
-    """The threads of the pool, which has as many as were ever busy at once."""
-    return sum(thread.name == "deadpool-wait" for thread in threading.enumerate())
-
-
-def rebuilds(member, count):
-    member.start()
-    sub = dist.new_group([0, 1, 2])
-    sizes, times = [], []
-    for epoch in range(2, count + 2):
-        member.registry.begin_step()
-        x = torch.ones(4)
-        dist.all_reduce(x)
-        dist.all_reduce(x, group=sub)
-        assert x[0] == 9
-        assert not member.registry.tainted
-        member.registry.abort()
-        dist.all_reduce(x)
-        start = time.monotonic()
-        member.registry.attach(member.store, f"e{epoch}", TIMEOUT)
-        times.append(time.monotonic() - start)
-        gc.collect()
-        member.meet(f"built{epoch}")
-        pool = waiters()
-        sizes.append((descriptors(), threads() - pool, pool))
-    member.registry.shut_down()
-    return sizes, sorted(times)[len(times) // 2]
-
-
-def test_rebuilding_many_times_leaves_threads_and_descriptors_flat(make_world):
-    for sizes, median in make_world(3).run(rebuilds, 50):
-        assert max(fds for fds, _, _ in sizes) <= sizes[0][0] + 1  # a connection of the last helper may still close
-        assert max(tasks for _, tasks, _ in sizes) <= sizes[0][1] + 1
-        assert max(pool for _, _, pool in sizes) <= 6  # two waits, a release and a freeing, and the next epoch's
-        assert median < 1.0
-
-
-def wait_for_threads(count):
-    """Until no more are left; a thread that was joined is seen a moment longer by the kernel."""
-    deadline = time.monotonic() + 20
-    while threads() > count and time.monotonic() < deadline:
-        threading.Event().wait(0.005)
-
-
-def free_what_was_cut(member):
-    with pytest.raises(AttachError):
-        member.registry.attach(member.store, "never", LONG, lambda: True)
-
-
-def waits_for_a_missing_member(member):
-    member.start()
-    member.meet("started")
-    member.registry.abort()
-    if member.rank == 1:
-        member.store.wait(["done0"], TIMEOUT)
-        return None
-    free_what_was_cut(member)
-    before = threads()
-    interrupted = []
-
-    def interrupt():
-        interrupted.append(time.monotonic())
-        member.registry.interrupt_attach()
-
-    timer = threading.Timer(0.2, interrupt)
-    timer.start()
-    with pytest.raises(AttachError, match="further member"):
-        member.registry.attach(member.store, "e2", LONG)
-    raised = time.monotonic() - interrupted[0]
-    timer.join()
-    assert member.registry.state is GroupState.DRAINING
-    with pytest.raises(AttachError, match="did not come"):
-        member.registry.attach(member.store, "e3", timedelta(seconds=0.3))
-    with pytest.raises(AttachError):
-        member.registry.attach(member.store, "e4", LONG, lambda: True)
-    dist.all_reduce(torch.ones(2))  # fake
-    wait_for_threads(before)
-    member.store.set("done0", "1")
-    return raised, threads() - before
-
-
-def test_an_attach_is_interrupted_and_its_helper_ends(make_world):
-    raised, left = make_world(2).run(waits_for_a_missing_member)[0]
-    assert raised < FREED_S
-    assert left <= 0
-
-
-def follows_the_store(member):
-    """The store moves to another address; the attach in which the old one still counts is not theirs any more."""
-    member.start()
-    member.meet("started")
-    member.registry.abort()
-    if member.rank == 0:
-        moved = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        member.store.set("moved", str(moved.port))
-    open_moved = functools.partial(compat.open_store, "127.0.0.1", int(member.store.get("moved")), TIMEOUT)
-    for epoch in ("e2", "e3"):
-        member.registry.attach(open_moved, epoch, LONG)
-        dist.all_reduce(x := torch.ones(2))
-        dist.all_reduce(x, group=dist.new_group([0, 1]))
-        member.meet(epoch)
-        member.registry.abort()
-    assert open_moved().check(["e2/@0", "e3/@1"])
-    assert not member.store.check(["e2/@0"])
-    member.meet("end")
-    return x.tolist(), member.failures
-
-
-def test_members_meet_at_a_store_that_has_moved(make_world):
-    assert make_world(2).run(follows_the_store) == [([4.0, 4.0], [])] * 2
-
-
-def connects_to_nobody(member):
-    """The new store's host does not answer: the attach is left at once all the same."""
-    member.start()
-    member.meet("started")
-    member.registry.abort()
-    silent = socket.create_server(("127.0.0.1", 0))  # takes connections, says nothing
-    open_silent = functools.partial(compat.open_store, *silent.getsockname(), timedelta(seconds=2))
-    interrupted = []
-
-    def interrupt():
-        interrupted.append(time.monotonic())
-        member.registry.interrupt_attach()
-
-    timer = threading.Timer(0.2, interrupt)
-    timer.start()
-    with pytest.raises(AttachError, match="further member"):
-        member.registry.attach(open_silent, "e2", LONG)
-    raised = time.monotonic() - interrupted[0]
-    timer.join()
-    silent.close()
-    member.registry.attach(member.store, "e3", LONG)
-    dist.all_reduce(x := torch.ones(2))
-    return raised < FREED_S, x.tolist()
-
-
-def test_a_store_that_does_not_answer_holds_nobody(make_world):
-    assert make_world(2).run(connects_to_nobody) == [(True, [2.0, 2.0])] * 2
-
-
-def is_stuck_in_gloo(member):
-    """The other member announces itself and then dies: Gloo waits for it in a call that nothing can end early."""
-    member.start()
-    member.meet("started")
-    member.registry.abort()
-    if member.rank == 1:
-        member.store.set("e2/@1", json.dumps({"endpoint": ["127.0.0.1", 1], "groups": ["0"]}))
-        if member.store.add("e2/@come", 1) == 2:
-            member.store.set("e2/@go", "all")
-        member.store.wait(["done"], TIMEOUT)
-        return None
-    free_what_was_cut(member)
-    before = threads(), descriptors()
-    interrupted = []
-
-    def interrupt():
-        interrupted.append(time.monotonic())
-        member.registry.abort()
-
-    timer = threading.Timer(0.3, interrupt)
-    timer.start()
-    with pytest.raises(AttachError, match="further member"):
-        member.registry.attach(member.store, "e2", timedelta(seconds=3))
-    raised = time.monotonic() - interrupted[0]
-    timer.join()
-    busy = any(thread.name == "deadpool-attach" for thread in threading.enumerate())
-    wait_for_threads(before[0])
-    member.store.set("done", "1")
-    return raised, busy, threads() - before[0], descriptors() - before[1]
-
-
-def test_an_attach_that_is_stuck_in_gloo_is_left_at_once_and_ends_by_itself(make_world):
-    raised, busy, threads_left, descriptors_left = make_world(2).run(is_stuck_in_gloo)[0]
-    assert raised < FREED_S
-    assert busy, "Gloo did not block: the test shows nothing"
-    assert threads_left <= 0
-    assert descriptors_left <= 1  # a connection to the store is kept for the next attach
-
-
 def times_out(member):
     member.start(timeout=timedelta(seconds=1))
     member.meet("started")
@@ -476,24 +282,3 @@ def test_a_time_out_of_the_users_starts_a_drain_and_is_not_that_of_attach(make_w
     assert seconds[1] < FREED_S
     assert state is GroupState.DRAINING
     assert len(failures) == 1
-
-
-def lacks_a_group(member):
-    member.start()
-    member.meet("started")
-    if member.rank == 0:
-        member.registry.abort()
-        dist.new_group([0, 1])
-    member.meet("created")
-    member.registry.abort()
-    with (
-        pytest.raises(AttachError, match=r"ranks \[1\] have no group")
-        if member.rank == 0
-        else pytest.raises(AttachError)
-    ):
-        member.registry.attach(member.store, "e2", timedelta(seconds=2))
-    return True
-
-
-def test_a_group_that_not_every_member_has_is_named(make_world):
-    assert all(make_world(2).run(lacks_a_group))
