@@ -24,7 +24,7 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device, synchronize_rng_states
 
 import deadpool_run as deadpool
-from deadpool_run.integrations.batches import Batches
+from deadpool_run.integrations.seekable import SeekableLoader
 
 
 def updates(accelerator: Accelerator, loader: Any, epochs: int) -> Iterator[tuple[deadpool.Step, Iterator[Any]]]:
@@ -36,7 +36,7 @@ def updates(accelerator: Accelerator, loader: Any, epochs: int) -> Iterator[tupl
     job = deadpool.init()
     if loader.rng_types:
         synchronize_rng_states(loader.rng_types, loader.synchronized_generator)  # as each of its epochs would begin
-    batches = Batches(loader)
+    batches = SeekableLoader(loader)
     accumulated = accelerator.gradient_accumulation_steps
     per_epoch = math.ceil(len(batches) / accumulated)
     _protect(job, accelerator, batches)
@@ -58,7 +58,7 @@ def _micro_batches(accelerator: Any, rest: Iterator[Any], count: int) -> Iterato
         yield send_to_device(batch, accelerator.device)
 
 
-def _protect(job: deadpool.Job, accelerator: Any, batches: Batches) -> None:
+def _protect(job: deadpool.Job, accelerator: Any, batches: SeekableLoader) -> None:
     job.protect(batches=batches)
     for kind, found in (
         ("model", accelerator._models),  # noqa: SLF001 - accelerate has no public names for these

@@ -20,8 +20,8 @@ from transformers.trainer_callback import ExportableState
 
 import deadpool_run as deadpool
 from deadpool_run.errors import ScriptError
-from deadpool_run.integrations.batches import Batches
 from deadpool_run.integrations.driver import StepDriver, guard
+from deadpool_run.integrations.seekable import SeekableLoader
 
 _UNLESS_REAL = ("should_log", "should_evaluate", "should_save", "should_epoch_stop", "should_training_stop")
 
@@ -65,7 +65,7 @@ class _Protected:
     def get_train_dataloader(self) -> Any:
         """Return the loader with a way to begin anywhere."""
         seed = self.args.data_seed if self.args.data_seed is not None else self.args.seed
-        return Batches(super().get_train_dataloader(), seed)  # type: ignore[misc]
+        return SeekableLoader(super().get_train_dataloader(), seed)  # type: ignore[misc]
 
     def _run_epoch(self, **arguments: Any) -> None:
         self.deadpool.run(super()._run_epoch, **arguments)  # type: ignore[misc]
@@ -152,7 +152,7 @@ class _Loop:
             if not (at_end or self.job.interrupted):
                 return
 
-    def batches(self, loader: Batches, epoch: int, skipped: int) -> Iterator[Any]:
+    def batches(self, loader: SeekableLoader, epoch: int, skipped: int) -> Iterator[Any]:
         """Yield the micro-batches; before the first of each update but the first, ask which update is next."""
         assert self._driver is not None
         accumulated = self._trainer.args.gradient_accumulation_steps
@@ -165,7 +165,7 @@ class _Loop:
                     raise _Moved
             yield from batch_of()
 
-    def _begin(self, loader: Batches) -> StepDriver:
+    def _begin(self, loader: SeekableLoader) -> StepDriver:
         """Protect what the Trainer has made by now."""
         trainer, job = self._trainer, self.job
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
@@ -193,7 +193,7 @@ def _lazily(batches: Iterator[Any]) -> Iterator[Callable[[], Iterator[Any]]]:
 class _Epoch:
     """What the Trainer's loop takes for its DataLoader."""
 
-    def __init__(self, loop: _Loop, loader: Batches, epoch: int, skipped: int) -> None:
+    def __init__(self, loop: _Loop, loader: SeekableLoader, epoch: int, skipped: int) -> None:
         self._loop, self._place = loop, (loader, epoch, skipped)
 
     def __iter__(self) -> Iterator[Any]:

@@ -24,8 +24,8 @@ from lightning.pytorch.strategies import DDPStrategy
 
 import deadpool_run as deadpool
 from deadpool_run.errors import ScriptError
-from deadpool_run.integrations.batches import Batches
 from deadpool_run.integrations.driver import StepDriver, guard
+from deadpool_run.integrations.seekable import SeekableLoader
 
 
 def protect(trainer: Trainer) -> Trainer:
@@ -95,7 +95,7 @@ class _Protected:
 class _Fetcher:
     """What the loop takes for its data fetcher: the batches of one epoch, in order."""
 
-    def __init__(self, batches: Batches, length: int) -> None:
+    def __init__(self, batches: SeekableLoader, length: int) -> None:
         self.batches = batches
         self.length = length
         self.fetched = 0
@@ -143,7 +143,7 @@ class _Loop:
         if len(loaders.flattened) != 1:
             raise ScriptError("several training DataLoaders cannot be protected.\nCombine them into one dataset.")
         loaders._iterator.iterators = []  # noqa: SLF001 - ends the workers of the iterator that nobody will use
-        self.fetcher = _Fetcher(Batches(loaders.flattened[0]), int(trainer.num_training_batches))
+        self.fetcher = _Fetcher(SeekableLoader(loaders.flattened[0]), int(trainer.num_training_batches))
         self._protect()
         for owner, name in ((trainer, "save_checkpoint"), (trainer._logger_connector, "log_metrics")):  # noqa: SLF001
             setattr(owner, name, self._only_for_real(getattr(owner, name)))

@@ -137,10 +137,17 @@ def _arrive(index: Any, seed: bytes, number: int) -> Any:
 
 
 def samplers(loader: Any) -> list[Any]:
-    """Return a loader's samplers, from the outermost in."""
-    found = [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
-    found.append(getattr(found[0], "sampler", None))
-    return list({id(each): each for each in found if each is not None}.values())
+    """Return a loader's samplers, from the outermost in: those that they draw from, too."""
+    found: list[Any] = []
+    within = [loader]
+    while within:
+        part = within.pop(0)
+        for name in ("batch_sampler", "sampler"):
+            inner = getattr(part, name, None)
+            if inner is not None and not any(inner is known for known in found):
+                found.append(inner)
+                within.append(inner)
+    return found
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -5,8 +5,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
 
 from deadpool_run.errors import ScriptError, StepAborted
-from deadpool_run.integrations.batches import Batches
 from deadpool_run.integrations.driver import guard
+from deadpool_run.integrations.seekable import SeekableLoader
 
 DATA = TensorDataset(torch.arange(22))
 
@@ -39,10 +39,10 @@ def epochs_of(make):
 def test_batches_are_the_loaders_own_from_any_place(make):
     expected = epochs_of(make)
     assert expected[0] != expected[1]
-    batches = Batches(make())
+    batches = SeekableLoader(make())
     for epoch, position in ((0, 0), (0, 2), (2, 1), (2, 0)):
         assert plain(batches.at(epoch, position)) == expected[epoch][position:]
-    other = Batches(make())
+    other = SeekableLoader(make())
     list(other.at(0, 0))
     other.load_state_dict(batches.state_dict())
     assert plain(other.at(2, 1)) == expected[2][1:]
@@ -50,7 +50,7 @@ def test_batches_are_the_loaders_own_from_any_place(make):
 
 def test_a_rollback_over_an_epochs_end_is_in_the_state():
     expected = epochs_of(own_generator)
-    batches = Batches(own_generator())
+    batches = SeekableLoader(own_generator())
     list(batches.at(0, 0))
     state = batches.state_dict()
     list(batches.at(1, 0))
@@ -60,7 +60,7 @@ def test_a_rollback_over_an_epochs_end_is_in_the_state():
 
 
 def test_only_an_epochs_begin_draws_from_the_global_generator():
-    batches = Batches(with_epochs())
+    batches = SeekableLoader(with_epochs())
     before = torch.get_rng_state()
     list(batches.at(1, 2))
     list(batches.at(1, 0, draw=False))
@@ -79,7 +79,7 @@ class Stream(IterableDataset):
 
 def test_a_stream_is_refused():
     with pytest.raises(ScriptError, match="IterableDataset"):
-        Batches(DataLoader(Stream()))
+        SeekableLoader(DataLoader(Stream()))
 
 
 def test_a_guarded_optimizer_calls_its_closure_before_it_can_be_stopped():

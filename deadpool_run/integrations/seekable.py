@@ -1,4 +1,8 @@
-"""The batches of a map-style DataLoader from any place of any epoch on, found without loading those before."""
+"""The batches of a map-style DataLoader from any place of any epoch on, found without loading those before.
+
+For loops that are a framework's: they say at which batch of which epoch they are. `Job.batches` is for loops that take one
+batch after the other; it iterates over the loader itself, which a framework's loader would answer with collectives of its own.
+"""
 
 import random
 import sys
@@ -10,12 +14,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.worker.order import isolated
+from deadpool_run.worker.order import isolated, samplers
 
 _KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 
 
-class Batches:
+class SeekableLoader:
     """A DataLoader whose order can be had for any epoch, and is the one that the loader gives.
 
     Samplers that have `set_epoch` are told the epoch. Those with a generator of their own draw from it epoch by epoch. Any
@@ -74,7 +78,7 @@ class Batches:
     def _order(self, epoch: int) -> list[Any]:
         """Return the epoch's batches of indices."""
         with _random_state_kept(self._seed + epoch):
-            for part in self._samplers():
+            for part in samplers(self.loader):
                 if hasattr(part, "set_epoch"):
                     part.set_epoch(epoch)
             if self._generator is None or self._begin is None:
@@ -88,18 +92,11 @@ class Batches:
 
     def _own_generator(self) -> torch.Generator | None:
         """Return what the sampler draws from, unless it is seeded anew in each epoch."""
-        for part in self._samplers():
+        for part in samplers(self.loader):
             generator = getattr(part, "generator", None)
             if isinstance(generator, torch.Generator) and not hasattr(part, "set_epoch"):
                 return generator
         return None
-
-    def _samplers(self) -> Iterator[Any]:
-        """Yield the batch sampler and what it draws from, outermost first."""
-        part = self.loader.batch_sampler
-        while part is not None:
-            yield part
-            part = getattr(part, "batch_sampler", None) or getattr(part, "sampler", None)
 
 
 @contextmanager
