@@ -8,7 +8,7 @@ TORCHRUN_OPTIONS = (
         panel=TORCHRUN,
         metavar="N",
         default="1",
-        help="Ranks to train with: a number, `gpu` (one for each GPU), `cpu` (one for each CPU) or `auto` (GPUs if there are any, else CPUs).",
+        help="Ranks to train with: a number, `gpu` (one for each GPU), `cpu` (one for each CPU that it may use) or `auto` (GPUs if there are any, else CPUs).",
     ),
     Option(
         name="nnodes",

@@ -1,5 +1,6 @@
 """From values to what is started, and what is refused."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from deadpool_run.agent.binding import BindingMode
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, LOGS_OFF, Mode, StartMethod, Streams
 from deadpool_run.cli.launch import directory_name, plan, split_needles
-from deadpool_run.cli.machine import Surroundings, count_gpus, state_dir
+from deadpool_run.cli.machine import Surroundings, count_gpus, look_around, state_dir
 from deadpool_run.cli.options import Values, resolve
 from deadpool_run.errors import UsageError
 
@@ -34,6 +35,15 @@ def planned(argv=("train.py",), environment=None, gpus=0, plugins=lambda _: froz
 @pytest.fixture(autouse=True)
 def _this_interpreter(monkeypatch):
     monkeypatch.setattr("sys.executable", PYTHON)
+
+
+def test_the_cpus_are_those_that_may_be_used():
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert look_around({}).cpus == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def test_the_defaults_are_torchruns():
