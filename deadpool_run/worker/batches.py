@@ -5,6 +5,7 @@ beginning, and what was used already is skipped in the order, never loaded. A lo
 """
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,14 @@ class Batches:
         self._by_index = not self._stateful and _is_by_index(loader)
         if not (self._stateful or self._by_index or replay):
             raise ScriptError(_refusal(loader))
+        if self._stateful and isinstance(loader, DataLoader) and loader.num_workers > 0:
+            warnings.warn(
+                f"batches(): what the workers of a {type(loader).__name__} draw (random augmentation) is in no state_dict() "
+                "of it, and is drawn otherwise after a repair.\nDraw from the sample's index and the epoch, or use a "
+                "DataLoader over a map-style dataset, whose workers' draws are put back.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         self._order = Order(loader) if self._by_index and isinstance(loader, DataLoader) else None
         # In the main process, to load a batch draws from the generators: a batch is then always loaded again.
         self._keeps = isinstance(loader, DataLoader) and loader.num_workers > 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.worker.batches import Batches
@@ -176,6 +177,12 @@ def test_what_cannot_be_put_back_is_refused(loader):
 def test_a_loader_without_a_length_needs_steps():
     with pytest.raises(ScriptError, match=r"does not say how many.*\nGive steps"):
         Batches(DataLoader(items_data.Stream(), BATCH), replay=True).per_epoch()
+
+
+def test_of_what_workers_draw_and_their_loader_does_not_keep_is_warned():
+    with pytest.warns(RuntimeWarning, match="workers of a StatefulDataLoader draw"):
+        Batches(StatefulDataLoader(Counted(), BATCH, num_workers=1))
+    Batches(StatefulDataLoader(Counted(), BATCH))  # in the main process the generators are protected
 
 
 def test_an_empty_loader_is_refused():

@@ -21,16 +21,19 @@ PER_EPOCH = 5
 
 
 class Samples(Dataset):
-    """Samples that are told by their index, each with noise of every generator."""
+    """Samples that are told by their index, each with noise of every generator if it is to be."""
 
-    def __init__(self, size):
+    def __init__(self, size, *, noisy=True):
         self.size = size
+        self.noisy = noisy
 
     def __len__(self):
         return self.size
 
     def __getitem__(self, index):
         fixed = torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
+        if not self.noisy:
+            return index, fixed
         noise = torch.rand(()) + random.random() + float(np.random.rand())  # noqa: NPY002
         return index, fixed + 0.1 * noise
 
@@ -100,7 +103,7 @@ def own_sampler(rank, _size):
 
 
 class Stateful:
-    """A loader that puts itself back, as torchdata's StatefulDataLoader does."""
+    """A loader that puts itself back, without help of torchdata."""
 
     def __init__(self, rank):
         self._samples = Samples(PER_EPOCH * BATCH)
@@ -131,6 +134,15 @@ class Stateful:
 @item("Job.batches: a loader with state_dict")
 def stateful(rank, _size):
     return fed(rank, Stateful(rank))
+
+
+@item("Job.batches: torchdata's StatefulDataLoader, shuffled, workers")
+def torchdatas(rank, size):
+    from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: PLC0415 - the one item that needs it
+
+    samples = Samples(PER_EPOCH * BATCH * size, noisy=False)  # its workers' generators are in no state_dict
+    sampler = DistributedSampler(samples, size, rank, seed=7)
+    return fed(rank, StatefulDataLoader(samples, BATCH, sampler=sampler, num_workers=2))
 
 
 class Stream(IterableDataset):
