@@ -27,6 +27,8 @@ SETTINGS = Settings(world_size=2, spares=1, hot_spares=True, max_restarts=1)
 MOST_STATES = 2000
 NOW = 1000.0
 
+pytestmark = pytest.mark.xdist_group("table")  # the states are explored once
+
 
 def events_of_worker(state: State, worker: int, epoch: int) -> Iterator[ev.Event]:
     yield ev.WorkerStarted(worker, 4242)

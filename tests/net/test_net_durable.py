@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from kit.choice import often
 from kit.processes import marked
 
 from deadpool_run.agent.nursery_main import COMMAND
@@ -40,6 +39,7 @@ def unfinished(place):
     return [path for path in place.iterdir() if path.suffix == ".tmp"] if place.is_dir() else []
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_leaves_its_last_step(fleet, reference, tmp_path):
     job = train(fleet, tmp_path / "kept", shape=SPARE)
     job.check_repaired(expected(reference), [], [0, 1, 2, 3])
@@ -83,7 +83,8 @@ def test_a_rank_and_all_who_hold_its_state_are_lost_and_other_hosts_come(fleet, 
     assert min(e["version"] for e in job.events[begun:] if e["kind"] == "state") == first
 
 
-@pytest.mark.parametrize("told", often(["the coordinator's", "another"], {"another"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("told", ["the coordinator's", "another"])
 def test_an_end_that_is_foretold_to_any_host(fleet, reference, tmp_path, told):
     place = tmp_path / "kept"
     job = train(fleet, place, every="60m", shape=SPARE)
@@ -97,6 +98,7 @@ def test_an_end_that_is_foretold_to_any_host(fleet, reference, tmp_path, told):
     again.check_repaired(expected(reference, first=first), [], [0, 1, 2, 3])
 
 
+@pytest.mark.slow
 def test_whoever_leads_next_goes_on_with_the_checkpoints(fleet, reference, tmp_path):
     place = tmp_path / "kept"
     job = train(fleet, place, shape=SPARE)
@@ -116,6 +118,7 @@ def test_whoever_leads_next_goes_on_with_the_checkpoints(fleet, reference, tmp_p
     assert not unfinished(place)
 
 
+@pytest.mark.slow
 def test_a_host_that_is_lost_while_one_is_written_makes_it_void(fleet, reference, tmp_path):
     place = tmp_path / "kept"
     job = train(fleet, place, shape=SPARE)
@@ -132,6 +135,7 @@ def test_a_host_that_is_lost_while_one_is_written_makes_it_void(fleet, reference
     assert not unfinished(place)
 
 
+@pytest.mark.slow
 def test_a_host_whose_storage_does_not_answer_is_named_and_training_goes_on(fleet, reference, tmp_path):
     place = tmp_path / "kept"
     job = train(fleet, place, shape=SPARE, more=("--durable-timeout", "3"))
@@ -175,6 +179,7 @@ def test_the_coordinator_is_lost_while_what_was_foretold_is_written(fleet, tmp_p
     assert not unfinished(place)
 
 
+@pytest.mark.slow
 def test_the_coordinator_is_lost_while_a_job_whose_end_was_foretold_is_ended(fleet, tmp_path):
     """One worker does not end before whoever led is gone; only the log tells the next one why the job is ended."""
     job, host = held(fleet, tmp_path / "kept")
@@ -188,6 +193,7 @@ def test_the_coordinator_is_lost_while_a_job_whose_end_was_foretold_is_ended(fle
     assert newest(tmp_path / "kept") == 5
 
 
+@pytest.mark.slow
 def test_the_coordinator_is_lost_while_the_last_step_is_written(fleet, reference, tmp_path):
     """All ranks are through and gone: nobody is left but agents, and all of them hear that it ended well."""
     job, host = held(fleet, tmp_path / "kept")

@@ -36,7 +36,8 @@ def test_a_restart_more_than_allowed_ends_it_on_every_host(unmanaged):
     assert not job.account.of("end")
 
 
-@pytest.mark.parametrize("silent", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("silent", [False, True])
 def test_a_host_in_reserve_takes_the_place_of_one_that_is_lost(unmanaged, silent):
     job = unmanaged("--hold", "3", hosts=3, spares="1")
     job.wait_until(lambda: job.account.of("held"), "rank 3 at its third step")

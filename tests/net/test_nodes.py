@@ -3,7 +3,6 @@
 import signal
 
 import pytest
-from kit.choice import often
 
 STEPS = 30
 STEP = ("--least-ms", "100")
@@ -29,6 +28,7 @@ def others(*hosts):
     return [host for host in range(4) if host not in hosts]
 
 
+@pytest.mark.slow
 def test_an_unfailed_job_over_several_hosts_is_that_of_one(fleet, reference):
     job = fleet("--layout", "ddp", "--steps", "12")
     job.check_repaired(reference("ddp", 12), [], [0, 1, 2, 3])
@@ -59,7 +59,8 @@ def test_a_host_of_two_in_layouts_of_four_ranks(fleet, reference, layout):
     job.check_repaired(reference(layout, STEPS, 4), ranks[lost], others(lost))
 
 
-@pytest.mark.parametrize("whose", often(["the coordinator's", "another"], {"another"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("whose", ["the coordinator's", "another"])
 def test_a_host_whose_link_goes_down(fleet, net, reference, whose):
     job, ranks = begun(fleet)
     lost = 0 if whose == "the coordinator's" else next(host for host in (2, 1, 3) if ranks[host])
@@ -68,7 +69,8 @@ def test_a_host_whose_link_goes_down(fleet, net, reference, whose):
     job.wait_output(lost, "this node's workers are ended")
 
 
-@pytest.mark.parametrize("whose", often(["the coordinator's", "another"], {"another"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("whose", ["the coordinator's", "another"])
 def test_a_host_that_freezes_and_thaws_after_it_was_replaced(fleet, reference, whose):
     job, ranks = begun(fleet)
     lost = 0 if whose == "the coordinator's" else next(host for host in (2, 1, 3) if ranks[host])
@@ -97,6 +99,7 @@ def test_a_partition_of_two_and_two_stops_both_sides_and_says_why(fleet, net):
     assert all("no coordinator was heard of" in job.agents[host].output for host in (2, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", ["the newcomers'", "the coordinator's"])
 def test_a_host_that_is_lost_while_the_loss_of_another_is_repaired(fleet, reference, second):
     """Two of four hosts hold the ranks, and each snapshot lies on two others.

@@ -1,5 +1,7 @@
 """An exception on several hosts: a bug stops the job everywhere, a fault is repaired."""
 
+import pytest
+
 RAISES = "a tensor that the script should have checked"
 
 
@@ -14,6 +16,7 @@ def test_the_same_exception_on_two_hosts_stops_the_job(fleet):
     assert {len(job.account.pids(rank)) for rank in range(4)} == {1}
 
 
+@pytest.mark.slow
 def test_an_exception_on_one_host_alone_is_a_fault(fleet, reference):
     job = fleet(
         "--steps", "12", "--least-ms", "100", "--die", "rank=3,step=6,at=forward,how=raise-once", hosts=2, spares="1w"

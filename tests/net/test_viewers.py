@@ -37,6 +37,7 @@ def job(fleet):
     return started
 
 
+@pytest.mark.slow
 def test_every_host_shows_the_whole_job(job):
     head, other = status(job, 0), status(job, 2)
     assert other["coordinator"] == head["coordinator"] == {"node": "h0", "term": 0}
@@ -69,6 +70,7 @@ def test_a_rank_is_killed_from_another_host(job):
     assert "there is no rank 6" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_loss_of_a_host_exposes_the_others_until_their_copies_are_made_again(job):
     lost = next(host for host in (2, 1, 3) if host in {job.host_of(rank) for rank in range(6)})
     job.power_off(lost)
@@ -79,6 +81,7 @@ def test_a_loss_of_a_host_exposes_the_others_until_their_copies_are_made_again(j
     assert status(job, others[1])["exposed_ms"] is None
 
 
+@pytest.mark.slow
 def test_whoever_leads_next_answers_for_all(job):
     led = [rank for rank in range(6) if job.host_of(rank) == 0]
     pids = {rank: job.account.pids(rank) for rank in led}

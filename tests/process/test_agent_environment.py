@@ -68,6 +68,7 @@ def test_it_is_torchruns(job, tmp_path, monkeypatch):
         ]
 
 
+@pytest.mark.slow
 def test_omp_num_threads_is_left_alone_for_one_worker(cluster, tmp_path, monkeypatch):
     job = cluster(str(tmp_path), script="report.py", nproc=1, spares=0, env={"OMP_NUM_THREADS": "3"})
     assert job.wait_exit() == 0, job.told()

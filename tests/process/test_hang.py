@@ -48,9 +48,9 @@ def hung(job):
 @pytest.mark.parametrize(
     ("where", "seen"),
     [
-        ("at=forward,how=sigstop", "rank 1 is stopped by a signal"),
+        pytest.param("at=forward,how=sigstop", "rank 1 is stopped by a signal", marks=pytest.mark.slow),
         ("at=collective,how=sigstop", "rank 1 is stopped by a signal"),
-        ("at=before,how=loop", "rank 1 waits for no collective"),
+        pytest.param("at=before,how=loop", "rank 1 waits for no collective", marks=pytest.mark.slow),
         ("at=between,how=loop", "rank 1 waits for no collective"),
     ],
 )
@@ -63,6 +63,7 @@ def test_a_rank_that_hangs_is_replaced(cluster, unfailed, where, seen):
     assert len(job.account.of("dying")) == 1
 
 
+@pytest.mark.slow
 def test_after_a_repair_survivors_and_newcomer_are_judged_by_the_same_counts(cluster, unfailed):
     """Else what the repair cut would look like a wait for ever after, and the newcomer like the one that is behind."""
     job = train(cluster, "rank=2,step=4,at=before", "rank=0,step=8,at=before,how=loop")

@@ -49,6 +49,7 @@ def test_a_spare_goes_on_as_the_rank_that_it_has_rehearsed(cluster, reference, l
     assert len([event for event in job.account.of("start") if event["pid"] == spare]) == 1, "it did not rehearse again"
 
 
+@pytest.mark.slow
 def test_a_spare_that_has_rehearsed_another_rank_rehearses_again(cluster, reference):
     job = held(cluster)
     (rank,) = prepared(job.status())

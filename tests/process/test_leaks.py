@@ -31,7 +31,7 @@ def test_an_unfailed_job_leaves_what_is_to_be_read(cluster):
     assert job.run_dir.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("moment", often(["start", "setup", "training", "repair"], {"setup", "repair"}))
+@pytest.mark.parametrize("moment", often(["start", "setup", "training", "repair"], {"repair"}))
 def test_the_agent_is_killed(cluster, moment):
     job = cluster("--steps", "40", "--hold", "5", "--die", "rank=2,step=8,at=forward")
     if moment == "setup":
@@ -47,7 +47,7 @@ def test_the_agent_is_killed(cluster, moment):
     assert not wait_gone(job.mark, 5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", often([signal.SIGTERM, signal.SIGINT], {signal.SIGTERM}))
 @pytest.mark.parametrize("moment", often(["setup", "training"], {"training"}))
 def test_the_agent_is_asked_to_stop(cluster, number, moment):
     job = cluster("--steps", "40", "--hold", "5")
@@ -57,6 +57,7 @@ def test_the_agent_is_asked_to_stop(cluster, number, moment):
     job.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_worker_that_ignores_sigterm_is_ended_all_the_same(cluster):
     job = cluster(script="stubborn.py", options=("--shutdown-timeout", "1"), nproc=2)
     job.wait_event("start", nth=2)

@@ -31,7 +31,8 @@ def test_survivors_that_go_astray_run_their_script_again(cluster, reference, kin
         assert last["freed"], "the first run's model is still in memory"
 
 
-@pytest.mark.parametrize("kind", often(["retry", "converge"], {"retry"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["retry", "converge"])
 def test_a_survivor_that_does_not_end_its_step_runs_its_script_again(cluster, reference, kind):
     job = train(cluster, kind, options=("--drain-timeout", "1"))
     job.check_repaired(reference("ddp-full", STEPS), [1])

@@ -4,10 +4,11 @@ import os
 import signal
 
 import pytest
+from kit.choice import often
 from kit.processes import marked
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", often([signal.SIGINT, signal.SIGHUP], {signal.SIGINT}))
 def test_a_job_that_was_started_with_a_signal_ignored_is_ended_by_it(cluster, number):
     """As in a shell's background job (SIGINT) or under nohup (SIGHUP): dispositions are inherited."""
     before = signal.signal(number, signal.SIG_IGN)

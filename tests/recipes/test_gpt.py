@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+from kit.choice import often
 from launches import PYTHON, RECIPES, TORCHRUN, kill_rank, launched
 
 TRAIN = RECIPES / "gpt" / "train.py"
@@ -24,7 +25,7 @@ def completed(home, rank):
     return [int(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", often(["ddp", "fsdp2"], {"ddp"}))
 def test_runs_under_plain_python(start, tmp_path, parallel):
     text = start(
         *PYTHON, TRAIN, *flags(tmp_path / "a", "--parallel", parallel, "--steps", 10, "--print-every", 5)
@@ -34,7 +35,7 @@ def test_runs_under_plain_python(start, tmp_path, parallel):
     assert completed(tmp_path / "a", 0) == list(range(10))
 
 
-@pytest.mark.parametrize(("parallel", "number"), [("ddp", 200), ("fsdp2", 100)])
+@pytest.mark.parametrize(("parallel", "number"), [pytest.param("ddp", 200, marks=pytest.mark.slow), ("fsdp2", 100)])
 def test_a_killed_rank_does_not_change_a_bit(start, tmp_path, parallel, number):
     """The reference is torchrun with plain Gloo: neither protection nor a repair may change the arithmetic.
 
@@ -54,6 +55,7 @@ def test_a_killed_rank_does_not_change_a_bit(start, tmp_path, parallel, number):
         assert len(steps) <= number + 1, "more than one step was repeated"
 
 
+@pytest.mark.slow
 def test_another_run_has_another_digest(start, tmp_path):
     """The comparison of digests can fail."""
     for name, steps in (("a", 5), ("b", 6)):

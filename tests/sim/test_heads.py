@@ -11,8 +11,8 @@ from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.settings import Settings
 
 PARTS = 6
-SEEDS = 180
-ELECTION_SEEDS = 420
+SEEDS = 90
+ELECTION_SEEDS = 210
 
 
 @pytest.mark.parametrize("part", range(PARTS))

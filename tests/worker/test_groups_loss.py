@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from kit.choice import often
 from kit.world import TIMEOUT
 
 from deadpool_run.worker.groups import GroupState
@@ -198,7 +199,7 @@ def is_cut_in_the_midst(member, kind):
     return freed - aborted[0], cut, member.failures
 
 
-@pytest.mark.parametrize("kind", ["peer", "collective", "future", "reduce_scatter"])
+@pytest.mark.parametrize("kind", often(["peer", "collective", "future", "reduce_scatter"], {"peer", "future"}))
 def test_a_message_that_is_cut_in_the_middle_holds_nobody(make_world, kind):
     results = make_world(2).run(is_cut_in_the_midst, kind)
     assert all(seconds < FREED_S for seconds, _, _ in results), results
