@@ -86,7 +86,9 @@ def job(home: Path, item: str, *words: str, steps: int = STEPS, **options: objec
     """Start an item."""
     home.mkdir(parents=True, exist_ok=True)
     args = ("--item", item, "--steps", str(steps), "--flags", str(home / "flags"), *words)
-    return Cluster(home, *args, script=SCRIPT, nproc=RANKS, **{"spares": 1, **options})
+    # What is compiled stays, by torch's design: not among the temporary files, of which none may be left.
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(home.parent / "compiled")}
+    return Cluster(home, *args, script=SCRIPT, nproc=RANKS, env=env, **{"spares": 1, **options})
 
 
 def unfailed(home: Path, item: str, *, steps: int = STEPS, torchrun: bool = False) -> States:
