@@ -351,5 +351,6 @@ class Cluster:
         assert not left, f"processes that outlived the job: {left}"
         sockets = [path for path in self.run_dir.rglob("*") if path.is_socket() or path.is_fifo()]
         assert not sockets, f"sockets that outlived the job: {sockets}"
-        temporary = list(self.temporary.iterdir())
+        # Of what torch compiles it keeps some there, for the next time.
+        temporary = [path for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
         assert not temporary, f"temporary files that outlived the job: {temporary}"
