@@ -133,7 +133,9 @@ def _spares(status: Status) -> Text:
 
 def _spare(spare: Status, *, several: bool) -> str:
     where = f"{shown(spare.get('node'))}, " if several else ""
-    return f"worker {shown(spare.get('worker'))} ({where}pid {shown(spare.get('pid'))}) {printable(spare.get('phase', '-'))}"
+    phase, rank = printable(spare.get("phase", "-")), spare.get("prepared")
+    doing = phase if rank is None else f"{phase} as rank {shown(rank)}"  # ahead of need: it rehearses, or has rehearsed
+    return f"worker {shown(spare.get('worker'))} ({where}pid {shown(spare.get('pid'))}) {doing}"
 
 
 def _incidents(status: Status) -> Group:

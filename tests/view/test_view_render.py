@@ -92,6 +92,12 @@ def test_health_and_its_exit_code(changed, expected, code):
     assert (found, EXIT_CODES[found]) == (expected, code)
 
 
+@pytest.mark.parametrize("phase", ["preparing", "ready"])
+def test_a_hot_spare_is_shown_with_the_rank_that_it_rehearses(phase):
+    spare = {"worker": 2, "pid": 4712, "phase": phase, "prepared": 1}
+    assert f"spares: worker 2 (pid 4712) {phase} as rank 1" in to_plain(status(spares=[spare]), NOW)
+
+
 def test_plain_text_tells_job_ranks_and_spares():
     text = to_plain(status(), NOW)
     first, *rest = words_of(text)
