@@ -1,15 +1,18 @@
 """From a parked process to the user's script as `__main__`."""
 
+import builtins
+import importlib.machinery
 import io
 import json
 import os
+import pkgutil
 import runpy
 import socket
 import sys
 import time
 import traceback
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from deadpool_run.errors import RunLeft
@@ -34,7 +37,7 @@ def main(control_fd: int) -> None:
         _execute(argv, assign, [control_fd, *fds])
     _write_whole_lines()
     sys.argv[:] = argv
-    sys.path[0] = "" if target["mode"] == "module" else str(Path(argv[0]).resolve().parent)
+    sys.path[0] = str(Path.cwd() if target["mode"] == "module" else Path(argv[0]).resolve().parent)
     worker = session.current()
     worker.link.reentrant = True
     if worker.preparing:
@@ -82,11 +85,13 @@ def _execute(argv: list[str], assign: Assign, fds: list[int]) -> NoReturn:
 
 def _run(mode: str, target: str, worker: session.Session) -> bool:
     """Run the script; False if it is to be run again: its step was interrupted, and could not be drained."""
+    ours = sys.modules["__main__"]
     try:
         if worker.newcomer or worker.resume >= 0:
             marking.install()
         _run_once(mode, target, worker)
     except RunLeft:
+        sys.modules["__main__"] = ours  # the script's holds the model, of which there shall not be two
         return False
     return True
 
@@ -96,7 +101,7 @@ def _run_once(mode: str, target: str, worker: session.Session) -> None:
         if mode == "module":
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(target, run_name="__main__")
+            _run_file(target)
         if worker.disturbed():
             worker.give_up("it ended")
     except SystemExit as leaving:
@@ -108,6 +113,21 @@ def _run_once(mode: str, target: str, worker: session.Session) -> None:
             worker.give_up(error)
         _report(error, worker)
         raise SystemExit(1) from None
+
+
+def _run_file(target: str) -> None:
+    """Run what `python TARGET` runs, and as that does: `runpy` would change `sys.argv[0]`, and leave `__file__` relative."""
+    where = os.path.abspath(target)  # noqa: PTH100 - a link stays one
+    if target.endswith(".pyc") or pkgutil.get_importer(where) is not None:  # compiled; a folder or archive with a __main__.py
+        runpy.run_path(target, run_name="__main__")
+        return
+    with io.open_code(where) as file:
+        code = compile(file.read(), where, "exec", dont_inherit=True)
+    main_module = ModuleType("__main__")
+    loader = importlib.machinery.SourceFileLoader("__main__", where)
+    vars(main_module).update(__file__=where, __cached__=None, __loader__=loader, __builtins__=builtins)
+    sys.modules["__main__"] = main_module
+    exec(code, vars(main_module))  # noqa: S102 - running the user's program is the purpose
 
 
 def _report(error: Exception, worker: session.Session) -> None:

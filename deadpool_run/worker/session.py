@@ -30,6 +30,7 @@ class Session:
 
     rank: int
     local_rank: int
+    """The rank's own, which LOCAL_RANK is not where every rank is to believe that it is the only one on its machine."""
     world_size: int
     worker: int
     epoch: int
@@ -88,6 +89,7 @@ def put_in_environment(rank: Assign, fds: dict[str, int], *, whole: bool = False
     """Have the environment say what this process was given; `whole`: and nothing of what it said before."""
     env = {"DEADPOOL_CONTROL_FD": os.environ.get("DEADPOOL_CONTROL_FD", ""), **rank.env}
     env["DEADPOOL_PREPARING"] = str(int(rank.prepare))
+    env["DEADPOOL_LOCAL_RANK"] = str(rank.local_rank)
     for name, variable in FD_VARIABLES.items():
         env[variable] = str(fds[name])
     if whole:
@@ -114,7 +116,7 @@ def _given(env: Mapping[str, str]) -> dict[str, Any]:
         fds = {name: int(env[variable]) for name, variable in FD_VARIABLES.items()}
         return {
             "rank": int(env["RANK"]),
-            "local_rank": int(env["LOCAL_RANK"]),
+            "local_rank": int(env["DEADPOOL_LOCAL_RANK"]),
             "world_size": int(env["WORLD_SIZE"]),
             "worker": int(env["DEADPOOL_WORKER"]),
             "epoch": int(env["DEADPOOL_EPOCH"]),

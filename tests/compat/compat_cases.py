@@ -48,8 +48,8 @@ CASES = (
     _case("underscores", "--nproc_per_node 2 --max_restarts=1 probe.py --a_b"),
     _case("equals signs", "--nproc-per-node=2 --max-restarts=2 --role=r probe.py"),
     _case("options cut short", "--nproc-per 2 --max-r 3 probe.py"),
-    _case("module", f"{TWO} -m probe a", "a module's path"),
-    _case("module, long", f"{TWO} --module probe -m b", "a module's path"),
+    _case("module", f"{TWO} -m probe a"),
+    _case("module, long", f"{TWO} --module probe -m b"),
     _case("no python", f"{TWO} --no-python {{python}} -u probe.py a"),
     _case(
         "no python, a shell", f"{TWO} --no-python /bin/sh -c 'echo probe: $RANK $LOCAL_RANK $WORLD_SIZE'", quick=True

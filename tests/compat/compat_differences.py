@@ -56,17 +56,7 @@ DIFFERENCES = {
         rf"{_WORKER}/signals/ignored",
         always=True,
     ),
-    "the script's own path": Difference(
-        "`__file__` of a script that was named by a relative path is relative. A script that changes its folder should resolve it before.",
-        rf"{_WORKER}/file",
-        always=True,
-        unless=r"--start-method spawn|--no-python (?!.*/probe.py)|{scripts}|-m ",
-    ),
     # --- some cases show these ---
-    "a module's path": Difference(
-        "With `-m`, the first entry of `sys.path` is empty, which means the folder that the process is in, and not the one in which it began.",
-        rf"{_WORKER}/path",
-    ),
     "exit code 2": Difference(
         "Whatever is wrong with the command line ends with 2 and two lines that say what to do. torchrun has 2 for what its parser "
         "finds and 1, with a traceback, for the rest.",

@@ -19,7 +19,7 @@ COMMAND = "import sys; from deadpool_run.worker.bootstrap import main; main(int(
 def run_script(tmp_path):
     """Give a parked worker a rank, whose script this is; return what each of its writes to standard output wrote."""
 
-    def run(text):
+    def run(text, *words, local_rank=0):
         script = tmp_path / "train.py"
         script.write_text(text)
         ours, theirs = socket.socketpair()
@@ -39,7 +39,7 @@ def run_script(tmp_path):
             memory.truncate(1 << 20)
             names = ("board", "slot0", "slot1", "transcript", "stdout")
             fds = [*[memory.fileno()] * 4, stdout.fileno()]
-            socket.send_fds(ours, [encode(assignment(script, names))], fds)
+            socket.send_fds(ours, [encode(assignment([str(script), *words], names, local_rank))], fds)
             stdout.close()
             writes = []
             while data := shown.recv(1 << 16):
@@ -51,7 +51,7 @@ def run_script(tmp_path):
     return run
 
 
-def assignment(script, names):
+def assignment(argv, names, local_rank):
     env = {
         **os.environ,
         "RANK": "0",
@@ -63,11 +63,11 @@ def assignment(script, names):
         "DEADPOOL_WORKER": "1",
         "DEADPOOL_NEWCOMER": "0",
         "DEADPOOL_CAPTURE_INTERVAL": "1",
-        "DEADPOOL_TARGET": json.dumps({"mode": "script", "argv": [str(script)]}),
+        "DEADPOOL_TARGET": json.dumps({"mode": "script", "argv": argv}),
     }
     return Assign(
         rank=0,
-        local_rank=0,
+        local_rank=local_rank,
         world_size=1,
         epoch=1,
         newcomer=False,
@@ -84,4 +84,21 @@ def test_a_printed_line_is_one_write(run_script):
         b"step 1\n",
         b"step 2\n",
         b"rest",
+    ]
+
+
+def test_a_script_that_runs_again_has_its_arguments_and_a_main_module_of_its_own(run_script):
+    script = """
+import os, sys
+from deadpool_run.errors import RunLeft
+print(sys.argv[1:], os.environ["LOCAL_RANK"], vars(sys.modules["__main__"]) is vars(), vars().get("model"))
+model = "large"
+if not hasattr(sys, "ran"):
+    sys.ran = True
+    raise RunLeft
+"""
+    # As with --virtual-local-rank: LOCAL_RANK is 0 on every rank, the argument is not.
+    assert run_script(script, "--log", "of-${local_rank}", local_rank=3) == [
+        b"['--log', 'of-3'] 0 True None\n",
+        b"[rehearsal] ['--log', 'of-3'] 0 True None\n",
     ]
