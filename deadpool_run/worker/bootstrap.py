@@ -118,7 +118,8 @@ def _run_once(mode: str, target: str, worker: session.Session) -> None:
 def _run_file(target: str) -> None:
     """Run what `python TARGET` runs, and as that does: `runpy` would change `sys.argv[0]`, and leave `__file__` relative."""
     where = os.path.abspath(target)  # noqa: PTH100 - a link stays one
-    if target.endswith(".pyc") or pkgutil.get_importer(where) is not None:  # compiled; a folder or archive with a __main__.py
+    # What is compiled, and a folder or archive with a __main__.py.
+    if target.endswith(".pyc") or pkgutil.get_importer(where) is not None:
         runpy.run_path(target, run_name="__main__")
         return
     with io.open_code(where) as file:
