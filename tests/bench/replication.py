@@ -1,8 +1,9 @@
 """How fast one snapshot goes to a buddy over loopback, beside a bare loop of sendfile and recv_into in the same run.
 
-    python tests/bench/replication.py [--quick] [--mib 1024]
+    python tests/bench/replication.py [--quick] [--mib 1024] [--streams 1 2 4]
 
-The buddy's memory is warm, as it is from the third snapshot on. Both ends and both loops share this machine's cores.
+The buddy's memory is warm, as it is from the third snapshot on. Both ends, of all streams, and both loops share this
+machine's cores and one interpreter; in a job the ends are processes of their own, on machines of their own.
 """
 
 import argparse
@@ -58,8 +59,8 @@ def write(node: Node, version: int, body: bytes) -> None:
     fill_slot(node.vault.descriptors(RANK)[f"slot{slot}"], RANK, version, body)
 
 
-async def measure(mib: int, repeats: int) -> None:
-    a, b = Node("a", 1), Node("b", 1)
+async def measure(mib: int, repeats: int, streams: int) -> None:
+    a, b = Node("a", 1, streams=streams), Node("b", 1, streams=streams)
     b.replicator.keep({RANK})
     body = os.urandom(1 << 20) * mib
     a.replicator.set_buddies({RANK: (b.peer,)})
@@ -77,14 +78,14 @@ async def measure(mib: int, repeats: int) -> None:
         ours = rates(nbytes, time.perf_counter() - began, time.process_time() - cpu)
         if version >= 3:  # before that, one of the memories is new
             results.append((ours, theirs))
-            print(f"  {mib} MiB: {ours[0]:.2f} GB/s; bare loop: {theirs[0]:.2f} GB/s")
+            print(f"  {mib} MiB, streams: {streams}: {ours[0]:.2f} GB/s; bare loop: {theirs[0]:.2f} GB/s")
     target.close()
     for node in (a, b):
         await node.close()
     rate, cost = (statistics.median(ours[at] for ours, _ in results) for at in (0, 1))
     bare_rate, bare_cost = (statistics.median(theirs[at] for _, theirs in results) for at in (0, 1))
     print(
-        f"{mib} MiB: median {rate:.2f} GB/s, {cost:.2f} s of CPU a GB at both ends together; "
+        f"{mib} MiB, streams: {streams}: median {rate:.2f} GB/s, {cost:.2f} s of CPU a GB at both ends together; "
         f"bare loop: {bare_rate:.2f} GB/s, {bare_cost:.2f} s a GB"
     )
 
@@ -103,11 +104,13 @@ def rates(nbytes: int, wall_s: float, cpu_s: float) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, nargs="*", default=[1, 64, 512])
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--quick", action="store_true", help="fewer and smaller snapshots")
     args = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     for mib in args.mib[:2] if args.quick else args.mib:
-        asyncio.run(measure(mib, 3 if args.quick else 7))
+        for streams in args.streams:
+            asyncio.run(measure(mib, 3 if args.quick else 7, streams))
 
 
 if __name__ == "__main__":
