@@ -19,7 +19,7 @@ SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format test-long test-frameworks matrix test-slurm bench clean
+.PHONY: help demo test lint format test-long frameworks test-frameworks matrix test-slurm bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -43,9 +43,11 @@ test: lint  ## lint, types, layering and the tests, as CI does
 test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
 	$(BIN)/python -m pytest -m 'slow and not frameworks'
 
-test-frameworks: $(STAMP)  ## the recipes of Hugging Face and Lightning, which are installed for it
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,huggingface,lightning]'
-	$(BIN)/python -m pytest -m frameworks
+frameworks: $(STAMP)
+	$(BIN)/python -m pip install --quiet --retries 1 -c constraints.txt -e '.[dev,huggingface,lightning]'
+
+test-frameworks: frameworks  ## the recipes of Hugging Face and Lightning, which are installed for it
+	$(BIN)/python -m pytest -m frameworks -n $(JOBS)
 
 matrix: $(STAMP)  ## what training loops do x where a rank dies: runs all of it and writes docs/compatibility.md
 	$(BIN)/python -m pytest tests/loops -m 'slow or not slow' -n $(JOBS) --dist worksteal --matrix docs/compatibility.md

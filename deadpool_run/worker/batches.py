@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from deadpool_run.errors import ScriptError
 from deadpool_run.worker.order import Order, generators_of, isolated, set_epoch
 from deadpool_run.worker.rng import put_rng, rng_states, rng_tree, take_rng
-from deadpool_run.worker.trees import has_state
+from deadpool_run.worker.trees import has_state, raw_bytes
 
 NAME = "deadpool.batches"
 """The name under which a job protects its place in the data."""
@@ -226,7 +226,7 @@ def _seed(begun: dict[str, Any]) -> bytes:
     """Return what stands for the generators' states of the epoch's beginning."""
     found = hashlib.blake2b(begun["global"]["torch"], digest_size=16)
     for own in begun["own"]:
-        found.update(own.numpy().tobytes())
+        found.update(raw_bytes(own))
     return found.digest()
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deadpool_run.worker.trees import raw_bytes
+
 _CURRENT = "current"
 
 
@@ -61,8 +63,8 @@ def rng_tree(states: RngStates) -> dict[str, Any]:
     return {
         "python": {"kind": kind, "words": array("I", words).tobytes(), "gauss": gauss},
         "numpy": states.numpy,
-        "torch": states.torch.numpy().tobytes(),
-        "cuda": {key: state.numpy().tobytes() for key, state in states.cuda.items()},
+        "torch": raw_bytes(states.torch),
+        "cuda": {key: raw_bytes(state) for key, state in states.cuda.items()},
     }
 
 

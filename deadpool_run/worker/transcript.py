@@ -8,7 +8,6 @@ Format: magic, BLAKE2b-256 of all that follows, length of the manifest (8 bytes,
 tensors as raw bytes in the machine's order.
 """
 
-import ctypes
 import hashlib
 import json
 import struct
@@ -21,6 +20,7 @@ import torch
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import read_blob, write_blob
+from deadpool_run.worker.trees import raw_bytes
 
 MAX_FLOAT_BYTES = 4 << 10
 """Floating-point outputs up to this size are control values (a loss, a norm); larger ones are data."""
@@ -137,7 +137,7 @@ class Transcript:
                     for value in slot.values:
                         offsets.append(None if value is None else offset)
                         if value is not None:
-                            blobs.append(_raw(value))
+                            blobs.append(raw_bytes(value))
                             offset += len(blobs[-1])
                     entries.append({"name": slot.name, "shapes": slot.shapes, "at": offsets, "source": slot.source})
         head = json.dumps(manifest, separators=(",", ":")).encode()
@@ -174,11 +174,6 @@ def _is_control(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided:
         return False
     return tensor.nbytes <= MAX_FLOAT_BYTES or not (tensor.is_floating_point() or tensor.is_complex())
-
-
-def _raw(tensor: torch.Tensor) -> bytes:
-    flat = tensor.cpu().contiguous()
-    return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""
 
 
 def _slot(entry: dict[str, Any], values: bytearray) -> Slot:

@@ -6,6 +6,7 @@ the key `!` stands for something that JSON has no word for.
 """
 
 import copy
+import ctypes
 import io
 import math
 import sys
@@ -22,6 +23,12 @@ from deadpool_run.errors import ScriptError, SnapshotError
 _TAG = "!"
 _REMEDY = "Let state_dict() return tensors, numbers, strings, lists and dicts instead."
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device})
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    """Return the bytes of a dense tensor's elements, in order. Without numpy, which torch does not need either."""
+    flat = tensor.detach().cpu().contiguous()
+    return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""
 
 
 def has_state(obj: object) -> bool:

@@ -1,6 +1,7 @@
 """Train a small GPT on bytes of real text: under python, torchrun or deadpool-run, with DDP, FSDP2 or HSDP."""
 
 import argparse
+import ctypes
 import hashlib
 import os
 import time
@@ -54,8 +55,8 @@ def digest(model, optimizer):
     for parameter in model.parameters():
         state = optimizer.state[parameter]
         for tensor in (parameter.detach(), *(state[name] for name in sorted(state))):
-            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            sha.update(local.cpu().contiguous().numpy().tobytes())
+            local = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).cpu().contiguous()
+            sha.update(ctypes.string_at(local.data_ptr(), local.nbytes))  # torch comes without numpy
     return sha.hexdigest()
 
 

@@ -1,6 +1,7 @@
 """Train a small transformer on a mesh of pipeline, data and tensor parallelism, with distributed checkpoints."""
 
 import argparse
+import ctypes
 import hashlib
 
 import torch
@@ -57,7 +58,8 @@ def digest(model, optimizer):
     for parameter in model.parameters():
         state = optimizer.state[parameter]
         for tensor in (parameter.detach(), *(state[name] for name in ("exp_avg", "exp_avg_sq"))):
-            sha.update(tensor.to_local().cpu().contiguous().numpy().tobytes())
+            local = tensor.to_local().cpu().contiguous()
+            sha.update(ctypes.string_at(local.data_ptr(), local.nbytes))
     return sha.hexdigest()
 
 
