@@ -66,7 +66,7 @@ CASES = (
         f"{TWO} probe.py '--local-rank=${{local_rank}}' '$local_rank' '${{rank}}' '$$5' 'a$'",
     ),
     _case("PYTHON_EXEC", f"{TWO} probe.py", env={"PYTHON_EXEC": "{python}"}),
-    _case("start method spawn", f"{TWO} --start-method spawn probe.py", quick=True),
+    _case("start method spawn", f"{TWO} --start-method spawn probe.py"),
     _case("start method fork", f"{TWO} --start-method fork probe.py"),
     _case("start method forkserver", f"{TWO} --start-method forkserver probe.py"),
     _case("a script that is not there", f"{TWO} nowhere.py", "looked at before", world=0),
@@ -228,7 +228,7 @@ CASES = (
     _case("SIGINT", f"{TWO} probe.py all=hold trap=SIGINT", signal="SIGINT"),
     _case("SIGHUP", f"{TWO} probe.py all=hold trap=SIGHUP", signal="SIGHUP"),
     _case("SIGQUIT", f"{TWO} probe.py all=hold trap=SIGQUIT", signal="SIGQUIT"),
-    _case("SIGTERM, handled", f"{LOGS} -r 3 probe.py all=hold trap=SIGTERM", signal="SIGTERM", quick=True),
+    _case("SIGTERM, handled", f"{LOGS} -r 3 probe.py all=hold trap=SIGTERM", signal="SIGTERM"),
     _case(
         "SIGUSR1, to be handled",
         f"{TWO} --signals-to-handle SIGTERM,SIGUSR1 probe.py all=hold trap=SIGUSR1",

@@ -37,9 +37,9 @@ def test_an_unfailed_job_over_several_hosts_is_that_of_one(fleet, reference):
 @pytest.mark.parametrize(
     ("whose", "layout"),
     [
-        ("the coordinator's", "ddp"),
-        ("another", "fsdp"),
-        pytest.param("the coordinator's", "fsdp", marks=pytest.mark.slow),
+        ("the coordinator's", "fsdp"),
+        pytest.param("the coordinator's", "ddp", marks=pytest.mark.slow),
+        pytest.param("another", "fsdp", marks=pytest.mark.slow),
         pytest.param("another", "ddp", marks=pytest.mark.slow),
     ],
 )

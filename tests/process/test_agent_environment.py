@@ -99,6 +99,7 @@ def test_no_python_runs_any_program(cluster, tmp_path):
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["0 0\n", "1 1\n"]
 
 
+@pytest.mark.slow
 def test_the_module_form(cluster, tmp_path):
     (tmp_path / "my_module.py").write_text("import os, sys; print(__name__, sys.argv[1:], flush=True)")
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))

@@ -82,6 +82,7 @@ def test_a_job_whose_launcher_was_killed_goes_on(cluster, reference, killed, lay
     assert len(names(kept)) <= 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_after_the_job_went_on_is_replaced(cluster, reference, killed):
     kept = killed("ddp-full")
     job = cluster(
@@ -207,6 +208,7 @@ def test_an_end_that_was_foretold_only_to_save_is_not_one(cluster, tmp_path):
     assert names(tmp_path / "kept") == ["step-00000005", f"step-{STEPS:08d}"]
 
 
+@pytest.mark.slow
 def test_a_world_of_another_size_is_refused_before_training(cluster, killed):
     kept = killed("ddp-full")
     job = cluster("--layout", "ddp-full", "--steps", "12", nproc=2, spares=0, options=durable(kept))

@@ -35,6 +35,7 @@ def test_a_job_goes_on_when_its_end_is_foretold(cluster):
     job.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_signal_to_every_process_at_once_leaves_workers_the_time_to_end(cluster):
     """As Slurm signals a step: the nursery and the store get it too, and are needed to the end."""
     job = cluster(script="ending.py", nproc=2, spares=0)

@@ -83,6 +83,7 @@ def test_deaths_at_any_moment(cluster, reference, layout, seed):
     job.check_repaired(reference(layout, 40), lost)
 
 
+@pytest.mark.slow
 def test_a_death_in_the_middle_of_a_long_capture(cluster, reference):
     job = cluster("--layout", "ddp", "--steps", str(STEPS), "--ballast-mb", "64", spares=1)
     job.wait_state(1, 3)
@@ -105,6 +106,7 @@ def test_nobody_completes_a_step_while_a_peer_still_copies_the_one_before(cluste
     assert copies > 10, "the captures were too short to be seen"
 
 
+@pytest.mark.slow
 def test_a_death_that_a_user_injects(cluster, reference):
     job = cluster("--layout", "fsdp", "--steps", "40", "--hold", "20")
     job.wait_event("held")
@@ -115,7 +117,8 @@ def test_a_death_that_a_user_injects(cluster, reference):
     assert "injected" in job.stderr
 
 
-@pytest.mark.parametrize("layout", often(LAYOUTS, {"ddp-full"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_unfailed_run_is_torchruns(cluster, reference, layout):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
     job = cluster("--layout", layout, "--steps", str(STEPS), launcher=torchrun)

@@ -22,6 +22,7 @@ def test_it_runs(unmanaged):
     job.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_death_ends_it(unmanaged):
     job = unmanaged("--die", "2")
     assert job.wait_exit() == 1, job.told()

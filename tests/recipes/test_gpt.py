@@ -35,7 +35,8 @@ def test_runs_under_plain_python(start, tmp_path, parallel):
     assert completed(tmp_path / "a", 0) == list(range(10))
 
 
-@pytest.mark.parametrize(("parallel", "number"), [pytest.param("ddp", 200, marks=pytest.mark.slow), ("fsdp2", 100)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("parallel", "number"), [("ddp", 200), ("fsdp2", 100)])
 def test_a_killed_rank_does_not_change_a_bit(start, tmp_path, parallel, number):
     """The reference is torchrun with plain Gloo: neither protection nor a repair may change the arithmetic.
 

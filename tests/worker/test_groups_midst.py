@@ -73,7 +73,7 @@ def aborted_over_and_over(member, kind):
     return longest
 
 
-@pytest.mark.parametrize("kind", often(KINDS, {"gather", "reduce_future", "exchange"}))
+@pytest.mark.parametrize("kind", often(KINDS, {"gather", "exchange"}))
 def test_an_abort_in_the_midst_frees_everyone(make_world, kind):
     for longest in make_world(2).run(aborted_over_and_over, kind):
         assert longest < FREED_S
