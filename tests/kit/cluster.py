@@ -351,6 +351,5 @@ class Cluster:
         assert not left, f"processes that outlived the job: {left}"
         sockets = [path for path in self.run_dir.rglob("*") if path.is_socket() or path.is_fifo()]
         assert not sockets, f"sockets that outlived the job: {sockets}"
-        # Of what torch compiles it keeps some there, for the next time.
-        temporary = [path for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
+        temporary = list(self.temporary.iterdir())
         assert not temporary, f"temporary files that outlived the job: {temporary}"

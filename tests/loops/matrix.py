@@ -87,7 +87,7 @@ def job(home: Path, item: str, *words: str, steps: int = STEPS, **options: objec
     home.mkdir(parents=True, exist_ok=True)
     args = ("--item", item, "--steps", str(steps), "--flags", str(home / "flags"), *words)
     # What is compiled stays, by torch's design: not among the temporary files, of which none may be left.
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(home.parent / "compiled")}
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(home.parent / "compiled"), "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
     return Cluster(home, *args, script=SCRIPT, nproc=RANKS, env=env, **{"spares": 1, **options})
 
 
