@@ -1,7 +1,7 @@
 # Every target makes its own environment in .venv; nothing else is installed or changed.
 #
 #   make demo                     train a small GPT, kill a rank, compare the weights bit by bit
-#   make test                     lint, types, layering and the tests, as CI does
+#   make test                     lint, types, layering and the tests; CI runs this and make test-frameworks
 #   make PYTHON=python3.12 test   with another interpreter (3.11 or later)
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
 #                                 with torch's small CPU build; elsewhere pip fetches the CUDA one on Linux
@@ -15,6 +15,7 @@ JOBS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FRAMEWORKS := $(VENV)/.frameworks
 SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
@@ -37,16 +38,19 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## train a small GPT, kill a rank, compare the weights bit by bit
 	$(BIN)/python recipes/gpt/demo.py
 
-test: lint  ## lint, types, layering and the tests, as CI does
+test: lint  ## lint, types, layering and the tests
 	$(BIN)/python -m pytest -m 'not slow and not slurm and not frameworks' -n $(JOBS) --dist loadgroup
 
 test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
 	$(BIN)/python -m pytest -m 'slow and not frameworks'
 
-frameworks: $(STAMP)
+$(FRAMEWORKS): $(STAMP)
 	$(BIN)/python -m pip install --quiet --retries 1 -c constraints.txt -e '.[dev,huggingface,lightning]'
+	@touch $@
 
-test-frameworks: frameworks  ## the recipes of Hugging Face and Lightning, which are installed for it
+frameworks: $(FRAMEWORKS)
+
+test-frameworks: $(FRAMEWORKS)  ## the recipes of Hugging Face and Lightning, which are installed for it
 	$(BIN)/python -m pytest -m frameworks -n $(JOBS)
 
 matrix: $(STAMP)  ## what training loops do x where a rank dies: runs all of it and writes docs/compatibility.md
