@@ -48,9 +48,8 @@ def look_around(environment: Mapping[str, str]) -> Surroundings:
     """Look at the machine that we run on."""
     return Surroundings(
         environment=environment,
-        cpus=len(
-            os.sched_getaffinity(0)
-        ),  # as torchrun counts them: a batch system or taskset may leave fewer than there are
+        # As torchrun counts them: a batch system or taskset may leave fewer than there are.
+        cpus=len(os.sched_getaffinity(0)),
         gpus=0 if _torch_is_cpu_only() else count_gpus(environment, DEVICES),
         host_names=_host_names(),
         bind=lambda mode, ranks: Machine(environment.get("CUDA_VISIBLE_DEVICES")).bind(mode, ranks),

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.worker.order import isolated, samplers
+from deadpool_run.worker.order import isolated, samplers, set_epoch
 
 _KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 
@@ -78,9 +78,7 @@ class SeekableLoader:
     def _order(self, epoch: int) -> list[Any]:
         """Return the epoch's batches of indices."""
         with _random_state_kept(self._seed + epoch):
-            for part in samplers(self.loader):
-                if hasattr(part, "set_epoch"):
-                    part.set_epoch(epoch)
+            set_epoch(samplers(self.loader), epoch)  # not to the loader: a framework's does more then
             if self._generator is None or self._begin is None:
                 return list(self.loader.batch_sampler)
             while True:

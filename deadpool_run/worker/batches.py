@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, IterableDataset
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.worker.order import Order, generators_of, isolated, set_epoch
+from deadpool_run.worker.order import Order, generators_of, isolated, samplers, set_epoch
 from deadpool_run.worker.rng import put_rng, rng_states, rng_tree, take_rng
 from deadpool_run.worker.trees import has_state, raw_bytes
 
@@ -158,7 +158,7 @@ class Batches:
         """Have the iterator stand there, and the generators as they are now."""
         self._iterator = None
         if self._stateful and place.loader is not None:
-            set_epoch(self._loader, place.epoch)
+            self._set_epoch(place.epoch)
             self._loader.load_state_dict(place.loader)
             with isolated():
                 self._iterator = iter(self._loader)
@@ -175,13 +175,16 @@ class Batches:
         self._next = place.key
 
     def _iterate(self, epoch: int, begun: dict[str, Any], *, skip: int) -> Iterator[Any]:
-        set_epoch(self._loader, epoch)
+        self._set_epoch(epoch)
         if self._order is not None:
             return self._order.iterate(self._loader, seed=_seed(begun), skip=skip)
         iterator: Iterator[Any] = iter(self._loader)
         for _ in range(skip):
             next(iterator)
         return iterator
+
+    def _set_epoch(self, epoch: int) -> None:
+        set_epoch([self._loader, *samplers(self._loader)], epoch)
 
     def _generators(self) -> list[torch.Generator]:
         return generators_of(self._loader)

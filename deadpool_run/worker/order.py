@@ -150,9 +150,9 @@ def samplers(loader: Any) -> list[Any]:
     return found
 
 
-def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell the epoch to every part of a loader that takes it."""
-    for each in [loader, *samplers(loader)]:
+def set_epoch(parts: Iterable[Any], epoch: int) -> None:
+    """Tell the epoch to those of a loader's parts that take it."""
+    for each in parts:
         if callable(getattr(each, "set_epoch", None)):
             each.set_epoch(epoch)
 
