@@ -5,6 +5,8 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
+import time
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -21,6 +23,23 @@ LIMIT_S = 60.0
 TIMEOUT = timedelta(seconds=30)
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([*DEFAULT_PRELOAD, "torch.distributed.nn.functional", "kit.world"])
+
+
+@contextlib.contextmanager
+def later(seconds, act):
+    """Have `act` called on another thread, so much later; the list that is given holds the moment of that."""
+    moments = []
+
+    def call():
+        moments.append(time.monotonic())
+        act()
+
+    timer = threading.Timer(seconds, call)
+    timer.start()
+    try:
+        yield moments
+    finally:
+        timer.join()
 
 
 class Member:

@@ -31,7 +31,7 @@ def case(layout, place, *, rare):
 
 
 def matrix():
-    """Every layout with every place; by default one, of those layouts of which ten deaths in a row are not run."""
+    """Every layout with every place; by default one of each layout but those that die ten times in a row, and `ddp`, a part of one."""
     for row, layout in enumerate(LAYOUTS):
         for column, place in enumerate(PLACES):
             yield case(layout, place, rare=column != row or layout in {"ddp", *IN_A_ROW})

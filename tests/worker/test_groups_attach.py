@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from kit.world import TIMEOUT
+from kit.world import TIMEOUT, later
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker import compat
@@ -79,27 +79,23 @@ def free_what_was_cut(member):
         member.registry.attach(member.store, "never", LONG, lambda: True)
 
 
+def leaves_after(seconds, interrupt, member, store, timeout):
+    """Begin an attach that cannot end, and interrupt it so much later; return how long it took to be left, in seconds."""
+    with later(seconds, interrupt) as interrupted:
+        with pytest.raises(AttachError, match="further member"):
+            member.registry.attach(store, "e2", timeout)
+        return time.monotonic() - interrupted[0]
+
+
 def waits_for_a_missing_member(member):
     member.start()
-    member.meet("started")
     member.registry.abort()
     if member.rank == 1:
         member.store.wait(["done0"], TIMEOUT)
         return None
     free_what_was_cut(member)
     before = threads()
-    interrupted = []
-
-    def interrupt():
-        interrupted.append(time.monotonic())
-        member.registry.interrupt_attach()
-
-    timer = threading.Timer(0.2, interrupt)
-    timer.start()
-    with pytest.raises(AttachError, match="further member"):
-        member.registry.attach(member.store, "e2", LONG)
-    raised = time.monotonic() - interrupted[0]
-    timer.join()
+    raised = leaves_after(0.2, member.registry.interrupt_attach, member, member.store, LONG)
     assert member.registry.state is GroupState.DRAINING
     with pytest.raises(AttachError, match="did not come"):
         member.registry.attach(member.store, "e3", timedelta(seconds=0.3))
@@ -120,7 +116,6 @@ def test_an_attach_is_interrupted_and_its_helper_ends(make_world):
 def follows_the_store(member):
     """The store moves to another address; the attach in which the old one still counts is not theirs any more."""
     member.start()
-    member.meet("started")
     member.registry.abort()
     if member.rank == 0:
         moved = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -145,22 +140,10 @@ def test_members_meet_at_a_store_that_has_moved(make_world):
 def connects_to_nobody(member):
     """The new store's host does not answer: the attach is left at once all the same."""
     member.start()
-    member.meet("started")
     member.registry.abort()
     silent = socket.create_server(("127.0.0.1", 0))  # takes connections, says nothing
     open_silent = functools.partial(compat.open_store, *silent.getsockname(), timedelta(seconds=2))
-    interrupted = []
-
-    def interrupt():
-        interrupted.append(time.monotonic())
-        member.registry.interrupt_attach()
-
-    timer = threading.Timer(0.2, interrupt)
-    timer.start()
-    with pytest.raises(AttachError, match="further member"):
-        member.registry.attach(open_silent, "e2", LONG)
-    raised = time.monotonic() - interrupted[0]
-    timer.join()
+    raised = leaves_after(0.2, member.registry.interrupt_attach, member, open_silent, LONG)
     silent.close()
     member.registry.attach(member.store, "e3", LONG)
     dist.all_reduce(x := torch.ones(2))
@@ -174,7 +157,6 @@ def test_a_store_that_does_not_answer_holds_nobody(make_world):
 def is_stuck_in_gloo(member):
     """The other member announces itself and then dies: Gloo waits for it in a call that nothing can end early."""
     member.start()
-    member.meet("started")
     member.registry.abort()
     if member.rank == 1:
         member.store.set("e2/@1", json.dumps({"endpoint": ["127.0.0.1", 1], "groups": ["0"]}))
@@ -184,18 +166,7 @@ def is_stuck_in_gloo(member):
         return None
     free_what_was_cut(member)
     before = threads(), descriptors()
-    interrupted = []
-
-    def interrupt():
-        interrupted.append(time.monotonic())
-        member.registry.abort()
-
-    timer = threading.Timer(0.3, interrupt)
-    timer.start()
-    with pytest.raises(AttachError, match="further member"):
-        member.registry.attach(member.store, "e2", timedelta(seconds=3))
-    raised = time.monotonic() - interrupted[0]
-    timer.join()
+    raised = leaves_after(0.3, member.registry.abort, member, member.store, timedelta(seconds=3))
     busy = any(thread.name == "deadpool-attach" for thread in threading.enumerate())
     wait_for_threads(before[0])
     member.store.set("done", "1")
@@ -212,7 +183,6 @@ def test_an_attach_that_is_stuck_in_gloo_is_left_at_once_and_ends_by_itself(make
 
 def lacks_a_group(member):
     member.start()
-    member.meet("started")
     if member.rank == 0:
         member.registry.abort()
         dist.new_group([0, 1])

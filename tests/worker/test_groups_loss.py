@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from kit.choice import often
-from kit.world import TIMEOUT
+from kit.world import TIMEOUT, later
 
 from deadpool_run.worker.groups import GroupState
 
@@ -122,18 +122,14 @@ def is_aborted(member, name):
         member.store.wait(["done0", "done2"], TIMEOUT)
         return None
     member.registry.begin_step()
-    aborted = []
 
-    def abort():
-        aborted.append(time.monotonic())
+    def abort_twice():
         member.registry.abort()
         member.registry.abort()
 
-    timer = threading.Timer(0.1, abort)
-    timer.start()
-    BLOCKED[name](torch.ones(64))
-    freed = time.monotonic()
-    timer.join()
+    with later(0.1, abort_twice) as aborted:
+        BLOCKED[name](torch.ones(64))
+        freed = time.monotonic()
     assert member.registry.tainted
     client.sendall(b"still here")
     assert accepted.recv(64) == b"still here"
@@ -168,20 +164,12 @@ def is_cut_in_the_midst(member, kind):
         work = dist.reduce_scatter_tensor(tensor[: LARGE // 2].clone(), tensor, async_op=True)
     else:
         work = dist.broadcast(tensor, 0, async_op=True)
-    aborted = []
-
-    def abort():
-        aborted.append(time.monotonic())
-        member.registry.abort()
-
-    timer = threading.Timer(0.03, abort)
-    timer.start()
-    if kind == "future":
-        work.get_future().wait()
-    else:
-        work.wait()
-    freed = time.monotonic()
-    timer.join()
+    with later(0.03, member.registry.abort) as aborted:
+        if kind == "future":
+            work.get_future().wait()
+        else:
+            work.wait()
+        freed = time.monotonic()
     cut = member.registry.tainted
     member.meet("cut")
     start = time.monotonic()
@@ -234,12 +222,10 @@ def blocks_on_other_addresses(member, variables):
     if member.rank == 1:
         member.store.wait(["done"], TIMEOUT)
         return None
-    timer = threading.Timer(0.1, member.registry.abort)
-    timer.start()
-    start = time.monotonic()
-    dist.all_reduce(torch.ones(64))
-    seconds = time.monotonic() - start
-    timer.join()
+    with later(0.1, member.registry.abort):
+        start = time.monotonic()
+        dist.all_reduce(torch.ones(64))
+        seconds = time.monotonic() - start
     member.store.set("done", "1")
     return seconds, member.registry.tainted
 

@@ -1,7 +1,6 @@
 """Aborts at any moment of collectives that are on their way, over and over: Gloo must hold nobody."""
 
 import random
-import threading
 import time
 from datetime import timedelta
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from kit.choice import often
-from kit.world import TIMEOUT
+from kit.world import TIMEOUT, later
 
 ROUNDS = 60
 FREED_S = 2.0
@@ -53,21 +52,13 @@ def aborted_over_and_over(member, kind):
     choose = random.Random(member.rank)
     longest = 0.0
     for number in range(ROUNDS):
-        aborted = []
         member.meet(f"attached {number}")  # an abort before the peer has attached would break its attach
-
-        def abort(aborted=aborted):
-            aborted.append(time.monotonic())
-            member.registry.abort()
-
-        timer = threading.Timer(0.002 + choose.random() * 0.004, abort)
         member.registry.begin_step()
-        timer.start()
-        ours, all_ours = torch.ones(SIZE), torch.ones(2 * SIZE)
-        while not member.registry.tainted:
-            KINDS[kind](ours, all_ours)
-        freed = time.monotonic()
-        timer.join()
+        with later(0.002 + choose.random() * 0.004, member.registry.abort) as aborted:
+            ours, all_ours = torch.ones(SIZE), torch.ones(2 * SIZE)
+            while not member.registry.tainted:
+                KINDS[kind](ours, all_ours)
+            freed = time.monotonic()
         longest = max(longest, freed - aborted[0])
         member.registry.attach(member.store, f"again{number}", TIMEOUT)
     return longest

@@ -4,12 +4,14 @@ import threading
 
 import pytest
 import torch
+from kit.world import later
 from snapshot_kit import Slots, Training, digest, draws, raw
 from torch import nn
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.board import BUSY, EMPTY
 from deadpool_run.vault.segments import mark_busy, read_header, read_manifest
+from deadpool_run.worker.snapshot import Snapshots
 
 BIG = 1 << 22
 
@@ -127,31 +129,22 @@ def test_a_peers_skip_frees_the_slot(pair):
     snapshots.close()
 
 
-def test_a_capture_waits_for_a_slot_while_it_may(pair):
-    snapshots = pair.own(0)
-    other = pair.board.cells[1]
-    fill(snapshots)
-    other.set_slot(0, 0)
-    freed = threading.Timer(0.1, lambda: other.set_slot(1, 1))
-    freed.start()
-    assert snapshots.capture_now(2)
-    freed.join()
-    assert snapshots.held() == (1, 2)
-    snapshots.close()
-
-
-def test_who_is_not_in_a_hurry_gives_no_capture_up(pair):
+def begin_unhurried(snapshots, version):
     """As behind the last step: peers overwrite what was given up, so that it could never be committed."""
+    snapshots.begin(version)
+    snapshots.wait(hurry=False)
+    return version in snapshots.held()
+
+
+@pytest.mark.parametrize("capture", [Snapshots.capture_now, begin_unhurried])
+def test_a_capture_waits_for_a_slot_while_it_may(pair, capture):
     skipped = []
     snapshots = pair.own(0, on_skip=skipped.append)
     other = pair.board.cells[1]
     fill(snapshots)
     other.set_slot(0, 0)
-    freed = threading.Timer(0.1, lambda: other.set_slot(1, 1))
-    freed.start()
-    snapshots.begin(2)
-    snapshots.wait(hurry=False)
-    freed.join()
+    with later(0.1, lambda: other.set_slot(1, 1)):
+        assert capture(snapshots, 2)
     assert snapshots.held() == (1, 2)
     assert skipped == []
     snapshots.close()
@@ -164,10 +157,8 @@ def test_an_interruption_ends_the_wait_for_a_slot(pair):
     pair.board.cells[1].set_slot(0, 0)
     for version in range(2):
         assert snapshots.capture_now(version)
-    timer = threading.Timer(0.1, interrupted.set)
-    timer.start()
-    assert not snapshots.capture_now(2)
-    timer.join()
+    with later(0.1, interrupted.set):
+        assert not snapshots.capture_now(2)
     assert skipped == [2]
     snapshots.close()
 
