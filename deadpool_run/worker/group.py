@@ -12,6 +12,7 @@ from deadpool_run.errors import ScriptError
 from deadpool_run.worker import compat, nccl
 from deadpool_run.worker.attach import Inner, Plan
 from deadpool_run.worker.collectives import COLLECTIVES, Collective, Parts, answer
+from deadpool_run.worker.releases import Releases
 from deadpool_run.worker.transcript import Transcript
 from deadpool_run.worker.waiters import Waiters
 from deadpool_run.worker.works import DoneWork, GuardedWork, RecordedWork, ThreadedWork
@@ -31,8 +32,7 @@ class Owner(Protocol):
     recording: Transcript | None
     playback: Transcript | None
     waiters: Waiters
-    released: int
-    """The newest generation of communicators whose collectives are no longer waited for."""
+    releases: Releases
 
     def count_issued(self) -> None:
         """Count a collective that is issued."""
@@ -45,12 +45,6 @@ class Owner(Protocol):
 
     def failed(self, error: RuntimeError, what: str, generation: int, *, may_time_out: bool = False) -> None:
         """Drain if a peer is to blame, else raise the error."""
-
-    def on_release(self, callback: Callable[[], object], generation: int) -> None:
-        """Call back when the drain of that generation gives up on Gloo; at once if it has."""
-
-    def off_release(self, callback: Callable[[], object]) -> None:
-        """Forget what `on_release` was told."""
 
     def forget(self, group: "Group") -> None:
         """Free a group that its user destroyed."""

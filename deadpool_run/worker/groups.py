@@ -4,7 +4,6 @@ States: REHEARSING (a newcomer: answers are fake or from the transcript) -> ATTA
 answers are fake, nothing blocks, nothing raises) -> ATTACHED to the next epoch.
 """
 
-import functools
 import itertools
 import threading
 from collections.abc import Callable
@@ -20,14 +19,13 @@ from deadpool_run.vault.board import Cell
 from deadpool_run.worker import compat, gloo, nccl
 from deadpool_run.worker.attach import Build, Connections, Inner, Meeting, Plan, Source
 from deadpool_run.worker.group import BACKEND, Group
+from deadpool_run.worker.releases import Releases
 from deadpool_run.worker.transcript import Transcript
 from deadpool_run.worker.waiters import Waiters
 
-_GRACE_S = 0.05
-"""From severing the connections until the works that Gloo has not ended are given up. Gloo ends most within 1 ms; those
-whose message was cut in the middle never."""
 _FREE_S = 1.0
-"""How long the freeing of old communicators is waited for. Gloo's threads end at once, unless one is stuck as above."""
+"""How long the freeing of old communicators is waited for. Gloo's threads end at once, unless one is stuck with a
+message that was cut in the middle."""
 _LOST_MEANWHILE = "a further member was lost while communicators were built"
 
 
@@ -59,8 +57,8 @@ class Registry:
         self.playback: Transcript | None = None
         self.groups: list[Group] = []
         self.waiters = Waiters()
+        self.releases = Releases(self.waiters)
         self.generation = 1
-        self.released = 0
         self._cell = cell
         self.on_failure = on_failure
         self._timeout = timeout
@@ -70,7 +68,6 @@ class Registry:
         self._connections: Connections | None = None
         self._prefix = ""
         self._worlds = 0
-        self._releases: dict[Callable[[], object], int] = {}
         self._peers: tuple[gloo.Endpoint, ...] | None = None
         self._build: Build | None = None
         self._retired: list[Inner] = []
@@ -140,30 +137,6 @@ class Registry:
         if first:
             self.on_failure(f"{what}: {error}")
 
-    def on_release(self, callback: Callable[[], object], generation: int) -> None:
-        """Call back when the drain of that generation gives up on Gloo; at once if it has."""
-        with self._lock:
-            if self.released < generation:
-                self._releases[callback] = generation
-                return
-        callback()
-
-    def off_release(self, callback: Callable[[], object]) -> None:
-        """Forget what `on_release` was told."""
-        with self._lock:
-            self._releases.pop(callback, None)
-
-    def _release(self, generation: int) -> None:
-        """Give up on what Gloo has not ended by itself soon after its connections were severed."""
-        threading.Event().wait(_GRACE_S)
-        with self._lock:
-            self.released = max(self.released, generation)
-            due = [callback for callback, of in self._releases.items() if of <= generation]
-            for callback in due:
-                del self._releases[callback]
-        for callback in due:
-            callback()
-
     def _drain(self) -> None:
         if self.state is not GroupState.ATTACHED:
             return
@@ -174,7 +147,7 @@ class Registry:
             nccl.abort_all(nccl_backends)
         if self._device is not None and self._peers is not None:
             self._device.sever(self._peers)
-        self.waiters.start(functools.partial(self._release, self.generation))
+        self.releases.begin(self.generation)
 
     def _retire(self) -> list[Any]:
         """Detach every group; return the NCCL backends. What is retired is freed by `attach`, never by a callback."""

@@ -111,7 +111,7 @@ class GuardedWork(dist.Work):
                     return True
                 if deadline is not None and time.monotonic() > deadline:
                     raise
-                if registry.released >= self._generation:
+                if registry.releases.newest >= self._generation:
                     return False
             else:
                 return True
@@ -148,7 +148,7 @@ class GuardedWork(dist.Work):
             return done_future(self._collective.outputs(self._parts))
         inner = self._work.get_future()
         guarded = _GuardedFuture(self)
-        self._group.registry.on_release(guarded.release, self._generation)
+        self._group.registry.releases.on(guarded.release, self._generation)
         inner.add_done_callback(guarded.complete)
         return guarded.future
 
@@ -202,7 +202,7 @@ class _GuardedFuture:
         if not self._first():
             return
         work = self._work
-        work._group.registry.off_release(self.release)  # noqa: SLF001 - one class in two halves
+        work._group.registry.releases.off(self.release)  # noqa: SLF001 - one class in two halves
         try:
             value = inner.value()
         except RuntimeError as error:
@@ -255,9 +255,9 @@ class ThreadedWork(GuardedWork):
 
         registry = self._group.registry
         registry.waiters.start(wait_in_gloo)
-        registry.on_release(over.set, self._generation)
+        registry.releases.on(over.set, self._generation)
         over.wait()
-        registry.off_release(over.set)
+        registry.releases.off(over.set)
         ended = bool(outcome)
         error = outcome.pop() if ended else None
         if error is not None:

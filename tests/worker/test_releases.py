@@ -1,0 +1,62 @@
+"""Giving up on what Gloo does not end: in the order of the drains, once each, and in one thread."""
+
+import threading
+
+from deadpool_run.worker.releases import Releases
+from deadpool_run.worker.waiters import Waiters
+
+
+class Counted(Waiters):
+    """Counts the threads that are asked for while none of the earlier ones is done."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = 0
+
+    def start(self, task):
+        self.asked += 1
+        super().start(task)
+
+
+def gives_up_in_order(member, count):
+    waiters = Counted()
+    releases = Releases(waiters)
+    told, over = [], threading.Event()
+
+    def note(generation):
+        told.append((generation, releases.newest))
+
+    for generation in range(1, count + 1):
+        releases.on(lambda generation=generation: note(generation), generation)
+    forgotten = lambda: note(0)  # noqa: E731 - the same object twice
+    releases.on(forgotten, count)
+    releases.off(forgotten)
+    releases.on(over.set, count)
+    for generation in range(1, count + 1):
+        releases.begin(generation)
+    asked = waiters.asked
+    assert over.wait(20)
+    releases.on(lambda: note(1), 1)  # whoever comes too late is told at once
+    return told, asked
+
+
+def test_many_drains_in_a_row_are_given_up_in_order_by_one_thread(make_world):
+    (result,) = make_world(1).run(gives_up_in_order, 30)
+    told, asked = result
+    assert told == [(generation, generation) for generation in range(1, 31)] + [(1, 30)]
+    assert asked == 1
+
+
+def again_after_a_rest(member):
+    releases = Releases(Waiters())
+    for generation in (1, 2):
+        over = threading.Event()
+        releases.on(over.set, generation)
+        assert not over.is_set()
+        releases.begin(generation)
+        assert over.wait(20)
+    return releases.newest
+
+
+def test_a_drain_after_all_others_were_given_up_is_given_up_too(make_world):
+    assert make_world(1).run(again_after_a_rest) == [2]
