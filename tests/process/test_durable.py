@@ -130,7 +130,7 @@ def test_a_writer_that_is_killed_midway_leaves_the_older_one(cluster, reference,
 def test_storage_that_does_not_answer_is_given_up_and_training_goes_on(cluster, reference, tmp_path):
     """Whoever opens a FIFO waits for a reader: here for ever, with the file that is written last."""
     kept, words = tmp_path / "kept", ("--layout", "ddp", "--steps", str(STEPS), *BALLAST["ddp"])
-    options = ("--durable", str(kept), "--durable-every", "60m", "--on-usr1", "save", "--durable-timeout", "5")
+    options = ("--durable", str(kept), "--durable-every", "60m", "--on-usr1", "save", "--durable-timeout", "15")
     job = cluster(*words, "--hold", "5", spares=0, options=options)
     job.wait_event("held")
     job.signal_agent(signal.SIGUSR1)
@@ -138,7 +138,7 @@ def test_storage_that_does_not_answer_is_given_up_and_training_goes_on(cluster, 
     look_for(unfinished.is_dir, "directory that is being written")
     os.mkfifo(unfinished / "deadpool.json")
     job.wait_stderr(
-        "no durable checkpoint could be written: the process that writes it was not done within 5 s (--durable-timeout)"
+        "no durable checkpoint could be written: the process that writes it was not done within 15 s (--durable-timeout)"
     )
     assert not writer_of(job)
     job.release()
