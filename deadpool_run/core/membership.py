@@ -233,7 +233,7 @@ class State:
     raised_to: Version = NO_VERSION
     """Skips of versions up to this one are still answered by the last lengthening of the interval."""
     crashes: tuple[float, ...] = ()
-    """When parked workers died, the recent ones."""
+    """When parked workers died since one of them took a lost rank and completed a step, the recent ones."""
     incidents: tuple[Incident, ...] = ()
     """The last ones, oldest first."""
     done_at: float | None = None

@@ -12,7 +12,7 @@ from deadpool_run.core.turn import Turn
 from deadpool_run.ids import NodeId
 
 CRASHES = 5
-"""So many parked workers may die within `CRASH_WINDOW_S` and be started again at once."""
+"""So many parked workers may die within `CRASH_WINDOW_S` and be started again at once, while none proves good."""
 CRASH_WINDOW_S = 60.0
 _AWAITED = (MemberPhase.STARTING, MemberPhase.READY, MemberPhase.PREPARING, MemberPhase.ENDING)
 """Phases of workers that may be given a rank, or make room for one that may."""
@@ -44,7 +44,7 @@ def _to_look_at(turn: Turn) -> Collection[NodeId]:
     joined = state.arrivals - before.arrivals
     if (
         before.phase not in _HEALED_IN
-        or len(state.crashes) >= CRASHES
+        or CRASHES in {len(before.crashes), len(state.crashes)}  # then some were passed over
         or state.seat_tally.done != before.seat_tally.done
         or len(state.nodes) - len(before.nodes) != joined  # some are lost, and with them others' places in the order
     ):

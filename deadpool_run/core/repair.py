@@ -238,6 +238,7 @@ def report(turn: Turn) -> None:
     turn.set(
         repair=None,
         raises=faults.still_evidence(turn.state.raises),
+        crashes=() if repair.losses else turn.state.crashes,  # a worker that was started has proved good
         incidents=(*turn.state.incidents, incident)[-incidents.KEPT :],
     )
     turn.effects.append(do.ReportIncident(incident))

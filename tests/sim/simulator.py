@@ -69,6 +69,8 @@ class Simulation:
         self.reported_dead: set[int] = set()
         self.troubled_at = 0.0
         self.rank_faults = self.parked_faults = self.setup_faults = 0
+        self.crashes = 0
+        """Workers that died parked since the last repair that replaced somebody."""
         self.nodes_lost: list[float] = []
         self.uncovered_losses = 0
         self.asked_to_stop = False
@@ -124,6 +126,7 @@ class Simulation:
             return
         if isinstance(event, (ev.WorkerExited, ev.WorkerStartFailed)):
             self.reported_dead.add(event.worker)
+            self.crashes += self.workers[event.worker].rank is None
         if isinstance(event, ev.NodesLost):
             lost = {loss.node for loss in event.losses}
             self.reported_dead |= {worker.number for worker in self.workers.values() if worker.node in lost}
@@ -176,7 +179,9 @@ class Simulation:
                 self.clock.after(grace, lambda: worker.die(signal=effect.signal))
             case do.StopJob():
                 self.stopped = effect
-            case do.SetCaptureInterval() | do.Announce() | do.ReportIncident():
+            case do.ReportIncident():
+                self.crashes = 0 if effect.incident.losses else self.crashes
+            case do.SetCaptureInterval() | do.Announce():
                 pass
             case _:
                 self.send(effect)
@@ -329,7 +334,7 @@ class Simulation:
             "stopped by SIGTERM": self.asked_to_stop,
             "without one completed step": self.rank_faults >= faults.MAX_ATTEMPTS,
             "the world was started again": self.setup_faults + self.parked_faults > self.state.restarts,
-            "workers died before they were given a rank": self.parked_faults >= pool.CRASHES,
+            "workers died before they were given a rank": self.crashes >= pool.CRASHES,
             "rank ": not self.state.managed,  # a loss before anyone called init()
             "lost: power": not self.state.managed,
             "and no other came": len(self.nodes_lost) > self.settings.spare_nodes,
