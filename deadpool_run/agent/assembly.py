@@ -110,8 +110,8 @@ class Assembly:
         """How often the coordinator has moved, or more."""
         return self._authority.agent.term
 
-    async def end(self, message: peers.End | peers.Evict) -> None:
-        """Tell every agent, and hang up."""
+    async def end(self, message: peers.End | None) -> None:
+        """Tell every agent, if there is anything to tell, and hang up."""
         if self._timer is not None:
             self._timer.cancel()
         await self._hub.end(message)

@@ -342,14 +342,18 @@ class Head:
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    async def end(self, message: peers.End | peers.Evict) -> None:
-        """Decide nothing more, and tell everyone."""
+    def retire(self) -> None:
+        """Decide nothing more."""
         self._over = True
+        if self.durable is not None:
+            self.durable.close()
+
+    async def end(self, message: peers.End | None) -> None:
+        """Decide nothing more, and tell everyone; without a word the others are left to find another coordinator."""
+        self.retire()
         if self._health is not None:
             self._health.close()
         self._server.close()
-        if self.durable is not None:
-            self.durable.close()
         if self.assembly is not None:
             await self.assembly.end(message)
         self._store.close()

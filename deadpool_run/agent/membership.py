@@ -354,8 +354,8 @@ class Membership:
     def fence(self, reason: str) -> None:
         """End this node's workers before all else: others have their ranks, or will."""
         self.node.end_workers()
-        if self.head is not None and self.head.durable is not None:
-            self.head.durable.close()
+        if self.head is not None:
+            self.head.retire()
         if not self.over.done():
             self.over.set_exception(LostError(reason))
 
@@ -368,7 +368,8 @@ class Membership:
         for sock in self._callers:
             sock.close()
         if self.head is not None:
-            await self.head.end(peers.Evict(reason) if fenced else peers.End(exit_code, reason))
+            # A head without authority says nothing of others: that its connections end lets them choose another.
+            await self.head.end(None if fenced else peers.End(exit_code, reason))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

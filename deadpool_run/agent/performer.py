@@ -100,7 +100,8 @@ class Performer:
                 self._begin(generation)
             case do.StartWorker(worker):
                 self._workforce.start(worker)
-            case do.AssignRank():
+            case do.AssignRank(worker):
+                self._workforce.expect_rank(worker)
                 self._begins.when_ready(lambda: self._seat(effect, capture_interval, source))
             case do.PrepareSpare():
                 self._prepare(effect, capture_interval)

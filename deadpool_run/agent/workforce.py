@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deadpool_run.agent.channel import Channel
 from deadpool_run.agent.nursery import Nursery
@@ -13,9 +13,10 @@ from deadpool_run.agent.processes import Exit, Process
 from deadpool_run.agent.translate import to_event
 from deadpool_run.core.events import Event, WorkerExited, WorkerStarted, WorkerStartFailed
 from deadpool_run.ids import Rank, Version, WorkerId
-from deadpool_run.wire.messages import Assign, Captured, Dismiss, Message
+from deadpool_run.wire.messages import Assign, Captured, Dismiss, ExitNow, Message, Stop
 
 Submit = Callable[[Event], None]
+_FOR_THE_PARKED = (ExitNow, Stop)
 
 
 @dataclass(slots=True)
@@ -24,6 +25,8 @@ class _Worker:
     process: Process | None = None
     channel: Channel | None = None
     rank: Rank | None = None
+    awaits_rank: bool = False
+    held: list[Message] = field(default_factory=list)  # for when it has its rank
     doomed: bool = False  # to be ended as soon as it exists
 
 
@@ -83,12 +86,21 @@ class Workforce:
             lambda why: self._start_failed(worker, why),
         )
 
+    def expect_rank(self, worker: WorkerId) -> None:
+        """Hold back what is said to the rank's owner until `assign`: whatever that waits for, it is to be first."""
+        if found := self._workers.get(worker):
+            found.awaits_rank = True
+
     def assign(self, worker: WorkerId, order: Assign, fds: Mapping[str, int]) -> None:
         """Give the worker the rank of this order, with the descriptors that it names."""
         found = self._workers.get(worker)
         if found is not None and found.channel is not None:
             found.rank = Rank(order.rank)
+            found.awaits_rank = False
             found.channel.send(order, [fds[name] for name in order.fds])
+            for message in found.held:
+                found.channel.send(message)
+            found.held.clear()
 
     def bind(self, worker: WorkerId, cpus: Collection[int]) -> None:
         """Have a parked worker, and the threads that it starts, run on these CPUs only."""
@@ -106,7 +118,11 @@ class Workforce:
     def send(self, worker: WorkerId, message: Message) -> None:
         """Say something to the worker; nothing happens if it has ended."""
         found = self._workers.get(worker)
-        if found is not None and found.channel is not None:
+        if found is None or found.channel is None:
+            return
+        if found.awaits_rank and not isinstance(message, _FOR_THE_PARKED):
+            found.held.append(message)
+        else:
             found.channel.send(message)
 
     def signal(self, worker: WorkerId, number: int) -> None:

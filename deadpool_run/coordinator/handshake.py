@@ -5,6 +5,7 @@ each caller one for the moment of the greeting.
 """
 
 import contextlib
+import errno
 import socket
 import time
 
@@ -20,7 +21,7 @@ _UNANSWERED_MS = 10_000
 
 
 def dial(address: str, port: int, role: Role, token: bytes, timeout_s: float = TIMEOUT_S) -> socket.socket:
-    """Return a blocking connection to an agent that has the token. Raises OSError, and `RefusedError` if it has not."""
+    """Return a blocking connection to an agent that has the token. Raises OSError, `RefusedError` if it has not."""
     sock = socket.create_connection((address, port), timeout=timeout_s)
     try:
         _prepare(sock)
@@ -30,7 +31,11 @@ def dial(address: str, port: int, role: Role, token: bytes, timeout_s: float = T
         while (answer := caller.answer(_read(sock, until))) is not None:
             sock.sendall(auth.encode(answer))
         sock.settimeout(None)
-    except (ProtocolError, EOFError) as error:
+    except EOFError as error:
+        sock.close()
+        why = f"{address}:{port} hung up while it was greeted: an agent that ends, or another program"
+        raise ConnectionResetError(errno.ECONNRESET, why) from error
+    except ProtocolError as error:
         sock.close()
         raise RefusedError(f"{address}:{port} does not greet as an agent of deadpool-run: {error}") from error
     except BaseException:

@@ -104,14 +104,16 @@ class Hub:
             found.link.send(peers.Evict(reason))
             self._forget(found)
 
-    async def end(self, message: peers.End | peers.Evict) -> None:
-        """Tell every agent that the job, or this coordinator's part in it, is over, and hang up."""
+    async def end(self, message: peers.End | None) -> None:
+        """Tell every agent that the job is over, and hang up; without a word to them if it is not."""
         self._closed = True
-        for node in list(self._waiting):
-            self.admit(node)
-        self.broadcast(message)
+        if message is not None:
+            for node in list(self._waiting):
+                self.admit(node)
+            self.broadcast(message)
         for connection in list(self._by_number.values()):
-            await connection.link.flush(_FLUSH_S)
+            if message is not None:
+                await connection.link.flush(_FLUSH_S)
             connection.link.close()
         self._by_number.clear()
         self._by_node.clear()

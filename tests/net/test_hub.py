@@ -278,6 +278,20 @@ def test_the_end_is_told_to_everyone_and_nobody_is_lost_by_it():
     run(main)
 
 
+def test_who_may_not_decide_any_more_hangs_up_without_a_word():
+    """The others choose another coordinator: they are not lost because this one is."""
+
+    async def main(house):
+        ends = [(await house.join("n"))[0] for _ in range(3)]
+        await house.hub.end(None)
+        for end in ends:
+            assert (await end.is_lost())[1]
+            assert len(end.heard) == 2  # what it heard when it joined
+        assert not house.owner.gone
+
+    run(main)
+
+
 def test_after_the_end_nobody_is_taken_in():
     async def main(house):
         await house.hub.end(peers.End(0, "over"))

@@ -1,6 +1,7 @@
 """A job over four hosts, one of them in reserve, loses one, in every way in which hosts are lost."""
 
 import signal
+import threading
 
 import pytest
 
@@ -80,6 +81,16 @@ def test_a_host_that_freezes_and_thaws_after_it_was_replaced(fleet, reference, w
     job.agents[lost].everything(signal.SIGCONT)
     job.check_repaired(reference("ddp", STEPS), ranks[lost], others(lost))
     job.wait_output(lost, "this node's workers are ended")
+
+
+def test_a_coordinator_that_pauses_for_longer_than_it_may_decide_takes_nobody_with_it(fleet, reference):
+    """It finds out before another could be chosen, and all the others are still connected to it."""
+    job, ranks = begun(fleet, node_timeout_s=3.0)
+    job.agents[0].everything(signal.SIGSTOP)
+    threading.Event().wait(1.1 * 3.0)
+    job.agents[0].everything(signal.SIGCONT)
+    job.check_repaired(reference("ddp", STEPS), ranks[0], others(0))
+    job.wait_output(0, "which is no majority; this node's workers are ended")
 
 
 @pytest.mark.slow

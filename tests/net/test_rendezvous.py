@@ -108,6 +108,25 @@ def test_who_comes_before_the_first_waits_for_it():
     within_bound(main())
 
 
+def test_who_is_hung_up_on_asks_again():
+    """An agent that ends takes connections to its last moment."""
+
+    async def main():
+        listener = socket.create_server((LOOPBACK, 0))
+        seeks = cluster(listener.getsockname()[1])
+        early = asyncio.ensure_future(find(seeks, never(), may_found=False, timeout_s=LONG_S))
+        sock, _ = await asyncio.to_thread(listener.accept)
+        with sock:
+            assert await asyncio.to_thread(sock.recv, 1 << 16)
+        with closing(Led(Founder(LOOPBACK, listener))):
+            found = await early
+            assert isinstance(found, Found)
+            found.sock.close()
+            found.listener.close()
+
+    within_bound(main())
+
+
 def test_another_token_is_told_to_the_user_with_advice():
     async def main():
         port = free_port()

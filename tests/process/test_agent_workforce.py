@@ -30,3 +30,51 @@ def test_a_worker_is_bound_to_cpus():
         assert os.sched_getaffinity(child.pid) == {min(cpus)}
         child.stdin.close()
     assert os.sched_getaffinity(0) == cpus
+
+
+class Heard:
+    """A channel that notes what is sent."""
+
+    def __init__(self):
+        self.messages = []
+
+    def send(self, message, fds=()):
+        self.messages.append((message, list(fds)))
+
+
+ASSIGN = messages.Assign(
+    rank=1,
+    local_rank=0,
+    world_size=2,
+    epoch=2,
+    newcomer=True,
+    store_host="",
+    store_port=0,
+    capture_interval=1,
+    env={},
+    fds=["slot0"],
+    resume=-1,
+)
+
+
+def test_what_is_for_the_owner_of_a_rank_waits_until_it_has_it():
+    """An agent brings a newcomer's transcript before it gives the rank away, and the next loss does not wait for that."""
+    workforce, channel, worker = Workforce(None, lambda _: None, lambda _: ()), Heard(), WorkerId(3)
+    workforce._workers[worker] = _Worker(channel=channel)
+    workforce.expect_rank(worker)
+    workforce.send(worker, messages.Abort(3))
+    workforce.send(worker, messages.SetInterval(4))
+    assert channel.messages == []
+    workforce.assign(worker, ASSIGN, {"slot0": 9})
+    workforce.send(worker, messages.Abort(4))
+    later = [messages.Abort(3), messages.SetInterval(4), messages.Abort(4)]
+    assert channel.messages == [(ASSIGN, [9]), *((message, []) for message in later)]
+
+
+def test_the_end_of_the_job_reaches_who_still_waits_for_a_rank():
+    workforce, channel, worker = Workforce(None, lambda _: None, lambda _: ()), Heard(), WorkerId(3)
+    workforce._workers[worker] = _Worker(channel=channel)
+    workforce.expect_rank(worker)
+    workforce.send(worker, messages.Stop())
+    workforce.send(worker, messages.ExitNow(3))
+    assert channel.messages == [(messages.Stop(), []), (messages.ExitNow(3), [])]
