@@ -91,6 +91,7 @@ class _Agent:
         self._node: Node | None = None
         self._member: Membership | None = None
         self.base: Path | None = None
+        self._once_beside: list[peers.Peer] = []  # in this node's last life
         """The directory of the run that this node was in last."""
         self.living: frozenset[str] | None = None
         """The names of the nodes that were in the job at its end, if it was led from here."""
@@ -175,7 +176,14 @@ class _Agent:
         found: rendezvous.Founder | rendezvous.Found | rendezvous.Over | None = None
         while True:
             if found is None:
-                found = await rendezvous.find(cluster, self._over, may_found=first, timeout_s=timeout_s, base=self.base)
+                found = await rendezvous.find(
+                    cluster,
+                    self._over,
+                    may_found=first,
+                    timeout_s=timeout_s,
+                    base=self.base,
+                    known=[(peer.address, peer.port) for peer in self._once_beside],
+                )
             if isinstance(found, rendezvous.Over):
                 self.given_up = not self._over.done()
                 tell(found.reason)
@@ -253,6 +261,7 @@ class _Agent:
                 tell(f"the job has ended: {reason}")
         except LostError as error:
             fenced, reason = True, str(error)
+            self._once_beside = member.others()
             raise
         finally:
             await member.end(exit_code, reason, fenced=fenced)

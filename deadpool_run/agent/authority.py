@@ -71,6 +71,10 @@ class Authority:
         """Who leads the job, as far as is known here, and where it listens."""
         return self._addresses.get(self._agent.roster.head)
 
+    def others(self) -> list[Peer]:
+        """Return the other agents that count, as far as it is known where they listen."""
+        return [peer for peer in self._others(self._agent.roster) if peer.port]
+
     def know(self, peer: Peer) -> None:
         """Note where an agent listens."""
         self._addresses[peer.node] = peer

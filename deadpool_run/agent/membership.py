@@ -134,6 +134,10 @@ class Membership:
             link.send(peers.Redirect(head, self._authority.agents()))
         link.close_when_flushed()
 
+    def others(self) -> list[Peer]:
+        """Return the other agents of the job, as far as it is known where they listen."""
+        return self._authority.others()
+
     def wish(self, event: Event) -> None:
         """Pass on what a user wants, to one who leads for certain."""
         unsure = self._follower is not None and not self._follower.was_answered

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -24,7 +25,10 @@ _LONGEST_PAUSE_S = 1.0
 _SAY_AFTER_S = 10.0
 """Whoever is waited for longer than this is named to the user."""
 _LOOK_S = 1.0
-"""Who is to found the job looks so long at each other endpoint, whether the job is there already."""
+"""Who is to found the job looks so long at each other endpoint, whether the job is there already; so does who comes back
+at each agent that it knew."""
+_ASKED = 5
+"""More of those would be lost only with a majority of the agents, or take long to be asked."""
 _REFUSALS = 3
 """So many times in a row a machine that is up says that nobody listens there, before the job is taken for ended."""
 _ABANDONED_S, _ABANDONED_TIMEOUTS = 15.0, 4.0
@@ -58,21 +62,23 @@ class Over:
     reason: str
 
 
-async def find(
+async def find(  # noqa: PLR0913 - where to look, and for how long
     cluster: Cluster,
     stop: asyncio.Future[tuple[int, str]],
     *,
     may_found: bool,
     timeout_s: float,
     base: Path | None = None,
+    known: Sequence[tuple[str, int]] = (),
 ) -> Founder | Found | Over:
     """Return what there is. Who was in the job before does not found another, and waits while somebody may lead it.
 
-    `base` is the run's directory, where a coordinator that came later says where it is, if the disk is shared.
+    `base` is the run's directory, where a coordinator that came later says where it is, if the disk is shared. `known` are
+    addresses of agents that were in the job; any of them sends on to the one that leads.
     Raises `UsageError` if the tokens are not the same, or no endpoint can be looked up.
     """
     loop = asyncio.get_running_loop()
-    search = _ByEndpoint(cluster, may_found, base) if cluster.meeting is None else _ByMeeting(cluster, may_found)
+    search = _ByEndpoint(cluster, may_found, base, known) if cluster.meeting is None else _ByMeeting(cluster, may_found)
     began, pause, told = time.monotonic(), _FIRST_PAUSE_S, False
     while True:
         tried = await loop.run_in_executor(None, search.once)
@@ -92,9 +98,10 @@ async def find(
 class _ByEndpoint:
     """Looks where the user, or the scheduler, says. `once` blocks, and returns why nothing came of it."""
 
-    def __init__(self, cluster: Cluster, may_found: bool, base: Path | None) -> None:
+    def __init__(self, cluster: Cluster, may_found: bool, base: Path | None, known: Sequence[tuple[str, int]]) -> None:
         self._cluster = cluster
         self._may_found = may_found
+        self._known = known[:_ASKED]
         self._founds = may_found and cluster.founds
         self._base = base
         self._refusals = 0
@@ -136,6 +143,9 @@ class _ByEndpoint:
                 return _found(dial(Role.MEMBER, later.address, later.port, self._cluster.token), self._cluster)
             except OSError as failure:
                 error = failure
+        for address, port in self._known:
+            with contextlib.suppress(OSError):
+                return _found(dial(Role.MEMBER, address, port, self._cluster.token, _LOOK_S), self._cluster)
         self._refusals = self._refusals + 1 if error.errno == errno.ECONNREFUSED else 0
         if not self._may_found and self._refusals >= _REFUSALS:
             return Over(1, "nobody leads the job any more: it has ended, or its coordinator's node is lost")
@@ -235,10 +245,10 @@ def _is_at(host: str, port: int, address: str) -> bool:
         return False
 
 
-def dial(role: Role, address: str, port: int, token: bytes) -> socket.socket:
+def dial(role: Role, address: str, port: int, token: bytes, timeout_s: float = handshake.TIMEOUT_S) -> socket.socket:
     """Return a connection for this purpose to an agent that has our token. Blocking; raises OSError."""
     try:
-        return handshake.dial(address, port, role, token)
+        return handshake.dial(address, port, role, token, timeout_s)
     except RefusedError as error:
         raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
 

@@ -53,7 +53,10 @@ class Agent:
 
 
 class Fleet:
-    """`hosts` agents, on namespaces `net`. The first host is the endpoint, so that its agent founds the job."""
+    """`hosts` agents, on namespaces `net`. The first host is the endpoint, so that its agent founds the job.
+
+    With `apart` they share no run directory, and each is told only where the first one is.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,9 @@ class Fleet:
         options: Sequence[str] = (),
         script: str = "train.py",
         node_timeout_s: float = 3.0,
+        apart: bool = False,
     ) -> None:
+        self.apart = apart
         self.home = home
         self.net = net
         self.run_dir = home / "run"
@@ -85,16 +90,20 @@ class Fleet:
         self._selector.register(self._fifo, selectors.EVENT_READ, None)
         self._words = (
             *("--no-config", "--nnodes", str(hosts), "--spares", spares, "--nproc-per-node", str(nproc)),
-            *("--rdzv-endpoint", ",".join(f"{address}:{PORT}" for address in net.addresses)),
-            *("--node-timeout", str(node_timeout_s)),
-            *("--run-dir", str(self.run_dir), *options),
+            *("--node-timeout", str(node_timeout_s), *options),
             *(str(SCRIPTS / script), "--flags", str(self.flags), *args),
         )
         self.agents = [self.start(host) for host in range(hosts)]
 
     def start(self, host: int) -> Agent:
         """Start an agent on a host (again)."""
-        words = ("--node-name", f"h{host}", *self._words)
+        addresses = self.net.addresses[:1] if self.apart else self.net.addresses
+        words = (
+            *("--node-name", f"h{host}"),
+            *("--rdzv-endpoint", ",".join(f"{address}:{PORT}" for address in addresses)),
+            *("--run-dir", str(self.run_dir / f"of-h{host}" if self.apart else self.run_dir)),
+            *self._words,
+        )
         command = ["ip", "netns", "exec", self.net.names[host], sys.executable, "-m", "deadpool_run", *words]
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("DEADPOOL_", "PET_"))}
         env = {

@@ -103,6 +103,18 @@ def test_a_head_is_not_taken_for_abandoned_at_once(tmp_path):
     within_bound(main())
 
 
+def test_one_that_was_in_the_job_asks_those_that_it_knew():
+    async def main():
+        later = Founder("127.0.0.1", socket.create_server(("127.0.0.1", 0)))
+        where = Cluster(endpoints=(("127.0.0.1", free_port()),), token=TOKEN, node_name="n")
+        known = [("127.0.0.1", free_port()), later.listener.getsockname()]
+        with closing(Led(later)):
+            let_go(await find(where, never(), may_found=False, timeout_s=LONG_S, known=known))
+        assert isinstance(await find(where, never(), may_found=False, timeout_s=LONG_S, known=known), Over)
+
+    within_bound(main())
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_one_that_was_in_the_job_asks_who_leads_it_by_what_the_run_directory_says(tmp_path, told):
     async def main():
