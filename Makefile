@@ -23,7 +23,7 @@ SOURCES := deadpool_run tests recipes
 .PHONY: help demo test lint format test-long frameworks test-frameworks matrix test-slurm bench clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 # torch comes first and pinned: asked for by the package alone, pip would take the newest, whatever it weighs.
 $(STAMP): pyproject.toml constraints.txt
