@@ -15,7 +15,7 @@ from deadpool_run.agent.spec import LaunchSpec, Mode, Target
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 
-NOTICED_S = 5.0
+NOTICED_S = 1.0
 """From a kill to its entry in the journal. Milliseconds on an idle machine; the bound allows for a busy one."""
 
 

@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from kit.world import FREED_S, LONG, TIMEOUT, later
+from kit.world import TIMEOUT, later
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker import compat
 from deadpool_run.worker.groups import GroupState
+
+FREED_S = 1.0
+LONG = timedelta(seconds=50)
 
 
 def descriptors():
@@ -139,7 +142,7 @@ def connects_to_nobody(member):
     member.start()
     member.registry.abort()
     silent = socket.create_server(("127.0.0.1", 0))  # takes connections, says nothing
-    open_silent = functools.partial(compat.open_store, *silent.getsockname(), LONG)
+    open_silent = functools.partial(compat.open_store, *silent.getsockname(), timedelta(seconds=2))
     raised = leaves_after(0.2, member.registry.interrupt_attach, member, open_silent, LONG)
     silent.close()
     member.registry.attach(member.store, "e3", LONG)
@@ -149,9 +152,6 @@ def connects_to_nobody(member):
 
 def test_a_store_that_does_not_answer_holds_nobody(make_world):
     assert make_world(2).run(connects_to_nobody) == [(True, [2.0, 2.0])] * 2
-
-
-STUCK_S = 6
 
 
 def is_stuck_in_gloo(member):
@@ -166,7 +166,7 @@ def is_stuck_in_gloo(member):
         return None
     free_what_was_cut(member)
     before = threads(), descriptors()
-    raised = leaves_after(0.3, member.registry.abort, member, member.store, timedelta(seconds=STUCK_S))
+    raised = leaves_after(0.3, member.registry.abort, member, member.store, timedelta(seconds=3))
     busy = any(thread.name == "deadpool-attach" for thread in threading.enumerate())
     wait_for_threads(before[0])
     member.store.set("done", "1")
@@ -175,7 +175,7 @@ def is_stuck_in_gloo(member):
 
 def test_an_attach_that_is_stuck_in_gloo_is_left_at_once_and_ends_by_itself(make_world):
     raised, busy, threads_left, descriptors_left = make_world(2).run(is_stuck_in_gloo)[0]
-    assert raised < STUCK_S / 2
+    assert raised < FREED_S
     assert busy, "Gloo did not block: the test shows nothing"
     assert threads_left <= 0
     assert descriptors_left <= 1  # a connection to the store is kept for the next attach

@@ -11,9 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from kit.choice import often
-from kit.world import FREED_S, LONG, TIMEOUT, later
+from kit.world import TIMEOUT, later
 
 from deadpool_run.worker.groups import GroupState
+
+FREED_S = 1.0
+LONG = timedelta(seconds=50)
 
 
 def receive_from_any(tensor):
@@ -148,13 +151,11 @@ def test_an_abort_frees_this_process_and_leaves_its_other_sockets(make_world, na
 
 LARGE = 1 << 26
 """Floats; their transfer takes a tenth of a second and more."""
-CUT = timedelta(seconds=6)
-"""Gloo's time-out for a message that is cut: whoever goes on within the half of it has not waited for it."""
 
 
 def is_cut_in_the_midst(member, kind):
     """Gloo never ends what is cut in the middle of a message, before its own time-out, which comes after the repair."""
-    member.start(timeout=CUT)
+    member.start(timeout=timedelta(seconds=3))
     tensor = torch.full((LARGE,), float(member.rank + 1))
     member.meet("ready")
     if kind == "peer":
@@ -173,11 +174,11 @@ def is_cut_in_the_midst(member, kind):
     member.meet("cut")
     start = time.monotonic()
     member.registry.attach(member.store, "e2", LONG)
-    assert time.monotonic() - start < CUT.total_seconds() / 2, "the attach waited for Gloo's time-out"
+    assert time.monotonic() - start < 2.5, "the attach waited for Gloo's time-out"
     x = torch.ones(2)
     dist.all_reduce(x)
     work.wait()
-    threading.Event().wait(CUT.total_seconds() + 0.5)  # its end must not be taken for a failure of the new epoch
+    threading.Event().wait(3.5)  # Gloo's time-out for what was cut: it must not be taken for a failure of the new epoch
     dist.all_reduce(x)
     assert x.tolist() == [4.0, 4.0]
     assert member.registry.state is GroupState.ATTACHED
@@ -189,7 +190,7 @@ def is_cut_in_the_midst(member, kind):
 @pytest.mark.parametrize("kind", often(["peer", "collective", "future", "reduce_scatter"], {"peer", "future"}))
 def test_a_message_that_is_cut_in_the_middle_holds_nobody(make_world, kind):
     results = make_world(2).run(is_cut_in_the_midst, kind)
-    assert all(seconds < CUT.total_seconds() / 2 for seconds, _, _ in results), results
+    assert all(seconds < FREED_S for seconds, _, _ in results), results
     assert any(cut for _, cut, _ in results), "nothing was cut: the test shows nothing"
     assert all(len(failures) <= 1 for _, _, failures in results)
 
@@ -239,12 +240,12 @@ def blocks_on_other_addresses(member, variables):
 )
 def test_connections_are_found_whatever_the_address(make_world, variables):
     seconds, tainted = make_world(2).run(blocks_on_other_addresses, variables)[0]
-    assert seconds < FREED_S
+    assert seconds < FREED_S + 0.1
     assert tainted
 
 
 def times_out(member):
-    member.start(timeout=timedelta(seconds=3))
+    member.start(timeout=timedelta(seconds=1))
     member.meet("started")
     member.registry.abort()
     member.registry.attach(member.store, "e2", LONG)
@@ -264,7 +265,7 @@ def times_out(member):
 
 def test_a_time_out_of_the_users_starts_a_drain_and_is_not_that_of_attach(make_world):
     seconds, state, failures = make_world(2).run(times_out)[0]
-    assert 2.5 < seconds[0] < FREED_S
-    assert seconds[1] < 1.5  # it is answered, and does not time out a second time
+    assert 0.5 < seconds[0] < 5
+    assert seconds[1] < FREED_S
     assert state is GroupState.DRAINING
     assert len(failures) == 1
