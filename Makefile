@@ -1,7 +1,7 @@
 # Every target makes its own environment in .venv; nothing else is installed or changed.
 #
 #   make demo                     train a small GPT, kill a rank, compare the weights bit by bit
-#   make test                     lint, types, layering and the tests; CI runs this and make test-frameworks
+#   make test                     lint, types, layering and the tests; CI runs this, and make test-frameworks if it can
 #   make PYTHON=python3.12 test   with another interpreter (3.11 or later)
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
 #                                 with torch's small CPU build; elsewhere pip fetches the CUDA one on Linux

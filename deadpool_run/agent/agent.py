@@ -91,8 +91,8 @@ class _Agent:
         self._node: Node | None = None
         self._member: Membership | None = None
         self.base: Path | None = None
-        self._once_beside: list[peers.Peer] = []  # in this node's last life
         """The directory of the run that this node was in last."""
+        self._once_beside: list[peers.Peer] = []  # in this node's last life
         self.living: frozenset[str] | None = None
         """The names of the nodes that were in the job at its end, if it was led from here."""
         self.given_up = False

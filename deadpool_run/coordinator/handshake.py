@@ -21,7 +21,7 @@ _UNANSWERED_MS = 10_000
 
 
 def dial(address: str, port: int, role: Role, token: bytes, timeout_s: float = TIMEOUT_S) -> socket.socket:
-    """Return a blocking connection to an agent that has the token. Raises OSError, `RefusedError` if it has not."""
+    """Return a blocking connection to an agent that has the token. Raises OSError, and `RefusedError` if it has not."""
     sock = socket.create_connection((address, port), timeout=timeout_s)
     try:
         _prepare(sock)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -72,6 +73,7 @@ class Fleet:
         apart: bool = False,
     ) -> None:
         self.apart = apart
+        self.node_timeout_s = node_timeout_s
         self.home = home
         self.net = net
         self.run_dir = home / "run"
@@ -225,6 +227,12 @@ class Fleet:
     def power_off(self, host: int) -> None:
         """Kill all of a host's processes at once."""
         self.agents[host].everything(signal.SIGKILL)
+
+    def pause(self, host: int) -> None:
+        """Stop all of a host just too long: if it leads, it goes on when it may not, and before another one does."""
+        self.agents[host].everything(signal.SIGSTOP)
+        threading.Event().wait(1.1 * self.node_timeout_s)
+        self.agents[host].everything(signal.SIGCONT)
 
     def host_of(self, rank: int) -> int:
         """Return the host whose process holds the rank, by its own account."""

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from kit.orders import assign
 
 from deadpool_run.agent import channel, processes
 from deadpool_run.agent.channel import Channel
 from deadpool_run.agent.processes import Exit, Process
-from deadpool_run.wire.messages import Abort, Assign, FrameBuffer, Raised, Ready, encode
+from deadpool_run.wire.messages import Abort, FrameBuffer, Raised, Ready, encode
 
 TIMEOUT_S = 10
 
@@ -47,21 +48,6 @@ class Peer:
     def __exit__(self, *_):
         self.channel.close()
         self.sock.close()
-
-
-def assign(env=None, fds=()):
-    return Assign(
-        rank=0,
-        local_rank=0,
-        world_size=1,
-        epoch=1,
-        newcomer=False,
-        store_host="127.0.0.1",
-        store_port=1,
-        capture_interval=1,
-        env=env or {},
-        fds=list(fds),
-    )
 
 
 def test_messages_arrive_whole_however_they_are_cut():

@@ -4,6 +4,8 @@ import os
 import subprocess
 from types import SimpleNamespace
 
+from kit.orders import assign
+
 from deadpool_run.agent.workforce import Workforce, _Worker
 from deadpool_run.core.events import SetupCompleted
 from deadpool_run.ids import Rank, Version, WorkerId
@@ -42,21 +44,6 @@ class Heard:
         self.messages.append((message, list(fds)))
 
 
-ASSIGN = messages.Assign(
-    rank=1,
-    local_rank=0,
-    world_size=2,
-    epoch=2,
-    newcomer=True,
-    store_host="",
-    store_port=0,
-    capture_interval=1,
-    env={},
-    fds=["slot0"],
-    resume=-1,
-)
-
-
 def test_what_is_for_the_owner_of_a_rank_waits_until_it_has_it():
     """An agent brings a newcomer's transcript before it gives the rank away, and the next loss does not wait for that."""
     workforce, channel, worker = Workforce(None, lambda _: None, lambda _: ()), Heard(), WorkerId(3)
@@ -65,10 +52,11 @@ def test_what_is_for_the_owner_of_a_rank_waits_until_it_has_it():
     workforce.send(worker, messages.Abort(3))
     workforce.send(worker, messages.SetInterval(4))
     assert channel.messages == []
-    workforce.assign(worker, ASSIGN, {"slot0": 9})
+    order = assign(newcomer=True, fds=["slot0"])
+    workforce.assign(worker, order, {"slot0": 9})
     workforce.send(worker, messages.Abort(4))
     later = [messages.Abort(3), messages.SetInterval(4), messages.Abort(4)]
-    assert channel.messages == [(ASSIGN, [9]), *((message, []) for message in later)]
+    assert channel.messages == [(order, [9]), *((message, []) for message in later)]
 
 
 def test_the_end_of_the_job_reaches_who_still_waits_for_a_rank():

@@ -8,8 +8,9 @@ import sys
 import tempfile
 
 import pytest
+from kit.orders import assign
 
-from deadpool_run.wire.messages import Assign, FrameBuffer, Ready, encode
+from deadpool_run.wire.messages import FrameBuffer, Ready, encode
 
 LIMIT_S = 60
 COMMAND = "import sys; from deadpool_run.worker.bootstrap import main; main(int(sys.argv[1]))"
@@ -65,18 +66,7 @@ def assignment(argv, names, local_rank):
         "DEADPOOL_CAPTURE_INTERVAL": "1",
         "DEADPOOL_TARGET": json.dumps({"mode": "script", "argv": argv}),
     }
-    return Assign(
-        rank=0,
-        local_rank=local_rank,
-        world_size=1,
-        epoch=1,
-        newcomer=False,
-        store_host="127.0.0.1",
-        store_port=1,
-        capture_interval=1,
-        env=env,
-        fds=list(names),
-    )
+    return assign(local_rank=local_rank, env=env, fds=list(names))
 
 
 def test_a_printed_line_is_one_write(run_script):

@@ -5,11 +5,11 @@ import socket
 import threading
 
 import pytest
+from kit.orders import assign
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.messages import (
     Abort,
-    Assign,
     Attach,
     Dismiss,
     Finished,
@@ -21,9 +21,7 @@ from deadpool_run.wire.messages import (
 )
 from deadpool_run.worker.link import Link, Orders, park
 
-ASSIGN = Assign(
-    rank=1, local_rank=1, world_size=2, epoch=3, newcomer=True, store_host="h", store_port=1, capture_interval=1, env={}
-)
+ASSIGN = assign(rank=1, local_rank=1, world_size=2, epoch=3, newcomer=True)
 
 
 @pytest.fixture
@@ -36,7 +34,7 @@ def pair():
 def test_park_takes_the_rank_its_descriptors_and_not_one_byte_more(pair):
     agent, worker = pair
     read_end, write_end = os.pipe()
-    order = Assign(**{**{f: getattr(ASSIGN, f) for f in ASSIGN.__slots__}, "fds": ["board"]})
+    order = assign(fds=["board"])
     socket.send_fds(agent, [encode(order)], [read_end])
     agent.sendall(encode(Abort(4)))
     taken, fds = park(worker)
