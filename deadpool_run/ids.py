@@ -16,3 +16,6 @@ Version = NewType("Version", int)
 
 NodeId = NewType("NodeId", str)
 """A failure domain: one life of one agent. An agent that is cut off and joins again is another node."""
+
+ONLY_NODE = NodeId("node")
+"""What the node of a job on one machine is called."""

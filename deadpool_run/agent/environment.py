@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from signal import Signals
 
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.core.events import ONLY_NODE
-from deadpool_run.ids import Epoch, Rank, WorkerId
+from deadpool_run.ids import ONLY_NODE, Epoch, Rank, WorkerId
 
 _OUTER_LAUNCHERS = ("PET_", "TORCHELASTIC_", "DEADPOOL_")
 """Options and worker variables of a launcher around this one; inherited, they would misconfigure one inside."""

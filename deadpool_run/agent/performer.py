@@ -13,7 +13,8 @@ from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.workforce import Workforce
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
-from deadpool_run.core.events import FetchFailed, KillHow
+from deadpool_run.core.events import FetchFailed
+from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 from deadpool_run.vault.board import create_board

@@ -8,7 +8,7 @@ import typer
 
 from deadpool_run.cli import say
 from deadpool_run.cli.find import RunDir, find_run
-from deadpool_run.core.events import KillHow
+from deadpool_run.core.injection import KillHow
 from deadpool_run.view.health import ready_spares
 
 

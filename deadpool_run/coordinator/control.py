@@ -8,7 +8,7 @@ several times. Requests:
     {"do": "watch", "every_s": 1.0}                   -> status objects, one a line: at once, after each decision of the
                                                          coordinator (at most 10 a second) and at least each `every_s`
     {"do": "kill-rank", "rank": 1, "how": "sigkill"}  -> {"ok": true, "rank": 1, "worker": 4, "pid": 4711, "how": "sigkill"}
-                                                         `how`: a `core.events.KillHow` value
+                                                         `how`: a `core.injection.KillHow` value
     {"do": "stop"}                                    -> {"ok": true}: the job ends as if SIGTERM had come
 
 Anything that cannot be done is answered with {"error": "<what is wrong>"}; the connection stays open. A line that is

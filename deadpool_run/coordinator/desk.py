@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from deadpool_run.core.events import Event, KillHow, KillRequested, StopRequested
+from deadpool_run.core.events import Event, KillRequested, StopRequested
+from deadpool_run.core.injection import KillHow
 from deadpool_run.ids import Rank, WorkerId
 
 

@@ -5,7 +5,7 @@ An order names the worker (one process life), so that performing it late can nev
 
 from dataclasses import dataclass
 
-from deadpool_run.core.events import KillHow
+from deadpool_run.core.injection import KillHow
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 

@@ -1,23 +1,11 @@
 """Facts that the coordinator is told, in the past tense. Closed union: `Event`."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
-
-
-class KillHow(StrEnum):
-    """How a worker is made to die."""
-
-    SIGKILL = "sigkill"
-    SIGTERM = "sigterm"
-    SIGSEGV = "sigsegv"
-    EXIT = "exit"
-
+from deadpool_run.core.injection import KillHow
+from deadpool_run.ids import ONLY_NODE, Epoch, NodeId, Rank, Version, WorkerId
 
 _NO_EPOCH = Epoch(0)
-ONLY_NODE = NodeId("node")
-"""What the node of a job on one machine is called."""
 
 
 @dataclass(frozen=True, slots=True)

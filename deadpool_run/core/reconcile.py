@@ -12,6 +12,7 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import ending, holders, pool, repair, world
 from deadpool_run.core import events as ev
 from deadpool_run.core.events import WorkerFound
+from deadpool_run.core.injection import KillHow
 from deadpool_run.core.lifecycle import PARKED, JobPhase, MemberPhase
 from deadpool_run.core.membership import NO_EPOCH, Member, Repair
 from deadpool_run.core.repair import Fallen
@@ -292,4 +293,4 @@ def _end_again(turn: Turn) -> None:
             turn.terminate(member.worker, SIGTERM, member.ending_why)
         else:
             turn.set_member(member.worker, since=turn.now)
-            turn.effects.append(do.KillWorker(member.worker, ev.KillHow.SIGKILL, member.ending_why))
+            turn.effects.append(do.KillWorker(member.worker, KillHow.SIGKILL, member.ending_why))

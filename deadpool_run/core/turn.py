@@ -7,6 +7,7 @@ from typing import Any
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.changes import changed
+from deadpool_run.core.injection import KillHow
 from deadpool_run.core.lifecycle import JOB_TRANSITIONS, MEMBER_TRANSITIONS, JobPhase, MemberPhase, trigger_of
 from deadpool_run.core.membership import Member, Repair, Seat, State
 from deadpool_run.core.placement import Seating
@@ -154,7 +155,7 @@ class Turn:
 
     def kill(self, worker: WorkerId, reason: str) -> None:
         """End a worker outright; its exit follows."""
-        self.order(do.KillWorker(worker, ev.KillHow.SIGKILL, reason))
+        self.order(do.KillWorker(worker, KillHow.SIGKILL, reason))
         kills = self.member(worker).kills + 1
         self.set_member(worker, ending_why=reason, ending_grace_s=0.0, kills=kills)
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.injection import KillHow
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.status import summary
+from deadpool_run.ids import ONLY_NODE
 
 _BAR = "----"
 
@@ -119,7 +121,7 @@ class Run:
             case "start":
                 yield ev.JobSubmitted()
             case "fault":
-                yield ev.KillRequested(numbers[0], ev.KillHow(plain[1]))
+                yield ev.KillRequested(numbers[0], KillHow(plain[1]))
             case "stop":
                 yield ev.StopRequested(numbers[0])
             case "join":
@@ -183,7 +185,7 @@ class Run:
 
 
 def _on(node: str | None) -> str:
-    return "" if node in (None, ev.ONLY_NODE) else f" on {node}"
+    return "" if node in (None, ONLY_NODE) else f" on {node}"
 
 
 def _workers(words: list[str]) -> Iterator[int]:
@@ -209,7 +211,7 @@ def _split(effect: do.Effect) -> tuple[str, str, str]:
         return "ReportIncident", _incident(effect.incident), ""
     parts = {field.name: getattr(effect, field.name) for field in dataclasses.fields(effect)}
     worker = parts.pop("worker", None)
-    told_only_if = {"node": ev.ONLY_NODE, "transcript_from": None, "source": None, "local_rank": parts.get("rank")}
+    told_only_if = {"node": ONLY_NODE, "transcript_from": None, "source": None, "local_rank": parts.get("rank")}
     parts = {key: value for key, value in parts.items() if key not in told_only_if or value != told_only_if[key]}
     words = [f"{key}={value!r}" if isinstance(value, bool) else f"{key}={value}" for key, value in parts.items()]
     if isinstance(effect, do.Announce):

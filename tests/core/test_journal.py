@@ -14,6 +14,7 @@ from deadpool_run.coordinator import journal
 from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.injection import KillHow
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import facts
@@ -25,7 +26,7 @@ LIFE = [
     *(ev.WorkerReady(w) for w in range(3)),
     *(ev.ScriptInitialized(w) for w in range(2)),
     *(ev.TranscriptSealed(w) for w in range(2)),
-    ev.KillRequested(1, ev.KillHow.SIGKILL),
+    ev.KillRequested(1, KillHow.SIGKILL),
     ev.WorkerExited(1, None, 9, (4, 5)),
     ev.SurvivorDrained(0, 2, 5, 5, (4, 5)),
     ev.NewcomerRehearsed(2, 2),

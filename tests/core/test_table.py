@@ -10,6 +10,7 @@ import pytest
 from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.injection import KillHow
 from deadpool_run.core.lifecycle import (
     HOLDS_RANK,
     JOB_TRANSITIONS,
@@ -63,8 +64,8 @@ EVENTS_OF_JOB = (
     ev.JobSubmitted(),
     ev.StopRequested(15),
     ev.StopRequested(0),
-    ev.KillRequested(0, ev.KillHow.SIGKILL),
-    ev.KillRequested(9, ev.KillHow.EXIT),
+    ev.KillRequested(0, KillHow.SIGKILL),
+    ev.KillRequested(9, KillHow.EXIT),
     ev.TimeAdvanced(),
 )
 

@@ -10,8 +10,9 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.membership import Node, State
+from deadpool_run.ids import ONLY_NODE
 
-NODE = ev.ONLY_NODE
+NODE = ONLY_NODE
 OTHER = Node("n2", ev.Place(), 1)
 AFTER = NOW + 1000.0
 

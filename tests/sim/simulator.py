@@ -15,6 +15,7 @@ from workers import Gathering, Mode, Worker
 from deadpool_run.core import coordinator, faults, pool, timers
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.injection import KillHow
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.settings import Settings
 from deadpool_run.ids import Rank
@@ -275,7 +276,7 @@ class Simulation:
                 worker.frozen = True
                 self.gathering.leave(worker)
             case "inject":
-                self.tell(ev.KillRequested(Rank(worker.rank), ev.KillHow.SIGKILL))
+                self.tell(ev.KillRequested(Rank(worker.rank), KillHow.SIGKILL))
             case "raise":
                 worker.throw(f"Error{len(self.log)}")
             case "suspect":

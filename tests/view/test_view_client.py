@@ -17,7 +17,8 @@ import pytest
 from deadpool_run.coordinator.address import SOCKET_NAME, control_address
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.desk import Desk
-from deadpool_run.core.events import KillHow, KillRequested
+from deadpool_run.core.events import KillRequested
+from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import NoSuchRunError
 from deadpool_run.ids import Rank
 from deadpool_run.view.client import ControlClient, RefusedError, connect
