@@ -8,7 +8,6 @@ import asyncio
 import os
 import signal
 import socket
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,31 +15,29 @@ from typing import Any
 
 from deadpool_run.agent import processes, rendezvous
 from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN
-from deadpool_run.agent.environment import base_environment, omp_banner
+from deadpool_run.agent.environment import omp_banner
 from deadpool_run.agent.follower import EndedError, Follower, LostError, RedirectError
 from deadpool_run.agent.head import Head
 from deadpool_run.agent.membership import Membership
 from deadpool_run.agent.node import Node
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.nursery_main import MARK
+from deadpool_run.agent.nursery_process import NurseryProcess, NurserySpec
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.peer_server import PeerServer
 from deadpool_run.agent.performer import Situation
 from deadpool_run.agent.processes import Process
-from deadpool_run.agent.run_record import RECORD_NAME
+from deadpool_run.agent.run_record import make_run_dir
 from deadpool_run.agent.slurm_end import end_job_given_up, end_job_if_nobody_waits
 from deadpool_run.agent.spec import DurableSpec, LaunchSpec
 from deadpool_run.agent.tell import tell
 from deadpool_run.coordinator.control import ControlServer
-from deadpool_run.core.events import ONLY_NODE, Event, JobSubmitted, Place, StopRequested
+from deadpool_run.core.events import Event, JobSubmitted, Place, StopRequested
 from deadpool_run.core.settings import Settings
-from deadpool_run.errors import UsageError
-from deadpool_run.ids import NodeId
+from deadpool_run.ids import ONLY_NODE, NodeId
 from deadpool_run.wire import peers, typed
 from deadpool_run.wire.auth import Role
 
-_OURS = ("deadpool_run.worker.bootstrap", "deadpool_run.worker.store_main", "deadpool_run.worker.job")
-"""What every worker needs of this package; named, not imported: it imports torch."""
 _END_TIMEOUT_S = 10.0
 """At the end: how long killed processes may take to be gone, before they are left to the kernel."""
 _AGAIN_S = 0.2
@@ -49,12 +46,10 @@ _EXIT_LAUNCH_FAILED = 1
 _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 
 
-def run(spec: LaunchSpec) -> int:
+def run(spec: LaunchSpec, nursery_spec: NurserySpec, nursery: NurseryProcess) -> int:
     """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
-    if spec.cluster is None:  # else the coordinator has a word in where it is
-        _make_run_dir(spec.run_dir)
     processes.become_subreaper()
-    agent = _Agent(spec)
+    agent = _Agent(spec, nursery_spec, nursery)
     exit_code = asyncio.run(agent.main())
     if agent.living is not None or agent.given_up:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the Slurm job that is ended, this is one
@@ -66,16 +61,6 @@ def run(spec: LaunchSpec) -> int:
     return exit_code
 
 
-def _make_run_dir(run_dir: Path) -> None:
-    try:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        run_dir.chmod(0o700)
-    except OSError as error:
-        raise UsageError(f"run directory {run_dir}: {error.strerror}\nchoose another with --run-dir") from error
-    if (run_dir / RECORD_NAME).exists():
-        raise UsageError(f"{run_dir} holds another run\ngive this one a directory of its own with --run-dir")
-
-
 def _founded_again(spec: LaunchSpec, term: int) -> LaunchSpec:
     """Return the launch with a directory of its own: that of the run has what was left when it was founded before."""
     return replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{term}"))
@@ -84,9 +69,10 @@ def _founded_again(spec: LaunchSpec, term: int) -> LaunchSpec:
 class _Agent:
     """One launch. Everything is made in `main`, in the running loop, and unmade there in reverse."""
 
-    def __init__(self, spec: LaunchSpec) -> None:
+    def __init__(self, spec: LaunchSpec, nursery_spec: NurserySpec, nursery: NurseryProcess) -> None:
         self._spec = spec
-        self._mark = {MARK: uuid.uuid4().hex}
+        self._nursery_spec, self._first_nursery = nursery_spec, nursery
+        self._mark = {MARK: nursery_spec.environment[MARK]}
         self._head: Head | None = None
         self._node: Node | None = None
         self._member: Membership | None = None
@@ -104,7 +90,7 @@ class _Agent:
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[tuple[int, str]] = loop.create_future()
         loop.set_exception_handler(self._on_bug)
-        self._nursery = Nursery(self._preload(), base_environment(spec, os.environ) | self._mark, self._on_lost)
+        self._nursery = Nursery(self._nursery_spec, self._on_lost, self._first_nursery)
         for number in spec.signals_to_handle:
             loop.add_signal_handler(number, self._on_signal, number)
         if signal.SIGUSR1 not in spec.signals_to_handle:
@@ -239,7 +225,7 @@ class _Agent:
         led_by: tuple[Follower, peers.Joined, peers.Agents] | None,
     ) -> int:
         exit_code, reason, fenced = *_FAILED, False
-        _make_run_dir(spec.run_dir)
+        make_run_dir(spec.run_dir)
         self.base = spec.base_dir or spec.run_dir
         output = Output(spec)
         member = self._member = Membership(
@@ -341,9 +327,6 @@ class _Agent:
             self._over.set_exception(error)
 
     # --- beginning and end ------------------------------------------------------------------------------------------
-
-    def _preload(self) -> tuple[str, ...]:
-        return (*self._spec.preload, *_OURS) if self._spec.warm else ()
 
     def _ours(self) -> Iterator[Process]:
         if self._node is not None:

@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deadpool_run.agent.nursery_main import COMMAND, MAX_PACKET_BYTES
+from deadpool_run.agent.nursery_main import MAX_PACKET_BYTES
+from deadpool_run.agent.nursery_process import NurseryProcess, NurserySpec
 from deadpool_run.agent.processes import Exit, Process
 
 _MAX_DEATHS_UNPREPARED = 3
@@ -40,12 +39,11 @@ class Nursery:
 
     def __init__(
         self,
-        preload: Sequence[str],
-        environment: Mapping[str, str],
+        spec: NurserySpec,
         on_lost: Callable[[str], None],
+        first: NurseryProcess | None = None,
     ) -> None:
-        self._preload = preload
-        self._environment = dict(environment)
+        self._spec = spec
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._orders: dict[int, _Order] = {}
@@ -57,7 +55,7 @@ class Nursery:
         self._closed = False
         self._process: Process
         self._sock: socket.socket
-        self._start()
+        self._take_over(first or spec.start())
 
     @property
     def process(self) -> Process:
@@ -107,25 +105,12 @@ class Nursery:
         self._closed = True
         self._hang_up()
 
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, "-u", "-c", COMMAND]
-            child = subprocess.Popen(  # noqa: S603 - our own module
-                [*command, str(theirs.fileno()), str(os.getpid())],
-                env=self._environment,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # a terminal's Ctrl-C is for the agent to handle
-            )
-        child.returncode = 0  # reaped by `Process`, not by subprocess
-        ours.setblocking(False)
-        self._sock = ours
+    def _take_over(self, nursery: NurseryProcess) -> None:
+        self._sock = nursery.sock
+        self._sock.setblocking(False)
         self._prepared = False
-        self._process = Process(child.pid, self._on_exit)
-        self._loop.add_reader(ours, self._read)
-        for pid in self._pids:
-            self._send({"do": "adopt", "pid": pid})
-        self._send({"do": "prepare", "modules": list(self._preload)})
+        self._process = Process(nursery.pid, self._on_exit)
+        self._loop.add_reader(self._sock, self._read)
 
     def _send(self, packet: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         if self._sock.fileno() < 0:
@@ -201,4 +186,4 @@ class Nursery:
             self._closed = True
             self._on_lost(f"the process that starts workers ended {self._deaths} times before it could ({exit_})")
         else:
-            self._start()
+            self._take_over(self._spec.start(self._pids))

@@ -4,13 +4,13 @@ Single-threaded, no CUDA, no sockets but the agent's. Requests and answers are J
 
     {"do": "prepare", "modules": [...]}                    -> {"prepared": true} or {"failed": "why"}
     {"do": "fork", "id": n, "kind": "worker"|"store"|"checkpointer"} and  -> {"id": n, "pid": p} or {"id": n, "failed": "why"}
-        descriptors, the arguments of the kind's `main`
-    {"do": "adopt"|"reaped", "pid": p}                        no answer
+        descriptors, the arguments of the kind's `main`; those that are sent together are made side by side
+    {"do": "adopt", "pids": [...]}, {"do": "reaped", "pid": p}                  no answer
 
-A child is forked twice, so that the agent, a child subreaper, is its parent. When the agent goes away the nursery ends
-the process groups of all children that the agent has not told it were reaped (the parent-death signal reaches a worker,
-but not what the worker has started), and then whatever still carries the job's mark in its environment, because it left
-its group.
+A child is forked twice, so that the agent, a child subreaper, is its parent; several children at once, since each fork of
+a process that has imported torch takes 15 ms, and its end as long. When the agent goes away the nursery ends the process
+groups of all children that the agent has not told it were reaped (the parent-death signal reaches a worker, but not what
+the worker has started), and then whatever still carries the job's mark in its environment, because it left its group.
 """
 
 import contextlib
@@ -19,11 +19,13 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,25 @@ _SERVICE_COMMAND = "import sys; from {package} import {module}; {module}.main(*m
 _MAX_FDS = 4
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One packet of the agent's, with the descriptors that came with it."""
+
+    body: Mapping[str, Any]
+    fds: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Birth:
+    """A process under way: our ends of the pipe that it tells its pid by, and of the one that it waits at."""
+
+    number: int
+    """The order's."""
+    intermediate: int
+    pid_reader: int
+    go_writer: int
+
+
 class _Nursery:
     """The serving loop. `serve` returns in the nursery (None) and, by way of `_fork`, in each child (what it is)."""
 
@@ -57,35 +78,43 @@ class _Nursery:
         self._agent = agent
         self._agent_pid = agent_pid
         self._groups: set[int] = set()
+        self._held: _Request | None = None
 
-    def serve(self) -> tuple[str, list[int]] | None:
-        while True:
-            packet, fds = self._receive()
-            if not packet:
-                self._end_groups()
-                _end_marked(f"{MARK}={os.environ[MARK]}".encode())
-                return None
-            request: dict[str, Any] = json.loads(packet)
-            match request["do"]:
+    def serve(self) -> _Request | None:
+        while (request := self._take()) is not None:
+            body = request.body
+            match body["do"]:
                 case "prepare":
-                    self._answer(self._prepare(request["modules"]))
+                    self._answer(self._prepare(body["modules"]))
                 case "adopt":
-                    self._groups.add(request["pid"])
+                    self._groups.update(body["pids"])
                 case "reaped":
-                    self._groups.discard(request["pid"])
+                    self._groups.discard(body["pid"])
                 case "fork":
-                    if (answer := self._fork()) is None:
-                        return request["kind"], fds
-                    for fd in fds:
-                        os.close(fd)
-                    self._answer({"id": request["id"], **answer})
+                    if (mine := self._fork([request, *self._further_orders()])) is not None:
+                        return mine
+        self._end_groups()
+        _end_marked(f"{MARK}={os.environ[MARK]}".encode())
+        return None
 
-    def _receive(self) -> tuple[bytes, list[int]]:
+    def _further_orders(self) -> Iterator[_Request]:
+        """Take the requests for processes that wait behind one."""
+        while select.select([self._agent], [], [], 0)[0] and (request := self._take()) is not None:
+            if request.body["do"] != "fork":
+                self._held = request
+                return
+            yield request
+
+    def _take(self) -> _Request | None:
+        """Return the next request; None if the agent is gone."""
+        if (held := self._held) is not None:
+            self._held = None
+            return held
         try:
             packet, fds, _, _ = socket.recv_fds(self._agent, MAX_PACKET_BYTES, _MAX_FDS)
         except ConnectionResetError:  # the agent went away and left an answer unread
-            return b"", []
-        return packet, fds
+            return None
+        return _Request(json.loads(packet), fds) if packet else None
 
     def _answer(self, answer: Mapping[str, Any]) -> None:
         try:
@@ -112,42 +141,54 @@ class _Nursery:
             return {
                 "failed": f"importing {', '.join(modules)} started {len(threads) - 1} threads, which a fork would lose"
             }
-        gc.collect()
         gc.enable()
         gc.freeze()  # so that the children's collector does not write to, and thereby copy, what they share
         return {"prepared": True}
 
-    def _fork(self) -> Mapping[str, Any] | None:
-        """Return the answer; in the child, None."""
-        pid_reader, pid_writer = os.pipe()
-        go_reader, go_writer = os.pipe()
-        try:
-            intermediate = os.fork()
-        except OSError as error:
-            for fd in (pid_reader, pid_writer, go_reader, go_writer):
-                os.close(fd)
-            return {"failed": f"fork: {error.strerror}"}
-        if intermediate == 0:
-            os.close(pid_reader)
-            os.close(go_writer)
+    def _fork(self, orders: Sequence[_Request]) -> _Request | None:
+        """Make all of them, side by side, and answer for each; in each child, return its order."""
+        births: list[_Birth] = []
+        for order in orders:
+            pid_reader, pid_writer = os.pipe()
+            go_reader, go_writer = os.pipe()
             try:
-                if os.fork() != 0:
-                    os._exit(0)
-            except OSError:
-                os._exit(1)
-            self._become_child(pid_writer, go_reader)
-            return None
-        os.close(pid_writer)
-        os.close(go_reader)
-        answered = os.read(pid_reader, _PID.size)
-        os.waitpid(intermediate, 0)
-        os.close(pid_reader)
-        os.close(go_writer)  # the intermediate was reaped, so the child's parent is the agent now: let it go on
+                intermediate = os.fork()
+            except OSError as error:
+                for fd in (pid_reader, pid_writer, go_reader, go_writer):
+                    os.close(fd)
+                self._answer({"id": order.body["id"], "failed": f"fork: {error.strerror}"})
+                continue
+            births.append(_Birth(order.body["id"], intermediate, pid_reader, go_writer))
+            if intermediate == 0 and _fork_again():
+                self._forget(births, [other for other in orders if other is not order])
+                self._become_child(pid_writer, go_reader)
+                return order
+            os.close(pid_writer)
+            os.close(go_reader)
+        for birth in births:
+            self._answer({"id": birth.number, **self._see_born(birth)})
+        self._forget([], orders)
+        return None
+
+    def _see_born(self, birth: _Birth) -> Mapping[str, Any]:
+        answered = os.read(birth.pid_reader, _PID.size)
+        os.waitpid(birth.intermediate, 0)
+        os.close(birth.pid_reader)
+        os.close(birth.go_writer)  # the intermediate was reaped, so the child's parent is the agent now: let it go on
         if len(answered) != _PID.size:
             return {"failed": "the child died at its start"}
         (pid,) = _PID.unpack(answered)
         self._groups.add(pid)
         return {"pid": pid}
+
+    def _forget(self, births: Sequence[_Birth], orders: Sequence[_Request]) -> None:
+        """Close what is others': a pipe or a socket is at its end only when nobody else holds it."""
+        for birth in births:
+            os.close(birth.pid_reader)
+            os.close(birth.go_writer)
+        for order in orders:
+            for fd in order.fds:
+                os.close(fd)
 
     def _become_child(self, pid_writer: int, go_reader: int) -> None:
         os.setsid()
@@ -171,6 +212,16 @@ class _Nursery:
                 os.killpg(group, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
+
+
+def _fork_again() -> bool:
+    """Return True in the child; the parent, an intermediate, ends."""
+    try:
+        if os.fork() == 0:
+            return True
+    except OSError:
+        os._exit(1)
+    os._exit(0)
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -211,7 +262,8 @@ def _set_death_signal(number: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def _enter(kind: str, fds: list[int]) -> None:
+def _enter(order: _Request) -> None:
+    kind, fds = order.body["kind"], order.fds
     if kind in _SERVICES:
         _ignore_signals()
     if kind in _SERVICES and "torch" not in sys.modules:  # keep a cheap process cheap: a fork of it must not import
@@ -233,5 +285,5 @@ def main() -> Callable[[], None] | None:
     os.environ["OPENBLAS_NUM_THREADS"] = (
         "1"  # else its threads start with the import; a worker's environment is replaced
     )
-    child = _Nursery(agent, agent_pid).serve()
-    return None if child is None else partial(_enter, *child)
+    order = _Nursery(agent, agent_pid).serve()
+    return None if order is None else partial(_enter, order)

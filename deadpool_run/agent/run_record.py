@@ -4,13 +4,26 @@ import json
 import os
 import socket
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.address import SOCKET_NAME
+from deadpool_run.errors import UsageError
 
 RECORD_NAME = "run.json"
 SCHEMA_VERSION = 1
+
+
+def make_run_dir(run_dir: Path) -> None:
+    """Make a run's directory, mode 0700. Raises `UsageError` if that cannot be done, or if it is another run's."""
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run_dir.chmod(0o700)
+    except OSError as error:
+        raise UsageError(f"run directory {run_dir}: {error.strerror}\nchoose another with --run-dir") from error
+    if (run_dir / RECORD_NAME).exists():
+        raise UsageError(f"{run_dir} holds another run\ngive this one a directory of its own with --run-dir")
 
 
 class RunRecord:

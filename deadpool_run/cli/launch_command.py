@@ -84,7 +84,7 @@ def launch(*, target: list[str] | None = None, **given: str | bool | None) -> No
 
 
 def _start(planned: Launch) -> int:
-    from deadpool_run.agent.agent import run  # noqa: PLC0415 - only a launch needs the agent
+    from deadpool_run.agent.start import run  # noqa: PLC0415 - only a launch needs the agent
 
     try:
         return run(planned.spec)

@@ -58,6 +58,15 @@ def test_commands_that_do_something_import_no_torch(home):
         assert "torch" not in imported, line
 
 
+def test_the_nursery_is_started_before_the_rest_of_the_agent_is_imported():
+    """Importing the agent takes as long as a tenth of importing torch, which can go on meanwhile."""
+    trace = "import deadpool_run.cli.app, deadpool_run.agent.start, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", trace], check=True, capture_output=True, text=True)
+    imported = set(done.stdout.split())
+    assert "deadpool_run.agent.nursery_process" in imported
+    assert not imported & {"asyncio", "rich", "deadpool_run.agent.agent", "deadpool_run.core.events"}
+
+
 def test_help_names_every_option_and_the_examples():
     said = deadpool("--help", env={"COLUMNS": "240"}).stdout
     for option in OPTIONS:

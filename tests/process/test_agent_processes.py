@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from kit.processes import wait_gone
 
-from deadpool_run.agent.agent import run
 from deadpool_run.agent.spec import LaunchSpec, Mode, Target
+from deadpool_run.agent.start import run
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 

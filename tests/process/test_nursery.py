@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 
 import pytest
 from kit.cluster import SCRIPTS
@@ -27,9 +28,10 @@ def member():
 def test_it_ends_the_groups_also_when_the_agent_died_before_it_read_an_answer(member, unread):
     agent, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-u", "-c", COMMAND, str(ours.fileno()), str(os.getpid())]
-    with agent, subprocess.Popen(command, pass_fds=[ours.fileno()], env={**os.environ, MARK: "nobody's"}) as nursery:
+    env = {**os.environ, MARK: uuid.uuid4().hex}  # the nursery ends every process that carries its mark
+    with agent, subprocess.Popen(command, pass_fds=[ours.fileno()], env=env) as nursery:
         ours.close()
-        agent.send(json.dumps({"do": "adopt", "pid": member.pid}).encode())
+        agent.send(json.dumps({"do": "adopt", "pids": [member.pid]}).encode())
         agent.send(json.dumps({"do": "prepare", "modules": []}).encode())
         assert select.select([agent], [], [], 30)[0]
         if not unread:
@@ -44,3 +46,11 @@ def test_a_store_that_is_closed_before_there_is_a_process_for_it_is_never_made()
     command = [sys.executable, SCRIPTS / "closed_store.py"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("lost [] made None\n", "")
+
+
+def test_of_several_that_are_made_at_once_none_holds_the_others_lines():
+    """Else the end of one would not be seen: its socket is at its end when nobody has the other end any more."""
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "litter.py"], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("ended b''\n" * 4 + "4 said 1\n", "")

@@ -7,12 +7,13 @@ import uuid
 from deadpool_run.agent import processes
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.nursery_main import MARK
+from deadpool_run.agent.nursery_process import NurserySpec
 from deadpool_run.agent.store import Store
 
 
 async def main():
     lost = []
-    nursery = Nursery((), {**os.environ, MARK: uuid.uuid4().hex}, lost.append)
+    nursery = Nursery(NurserySpec((), {**os.environ, MARK: uuid.uuid4().hex}), lost.append)
     closed, other = Store(nursery, lost.append), Store(nursery, lost.append)
     closed.close()
     await nursery.settled(30)

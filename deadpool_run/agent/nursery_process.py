@@ -1,0 +1,46 @@
+"""Starting the process that is the nursery. Imports little, so that it can come before everything else of the agent."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from deadpool_run.agent.nursery_main import COMMAND
+
+
+@dataclass(frozen=True, slots=True)
+class NurseryProcess:
+    """One nursery: its process, which nobody waits for yet, and our end of its socket."""
+
+    pid: int
+    sock: socket.socket
+
+
+@dataclass(frozen=True, slots=True)
+class NurserySpec:
+    """What each nursery of a launch is started with."""
+
+    preload: tuple[str, ...]
+    """Modules to import before it forks."""
+    environment: Mapping[str, str]
+
+    def start(self, living: Iterable[int] = ()) -> NurseryProcess:
+        """Start one; it imports at once. `living`: processes that an earlier one forked, which this one is to know."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-u", "-c", COMMAND]
+            child = subprocess.Popen(  # noqa: S603 - our own module
+                [*command, str(theirs.fileno()), str(os.getpid())],
+                env=self.environment,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # a terminal's Ctrl-C is for the agent to handle
+            )
+        child.returncode = 0  # reaped by pidfd, not by subprocess
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its pidfd tells of its end
+            for packet in ({"do": "adopt", "pids": list(living)}, {"do": "prepare", "modules": self.preload}):
+                ours.sendall(json.dumps(packet).encode())
+        return NurseryProcess(child.pid, ours)

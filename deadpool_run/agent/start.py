@@ -1,0 +1,26 @@
+"""The first moments of a launch: what takes longest is under way before the rest of the agent is imported."""
+
+import os
+import uuid
+
+from deadpool_run.agent.environment import base_environment
+from deadpool_run.agent.nursery_main import MARK
+from deadpool_run.agent.nursery_process import NurserySpec
+from deadpool_run.agent.run_record import make_run_dir
+from deadpool_run.agent.spec import LaunchSpec
+
+_OURS = ("deadpool_run.worker.bootstrap", "deadpool_run.worker.store_main", "deadpool_run.worker.job")
+"""What every worker needs of this package; named, not imported: it imports torch."""
+
+
+def run(spec: LaunchSpec) -> int:
+    """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
+    if spec.cluster is None:  # else the coordinator has a word in where it is
+        make_run_dir(spec.run_dir)
+    environment = base_environment(spec, os.environ) | {MARK: uuid.uuid4().hex}
+    nursery_spec = NurserySpec((*spec.preload, *_OURS) if spec.warm else (), environment)
+    nursery = nursery_spec.start()
+
+    from deadpool_run.agent.agent import run as run_agent  # noqa: PLC0415 - 0.4 s, in which the nursery imports torch
+
+    return run_agent(spec, nursery_spec, nursery)

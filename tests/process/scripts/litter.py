@@ -1,0 +1,52 @@
+"""An agent's part that has four workers made at once, and looks whether one's end is seen while the others live."""
+
+import asyncio
+import os
+import signal
+import socket
+import uuid
+
+from deadpool_run.agent import processes
+from deadpool_run.agent.nursery import Nursery
+from deadpool_run.agent.nursery_main import MARK
+from deadpool_run.agent.nursery_process import NurserySpec
+
+WORKERS = 4
+BOUND_S = 30
+
+
+async def main():
+    loop = asyncio.get_running_loop()
+    nursery = Nursery(NurserySpec((), {**os.environ, MARK: uuid.uuid4().hex}), print)
+    pids, controls = [], []
+
+    def order():
+        born = loop.create_future()
+        pids.append(born)
+
+        def make_fds():
+            ours, theirs = socket.socketpair()
+            ours.settimeout(BOUND_S)
+            controls.append(ours)
+            return [theirs.detach()]
+
+        nursery.fork("worker", make_fds, born.set_result, print)
+
+    for _ in range(WORKERS):
+        order()
+    pids = await asyncio.wait_for(asyncio.gather(*pids), BOUND_S)
+    ready = [control.recv(1 << 16) for control in controls]
+    for pid, control in zip(pids, controls, strict=True):
+        os.kill(pid, signal.SIGKILL)
+        print("ended", control.recv(1))
+        control.close()
+        os.waitpid(pid, 0)  # noqa: ASYNC222 - it was killed, and nothing else is to run
+        nursery.forget(pid)
+    nursery.close()
+    await nursery.process.gone.wait()
+    print(len(set(pids)), "said", len(set(ready)))
+
+
+if __name__ == "__main__":
+    processes.become_subreaper()
+    asyncio.run(main())
