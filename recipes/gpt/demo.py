@@ -26,7 +26,7 @@ def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--spares", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=1, help="one after another, evenly over the run")
+    parser.add_argument("--kills", type=int, default=1, help="one after another, over the run")
     parser.add_argument("--rank", type=int, help="the rank to kill; if not given, the last, then the one before, ...")
     parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp")
     parser.add_argument("--steps", type=int, default=400)
@@ -142,6 +142,8 @@ def kill(training, rank):
         raise DemoError(f"kill-rank failed: {done.stderr.strip() or done.stdout.strip()}")
     while (owner := training.completed(rank)[1]) == before[rank]:
         if training.process.poll() is not None:
+            if training.completed(rank)[0] == training.args.steps:
+                raise DemoError(f"rank {rank} had completed its steps before it was killed: give more --steps")
             raise DemoError(f"rank {rank} was never replaced (exit code {training.process.returncode})")
         training._check_time(f"rank {rank} was replaced")  # noqa: SLF001 - same file
         time.sleep(0.005)
@@ -160,7 +162,8 @@ def demonstrate(args, home):
     say(f"2. the same, with {args.kills} kill{'s' * (args.kills != 1)} on the way")
     with Training(args, home / "killed") as training:
         for number in range(args.kills):
-            training.reach(args.steps * (number + 1) // (args.kills + 1))
+            # The first a third, a fifth, ... on the way: the command that kills takes a second, on a busy machine more.
+            training.reach(args.steps * (2 * number + 1) // (2 * args.kills + 1))
             kill(training, args.rank if args.rank is not None else args.ranks - 1 - number % args.ranks)
         found = training.finish()
     say()

@@ -65,7 +65,7 @@ def test_another_run_has_another_digest(start, tmp_path):
 
 
 def test_the_demo_shows_that_nothing_was_lost():
-    demo = [sys.executable, RECIPES / "gpt" / "demo.py", "--steps", "160", "--limit-s", "60"]
+    demo = [sys.executable, RECIPES / "gpt" / "demo.py", "--steps", "320", "--limit-s", "60"]
     done = subprocess.run(demo, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "took its place" in done.stdout
