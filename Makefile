@@ -25,7 +25,8 @@ SOURCES := deadpool_run tests recipes
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-# torch comes first and pinned: asked for by the package alone, pip would take the newest, whatever it weighs.
+# torch comes first and pinned: asked for by the package alone, pip would take the newest, whatever it weighs. What pip
+# compiles in a plain installation is compiled in an editable one too: a launch should not begin with it.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "deadpool-run needs Python 3.11 or later, and '$(PYTHON)' is older or missing: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
@@ -33,6 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "'$(PYTHON) -m venv' failed: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -q deadpool_run
 	@touch $@
 
 demo: $(STAMP)  ## train a small GPT, kill a rank, compare the weights bit by bit

@@ -61,6 +61,11 @@ class StepLog:
         return self.stamps
 
 
+def _user_environment() -> dict[str, str]:
+    """Return ours but for what a build machine sets: without compiled files either launcher compiles itself each time."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 @dataclass
 class Run:
     """One run of a script under a launcher, as a context manager that leaves no process behind."""
@@ -80,7 +85,7 @@ class Run:
         with (self.home / "output").open("wb") as output:
             self.started_ns = time.monotonic_ns()
             self.process = subprocess.Popen(
-                self.command, env={**os.environ, **self.env}, stdout=output, stderr=subprocess.STDOUT
+                self.command, env={**_user_environment(), **self.env}, stdout=output, stderr=subprocess.STDOUT
             )
         return self
 
