@@ -10,6 +10,7 @@ carry: its daemons hold its log file, its tasks have its name in their environme
 import contextlib
 import getpass
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -372,11 +373,16 @@ class Job:
 
 
 def _free_ports(count: int) -> Sequence[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Return ports that nobody is given unasked: a command may listen before the daemon does that a port is meant for."""
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    free: list[int] = []
+    for port in random.sample(range(first_given // 2, first_given), first_given // 4):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            free.append(port)
+        if len(free) == count:
+            return free
+    raise RuntimeError(f"fewer than {count} ports are free below {first_given}")
 
 
 def _holds(process: Path, path: str) -> bool:
