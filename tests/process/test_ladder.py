@@ -66,9 +66,9 @@ def test_the_newcomer_dies_in_its_rehearsal(cluster, reference, step):
     job.check_repaired(reference("ddp-full", STEPS), [1, 1])
 
 
-def until_one_stops_itself(cluster, fault):
-    """Start a job whose rank 1 dies; return it and the process that this second fault has stopped."""
-    job = train(cluster, *die("rank=1,step=5,at=collective", f"{fault},how=sigstop"), script="hanging.py")
+def until_one_stops_itself(cluster, *faults):
+    """Start a job with these faults, of which one is to stop; return it and the process that has stopped itself."""
+    job = train(cluster, *die(*faults), script="hanging.py")
     stopped = job.wait_event("dying", how="sigstop")["pid"]
     job.look_until(lambda: is_stopped(stopped), "stopped process")
     return job, stopped
@@ -77,7 +77,8 @@ def until_one_stops_itself(cluster, fault):
 @pytest.mark.slow
 def test_a_survivor_dies_drained(cluster, reference):
     """While it waits for another one, which does not drain for a moment."""
-    job, other = until_one_stops_itself(cluster, "rank=3,step=5,at=before")
+    job, other = until_one_stops_itself(cluster, "rank=3,step=5,at=before,how=sigstop")
+    job.kill(1)  # it waits for rank 3 in step 5's reduction, or is on its way there
     job.kill_when(2, lambda cell: cell.phase == Phase.DRAINED, "phase DRAINED")
     os.kill(other, signal.SIGCONT)
     job.check_repaired(reference("ddp-full", STEPS), [1, 2])
@@ -85,7 +86,8 @@ def test_a_survivor_dies_drained(cluster, reference):
 
 @pytest.mark.parametrize("rank", often([1, 2], {1}), ids=["newcomer", "survivor"])
 def test_a_rank_dies_as_it_attaches(cluster, reference, rank):
-    job, newcomer = until_one_stops_itself(cluster, "rank=1,step=1,at=rehearsal")
+    faults = ("rank=1,step=5,at=collective", "rank=1,step=1,at=rehearsal,how=sigstop")
+    job, newcomer = until_one_stops_itself(cluster, *faults)
     with job.store_stopped():
         os.kill(newcomer, signal.SIGCONT)
         job.kill_when(rank, lambda cell: cell.phase == Phase.ATTACHING, "phase ATTACHING")
