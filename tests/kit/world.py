@@ -21,6 +21,8 @@ from deadpool_run.worker.groups import GroupState, Registry, install
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 LIMIT_S = 60.0
 TIMEOUT = timedelta(seconds=30)
+LONG = timedelta(seconds=50)
+"""A time-out of the user's that nobody may need to wait for."""
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([*DEFAULT_PRELOAD, "torch.distributed.nn.functional", "kit.world"])
 

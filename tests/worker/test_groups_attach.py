@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from kit.world import TIMEOUT, later
+from kit.world import LONG, TIMEOUT, later
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker import compat
 from deadpool_run.worker.groups import GroupState
 
 FREED_S = 1.0
-LONG = timedelta(seconds=50)
 
 
 def descriptors():

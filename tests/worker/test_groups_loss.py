@@ -11,12 +11,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from kit.choice import often
-from kit.world import TIMEOUT, later
+from kit.world import LONG, TIMEOUT, later
 
 from deadpool_run.worker.groups import GroupState
 
 FREED_S = 1.0
-LONG = timedelta(seconds=50)
 
 
 def receive_from_any(tensor):

@@ -2,17 +2,15 @@
 
 import random
 import time
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from kit.choice import often
-from kit.world import TIMEOUT, later
+from kit.world import LONG, TIMEOUT, later
 
 ROUNDS = 60
 FREED_S = 2.0
-LONG = timedelta(seconds=50)
 SIZE = 1 << 16
 
 

@@ -6,7 +6,6 @@ The hosts are network namespaces.
 import os
 import threading
 import time
-from datetime import timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -14,12 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from kit import netns
-from kit.world import LIMIT_S, TIMEOUT, _context
+from kit.world import LIMIT_S, LONG, TIMEOUT, _context
 
 from deadpool_run.worker import gloo
 from deadpool_run.worker.groups import GroupState
 
-LONG = timedelta(seconds=50)
 FREED_S = 0.5
 """From an abort until a blocked thread goes on, on a machine with other things to do."""
 LARGE = 1 << 24
