@@ -132,7 +132,7 @@ class Build:
             error = self._error
         if error is None:
             seconds = self._timeout.total_seconds()
-            raise AttachError(f"communicators were not built within {seconds:g} s: a member is missing.")
+            raise AttachError(f"a member did not come within {seconds:g} s, or the store does not answer")
         raise AttachError(f"communicators could not be built: {error}") from error
 
     def cancel(self, reason: str) -> None:

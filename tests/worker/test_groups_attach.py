@@ -143,6 +143,8 @@ def connects_to_nobody(member):
     silent = socket.create_server(("127.0.0.1", 0))  # takes connections, says nothing
     open_silent = functools.partial(compat.open_store, *silent.getsockname(), timedelta(seconds=2))
     raised = leaves_after(0.2, member.registry.interrupt_attach, member, open_silent, LONG)
+    with pytest.raises(AttachError, match="the store does not answer"):
+        member.registry.attach(open_silent, "e2", timedelta(seconds=0.3))
     silent.close()
     member.registry.attach(member.store, "e3", LONG)
     dist.all_reduce(x := torch.ones(2))
