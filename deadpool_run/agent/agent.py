@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from deadpool_run.agent.nursery_process import NurseryProcess, NurserySpec
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.peer_server import PeerServer
 from deadpool_run.agent.performer import Situation
-from deadpool_run.agent.processes import Process
 from deadpool_run.agent.run_record import make_run_dir
 from deadpool_run.agent.slurm_end import end_job_given_up, end_job_if_nobody_waits
 from deadpool_run.agent.spec import DurableSpec, LaunchSpec
@@ -95,7 +94,7 @@ class _Agent:
             loop.add_signal_handler(number, self._on_signal, number)
         if signal.SIGUSR1 not in spec.signals_to_handle:
             loop.add_signal_handler(signal.SIGUSR1, self._on_end_foretold)
-        loop.add_signal_handler(signal.SIGCHLD, self._reap_strangers)
+        loop.add_signal_handler(signal.SIGCHLD, self._nursery.reap_strangers)
         try:
             if banner := omp_banner(spec, os.environ):
                 tell(banner)
@@ -328,30 +327,14 @@ class _Agent:
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
-    def _ours(self) -> Iterator[Process]:
-        if self._node is not None:
-            yield from self._node.processes()
-            yield from self._node.checkpointers.processes()
-        head = self._head if self._member is None else self._member.head
-        if head is not None and head.store.process is not None:
-            yield head.store.process
-        yield self._nursery.process
-
-    def _reap_strangers(self) -> None:
-        """Reap what was adopted from workers; not while a process of ours may not be known to be ours."""
-        if not self._nursery.busy:
-            known = {process.pid: process for process in self._ours()}
-            processes.reap_strangers(known.get)
-
     async def _end_node(self, output: Output | None) -> None:
-        """End the node's workers and let go of their memory."""
+        """End the node's workers, see all that serve them end, and let go of their memory."""
         node = self._node
         if node is not None:
             node.end_workers()
             await self._nursery.settled(_END_TIMEOUT_S)  # none is on its way any more
-            ours = [*node.processes(), *node.checkpointers.processes()]
-            await processes.wait_gone([each for each in ours if each.alive], _END_TIMEOUT_S)
-        processes.kill_strangers(_END_TIMEOUT_S, but=[process.pid for process in self._ours() if process.alive])
+            await processes.wait_gone(self._nursery.children(), _END_TIMEOUT_S)
+        self._nursery.kill_strangers(_END_TIMEOUT_S)
         if output is not None:
             output.close()
         if node is not None:
@@ -361,5 +344,5 @@ class _Agent:
     async def _end(self) -> None:
         """End what is left, however the job ended; nothing outlives this."""
         self._nursery.close()
-        await processes.wait_gone([process for process in self._ours() if process.alive], _END_TIMEOUT_S)
+        await processes.wait_gone(self._nursery.processes(), _END_TIMEOUT_S)
         processes.kill_strangers(_END_TIMEOUT_S)

@@ -6,7 +6,7 @@ Storage may cease to answer, and whoever uses it then waits for ever: so everyth
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from deadpool_run.agent.channel import Channel
 from deadpool_run.agent.nursery import Nursery
@@ -39,14 +39,8 @@ class Checkpointers:
         self.nursery = nursery
         self.vault = vault
         self.timeout_s = timeout_s
-        self.alive: list[Process] = []
-        """Those that have not been reaped."""
         self.stuck: list[Process] = []
-        """Those of them that were killed long ago: as long as there is one, no other is made."""
-
-    def processes(self) -> Iterator[Process]:
-        """Every checkpointer that has not been reaped."""
-        return iter(self.alive)
+        """Those that were killed long ago and have not ended: as long as there is one, no other is made."""
 
     def start(self, ranks: Sequence[Rank], heard: Heard) -> "Checkpointer":
         """Return one that is lent the board and the slots of these ranks."""
@@ -71,7 +65,7 @@ class Checkpointer:
         self._channel: Channel | None = None
         self._hindered = bool(owner.stuck)
         if not self._hindered:
-            owner.nursery.fork(KIND, self._make_fds, self._forked, self._unforked)
+            owner.nursery.fork(KIND, self._make_fds, self._forked, self._unforked, self._ended)
 
     def ask(self, order: ToCheckpointer) -> None:
         """Have it do something; it has done all else."""
@@ -139,10 +133,9 @@ class Checkpointer:
             self._ours.close()
         self._answered(CheckpointFailed(why))
 
-    def _forked(self, pid: int) -> None:
+    def _forked(self, process: Process) -> None:
         assert self._ours is not None
-        process = self._process = Process(pid, self._ended)
-        self._owner.alive.append(process)
+        self._process = process
         self._channel = Channel(
             self._ours,
             self._answered,
@@ -168,11 +161,8 @@ class Checkpointer:
             self._heard(answer)
 
     def _ended(self, end: Exit) -> None:
-        assert self._process is not None
         assert self._channel is not None
-        self._owner.alive.remove(self._process)
         self._owner.stuck = [process for process in self._owner.stuck if process is not self._process]
-        self._owner.nursery.forget(self._process.pid)
         self._vault.board.kept = EMPTY  # one that was killed has not let go
         self._channel.read_rest()
         self._channel.close()

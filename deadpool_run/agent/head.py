@@ -85,11 +85,6 @@ class Head:
         self._record = RunRecord(spec, None if output.root is None else str(output.root), term=term)
 
     @property
-    def store(self) -> Store:
-        """The job's store."""
-        return self._store
-
-    @property
     def state(self) -> State:
         """To read, never to change."""
         return self._server.state

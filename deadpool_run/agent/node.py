@@ -3,7 +3,7 @@
 The coordinator is above it, in this process or in another one: facts go up, orders come down.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Protocol, assert_never
 
@@ -13,7 +13,6 @@ from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN, Durable, Job
 from deadpool_run.agent.nursery import Nursery
 from deadpool_run.agent.output import Output
 from deadpool_run.agent.performer import Performer, Situation
-from deadpool_run.agent.processes import Process
 from deadpool_run.agent.roll import Roll
 from deadpool_run.agent.share import Share
 from deadpool_run.agent.spec import DEFAULT_DURABLE_TIMEOUT_S, LaunchSpec
@@ -182,10 +181,6 @@ class Node:
     def pid(self, worker: WorkerId) -> int | None:
         """Return the process of a worker that lives here."""
         return self._workforce.pid(worker)
-
-    def processes(self) -> Iterator[Process]:
-        """Every worker process that has not been reaped."""
-        return self._workforce.processes()
 
     def cells(self) -> tuple[tuple[int, ...], ...]:
         """Return what the node's workers say on its board: the rank, then a cell's words."""

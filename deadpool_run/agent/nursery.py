@@ -8,8 +8,10 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from deadpool_run.agent import processes
 from deadpool_run.agent.nursery_main import MAX_PACKET_BYTES
 from deadpool_run.agent.nursery_process import NurseryProcess, NurserySpec
 from deadpool_run.agent.processes import Exit, Process
@@ -17,8 +19,9 @@ from deadpool_run.agent.processes import Exit, Process
 _MAX_DEATHS_UNPREPARED = 3
 """Nurseries in a row that may die before they can fork; then the job cannot be run."""
 
-Forked = Callable[[int], None]
+Forked = Callable[[Process], None]
 Failed = Callable[[str], None]
+Ended = Callable[[Exit], None]
 
 
 @dataclass(slots=True)
@@ -27,11 +30,12 @@ class _Order:
     make_fds: Callable[[], Sequence[int]]
     forked: Forked
     failed: Failed
+    ended: Ended
     recalled: bool = False
 
 
 class Nursery:
-    """Forks processes on request; requests wait while it imports.
+    """Forks processes on request, and keeps watch over all that it has forked; requests wait while it imports.
 
     `on_lost` is called with the reason when no nursery can be had. If one dies, the next is told of the processes
     that live, so that it can end their groups when the agent is gone.
@@ -49,7 +53,7 @@ class Nursery:
         self._orders: dict[int, _Order] = {}
         self._unanswered: asyncio.Event | None = None
         self._next_order = 0
-        self._pids: set[int] = set()  # forked and not yet reaped
+        self._children: dict[int, Process] = {}  # forked and not yet reaped
         self._prepared = False
         self._deaths = 0
         self._closed = False
@@ -62,10 +66,22 @@ class Nursery:
         """The nursery's own process."""
         return self._process
 
-    @property
-    def busy(self) -> bool:
-        """Whether a process may exist of which we do not know yet."""
-        return bool(self._orders)
+    def children(self) -> list[Process]:
+        """Return all that were forked and have not been reaped, whatever became of those who asked for them."""
+        return list(self._children.values())
+
+    def processes(self) -> list[Process]:
+        """Return its own process, if that has not been reaped, and its children."""
+        return [*([self._process] if self._process.alive else []), *self.children()]
+
+    def reap_strangers(self) -> None:
+        """Reap what was adopted from workers; not while a process may exist that is ours and not known. For SIGCHLD's handler."""
+        if not self._orders:
+            processes.reap_strangers({process.pid: process for process in self.processes()}.get)
+
+    def kill_strangers(self, timeout_s: float) -> None:
+        """SIGKILL what was adopted from workers, and reap it; for at most so long."""
+        processes.kill_strangers(timeout_s, but=[process.pid for process in self.processes()])
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until no process is on its way, or the time is over. After `close` none is answered for."""
@@ -74,8 +90,10 @@ class Nursery:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._unanswered.wait(), timeout_s)
 
-    def fork(self, kind: str, make_fds: Callable[[], Sequence[int]], forked: Forked, failed: Failed) -> int:
-        """Ask for a process; return the order's number.
+    def fork(
+        self, kind: str, make_fds: Callable[[], Sequence[int]], forked: Forked, failed: Failed, ended: Ended
+    ) -> int:
+        """Ask for a process; return the order's number. Told is `forked`, and `ended` when it was reaped, or else `failed`.
 
         `make_fds` opens its descriptors; they are closed here once they are sent. It is called again if the nursery
         dies before it answers: the child of a first attempt, if there is one, is then left with the other end of a socket
@@ -83,7 +101,7 @@ class Nursery:
         """
         number = self._next_order
         self._next_order += 1
-        self._orders[number] = _Order(kind, make_fds, forked, failed)
+        self._orders[number] = _Order(kind, make_fds, forked, failed, ended)
         if self._prepared:
             self._send_order(number)
         return number
@@ -94,11 +112,6 @@ class Nursery:
             order.recalled = True
             if not self._prepared:
                 self._forget_recalled()
-
-    def forget(self, pid: int) -> None:
-        """Say that a process was reaped."""
-        self._pids.discard(pid)
-        self._send({"do": "reaped", "pid": pid})
 
     def close(self) -> None:
         """Let the nursery end. Its process is reaped by the loop."""
@@ -153,14 +166,20 @@ class Nursery:
                 for number in list(self._orders):
                     self._send_order(number)
             case {"id": number, "pid": pid}:
-                self._pids.add(pid)
-                self._orders.pop(number).forked(pid)
+                order = self._orders.pop(number)
+                child = self._children[pid] = Process(pid, partial(self._child_ended, pid, order.ended))
+                order.forked(child)
             case {"id": number, "failed": why}:
                 self._orders.pop(number).failed(why)
             case {"failed": why}:
                 self._closed = True
                 self._on_lost(why)
         self._look_whether_settled()
+
+    def _child_ended(self, pid: int, ended: Ended, exit_: Exit) -> None:
+        del self._children[pid]
+        self._send({"do": "reaped", "pid": pid})
+        ended(exit_)
 
     def _forget_recalled(self) -> None:
         """No process is on its way for them: the nursery has not been told, or died before it answered."""
@@ -186,4 +205,4 @@ class Nursery:
             self._closed = True
             self._on_lost(f"the process that starts workers ended {self._deaths} times before it could ({exit_})")
         else:
-            self._take_over(self._spec.start(self._pids))
+            self._take_over(self._spec.start(self._children))

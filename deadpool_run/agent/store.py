@@ -79,7 +79,7 @@ class Store:
             self._process.signal_group(signal.SIGKILL)
 
     def _fork(self) -> int:
-        return self._nursery.fork("store", self._open, self._forked, self._on_lost)
+        return self._nursery.fork("store", self._open, self._forked, self._on_lost, self._on_exit)
 
     def _open(self) -> list[int]:
         if self._socket is not None:
@@ -87,21 +87,19 @@ class Store:
         self._socket, theirs = socket.socketpair()
         return [theirs.detach(), os.dup(self._listener.fileno())]
 
-    def _forked(self, pid: int) -> None:
+    def _forked(self, process: Process) -> None:
         assert self._socket is not None
-        self._process = Process(pid, self._on_exit)
+        self._process = process
         self._channel = Channel(self._socket, self._on_message, self._on_lost)
         self._socket = None
         if self._closed:
-            self._process.signal_group(signal.SIGKILL)
+            process.signal_group(signal.SIGKILL)
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, StoreListening):
             self._deaths = 0
 
     def _on_exit(self, exit_: Exit) -> None:
-        assert self._process is not None
-        self._nursery.forget(self._process.pid)
         if self._channel is not None:
             self._channel.close()
         if self._closed:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from deadpool_run.agent.channel import Channel
@@ -50,10 +50,6 @@ class Workforce:
         self._on_captured = on_captured
         self._workers: dict[WorkerId, _Worker] = {}
 
-    def processes(self) -> Iterator[Process]:
-        """Every process that has not been reaped."""
-        return (worker.process for worker in self._workers.values() if worker.process is not None)
-
     def pid(self, worker: WorkerId) -> int | None:
         """Return the process of a living worker."""
         found = self._workers.get(worker)
@@ -82,8 +78,9 @@ class Workforce:
         self._nursery.fork(
             "worker",
             make_fds,
-            lambda pid: self._started(worker, pid),
+            lambda process: self._started(worker, process),
             lambda why: self._start_failed(worker, why),
+            lambda end: self._ended(worker, end),
         )
 
     def expect_rank(self, worker: WorkerId) -> None:
@@ -157,10 +154,10 @@ class Workforce:
             if worker.process is not None:
                 worker.process.signal_group(signal.SIGKILL)
 
-    def _started(self, worker: WorkerId, pid: int) -> None:
+    def _started(self, worker: WorkerId, process: Process) -> None:
         found = self._workers[worker]
         assert found.ours is not None
-        process = found.process = Process(pid, lambda end: self._ended(worker, end))
+        found.process = process
         found.channel = Channel(
             found.ours,
             lambda message: self._heard(worker, message),
@@ -169,7 +166,7 @@ class Workforce:
         found.ours = None
         if found.doomed:
             process.signal_group(signal.SIGKILL)
-        self._submit(WorkerStarted(worker, pid))
+        self._submit(WorkerStarted(worker, process.pid))
 
     def _heard(self, worker: WorkerId, message: Message) -> None:
         if not isinstance(message, Captured):
@@ -191,7 +188,5 @@ class Workforce:
             found.channel.read_rest()  # what it said last comes before its end
             found.channel.close()
         del self._workers[worker]
-        assert found.process is not None
-        self._nursery.forget(found.process.pid)
         captured = () if found.rank is None else self._captured(found.rank)
         self._submit(WorkerExited(worker, end.code, end.signal, captured))

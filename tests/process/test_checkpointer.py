@@ -10,6 +10,7 @@ import pytest
 
 from deadpool_run.agent import checkpointer
 from deadpool_run.agent.checkpointer import Checkpointers
+from deadpool_run.agent.processes import Process
 from deadpool_run.ids import Rank
 from deadpool_run.vault.board import EMPTY
 from deadpool_run.vault.vault import Vault
@@ -23,15 +24,12 @@ class Nursery:
     """Makes processes that listen to nobody."""
 
     def __init__(self):
-        self.made, self.forgotten, self.theirs = [], [], []
+        self.made, self.theirs = [], []
 
-    def fork(self, _kind, make_fds, forked, _failed):
+    def fork(self, _kind, make_fds, forked, _failed, ended):
         self.theirs += make_fds()
         self.made.append(subprocess.Popen(["sleep", "600"], process_group=0))
-        forked(self.made[-1].pid)
-
-    def forget(self, pid):
-        self.forgotten.append(pid)
+        forked(Process(self.made[-1].pid, ended))
 
     def close(self):
         for fd in self.theirs:
@@ -68,9 +66,8 @@ def test_one_that_does_not_answer_in_time_is_ended(nursery):
             vault.board.kept = 7
             checkpointers = Checkpointers(nursery, vault, 0.2)
             assert "was not done within 0.2 s (--durable-timeout)" in await answer(checkpointers)
-            assert nursery.forgotten == [nursery.made[0].pid]
             assert vault.board.kept == EMPTY
-            assert not list(checkpointers.processes())
+            assert not checkpointers.stuck
             assert "was not done within" in await answer(checkpointers)
             assert len(nursery.made) == 2
 
@@ -94,7 +91,7 @@ def test_while_one_does_not_die_no_other_is_made(nursery, monkeypatch):
             vault.board.kept = 7
             assert "was not done within 0.2 s" in (await asyncio.wait_for(heard, 10)).why
             assert vault.board.kept == EMPTY
-            (left,) = checkpointers.processes()
+            (left,) = checkpointers.stuck
             assert f"the process of an earlier attempt (pid {stuck}) does not end" in await answer(checkpointers)
             assert len(nursery.made) == 1
             os.waitpid(stuck, os.WUNTRACED)  # noqa: ASYNC222 - it has stopped on its way out

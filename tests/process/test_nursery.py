@@ -41,16 +41,21 @@ def test_it_ends_the_groups_also_when_the_agent_died_before_it_read_an_answer(me
         assert nursery.wait(30) == 0
 
 
+def said_by(script):
+    done = subprocess.run([sys.executable, SCRIPTS / script], check=False, capture_output=True, text=True, timeout=60)
+    return done.stdout, done.stderr
+
+
 def test_a_store_that_is_closed_before_there_is_a_process_for_it_is_never_made():
     """As on a node that leads and is fenced while its nursery still imports."""
-    command = [sys.executable, SCRIPTS / "closed_store.py"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("lost [] made None\n", "")
+    assert said_by("closed_store.py") == ("lost [] made None\n", "")
+
+
+def test_what_it_has_forked_is_no_stranger_though_nobody_needs_it_any_more():
+    """As the store of a node that led and is fenced: reaped twice, its end would be a bug, and that of the agent."""
+    assert said_by("late_end.py") == ("left [] bugs []\n", "")
 
 
 def test_of_several_that_are_made_at_once_none_holds_the_others_lines():
     """Else the end of one would not be seen: its socket is at its end when nobody has the other end any more."""
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "litter.py"], check=False, capture_output=True, text=True, timeout=60
-    )
-    assert (done.stdout, done.stderr) == ("ended b''\n" * 4 + "4 said 1\n", "")
+    assert said_by("litter.py") == ("ended b''\n" * 4 + "4 said 1\n", "")

@@ -18,11 +18,11 @@ BOUND_S = 30
 async def main():
     loop = asyncio.get_running_loop()
     nursery = Nursery(NurserySpec((), {**os.environ, MARK: uuid.uuid4().hex}), print)
-    pids, controls = [], []
+    births, controls = [], []
 
     def order():
         born = loop.create_future()
-        pids.append(born)
+        births.append(born)
 
         def make_fds():
             ours, theirs = socket.socketpair()
@@ -30,21 +30,20 @@ async def main():
             controls.append(ours)
             return [theirs.detach()]
 
-        nursery.fork("worker", make_fds, born.set_result, print)
+        nursery.fork("worker", make_fds, born.set_result, print, lambda _: None)
 
     for _ in range(WORKERS):
         order()
-    pids = await asyncio.wait_for(asyncio.gather(*pids), BOUND_S)
+    workers = await asyncio.wait_for(asyncio.gather(*births), BOUND_S)
     ready = [control.recv(1 << 16) for control in controls]
-    for pid, control in zip(pids, controls, strict=True):
-        os.kill(pid, signal.SIGKILL)
+    for worker, control in zip(workers, controls, strict=True):
+        worker.signal(signal.SIGKILL)
         print("ended", control.recv(1))
         control.close()
-        os.waitpid(pid, 0)  # noqa: ASYNC222 - it was killed, and nothing else is to run
-        nursery.forget(pid)
+        await worker.gone.wait()
     nursery.close()
     await nursery.process.gone.wait()
-    print(len(set(pids)), "said", len(set(ready)))
+    print(len({worker.pid for worker in workers}), "said", len(set(ready)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,32 @@
+"""An agent's part that lets go of a store, and ends all that it has adopted while the store's process still dies."""
+
+import asyncio
+import os
+import uuid
+
+from deadpool_run.agent import processes
+from deadpool_run.agent.nursery import Nursery
+from deadpool_run.agent.nursery_main import MARK
+from deadpool_run.agent.nursery_process import NurserySpec
+from deadpool_run.agent.store import Store
+
+
+async def main():
+    bugs = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: bugs.append(context))
+    nursery = Nursery(NurserySpec((), {**os.environ, MARK: uuid.uuid4().hex}), print)
+    store = Store(nursery, print)
+    await nursery.settled(30)
+    gone = store.process.gone
+    store.close()
+    del store
+    nursery.kill_strangers(30)
+    await gone.wait()
+    nursery.close()
+    await nursery.process.gone.wait()
+    print("left", nursery.children(), "bugs", bugs)
+
+
+if __name__ == "__main__":
+    processes.become_subreaper()
+    asyncio.run(main())
