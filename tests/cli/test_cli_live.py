@@ -8,9 +8,10 @@ def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
     assert (before["health"], before["phase"], before["run"]["pid"]) == ("healthy", "running", job.pid)
     assert [rank["pid"] for rank in before["ranks"]] == [job.pid_of(0), job.pid_of(1)]
 
+    victim = before["ranks"][1]
     done = job.kill_rank(1)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"rank 1: worker 1 (pid {before['ranks'][1]['pid']}) was sent SIGKILL\n"
+    assert done.stdout == f"rank 1: worker {victim['worker']} (pid {victim['pid']}) was sent SIGKILL\n"
     job.release()
     job.release()  # the step is repeated, and held again
     (incident,) = job.wait_status(lambda status: status["incidents"], "incident")

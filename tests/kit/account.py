@@ -49,6 +49,19 @@ class Account:
             newest[e["pid"]] = max(newest.get(e["pid"], 0), e["version"])
         return lost
 
+    def check_steps_lost(self, effects: Sequence[Event]) -> None:
+        """Assert that no process, and no repair, went back further than is promised.
+
+        That is one step, or as many as the coordinator (these are its effects) said that lie between two snapshots, since
+        captures did not keep up: steps take milliseconds here, and the machine may be busy.
+        """
+        intervals = [effect["interval"] for effect in effects if effect["type"] == "SetCaptureInterval"]
+        repairs = [effect["incident"]["steps_lost"] for effect in effects if effect["type"] == "ReportIncident"]
+        most = max([1, *intervals])
+        assert max([self.steps_lost(), *repairs]) <= most, (
+            f"{self.steps_lost()} steps were lost, {repairs} in each repair; at most {most} lay between snapshots"
+        )
+
     def check_one_at_a_time(self) -> None:
         """Assert that nobody who had held a rank did anything after its next holder had begun.
 

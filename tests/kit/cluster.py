@@ -271,10 +271,13 @@ class Cluster:
         _head, *lines = (self.run_dir / "journal.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
+    def effects(self) -> list[dict[str, Any]]:
+        """Return all that the coordinator ordered, in order."""
+        return [effect for decision in self.journal() for effect in decision["effects"]]
+
     def incidents(self) -> list[dict[str, Any]]:
         """Return every repair that the coordinator reported."""
-        effects = [effect for decision in self.journal() for effect in decision["effects"]]
-        return [effect["incident"] for effect in effects if effect["type"] == "ReportIncident"]
+        return [effect["incident"] for effect in self.effects() if effect["type"] == "ReportIncident"]
 
     @cached_property
     def board(self) -> Board:
@@ -320,9 +323,7 @@ class Cluster:
         assert self.wait_exit() == 0, self.told()
         self.account.check_same_as(reference)
         self.account.check_ranks(lost, self.world_size)
-        assert self.account.steps_lost() <= 1, f"{self.account.steps_lost()} steps were lost"
-        lost_steps = [incident["steps_lost"] for incident in self.incidents()]
-        assert all(steps <= 1 for steps in lost_steps), f"steps lost in each repair: {lost_steps}"
+        self.account.check_steps_lost(self.effects())
         self.check_nothing_left()
 
     # --- the end -------------------------------------------------------------------------------------------------

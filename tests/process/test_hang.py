@@ -34,7 +34,7 @@ def check(job, reference, lost):
     assert job.wait_exit() == 0, job.told()
     job.account.check_same_as(reference)
     job.account.check_ranks(lost, RANKS)
-    assert job.account.steps_lost() <= 1
+    job.account.check_steps_lost(job.effects())
     job.check_nothing_left()
 
 
