@@ -249,10 +249,6 @@ class Fleet:
         journals = [path.parent for path in self.run_dir.rglob("journal.jsonl")]
         return [effect for folder in journals for line in self.journal(folder) for effect in line["effects"]]
 
-    def incidents(self) -> list[dict[str, Any]]:
-        """Return every repair that a coordinator reported."""
-        return [effect["incident"] for effect in self.effects() if effect["type"] == "ReportIncident"]
-
     # --- what is promised ----------------------------------------------------------------------------------------
 
     def check_repaired(
