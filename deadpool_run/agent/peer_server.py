@@ -77,6 +77,7 @@ class PeerServer:
     def _greeted(self, thread: threading.Thread, role: Role | None, sock: socket.socket) -> None:
         full = len(self._greetings) >= _MAX_GREETINGS
         self._greetings.pop(thread, None)
+        thread.join()  # it has nothing more to do
         if full:
             self._listen_again()
         if role is None:

@@ -258,7 +258,9 @@ def test_one_that_is_let_in_after_the_end_is_hung_up_on():
     async def main(door):
         mine, theirs = socket.socketpair()
         door.server.close()
-        door.server._greeted(threading.current_thread(), Role.MEMBER, theirs)
+        greeting = threading.Thread(target=list)
+        greeting.start()
+        door.server._greeted(greeting, Role.MEMBER, theirs)
         assert mine.recv(1) == b""
         assert not door.came
         mine.close()
