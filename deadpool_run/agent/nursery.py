@@ -93,7 +93,7 @@ class Nursery:
     def fork(
         self, kind: str, make_fds: Callable[[], Sequence[int]], forked: Forked, failed: Failed, ended: Ended
     ) -> int:
-        """Ask for a process; return the order's number. Told is `forked`, and `ended` when it was reaped, or else `failed`.
+        """Ask for a process; return the order's number. Either `forked` is called, and `ended` once it was reaped, or `failed`.
 
         `make_fds` opens its descriptors; they are closed here once they are sent. It is called again if the nursery
         dies before it answers: the child of a first attempt, if there is one, is then left with the other end of a socket
