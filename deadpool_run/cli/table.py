@@ -53,7 +53,7 @@ _SPARES = (
         metavar="STEPS",
         default="1",
         torchrun=False,
-        help="Steps between two snapshots in memory, and so the most that a loss repeats. Doubled while captures do not keep up.",
+        help="Steps between two snapshots in memory, and so the most that a loss repeats (less than twice as many if copies to other machines are late). Doubled while captures do not keep up.",
     ),
     Option(
         name="preload",

@@ -52,14 +52,14 @@ class Account:
     def check_steps_lost(self, effects: Sequence[Event]) -> None:
         """Assert that no process, and no repair, went back further than is promised.
 
-        That is one step, or as many as the coordinator (these are its effects) said that lie between two snapshots, since
-        captures did not keep up: steps take milliseconds here, and the machine may be busy.
+        That is one step; if the coordinator (these are its effects) made snapshots rarer, since they did not keep up on a
+        busy machine, thrice as many as then lay between two: one was skipped at each doubling, and the last may be under way.
         """
         intervals = [effect["interval"] for effect in effects if effect["type"] == "SetCaptureInterval"]
         repairs = [effect["incident"]["steps_lost"] for effect in effects if effect["type"] == "ReportIncident"]
-        most = max([1, *intervals])
+        most = 3 * max(intervals) if intervals else 1
         assert max([self.steps_lost(), *repairs]) <= most, (
-            f"{self.steps_lost()} steps were lost, {repairs} in each repair; at most {most} lay between snapshots"
+            f"{self.steps_lost()} steps were lost, {repairs} in each repair; {most} may be"
         )
 
     def check_one_at_a_time(self) -> None:
