@@ -225,13 +225,13 @@ class Member:
         self.completed = self._live = Version(self.completed + 1)
         self._updates = self._updated and (self._updates or self._steps_done == 0)
         self._steps_done += 1
-        self._cell.completed = self.completed
         self._cell.step_ns = now - self._step_began_ns
         self._cell.step_ended_ns = now
         if self._optimizers:
             self.snapshots.begin(self.completed)
         else:  # weights that a script changes by hand may change at any moment: copy before it goes on
             self.snapshots.capture_now(self.completed)
+        self._cell.completed = self.completed  # not before the copy is under way: peers that wait for it would go on
         if self._first_of_epoch:
             self._first_of_epoch = False
             self._link.send(messages.FirstStep(self._epoch))
