@@ -63,8 +63,10 @@ class Orders:
     Each wait raises SystemExit once the job ends, and `RunLeft` once the script is to be run again.
     """
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, unwind: Callable[[], None] = lambda: None) -> None:
+        """Have `unwind` called, which raises `RunLeft` wherever the main thread is, once the script is to be run again."""
         self._changed = threading.Condition()
+        self._unwind = unwind
         self.epoch = epoch  # the newest epoch heard of; never falls
         self._resume: Resume | None = None
         self._attach: Attach | None = None
@@ -83,12 +85,18 @@ class Orders:
         if self._leaving:
             raise RunLeft
 
+    def _leave(self) -> None:
+        """Unwind before any wait is over: whoever leaves by that may be out before, and would be raised at on its way back."""
+        self._leaving = True
+        self._unwind()
+
     def put_assigned(self, order: Assign, fds: list[int], *, leave: bool) -> None:
         """Note the rank that a spare is given; `leave`: it has rehearsed as another one."""
         with self._changed:
             self._assigned = order, fds
             self.epoch = max(self.epoch, order.epoch)
-            self._leaving |= leave
+            if leave:
+                self._leave()
             self._changed.notify_all()
 
     def take_assigned(self) -> tuple[Assign, list[int]] | None:
@@ -121,7 +129,7 @@ class Orders:
                 case Abort(epoch=epoch) | Resume(epoch=epoch) | Attach(epoch=epoch) if epoch < self.epoch:
                     return False
                 case ReEnter(store_host=host, store_port=port):
-                    self._leaving = True
+                    self._leave()
                     self.moved_store = (host, port) if host else None
                 case Abort(epoch=epoch):
                     self.epoch = epoch
@@ -162,13 +170,13 @@ class Link:
     """The socket and its reading thread."""
 
     def __init__(self, control: socket.socket, epoch: int) -> None:
-        self.orders = Orders(epoch)
+        self._unwinding = Unwinding()
+        self.orders = Orders(epoch, self._unwinding.begin)
         self._control = control
         self._sending = threading.Lock()
         self._on_abort: Callable[[int], None] | None = None
         self._on_interval: Callable[[int], None] | None = None
         self._interval: int | None = None
-        self._unwinding = Unwinding()
         self._fds: list[int] = []
         self.preparing: int | None = None
         """The rank as which a spare rehearses ahead of need."""
@@ -212,17 +220,14 @@ class Link:
         self._fds += fds
         return data
 
-    def _obey(self, message: Message) -> None:  # noqa: C901 - one case for each order
+    def _obey(self, message: Message) -> None:
         match message:
             case Abort(epoch=epoch):
                 if self.orders.put(message) and self._on_abort is not None:
                     self._on_abort(epoch)
             case Assign() if self.preparing is not None:
                 fds, self._fds = self._fds, []
-                leave = message.rank != self.preparing
-                self.orders.put_assigned(message, fds, leave=leave)
-                if leave:
-                    self._unwinding.begin()
+                self.orders.put_assigned(message, fds, leave=message.rank != self.preparing)
             case Dismiss() if self.preparing is not None:
                 os._exit(0)
             case ReEnter(epoch=epoch):
@@ -241,6 +246,5 @@ class Link:
     def _leave(self, order: ReEnter, epoch: int) -> None:
         if self.reentrant:
             self.orders.put(order)
-            self._unwinding.begin()
         else:
             self.send(DrainBroke(epoch, "its process cannot run the script again"))
