@@ -184,7 +184,12 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             ev.DrainFailed: _M.REHEARSING,
         },
         _M.REHEARSED: {**_NEWCOMER, do.ResumeFrom: _M.RESTORING},
-        _M.RESTORING: {**_IN_REPAIR, ev.RankRestored: _M.RESTORED},
+        _M.RESTORING: {
+            **_IN_REPAIR,
+            ev.RankRestored: _M.RESTORED,
+            ev.DrainFailed: _M.RESTORING,  # something of its script's cannot be undone; what follows is ordered
+            do.ReEnter: _M.UNWINDING,
+        },
         _M.RESTORED: {**_IN_REPAIR, do.AttachGroups: _M.ATTACHING},
         # It may have attached already, and be in its script.
         _M.ATTACHING: {**_SURVIVOR, ev.RankAttached: _M.RUNNING, ev.AttachFailed: _M.UNATTACHED},

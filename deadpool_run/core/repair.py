@@ -191,7 +191,7 @@ def weigh(turn: Turn, new: Raise) -> bool:
 
 def can_reenter(member: Member) -> bool:
     """Tell whether a survivor that cannot be drained may run its script again, instead of being replaced."""
-    return member.phase in (_M.DRAINING, _M.RECALLED) and not (member.reentered or member.newcomer)
+    return member.phase in (_M.DRAINING, _M.RECALLED, _M.RESTORING) and not (member.reentered or member.newcomer)
 
 
 def reenter(turn: Turn, member: Member, why: str) -> None:

@@ -5,7 +5,20 @@ from pathlib import Path
 import pytest
 from kit.account import Event
 from kit.choice import often
-from matrix import CHAIN_STEPS, COLUMNS, ITEMS, PER_EPOCH, PHASES, RANKS, SCRIPTS, run_cell, run_chain, unfailed
+from matrix import (
+    CHAIN_STEPS,
+    COLUMNS,
+    ITEMS,
+    PER_EPOCH,
+    PHASES,
+    RANKS,
+    SCRIPTS,
+    job,
+    patience,
+    run_cell,
+    run_chain,
+    unfailed,
+)
 
 USUAL = {
     "Job.batches: shuffled, persistent workers, a generator",
@@ -58,6 +71,20 @@ def check_samples(told: list[Event], samples: int) -> None:
             }
             used = sorted(sample for batch in batches.values() for sample in batch)
             assert len(used) == len(set(used)) == samples, f"rank {rank}, epoch {epoch}: {used}"
+
+
+def test_a_step_in_which_ddp_decided_its_buckets_is_undone_by_a_second_run_of_the_script(tmp_path):
+    """It cannot be undone in the objects that there are. Here that is the third: the first two reduce nothing."""
+    item = "gradient accumulation over steps, no_sync"
+    reference = unfailed(tmp_path / "reference", item)
+    cluster = job(tmp_path / "killed", item, "--die", "rank=2,step=3,at=capture")
+    try:
+        cluster.wait_exit(patience(item))
+        (incident,) = cluster.incidents()
+        assert incident["reentered"] == [0, 1]
+        cluster.check_repaired(reference, [2])
+    finally:
+        cluster.close()
 
 
 def test_the_items_are_those_that_the_script_has():
