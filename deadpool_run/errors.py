@@ -26,6 +26,18 @@ class ScriptError(DeadpoolError):
     """The training script used the library in a way that cannot work."""
 
 
+class RefusedError(ScriptError):
+    """The job was stopped before any damage, because its weights after a repair could not be those of an unfailed run."""
+
+    exit_code = 94
+
+
+class ReplicasDifferError(RefusedError):
+    """Replicas that were equal before a repair differ after it."""
+
+    exit_code = 95
+
+
 class StepAborted(DeadpoolError):  # noqa: N818 - an interruption, not an error: `with step:` swallows it
     """A peer was lost during this step; raised out of `optimizer.step()` and swallowed by `with step:`."""
 

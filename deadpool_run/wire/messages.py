@@ -170,6 +170,19 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """The library refuses to go on: the weights could not be kept exact. The job stops with this exit code."""
+
+    message: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainsOutsideLoop:
+    """The script called `init()` and updates weights outside `job.steps()`: nothing protects it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """See `core.events.SurvivorDrained`."""
 
@@ -281,6 +294,8 @@ FromWorker = (
     | SetupDone
     | Sealed
     | Raised
+    | Refused
+    | TrainsOutsideLoop
     | Drained
     | DrainBroke
     | Unwound
@@ -309,6 +324,8 @@ _TYPES: Mapping[str, type[Message]] = {
             SetupDone,
             Sealed,
             Raised,
+            Refused,
+            TrainsOutsideLoop,
             Drained,
             DrainBroke,
             Unwound,
