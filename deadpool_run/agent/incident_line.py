@@ -22,10 +22,10 @@ def incident_line(incident: Incident) -> str:
     for name, after_s in milestones:
         parts.append(f"{name} {_ms(max(0.0, after_s - reached_s))}")
         reached_s = max(reached_s, after_s)
-    lost = f"{incident.steps_lost} step{'' if incident.steps_lost == 1 else 's'} lost"
+    repeated = f"{incident.steps_repeated} step{'' if incident.steps_repeated == 1 else 's'} repeated"
     return (
         f"{'; '.join(_loss(loss) for loss in incident.losses)}: {parts[0]} ms, {', '.join(parts[1:])}, "
-        f"total {_ms(detected_s + reached_s)} ms; resumed at step {incident.resumed}, {lost}"
+        f"total {_ms(detected_s + reached_s)} ms; resumed at step {incident.resumed}, {repeated}"
     )
 
 

@@ -173,7 +173,7 @@ class Incident:
     epoch: Epoch
     losses: tuple[Loss, ...]
     resumed: Version
-    steps_lost: int
+    steps_repeated: int
     detected_s: float | None
     drained_s: float
     promoted_s: float

@@ -21,7 +21,7 @@ def finished(repair: Repair, epoch: Epoch, now: float) -> Incident:
         epoch=epoch,
         losses=tuple(_loss(loss) for loss in repair.losses),
         resumed=repair.resume,
-        steps_lost=_steps_lost(repair, repair.resume),
+        steps_repeated=_steps_repeated(repair, repair.resume),
         detected_s=repair.detected_s,
         drained_s=drained,
         promoted_s=promoted,
@@ -38,7 +38,7 @@ def _after(repair: Repair, at: float | None, otherwise: float) -> float:
     return otherwise if at is None else at - repair.began_at
 
 
-def _steps_lost(repair: Repair, resumed: Version) -> int:
+def _steps_repeated(repair: Repair, resumed: Version) -> int:
     reached = repair.dead_held if repair.completed is None else repair.completed
     return 0 if reached is None else max(0, reached - resumed)
 

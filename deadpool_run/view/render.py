@@ -142,7 +142,7 @@ def _incidents(status: Status) -> Group:
     several = nodes.has_several(status)
     told = (*_TIMES, "exposed") if several else _TIMES
     times = tuple("copies" if name == "exposed" else name.replace("_", " ") for name in told)
-    found = table(("epoch", "lost", "replaced by", "step", "lost steps", *times), left={"lost", "replaced by"})
+    found = table(("epoch", "lost", "replaced by", "step", "repeated", *times), left={"lost", "replaced by"})
     for incident in status["incidents"]:
         losses = incident.get("losses", ())
         found.add_row(
@@ -150,7 +150,7 @@ def _incidents(status: Status) -> Group:
             "\n".join(_lost(loss) for loss in losses),
             "\n".join(_replaced(loss) for loss in losses),
             shown(incident.get("resumed")),
-            shown(incident.get("steps_lost")),
+            shown(incident.get("steps_repeated")),
             *_times(incident, told),
         )
     return Group(

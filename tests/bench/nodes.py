@@ -56,7 +56,7 @@ class Loss:
     """0: the machine in reserve held the copy itself."""
     fetched_s: float = 0.0
     exposed_s: float | None = None
-    steps_lost: int = 0
+    steps_repeated: int = 0
     """Steps that some rank had completed and had to complete again."""
 
 
@@ -149,7 +149,7 @@ def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
     leads = next(node for node in after["nodes"] if node["node"] == after["coordinator"]["node"])
     run.start(host, f"{leads['address']}:{leads['port']}")
     exposed = next((i["exposed_s"] for i in after["incidents"] if i["epoch"] == incident["epoch"]), None)
-    steps = incident["steps_lost"]
+    steps = incident["steps_repeated"]
     return Loss(total_s, total_s - incident["first_step_s"], led, _parts(incident), *fetched, exposed, steps)
 
 
@@ -300,14 +300,14 @@ def _sent_mib_per_snapshot(run: Fleet) -> float:
 
 def show(found: dict[str, list[Loss]], link: float) -> dict[str, Any]:
     rows: list[list[object]] = [
-        ["loss to first step, ms", "losses", "p50", "p95", "max", "detected p50", "p95", "steps lost"]
+        ["loss to first step, ms", "losses", "p50", "p95", "max", "detected p50", "p95", "steps repeated"]
     ]
     values: dict[str, Any] = {}
     for name, losses in _split(found).items():
         times, detected = [each.total_s for each in losses], [each.detected_s for each in losses]
         numbers = [median(times), quantile(times, 0.95), max(times)]
         seen = [median(detected), quantile(detected, 0.95)] if losses[0].parts else []
-        steps = f"<= {max(each.steps_lost for each in losses)}" if seen else ""
+        steps = f"<= {max(each.steps_repeated for each in losses)}" if seen else ""
         rows.append([name, len(losses), *map(_ms, numbers), *(map(_ms, seen) if seen else ("", "")), steps])
         values[name.strip()] = {"total_s": [round(value, 4) for value in times]}
         if seen:

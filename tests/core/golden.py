@@ -231,4 +231,4 @@ def _incident(incident: do.Incident) -> str:
         for name in ("detected_s", "drained_s", "promoted_s", "rehearsed_s", "restored_s", "attached_s", "first_step_s")
         if getattr(incident, name) is not None
     )
-    return f"epoch={incident.epoch} resumed={incident.resumed} lost={incident.steps_lost} {times} [{losses}]"
+    return f"epoch={incident.epoch} resumed={incident.resumed} repeated={incident.steps_repeated} {times} [{losses}]"

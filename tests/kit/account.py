@@ -40,26 +40,26 @@ class Account:
         missing = sorted(reference.keys() - self.states().keys())
         assert not missing, f"(rank, version) never reached: {missing[:8]}"
 
-    def steps_lost(self) -> int:
+    def steps_repeated(self) -> int:
         """Return the most versions that any process ever went back by."""
         newest: dict[int, int] = {}
-        lost = 0
+        repeated = 0
         for e in self.of("state"):
-            lost = max(lost, newest.get(e["pid"], 0) - e["version"])
+            repeated = max(repeated, newest.get(e["pid"], 0) - e["version"])
             newest[e["pid"]] = max(newest.get(e["pid"], 0), e["version"])
-        return lost
+        return repeated
 
-    def check_steps_lost(self, effects: Sequence[Event]) -> None:
+    def check_steps_repeated(self, effects: Sequence[Event]) -> None:
         """Assert that no process, and no repair, went back further than is promised.
 
         That is one step; if the coordinator (these are its effects) made snapshots rarer, since they did not keep up on a
         busy machine, thrice as many as then lay between two: one was skipped at each doubling, and the last may be under way.
         """
         intervals = [effect["interval"] for effect in effects if effect["type"] == "SetCaptureInterval"]
-        repairs = [effect["incident"]["steps_lost"] for effect in effects if effect["type"] == "ReportIncident"]
+        repairs = [effect["incident"]["steps_repeated"] for effect in effects if effect["type"] == "ReportIncident"]
         most = 3 * max(intervals) if intervals else 1
-        assert max([self.steps_lost(), *repairs]) <= most, (
-            f"{self.steps_lost()} steps were lost, {repairs} in each repair; {most} may be"
+        assert max([self.steps_repeated(), *repairs]) <= most, (
+            f"{self.steps_repeated()} steps were repeated, {repairs} in each repair; {most} may be"
         )
 
     def check_one_at_a_time(self) -> None:

@@ -323,7 +323,7 @@ class Cluster:
         assert self.wait_exit() == 0, self.told()
         self.account.check_same_as(reference)
         self.account.check_ranks(lost, self.world_size)
-        self.account.check_steps_lost(self.effects())
+        self.account.check_steps_repeated(self.effects())
         self.check_nothing_left()
 
     # --- the end -------------------------------------------------------------------------------------------------

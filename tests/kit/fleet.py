@@ -259,7 +259,7 @@ class Fleet:
         self.account.check_same_as(reference)
         world_size = 1 + max(rank for rank, _ in reference)
         self.account.check_ranks(lost, world_size)
-        self.account.check_steps_lost(self.effects())
+        self.account.check_steps_repeated(self.effects())
         for host in hosts:
             assert not marked(self.agents[host].mark), f"processes of host {host} outlived the job"
 

@@ -30,7 +30,7 @@ def test_an_unfailed_account_passes():
     account = told(*UNFAILED)
     account.check_same_as(REFERENCE)
     account.check_ranks([], world_size=2)
-    assert account.steps_lost() == 0
+    assert account.steps_repeated() == 0
 
 
 def test_a_wrong_state_is_seen_even_if_it_was_put_right_later():
@@ -56,17 +56,17 @@ def test_a_process_that_held_two_ranks_is_seen():
 
 
 def test_steps_run_again_are_counted_per_process():
-    assert told((0, 10, 5, "a"), (0, 10, 3, "b"), (1, 11, 3, "c")).steps_lost() == 2
+    assert told((0, 10, 5, "a"), (0, 10, 3, "b"), (1, 11, 3, "c")).steps_repeated() == 2
 
 
 def test_more_steps_may_be_lost_only_where_snapshots_were_made_rarer():
     account = told((0, 10, 5, "a"), (0, 10, 3, "b"))
     rarer = {"type": "SetCaptureInterval", "worker": 0, "interval": 2}
-    account.check_steps_lost([rarer, {"type": "ReportIncident", "incident": {"steps_lost": 6}}])
-    with pytest.raises(AssertionError, match="2 steps were lost"):
-        account.check_steps_lost([])
+    account.check_steps_repeated([rarer, {"type": "ReportIncident", "incident": {"steps_repeated": 6}}])
+    with pytest.raises(AssertionError, match="2 steps were repeated"):
+        account.check_steps_repeated([])
     with pytest.raises(AssertionError, match=r"\[7\] in each repair"):
-        account.check_steps_lost([rarer, {"type": "ReportIncident", "incident": {"steps_lost": 7}}])
+        account.check_steps_repeated([rarer, {"type": "ReportIncident", "incident": {"steps_repeated": 7}}])
 
 
 def test_a_process_left_behind_is_found_by_its_mark():

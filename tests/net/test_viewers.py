@@ -65,7 +65,7 @@ def test_a_rank_is_killed_from_another_host(job):
     assert f"(pid {pids[-1]}) was sent SIGKILL" in killed.stdout, killed.stderr
     job.wait_state(rank, 8, pid_not=pids)
     assert "could not be fetched" not in job.agents[0].output
-    assert [incident["steps_lost"] <= 1 for incident in status(job, 3)["incidents"]] == [True]
+    assert [incident["steps_repeated"] <= 1 for incident in status(job, 3)["incidents"]] == [True]
     refused = deadpool(job, 3, "kill-rank", "6")
     assert "there is no rank 6" in refused.stderr
 

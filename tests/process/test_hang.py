@@ -34,7 +34,7 @@ def check(job, reference, lost):
     assert job.wait_exit() == 0, job.told()
     job.account.check_same_as(reference)
     job.account.check_ranks(lost, RANKS)
-    job.account.check_steps_lost(job.effects())
+    job.account.check_steps_repeated(job.effects())
     job.check_nothing_left()
 
 

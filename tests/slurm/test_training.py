@@ -27,7 +27,7 @@ def status(lab, *words):
 def check_end(training, reference, lost=(), ranks=3):
     training.account.check_same_as(reference)
     training.account.check_ranks(lost, ranks)
-    assert training.account.steps_lost() <= 1
+    assert training.account.steps_repeated() <= 1
 
 
 def test_one_line_trains_on_all_nodes_and_is_seen_from_everywhere(training, reference, lab):
@@ -112,7 +112,7 @@ def test_before_the_limit_a_job_over_nodes_saves_and_goes_on_when_it_is_queued_a
     assert "resuming at step 8, from" in run.job.output()
     run.account.check_same_as(reference())
     assert [len(run.account.pids(rank)) for rank in range(3)] == [2, 2, 2]
-    assert run.account.steps_lost() == 0
+    assert run.account.steps_repeated() == 0
     records = sorted((lab.home / "shared" / "deadpool-run").glob(f"slurm-{run.job.number}*/run.json"))
     assert [json.loads(record.read_text())["exit_code"] for record in records] == [75, 0]
 

@@ -48,7 +48,7 @@ def status(**changed):
 INCIDENT = {
     "epoch": 2,
     "resumed": 57,
-    "steps_lost": 1,
+    "steps_repeated": 1,
     "detected_s": 0.003,
     "drained_s": 0.0154,
     "promoted_s": 0.001,
