@@ -29,7 +29,7 @@ from deadpool_run.agent.performer import Situation
 from deadpool_run.agent.run_record import make_run_dir
 from deadpool_run.agent.slurm_end import end_job_given_up, end_job_if_nobody_waits
 from deadpool_run.agent.spec import DurableSpec, LaunchSpec
-from deadpool_run.agent.tell import tell
+from deadpool_run.agent.tell import announcement, tell
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.core.events import Event, JobSubmitted, Place, StopRequested
 from deadpool_run.core.settings import Settings
@@ -243,7 +243,7 @@ class _Agent:
             if member.over.done() and member.head is not None and member.head.durable is not None:
                 exit_code, reason = await member.head.durable.finish(exit_code, reason)
             if exit_code and member.head is None:
-                tell(f"the job has ended: {reason}")
+                tell(announcement("the job has ended", reason))
         except LostError as error:
             fenced, reason = True, str(error)
             self._once_beside = member.others()

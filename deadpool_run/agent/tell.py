@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from textwrap import indent
 
 _STDERR = 2
 
@@ -10,3 +11,10 @@ def tell(text: str) -> None:
     """Say something to the user. A job never ends for it."""
     with contextlib.suppress(OSError):  # the terminal is gone, or takes nothing now
         os.write(_STDERR, f"deadpool-run: {text}\n".encode(errors="replace"))
+
+
+def announcement(what: str, reason: str) -> str:
+    """Return what is said of a decision: on one line, or, if the reason has several, with the reason below it."""
+    if "\n" in reason:
+        return f"{what}:\n{indent(reason.rstrip(), '  ')}"
+    return f"{what}: {reason}" if reason else what

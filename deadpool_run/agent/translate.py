@@ -25,6 +25,10 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
             return events.TranscriptSealed(worker, None if like is None else Rank(like))
         case messages.Raised(step, kind, text, traceback):
             return events.WorkerRaised(worker, step, kind, text, traceback)
+        case messages.Refused(text, exit_code):
+            return events.JobRefused(worker, text, exit_code)
+        case messages.TrainsOutsideLoop():
+            return events.LoopBypassed(worker)
         case messages.Drained(epoch, completed, live, captured):
             holds = None if live is None else Version(live)
             versions = tuple(Version(version) for version in captured)

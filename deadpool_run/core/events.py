@@ -216,6 +216,22 @@ class WorkerRaised:
 
 
 @dataclass(frozen=True, slots=True)
+class JobRefused:
+    """The library in this worker cannot keep the weights exact, or cannot work with this script: the job is to end."""
+
+    worker: WorkerId
+    message: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBypassed:
+    """The worker's script called `init()`, and updates weights outside `job.steps()`: no snapshot has them."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerExited:
     """The worker's process ended and was reaped. Exactly one of `code` and `signal` is set.
 
@@ -389,6 +405,8 @@ Event = (
     | SetupCompleted
     | TranscriptSealed
     | WorkerRaised
+    | JobRefused
+    | LoopBypassed
     | WorkerExited
     | SurvivorDrained
     | DrainFailed

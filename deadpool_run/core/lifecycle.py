@@ -77,7 +77,7 @@ class MemberPhase(StrEnum):
     DISMISSED = "dismissed"
     """A spare that was told to exit."""
     RAISED = "raised"
-    """Its script raised; the exit follows."""
+    """Its script raised, or the library refused to go on; the exit follows."""
     ENDING = "ending"
     """Ordered to die; the exit is awaited."""
     ENDED = "ended"
@@ -103,7 +103,7 @@ _MORTAL: dict[Trigger, MemberPhase] = {
     do.KillWorker: _M.ENDING,
     do.TerminateWorker: _M.ENDING,
 }
-_RANKED: dict[Trigger, MemberPhase] = {**_MORTAL, ev.WorkerRaised: _M.RAISED}
+_RANKED: dict[Trigger, MemberPhase] = {**_MORTAL, ev.WorkerRaised: _M.RAISED, ev.JobRefused: _M.RAISED}
 _SURVIVOR: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.DRAINING}
 _IN_REPAIR: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.RECALLED}
 _NEWCOMER: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.REHEARSING}
@@ -128,12 +128,14 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             ev.ScriptInitialized: _M.PREPARING,
             ev.SparePrepared: _M.READY,
             ev.PrepareFailed: _M.DISMISSED,
+            ev.JobRefused: _M.DISMISSED,  # nobody needs it: only the spare is given up
             do.DismissWorker: _M.DISMISSED,
         },
         _M.SETTING_UP: {
             **_RANKED,
             ev.ScriptInitialized: _M.SETTING_UP,
             ev.SetupCompleted: _M.SETTING_UP,
+            ev.LoopBypassed: _M.SETTING_UP,
             ev.CollectiveFailed: _M.SETTING_UP,
             ev.CaptureSkipped: _M.SETTING_UP,
             ev.TranscriptSealed: _M.RUNNING,
@@ -197,7 +199,7 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
         _M.FINISHED: {**_SURVIVOR, do.ReleaseWorker: _M.RELEASED},
         _M.RELEASED: {**_RANKED},
         _M.DISMISSED: {**_MORTAL},
-        _M.RAISED: {**_MORTAL},
+        _M.RAISED: {**_MORTAL, ev.JobRefused: _M.RAISED},
         _M.ENDING: {**_ENDS, do.KillWorker: _M.ENDING, do.TerminateWorker: _M.ENDING},
         _M.ENDED: {},
     }
@@ -284,7 +286,7 @@ def _job_diagram() -> Iterator[str]:
 
 def _member_diagram() -> Iterator[str]:
     """Show what can happen in every phase (raising, being killed, exiting) only where it is told apart from the rest."""
-    anywhere = {ev.WorkerExited, ev.WorkerHung, ev.WorkerRaised, do.KillWorker, do.TerminateWorker}
+    anywhere = {ev.WorkerExited, ev.WorkerHung, ev.WorkerRaised, ev.JobRefused, do.KillWorker, do.TerminateWorker}
     told_apart = {_M.RUNNING, _M.RELEASED, _M.DISMISSED, _M.RAISED, _M.ENDING}
     yield "```mermaid"
     yield "stateDiagram-v2"

@@ -198,6 +198,8 @@ class State:
     restarts: int = 0
     managed: bool = False
     """Some worker called `init()`."""
+    bypassed: bool = False
+    """Some worker of this world updates weights outside its step loop: the world may never be protected."""
     nodes: Mapping[NodeId, Node] = field(default_factory=dict)
     """The living ones, in order of arrival. Never changed in place."""
     leaves: Mapping[NodeId | None, str] = field(default_factory=dict)

@@ -15,6 +15,7 @@ ProcessNews = (
     | ev.WorkerStartFailed
     | ev.WorkerExited
     | ev.WorkerRaised
+    | ev.JobRefused
     | ev.WorkerHung
     | ev.NodeLost
     | ev.NodesLost
@@ -34,6 +35,8 @@ def hear(turn: Turn, event: ProcessNews) -> None:
             _ended(turn, event)
         case ev.WorkerRaised():
             _raised(turn, event)
+        case ev.JobRefused():
+            _refused(turn, event)
         case ev.WorkerHung():
             end_for(turn, event, event.reason)
         case ev.NodeLost():
@@ -167,6 +170,17 @@ def _raised(turn: Turn, event: ev.WorkerRaised) -> None:
     if turn.accept(event.worker, event) is None or before is None or before.rank is None:
         return
     repair.weigh(turn, faults.evidence(turn.state, before, event))
+
+
+def _refused(turn: Turn, event: ev.JobRefused) -> None:
+    """Stop the job, whatever its phase: another process would come to the same. A spare that nobody needs yet is given up."""
+    member = turn.accept(event.worker, event)
+    if member is None:
+        return
+    if member.rank is None:
+        pool.unprepared(turn, event.message)
+    else:
+        ending.stop(turn, event.exit_code, event.message)
 
 
 def end_for(turn: Turn, event: ev.WorkerHung, why: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, assert_never
 
-from deadpool_run.core import capture, pool, repair
+from deadpool_run.core import capture, pool, repair, world
 from deadpool_run.core import events as ev
 from deadpool_run.core.membership import State, Suspicion
 from deadpool_run.core.turn import Turn
@@ -15,6 +15,7 @@ PlainWord = (
     | ev.PrepareFailed
     | ev.ScriptInitialized
     | ev.SetupCompleted
+    | ev.LoopBypassed
     | ev.TranscriptSealed
     | ev.CaptureSkipped
     | ev.LoopFinished
@@ -71,6 +72,8 @@ def _plain(turn: Turn, event: PlainWord) -> None:
             turn.set(managed=True)
         case ev.SetupCompleted():
             pass  # progress, which `accept` has noted
+        case ev.LoopBypassed():
+            world.bypassed(turn)
         case ev.TranscriptSealed():
             assert member.rank is not None
             turn.set_seat(member.rank, sealed=True, like=event.like)

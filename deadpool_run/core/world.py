@@ -15,6 +15,8 @@ from deadpool_run.ids import Rank
 MANAGED_RESTARTS = 3
 """Restarts of a world whose scripts called `init()`, unless the user says another number."""
 
+BYPASSED = "the script trains outside job.steps(): a lost rank restarts it from the beginning"
+
 
 def vacant_seats(world_size: int) -> Seats[Seat]:
     """Return the seats of a world that begins."""
@@ -86,6 +88,13 @@ def advance_starting(turn: Turn) -> None:
         turn.enter(JobPhase.UNPROTECTED, "every rank has a worker")
 
 
+def bypassed(turn: Turn) -> None:
+    """Tell the user once a world that its loop is not the library's."""
+    if not turn.state.bypassed:
+        turn.set(bypassed=True)
+        turn.announce(BYPASSED, "write `for step in job.steps(N):` in place of the script's own loop")
+
+
 def advance_unprotected(turn: Turn) -> None:
     """Be protected, once every rank can be rehearsed and, where there are buddies, they hold what it takes."""
     if turn.state.buddies and not turn.state.committed:
@@ -93,7 +102,7 @@ def advance_unprotected(turn: Turn) -> None:
     tally = turn.state.seat_tally
     if not tally.unsealed and not tally.done:
         turn.enter(JobPhase.RUNNING, "every rank can be replaced from now on")
-        turn.set(raises=faults.still_evidence(turn.state.raises))
+        turn.set(raises=faults.still_evidence(turn.state.raises), bypassed=False)
 
 
 def _begin(turn: Turn, reason: str) -> None:
@@ -106,6 +115,7 @@ def _begin(turn: Turn, reason: str) -> None:
         buddies=(),
         former_buddies=(),
         committed=False,
+        bypassed=False,
         exposed_at=None,
     )
     turn.next_epoch()

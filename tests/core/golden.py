@@ -65,6 +65,8 @@ _EVENTS: Mapping[str, Callable[[int, Words], ev.Event]] = {
     "raise": lambda w, say: ev.WorkerRaised(
         w, say.step, say.text.split(": ")[0], say.text.partition(": ")[2], f"Traceback of w{w}\n{say.text}"
     ),
+    "refuse": lambda w, say: ev.JobRefused(w, say.text.replace(" | ", "\n"), int(say.options.get("code", 94))),
+    "bypass": lambda w, _: ev.LoopBypassed(w),
     "drained": lambda w, say: ev.SurvivorDrained(w, say.epoch, say.number, say.live, say.held),
     "drainfailed": lambda w, say: ev.DrainFailed(
         w,
@@ -216,8 +218,8 @@ def _split(effect: do.Effect) -> tuple[str, str, str]:
     words = [f"{key}={value!r}" if isinstance(value, bool) else f"{key}={value}" for key, value in parts.items()]
     if isinstance(effect, do.Announce):
         why = f" ({effect.reason})" if effect.reason else ""
-        words = [f"{effect.what}{why}".replace("\n", " | ")]
-    return type(effect).__name__, " ".join(words), "" if worker is None else f"w{worker}"
+        words = [f"{effect.what}{why}"]
+    return type(effect).__name__, " ".join(words).replace("\n", " | "), "" if worker is None else f"w{worker}"
 
 
 def _incident(incident: do.Incident) -> str:

@@ -41,6 +41,8 @@ def events_of_worker(state: State, worker: int, epoch: int) -> Iterator[ev.Event
     yield ev.SetupCompleted(worker)
     yield ev.TranscriptSealed(worker)
     yield ev.WorkerRaised(worker, 5, "ValueError", "x", "Traceback")
+    yield ev.JobRefused(worker, "x", 94)
+    yield ev.LoopBypassed(worker)
     yield ev.WorkerExited(worker, 0, None, (4, 5))
     yield ev.WorkerExited(worker, 1, None, (4, 5))
     yield ev.WorkerExited(worker, None, 9, (4, 5))
@@ -242,3 +244,31 @@ def test_the_diagram_shows_every_phase():
     text = diagram()
     for phase in (*JobPhase, *MemberPhase):
         assert phase.value.replace(" ", "_") in text
+
+
+def test_a_refusal_stops_the_job_in_every_phase_in_which_its_worker_holds_a_rank():
+    """Only a worker that is ordered to die is not heard; one that rehearses ahead of need holds no rank."""
+    refused = [one for one in decisions() if isinstance(one.event, ev.JobRefused) and one.member is not None]
+    assert {one.member.phase for one in refused} >= HOLDS_RANK
+    for one in refused:
+        heard = one.member.rank is not None and one.member.phase is not MemberPhase.ENDING
+        if one.state.phase in (JobPhase.STOPPING, JobPhase.STOPPED):
+            continue
+        assert (one.after.stop is not None) == heard
+        if heard:
+            assert (one.after.stop.exit_code, one.after.stop.reason) == (94, "x")
+            assert not any(isinstance(effect, (do.StartWorker, do.AssignRank, do.AbortStep)) for effect in one.effects)
+
+
+def test_a_refusal_of_a_spare_that_rehearses_ahead_of_need_gives_up_the_spare():
+    spares = [
+        one
+        for one in decisions()
+        if isinstance(one.event, ev.JobRefused) and one.member is not None and one.member.phase is MemberPhase.PREPARING
+    ]
+    assert spares
+    for one in spares:
+        assert one.after.phase is one.state.phase
+        assert one.after.unpreparable
+        assert [effect.reason for effect in one.effects if isinstance(effect, do.Announce)] == ["x"]
+        assert one.after.members[one.member.worker].phase is MemberPhase.DISMISSED

@@ -8,13 +8,14 @@ from collections.abc import Callable
 import agents
 import pytest
 from outages import KINDS as OUTAGES
-from simulator import KINDS, NODE_KINDS
+from simulator import KINDS, NODE_KINDS, REFUSAL_KINDS
 
 from deadpool_run.core import (
     buddies,
     election,
     holders,
     pool,
+    processes,
     reconcile,
     repair,
     replicas,
@@ -117,6 +118,10 @@ def a_member_that_raised_is_taken_for_dead(patch):
     patch.setattr(repair, "recall", recall)
 
 
+def a_refusal_is_repaired_like_an_exception(patch):
+    patch.setattr(processes, "_refused", lambda turn, event: turn.accept(event.worker, event))
+
+
 def copies_are_kept_on_the_ranks_own_node(patch):
     honest = buddies.choose
 
@@ -181,6 +186,7 @@ def an_unwound_rank_counts_as_a_survivor(patch):
 
 _ANY = KINDS
 PLANTS: dict[Plant, tuple[str, ...]] = {
+    a_refusal_is_repaired_like_an_exception: REFUSAL_KINDS,
     acks_are_kept_over_epochs: _ANY,
     the_epoch_is_not_bumped: _ANY,
     the_resume_is_chosen_from_the_union: _ANY,

@@ -17,6 +17,7 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
+from deadpool_run.core.membership import Member
 from deadpool_run.core.settings import Settings
 from deadpool_run.ids import Rank
 
@@ -36,6 +37,8 @@ KINDS = (
 )
 DRAIN_KINDS = ("drain", "drain", "drain", "endless", "endless", "stuck", "run")
 """What goes wrong as a script is drained."""
+REFUSAL_KINDS = ("refuse", "refuse", "kill rank", "kill rank", "raise", "suspect", "drain", "inject")
+"""Where the library refuses to go on."""
 NODE_KINDS = ("lose node", "lose node", "lose node", "lose nodes", "kill rank", "kill rank", "freeze rank", "suspect")
 """Where a job spans nodes."""
 _AT_ONCE = "lose node at once"
@@ -75,6 +78,8 @@ class Simulation:
         self.nodes_lost: list[float] = []
         self.uncovered_losses = 0
         self.asked_to_stop = False
+        self.refused: list[int] = []
+        """Workers whose library refused to go on while they held a rank."""
         self.stopped: do.StopJob | None = None
         self.log: list[str] = []
         for fault in planned:
@@ -137,8 +142,14 @@ class Simulation:
         self.log += [f"             -> {effect}" for effect in effects]
         coordinator.check_invariants(self.settings, self.state)
         assert self.state.epoch >= before.epoch, "an epoch fell"
+        if isinstance(event, ev.JobRefused) and self.is_heard(before.members.get(event.worker)):
+            assert self.state.stop is not None, "the job goes on after a refusal"
         for effect in effects:
             self.perform(effect)
+
+    def is_heard(self, member: Member | None) -> bool:
+        """Tell whether what the member says is to be obeyed: it holds its rank by right."""
+        return member is not None and member.rank is not None and member.phase is not MemberPhase.ENDING
 
     def perform(self, effect: do.Effect) -> None:  # noqa: PLR0912 - one case for each order
         match effect:
@@ -279,6 +290,8 @@ class Simulation:
                 self.tell(ev.KillRequested(Rank(worker.rank), KillHow.SIGKILL))
             case "raise":
                 worker.throw(f"Error{len(self.log)}")
+            case "refuse":
+                worker.refuse()
             case "suspect":
                 worker.break_collective()
             case "drain" | "attach" | "endless" | "stuck":
@@ -331,8 +344,11 @@ class Simulation:
             assert all(w.completed == self.steps for w in self.workers.values() if w.mode is Mode.LEAVING and w.rank)
             return
         reason = self.stopped.reason
+        assert (self.stopped.exit_code == 94) == reason.startswith("refused by "), "the exit code is not the refusal's"
+        assert "ahead of need" not in reason, "a spare that nobody needed stopped the job"
         excuses = {
             "stopped by SIGTERM": self.asked_to_stop,
+            "refused by": bool(self.refused),
             "without one completed step": self.rank_faults >= faults.MAX_ATTEMPTS,
             "the world was started again": self.setup_faults + self.parked_faults > self.state.restarts,
             "workers died before they were given a rank": self.crashes >= pool.CRASHES,

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from planted import DRAIN_PLANTS, NODE_PLANTS, PLANTS
 from simulator import (
     KINDS,
+    REFUSAL_KINDS,
     REPAIR_TIMEOUT_S,
     Fault,
     Simulation,
@@ -51,6 +52,17 @@ def test_swarm_of_scripts_that_cannot_be_drained():
     incidents = [incident for job in jobs for incident in job.state.incidents]
     assert sum(bool(incident.reentered) for incident in incidents) > 20
     assert sum(len(incident.losses) > 1 for incident in incidents if incident.reentered) > 4
+
+
+def test_swarm_of_refusals():
+    """A refusal ends the job, whatever it meets; only that of a worker which was ordered to die before is not heard."""
+    jobs = [simulation(seed, REFUSAL_KINDS) for seed in range(120)]
+    for seed, job in enumerate(jobs):
+        run(seed, lambda _seed, job=job: job)
+    ends = [job.stopped.exit_code for job in jobs if job.refused and not job.asked_to_stop]
+    assert len(ends) > 25
+    assert sum(code == 94 for code in ends) > 0.8 * len(ends)
+    assert any(job.refused and any("repairing towards" in line for line in job.log) for job in jobs)
 
 
 def test_with_durable_checkpoints_nobody_stops_because_every_holder_is_gone():

@@ -148,9 +148,10 @@ class Worker:
     def _prepare(self, order: do.PrepareSpare) -> None:
         assert self.mode is Mode.PARKED, f"told to rehearse ahead of need while {self.mode}"
         self.mode, self.prepared = Mode.PREPARING, order.rank
-        if self.sim.rng.random() < 0.1:
+        if (chance := self.sim.rng.random()) < 0.1:
             self.mode = Mode.LEAVING
-            self.say(ev.PrepareFailed(self.number, "no such file"))
+            refused = ev.JobRefused(self.number, "refused ahead of need", 94)
+            self.say(refused if chance < 0.05 else ev.PrepareFailed(self.number, "no such file"))
             self.then(0.1, lambda: self.die(code=1))
         else:
             self.then(0.3, self._prepared)
@@ -363,6 +364,15 @@ class Worker:
             self.interrupt()
             self.mode = Mode.BROKEN
             self.say(ev.CollectiveFailed(self.number, self.attached, "connection reset"))
+
+    def refuse(self) -> None:
+        """The library in it will not go on."""
+        if self.rank is not None and self.mode is not Mode.LEAVING:
+            self.interrupt()
+            self.raising = True
+            self.sim.refused.append(self.number)
+            self.say(ev.JobRefused(self.number, f"refused by {self.number}", 94))
+            self.sim.clock.after(0.1, lambda: self.die(code=94))
 
     def throw(self, kind: str) -> None:
         if self.rank is not None and self.mode is not Mode.LEAVING:
