@@ -26,6 +26,10 @@ class ScriptError(DeadpoolError):
     """The training script used the library in a way that cannot work."""
 
 
+class RehearsalError(ScriptError):
+    """A replacement's rehearsal left out what set-up and the first steps make."""
+
+
 class RefusedError(ScriptError):
     """The job was stopped before any damage, because its weights after a repair could not be those of an unfailed run."""
 

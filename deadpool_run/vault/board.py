@@ -74,6 +74,8 @@ class _Word(IntEnum):
     STEP_NS = 10
     CAPTURE_NS = 11
     COPYING = 12
+    MARKED_STEP = 13
+    MARK = 14
 
 
 class _Field:
@@ -106,18 +108,23 @@ class Cell:
     capture_ns = _Field(_Word.CAPTURE_NS)  # duration of the last capture
     copying = _Field(_Word.COPYING)  # a Copying: from the order to capture a version until it is held or skipped
 
+    marked_step = _Field(_Word.MARKED_STEP)  # one more than the newest step that has a mark; 0: none has
+    mark = _Field(_Word.MARK)  # what that step computed first, as a digest
+
     def __init__(self, words: memoryview, rank: int) -> None:
         self._words = words
         self._base = _HEADER_WORDS + rank * WORDS
 
     def clear(self, *, keep_slots: bool) -> None:
-        """Forget the last owner of the rank; its snapshots too unless `keep_slots`."""
-        slots = self.slots
+        """Forget the last owner of the rank; its snapshots, and what its last step computed, too unless `keep_slots`."""
+        slots, marked = self.slots, (self.marked_step, self.mark)
         for word in range(WORDS):
             self._words[self._base + word] = 0
         self._words[self._base + _Word.SKIPPED] = EMPTY
         for slot in (0, 1):
             self.set_slot(slot, slots[slot] if keep_slots else EMPTY)
+        if keep_slots:
+            self.marked_step, self.mark = marked
 
     @property
     def slots(self) -> tuple[int, int]:

@@ -5,10 +5,13 @@ nothing (`no_sync`), it comes later. So it is done at the end of the step, what 
 newcomer that has not come to decide is told it.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.errors import SnapshotError
@@ -21,6 +24,31 @@ class Recorder(Protocol):
     recording: Transcript | None
     playback: Transcript | None
     tainted: bool
+
+
+class Wrappers:
+    """The DDPs that were made since, in order, as long as they live."""
+
+    def __init__(self) -> None:
+        self._made: list[weakref.ref[DistributedDataParallel]] = []
+        self._hook = register_module_module_registration_hook(self._note)
+
+    def __iter__(self) -> Iterator[DistributedDataParallel]:
+        """Iterate over those that are left."""
+        return (ddp for reference in self._made if (ddp := reference()) is not None)
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._hook.remove()
+
+    def _note(self, module: nn.Module, name: str, _child: nn.Module | None) -> None:
+        if name == "module" and isinstance(module, DistributedDataParallel):
+            self._made.append(weakref.ref(module))
+
+
+def has_decided(ddp: DistributedDataParallel) -> bool:
+    """Say whether DDP has decided its buckets."""
+    return bool(ddp._has_rebuilt_buckets)  # noqa: SLF001 - torch has no other word for it
 
 
 def settle(ddp: DistributedDataParallel, registry: Recorder) -> bytes | None:

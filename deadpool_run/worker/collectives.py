@@ -5,8 +5,9 @@ zeros; never memory that nobody wrote. In-place collectives leave floating-point
 there, non-finite values replaced by zero), because a rehearsing model should keep sane weights under a broadcast.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -163,6 +164,15 @@ COLLECTIVES = (
     Collective(("recv_anysource",), _first, _receive),
     Collective(("barrier",), _none, _keep),
 )
+
+
+REDUCED: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("allreduce", "allreduce_coalesced", "reduce"), 0),
+        **dict.fromkeys(("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"), 1),
+    }
+)
+"""Collectives that reduce data, and which of their arguments holds this rank's part."""
 
 
 def answer(collective: Collective, parts: Parts, rank: int, size: int) -> None:

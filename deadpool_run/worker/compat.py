@@ -227,6 +227,11 @@ def _fsdp_groups(module: Any) -> list[Any]:
     return [group for group in (state._fsdp_param_group,) if group is not None] if groups is None else list(groups)  # noqa: SLF001
 
 
+def in_backward() -> bool:
+    """Say whether this thread is in a backward pass: an exception would leave it half-way."""
+    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001
+
+
 def fake_backend(rank: int, size: int) -> Any:
     """Return torch's backend that communicates with nobody, for code that asks a group for its backend."""
     return native.FakeProcessGroup._create_internal(rank, size)  # noqa: SLF001

@@ -11,11 +11,12 @@ import torch.distributed as dist
 from deadpool_run.errors import ScriptError
 from deadpool_run.worker import compat, nccl
 from deadpool_run.worker.attach import Inner, Plan
-from deadpool_run.worker.collectives import COLLECTIVES, Collective, Parts, answer
+from deadpool_run.worker.collectives import COLLECTIVES, REDUCED, Collective, Parts, answer, tensors_in
+from deadpool_run.worker.marks import Marks
 from deadpool_run.worker.releases import Releases
 from deadpool_run.worker.transcript import Transcript
 from deadpool_run.worker.waiters import Waiters
-from deadpool_run.worker.works import DoneWork, GuardedWork, RecordedWork, ThreadedWork
+from deadpool_run.worker.works import DoneWork, GuardedWork, Issue, RecordedWork, ThreadedWork
 
 BACKEND = "deadpool"
 _UNSLICED = frozenset(
@@ -33,6 +34,14 @@ class Owner(Protocol):
     playback: Transcript | None
     waiters: Waiters
     releases: Releases
+    attempt: int
+    marks: Marks
+
+    def mark(self, what: str, tensors: list[torch.Tensor]) -> None:
+        """Mark the step that runs by what it reduces first."""
+
+    def waited_late(self, what: str, attempt: int) -> None:
+        """Refuse a collective that is waited for in a later step than the one that issued it."""
 
     def count_issued(self) -> None:
         """Count a collective that is issued."""
@@ -137,7 +146,7 @@ class Group(dist.ProcessGroup):
             slot = registry.playback.play(self._name, collective.name, outputs)
             if slot is not None and slot.source is not None:
                 source = slot.source
-        return DoneWork(outputs, source)
+        return DoneWork(outputs, source, Issue(registry, collective.name))
 
     def issue_cuda(self, target: str, collective: Collective, args: Parts, kwargs: dict[str, Any], parts: Parts) -> Any:
         """Issue on NCCL. The work is NCCL's own, so the host counts it as waited for at once: it never waits there."""
@@ -284,13 +293,16 @@ def _method(collective: Collective, target: str) -> Callable[..., Any]:
     """Return the method that issues the collective. This is the hot path: every collective of the user runs through it."""
     name = collective.name
     kind = ThreadedWork if name in _UNSLICED else GuardedWork
+    reduced = REDUCED.get(name, -1)
 
     def issue(self: Group, *args: Any, **kwargs: Any) -> Any:
         parts = (*args, *kwargs.values()) if kwargs else args
+        registry = self.registry
+        if reduced >= 0 and registry.marks.open:
+            registry.mark(name, tensors_in(parts[reduced]))
         inner = self.inner
         if inner is None:
             return self.pretend(collective, parts)
-        registry = self.registry
         registry.count_issued()
         if self._may_see_cuda and _on_cuda(parts):
             return self.issue_cuda(target, collective, args, kwargs, parts)

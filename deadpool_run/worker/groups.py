@@ -9,16 +9,18 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from deadpool_run.errors import AttachError
+from deadpool_run.errors import AttachError, RefusedError
 from deadpool_run.vault.board import Cell
 from deadpool_run.worker import compat, gloo, nccl
 from deadpool_run.worker.attach import Build, Connections, Inner, Meeting, Plan, Source
 from deadpool_run.worker.group import BACKEND, Group
+from deadpool_run.worker.marks import Marks
 from deadpool_run.worker.releases import Releases
 from deadpool_run.worker.transcript import Transcript
 from deadpool_run.worker.waiters import Waiters
@@ -53,6 +55,10 @@ class Registry:
         """
         self.state = GroupState.REHEARSING
         self.tainted = False
+        self.attempt = 0
+        """Counts the steps that were begun, repeated ones too; 0 is set-up. A work belongs to the one that issued it."""
+        self.in_rehearsed_steps = True
+        """Whether this is set-up or one of the first steps, which a newcomer's rehearsal has too."""
         self.recording: Transcript | None = None
         self.playback: Transcript | None = None
         self.groups: list[Group] = []
@@ -60,7 +66,10 @@ class Registry:
         self.releases = Releases(self.waiters)
         self.generation = 1
         self._cell = cell
+        self.marks = Marks(cell)
         self.on_failure = on_failure
+        self.refuse: Callable[[str], NoReturn] = _refuse
+        """Called with why the job cannot be kept exact; stops it."""
         self._timeout = timeout
         self._lock = threading.RLock()
         self._device: gloo.Device | None = None
@@ -76,9 +85,35 @@ class Registry:
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
-    def begin_step(self) -> None:
-        """Forget what happened to earlier collectives."""
+    def begin_step(self, step: int = -1, *, rehearsed: bool = False) -> None:
+        """Forget what happened to earlier collectives. `rehearsed`: it is one of the first steps."""
         self.tainted = False
+        self.attempt += 1
+        self.in_rehearsed_steps = rehearsed
+        self.marks.begin_step(step, marking=step >= 0 and not rehearsed)
+
+    def mark(self, what: str, tensors: list[Tensor]) -> None:
+        """Mark the step that runs by what it reduces first; refuse to go on if it was another thing before a loss."""
+        if not self.tainted and not self.marks.put(tensors):
+            self.refuse(
+                "a step that was run again after a loss computes something else than before: this rank's part of its first "
+                f"{what} differs.\n"
+                "The script carries something from one step to the next that no snapshot holds, such as the place of an "
+                "iterator, a batch fetched ahead, or a value in a variable: take batches from job.batches(loader), derive "
+                "them from step.index, or job.protect() an object that has the state. If the computation itself is not "
+                "reproducible, call torch.use_deterministic_algorithms(True)."
+            )
+
+    def waited_late(self, what: str, attempt: int) -> None:
+        """Refuse a collective that is waited for in a later step than the one that issued it; set-up's are rehearsed too."""
+        if attempt == 0 and self.in_rehearsed_steps:
+            return
+        where = "an earlier step" if attempt else "set-up"
+        self.refuse(
+            f"{what}: this collective was issued in {where} and is waited for in a later step. If a rank is lost in between, "
+            "its result is lost too, and no snapshot holds it.\n"
+            "Call wait() in the step that issues it: before the loop asks for the next step."
+        )
 
     def count_issued(self) -> None:
         """Count a collective that is issued."""
@@ -99,6 +134,7 @@ class Registry:
     def count_in(self, cell: Cell) -> None:
         """Count in this cell from now on."""
         self._cell = cell
+        self.marks.inherit(cell)
         self._count_anew()
 
     def note_fake(self) -> None:
@@ -350,10 +386,15 @@ def uninstall(registry: Registry) -> None:
     global _current  # noqa: PLW0603 - see `install`
     _current = None
     registry.on_failure = _nobody
+    registry.refuse = _refuse
 
 
 def _nobody(_message: str) -> None:
     return
+
+
+def _refuse(message: str) -> NoReturn:
+    raise RefusedError(message)
 
 
 def _create(options: Any, _backend_options: Any) -> Group:

@@ -60,7 +60,8 @@ def settle(obj: Any) -> None:
     """Have an object forget a step that was interrupted, where its `load_state_dict` does not."""
     if isinstance(obj, GradScaler):
         # It notes that gradients are unscaled until its next `update()`, to which the interrupted step did not come.
-        obj._per_optimizer_states.clear()  # noqa: SLF001 - a defaultdict of these notes
+        # A disabled scaler has no such notes.
+        getattr(obj, "_per_optimizer_states", {}).clear()
 
 
 def _attributes(state: Any) -> Iterator[tuple[str, Any]]:

@@ -26,10 +26,12 @@ from deadpool_run.worker.trees import has_state
 _job: "Job | None" = None
 
 
-def init(*, timeout: timedelta | None = None) -> "Job":
+def init(*, timeout: timedelta | None = None, verify: bool = True) -> "Job":
     """Join the job; use it in place of `torch.distributed.init_process_group()`.
 
     timeout: bound of each collective, as `init_process_group` takes it; torch's default if None.
+    verify: run step 1 twice on each start, from the same state, and refuse to go on if the results differ: a step that is
+    repeated after a loss would then not be exact either. `job.rehearsing` is true in the first of the two runs.
 
     Returns the process's one `Job`, the same at each call. Raises ScriptError if torch.distributed was initialized
     before by other means.
@@ -41,14 +43,14 @@ def init(*, timeout: timedelta | None = None) -> "Job":
                 "deadpool_run.init() was called after torch.distributed.init_process_group().\n"
                 "Call init() in its place: remove the call of init_process_group()."
             )
-        _job = Job(timeout)
+        _job = Job(timeout, verify=verify)
     return _job
 
 
 class Job:
     """A training job, seen from one rank. Made by `init()`."""
 
-    def __init__(self, timeout: timedelta | None) -> None:
+    def __init__(self, timeout: timedelta | None, *, verify: bool = True) -> None:
         self._on_rebuild: list[Callable[[], object]] = []
         self._names: set[str] = set()
         self._member: Member | None = None
@@ -63,7 +65,7 @@ class Job:
         if session.under_deadpool():
             worker = session.current()
             worker.link.send(Initialized())
-            self._member = Member(worker, timeout)
+            self._member = Member(worker, timeout, verify=verify)
             self._member.set_up_groups(timeout)
             atexit.register(self._member.close)
             worker.leave = self._leave
@@ -83,8 +85,12 @@ class Job:
 
     @property
     def rehearsing(self) -> bool:
-        """Whether set-up and first steps are run for practice, by a newcomer or from a checkpoint: write no files now."""
-        return self._member is not None and (self._member.rehearsing or self._member.practising)
+        """Whether a step is run for practice: by a replacement, before a checkpoint is loaded, or to verify it.
+
+        Do the same work, but write no files now.
+        """
+        member = self._member
+        return member is not None and (member.rehearsing or member.practising or member.trial.running)
 
     @property
     def interrupted(self) -> bool:
@@ -179,6 +185,9 @@ class Job:
             if member.interrupted:
                 member.repair()
                 self._rebuilt()
+            elif member.trial.is_due(member.completed, total) and member.begin_trial():
+                yield from self._one_step(member, member.completed)
+                member.end_trial()
             elif member.completed < total:
                 yield from self._one_step(member, member.completed)
             elif member.finish():

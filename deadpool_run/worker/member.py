@@ -1,118 +1,58 @@
-"""A rank's worker as a member of the job: its steps, its repairs, its end.
+"""A rank's worker as a member of the job: its steps and its end. Everything here runs on the script's main thread."""
 
-Everything here runs on the script's main thread, except `_heard_abort`, `_heard_interval`, `_captured` and `_suspect`,
-which only set flags, free blocked waits, or send.
-"""
-
-import functools
 import time
+import warnings
 from datetime import timedelta
 from typing import NoReturn
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from deadpool_run.errors import AttachError, StepAborted
-from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.board import Board, Phase
+from deadpool_run.errors import StepAborted
+from deadpool_run.ids import Version
+from deadpool_run.vault.board import Phase
 from deadpool_run.wire import messages
 from deadpool_run.worker import compat, groups, marking
-from deadpool_run.worker.attach import Source
+from deadpool_run.worker.coverage import is_sampled
+from deadpool_run.worker.optimizers import local
+from deadpool_run.worker.repair import Participant
 from deadpool_run.worker.session import Session
-from deadpool_run.worker.snapshot import Snapshots
-from deadpool_run.worker.straying import Straying
 from deadpool_run.worker.transcript import Transcript
+from deadpool_run.worker.trial import Trial
 
 REHEARSAL_STEPS = 2
 """DDP rebuilds its buckets at the second forward; FSDP2's lazy parts, optimizer state and compilation come earlier."""
 
-ATTACH_TIMEOUT = timedelta(seconds=30)
-"""Bound of one attach. Every member is known to be ready when it starts, so that it takes milliseconds."""
+_OUTSIDE_LOOP = (
+    "this script updates weights outside of job.steps(): nothing protects it, and a lost rank starts it from the beginning.\n"
+    "Write `for step in job.steps(N):` and `with step:` around the step."
+)
+_OUTSIDE = 3
+"""So many updates before the step loop are a loop of the script's own; one or two may warm something up."""
 
 
-class Member:
-    """One rank's part in the job. Not thread-safe but for what the module's docstring names."""
+class Member(Participant):
+    """One rank's part in the job."""
 
-    def __init__(self, session: Session, timeout: timedelta | None) -> None:
-        self.session = session
-        self.completed = Version(0)
-        self.rehearsing = session.newcomer
+    def __init__(self, session: Session, timeout: timedelta | None, *, verify: bool = True) -> None:
+        """With `verify`, step 1 is run twice on a fresh start: see `trial`."""
+        super().__init__(session, timeout)
         self.practising = session.resume >= 0  # plays the first steps with its peers before it goes on from `resume`
         self._practised = True  # no peer was lost in those steps
-        self._link = session.link
-        self._epoch = session.epoch  # the epoch that this member is attached to (a newcomer: is to join)
-        self._live: Version | None = None  # the version that the objects hold; None: none
+        self.trial = Trial(wanted=verify and not (self.rehearsing or self.practising))
+        self._transcript: Transcript | None = None  # recorded, and not yet sealed
+        self._in_loop = False
+        self._outside = 0  # updates of weights before the loop
         self._updated = False  # an optimizer has begun to change weights in this step
         self._in_step = False
         self._stopped = False  # the optimizer was stopped in this step
         self._updates = False  # every undisturbed step so far has stepped an optimizer, and there was one
         self._steps_done = 0  # undisturbed ones, by this run of the script
-        self._straying = Straying(session.link)
         self._released = False
-        self._first_of_epoch = False
         self._step_began_ns = 0
         self._optimizers = False  # there is some optimizer: weights change there and nowhere else
-        self._take_cell()
-        self._store_address = (session.store_host, session.store_port)
-        self._first_store = compat.open_store(*self._store_address)
-        self._store: Source = self._first_store
-        self.snapshots = Snapshots(
-            slot_fds=session.slot_fds,
-            board=self._board,
-            rank=Rank(session.rank),
-            on_skip=lambda version: self._link.send(messages.Skipped(version)),
-            on_captured=self._captured,
-            interval=session.capture_interval,
-            interrupted=lambda: self.interrupted,
-        )
-        self.registry = groups.Registry(cell=self._cell, on_failure=self._suspect, timeout=timeout)
-        if session.newcomer:
-            self.registry.playback = Transcript.read(session.transcript_fd)
-        else:
-            self.registry.recording = Transcript()
         session.disturbed, session.give_up = self.disturbed, self.give_up
-        self._link.subscribe(on_abort=self._heard_abort, on_interval=self._heard_interval)
         self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
-
-    def _take_cell(self) -> None:
-        session = self.session
-        self._board = Board(session.board_fd, session.world_size)
-        self._cell = self._board.cells[session.rank]
-        self._cell.worker = session.worker
-        self._cell.epoch = session.epoch
-        self._cell.phase = Phase.REHEARSAL if session.newcomer else Phase.SETUP
-
-    def set_up_groups(self, timeout: timedelta | None) -> None:
-        """Create the default group: real with its peers, or rehearsing."""
-        session = self.session
-        groups.install(self.registry, store=self._first_store, prefix=f"e{self._epoch}", attached=not session.newcomer)
-        dist.init_process_group(
-            "deadpool",
-            store=PrefixStore(f"g{session.generation}", self._first_store),
-            rank=session.rank,
-            world_size=session.world_size,
-            timeout=timeout,
-        )
-
-    # --- told by other threads -----------------------------------------------------------------------------------
-
-    def _heard_abort(self, epoch: int) -> None:
-        if not self.rehearsing:
-            self.registry.abort()
-        self.registry.interrupt_attach()
-        self._straying.tell(epoch, attached=self._epoch)
-
-    def _heard_interval(self, interval: int) -> None:
-        self.snapshots.interval = interval
-
-    def _captured(self, version: Version) -> None:
-        if self.session.replicate:
-            self._link.send(messages.Captured(version))
-
-    def _suspect(self, message: str) -> None:
-        self._link.send(messages.PeerSuspected(self._epoch, message))
 
     # --- steps ---------------------------------------------------------------------------------------------------
     #
@@ -122,26 +62,22 @@ class Member:
 
     def enter_loop(self) -> None:
         """Protect what set-up made. A newcomer has nothing to protect yet, nor has who goes on from a checkpoint."""
+        self._in_loop = True
         self._optimizers = self.snapshots.has_optimizers()
+        self.snapshots.find_wrappers()
         if not self.rehearsing:
+            self.snapshots.coverage.begin()
             if not self.practising:
                 self._live = self.completed
                 self.snapshots.capture_now(self.completed)
             self._link.send(messages.SetupDone())
         self._cell.phase = Phase.BETWEEN
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether a loss was noticed that this member has not been repaired from."""
-        return not self.rehearsing and (
-            self._link.orders.epoch > self._epoch or self.registry.state is groups.GroupState.DRAINING
-        )
-
     def begin_step(self, index: int) -> None:
         """Note that the loop is about to be given this index."""
         self.session.step = index
         self._updated = self._stopped = False
-        self.registry.begin_step()
+        self.registry.begin_step(index, rehearsed=index < REHEARSAL_STEPS)
         self._step_began_ns = time.monotonic_ns()
 
     def enter_step(self) -> None:
@@ -151,20 +87,41 @@ class Member:
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """Weights are about to change: last moment to stop, and not before the running capture has read them."""
+        self._note_update(optimizer)
         if self.rehearsing:
             return
-        if self._in_step and self.registry.tainted:
+        in_backward = compat.in_backward()  # where nothing may be raised: autograd and FSDP2 would be left half-way
+        if self._in_step and self.registry.tainted and not in_backward:
             self._stopped = True
             raise StepAborted("a peer was lost during this step")
         self.snapshots.wait()
         # A peer that died now, its copy half made, would cost this step and the one that it had not kept.
-        if self._in_step and not self._updated and not self.snapshots.wait_for_peers():
+        if self._in_step and not (self._updated or in_backward or self.snapshots.wait_for_peers()):
             self._stopped = True
             raise StepAborted("a peer was lost while it made its snapshot")
         self._optimizers = self._updated = True
         self.snapshots.note_optimizer(optimizer)
         if self._in_step:
             self._cell.phase = Phase.OPTIMIZER
+
+    def _note_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note who updates: it must be protected, and a rehearsal must do the same."""
+        if not self._in_loop:
+            self._outside += 1
+            if self._outside == _OUTSIDE:
+                self._link.send(messages.TrainsOutsideLoop())
+                warnings.warn(_OUTSIDE_LOOP, RuntimeWarning, stacklevel=3)
+            return
+        index = self.session.step
+        if index is None:
+            return
+        if index < REHEARSAL_STEPS and (name := self.snapshots.name_of(optimizer)) is not None:
+            self._rehearsal.made.optimizers.add(name)
+        if not self.rehearsing:
+            self.snapshots.coverage.note(optimizer, index)
+            if self.registry.marks.open:
+                gradients = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+                self.registry.mark("gradient", [local(each) for each in gradients if each is not None][:1])
 
     def exit_step(self, error: BaseException | None) -> bool:
         """`with step:` ends; return whether its exception only says that the step was interrupted."""
@@ -177,6 +134,7 @@ class Member:
         if not isinstance(error, Exception):
             return False
         if self.rehearsing:
+            self._rehearsal.raised(error)
             return True
         if self.registry.tainted:
             self.give_up(error)
@@ -190,15 +148,24 @@ class Member:
             self.snapshots.settle_buckets(self.registry)
         if self.rehearsing:
             return
+        assert index is not None
+        if not spoilt:
+            problem = self.snapshots.coverage.problem(index, look=is_sampled(index))
+            if problem:
+                self.refuse(problem)
         if self.practising:
             self._practised &= not spoilt
+        elif self.trial.running:
+            self.trial.observe({} if spoilt else self.snapshots.observe())
         elif spoilt or not self._in_company():
             if spoilt and self._updates and not (self._stopped or self._updated):
                 # It came past its optimizer by another way than ever before: by an exception that the script kept.
                 self.give_up("its step ended without a step of an optimizer")
-            kept = self._stopped and not self._updated and self.snapshots.is_untouched()
+            kept = self._stopped and not self._updated and self.snapshots.is_untouched(self.completed)
             self._live = self.completed if kept else None
         else:
+            if self.trial.stage is Trial.Stage.RAN and (why := self.trial.verdict(self.snapshots.observe())):
+                self.refuse(why)
             self._complete()
 
     @property
@@ -235,15 +202,43 @@ class Member:
         if self._first_of_epoch:
             self._first_of_epoch = False
             self._link.send(messages.FirstStep(self._epoch))
-        if self.registry.recording is not None and self.completed >= REHEARSAL_STEPS:
+        if self.completed >= REHEARSAL_STEPS:
             self._seal()
 
     def _seal(self) -> None:
-        transcript = self.registry.recording
-        self.registry.recording = None
+        """Keep what set-up and the first steps received, once: a replacement can rehearse from now on."""
+        self._stop_recording()
+        transcript, self._transcript = self._transcript, None
         if transcript is not None:
+            self._rehearsal.made.buckets = self.snapshots.decided_buckets()
+            self._rehearsal.write_into(transcript)
             transcript.write(self.session.transcript_fd)
             self._link.send(messages.Sealed(self.snapshots.likeness()))
+
+    def _stop_recording(self) -> None:
+        self._transcript = self.registry.recording or self._transcript
+        self.registry.recording = None
+
+    # --- the trial -----------------------------------------------------------------------------------------------
+
+    def begin_trial(self) -> bool:
+        """Have the next step be run for practice; False if a rank was lost before."""
+        if not self.snapshots.capture_now(self.completed):
+            return False
+        self.trial.stage = Trial.Stage.RUNNING
+        marking.install()
+        return True
+
+    def end_trial(self) -> None:
+        """End the practice: put its beginning back, as after a loss."""
+        marking.lift()
+        self.trial.stage = Trial.Stage.RAN
+        self._stop_recording()  # what replacements rehearse is this run of the step: the next one makes nothing lazily
+        if self.interrupted:
+            return
+        self._cell.phase = Phase.RESTORING
+        self.snapshots.restore(self.completed)
+        self._cell.phase = Phase.BETWEEN
 
     # --- what cannot be drained ----------------------------------------------------------------------------------
 
@@ -301,103 +296,11 @@ class Member:
         marking.lift()
         self._seal()
 
-    # --- repairs -------------------------------------------------------------------------------------------------
-
-    def repair(self) -> None:
-        """Drained: take part in the repair until this member is attached again."""
-        self._cell.phase = Phase.DRAINED
-        self._negotiate(self._link.orders.wait_newer(self._epoch), rehearsed=True)
-
-    def join(self) -> None:
-        """Rehearsed: take the rank's state and part in the job."""
-        self.registry.playback = None
-        if self.session.preparing:
-            self._wait_for_rank()
-        self._negotiate(self._link.orders.epoch, rehearsed=False)
-
-    def _wait_for_rank(self) -> None:
-        """Wait, as a spare that has rehearsed ahead of need, until the rank is given to it; take over its memory."""
-        self._link.send(messages.Prepared())
-        self.session.take(*self._link.orders.wait_assigned())
-        self._take_cell()
-        self._epoch = self.session.epoch
-        self.snapshots.interval = self.session.capture_interval
-        self.snapshots.move(self.session.slot_fds, self._board, Rank(self.session.rank))
-        self.registry.count_in(self._cell)
-
-    def _negotiate(self, epoch: int, *, rehearsed: bool) -> None:
-        """Report, restore, attach; begin again whenever a newer epoch comes between."""
-        orders = self._link.orders
-        has_state = rehearsed
-        while True:
-            if has_state:
-                self.snapshots.wait()
-                self._link.send(messages.Drained(epoch, self.completed, self._live, list(self.snapshots.held())))
-            else:
-                self._link.send(messages.Rehearsed(epoch))
-            version = orders.wait_resume(epoch)
-            if version is not None:
-                self._bring_to(Version(version))
-                has_state = True
-                self._link.send(messages.Restored(epoch))
-                order = orders.wait_attach(epoch)
-                if order is not None and self._attach(order):
-                    return
-            epoch = orders.wait_newer(epoch)
-
-    def _bring_to(self, version: Version) -> None:
-        self._cell.phase = Phase.RESTORING
-        if self._live == version:
-            self.snapshots.rewind(version)
-        else:
-            self._live = None
-            self.snapshots.restore(version)
-            self.snapshots.tell_buckets(self.registry)
-        self.snapshots.discard_newer(version)
-        self.completed = self._live = version
-        self._cell.completed = version
-        if version not in self.snapshots.held():
-            self.snapshots.begin(version)
-
-    def _attach(self, order: messages.Attach) -> bool:
-        """Attach to the order's epoch; False if it failed or a newer one came meanwhile."""
-        epoch = order.epoch
-        self._cell.phase = Phase.ATTACHING
-        self._follow_store(order)
-        try:
-            self.registry.attach(
-                self._store, f"e{epoch}", ATTACH_TIMEOUT, cancelled=lambda: self._link.orders.epoch > epoch
-            )
-        except AttachError as error:
-            if self._link.orders.epoch == epoch:
-                self._link.send(messages.AttachBroke(epoch, str(error)))
-            return False
-        self._epoch = epoch
-        if self.rehearsing:
-            self.rehearsing = False
-            marking.lift()
-        if self._link.orders.epoch > epoch:  # heard while the groups were being attached: they are void
-            self.registry.abort()
-            return False
-        self._cell.epoch = epoch
-        self._cell.phase = Phase.BETWEEN
-        self._first_of_epoch = True
-        self._link.send(messages.Attached(epoch))
-        return True
-
-    def _follow_store(self, order: messages.Attach) -> None:
-        """Meet at the store where it is now. The connecting is left to the attach, which can be interrupted."""
-        address = (order.store_host, order.store_port)
-        if order.store_host and address != self._store_address:
-            self._store_address = address
-            self._store = functools.partial(compat.open_store, *address, ATTACH_TIMEOUT)
-
     # --- the end -------------------------------------------------------------------------------------------------
 
     def finish(self) -> bool:
         """Stay until every rank's last snapshot is committed; False if a repair is needed first."""
-        if self.registry.recording is not None:
-            self._seal()
+        self._seal()
         self.snapshots.wait(hurry=False)  # what was given up once is never committed, though it is captured after all
         if self.completed not in self.snapshots.held():
             self.snapshots.capture_now(self.completed)
@@ -409,5 +312,6 @@ class Member:
     def close(self) -> None:
         """Free groups and mappings; the process is about to end."""
         self._hook.remove()
+        self._wrappers.close()
         self.registry.shut_down()
         self.snapshots.close()

@@ -6,21 +6,25 @@ backward. `wait()` before the optimizer's step keeps the two apart.
 """
 
 import atexit
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.board import EMPTY, Board
+from deadpool_run.vault.segments import Role
 from deadpool_run.worker import buckets, checks, gradients, redundancy
 from deadpool_run.worker.capture import Capture, Plan, SlotMemory, Staging, Writer
 from deadpool_run.worker.copier import Copier
+from deadpool_run.worker.coverage import Coverage
+from deadpool_run.worker.digest import digest, samples_equal
 from deadpool_run.worker.restore import Restoration
 from deadpool_run.worker.rng import RngStates, put_rng, take_rng
 from deadpool_run.worker.state import Protected
@@ -46,8 +50,11 @@ class Snapshots:
         on_captured: Callable[[Version], None] = lambda _: None,
         interval: int = 1,
         interrupted: Callable[[], bool] = lambda: False,
+        wrappers: Iterable[DistributedDataParallel] = (),
     ) -> None:
         """Take over the rank's slots.
+
+        `wrappers` are the DDPs of the process, of which one may be around a protected module.
 
         `on_skip` and `on_captured` are called on the copy thread, after the board says so. So is `interrupted`: once it is true, no capture
         waits for a slot any longer, and a step on CUDA whose kernels had not ended by then is not captured, for its
@@ -55,7 +62,8 @@ class Snapshots:
         """
         self.interval = interval
         """Steps between captures; may be changed at any time, from any thread."""
-        self._protected = Protected()
+        self._protected = Protected(wrappers)
+        self.coverage = Coverage(self._protected)
         self._staging = Staging()
         self._plan: Plan | None = None
         self._copy_of: Version | None = None
@@ -110,6 +118,16 @@ class Snapshots:
         """Note that an optimizer is about to update: it uses up the gradients of its parameters."""
         self._stepped.add(id(optimizer))
 
+    def name_of(self, optimizer: Optimizer) -> str | None:
+        """Return the name under which an optimizer is protected; None if it is not."""
+        states = self._protected.optimizers.values()
+        return next((state.name for state in states if optimizer in (state.optimizer, state.keeper)), None)
+
+    def decided_buckets(self) -> list[bool]:
+        """Return of each DDP whether it has decided its buckets."""
+        modules = self._protected.modules.values()
+        return [buckets.has_decided(ddp) for module in modules for ddp in module.replicated]
+
     def settle_buckets(self, registry: buckets.Recorder) -> None:
         """Let every DDP decide its buckets that can by now. A collective: at the end of a step, on every rank."""
         for module in self._protected.modules.values():
@@ -123,12 +141,41 @@ class Snapshots:
                 if decided is not None:
                     buckets.tell(ddp, decided, registry)
 
-    def is_untouched(self) -> bool:
-        """Say whether nothing but forward and backward can have changed the objects since the last step ended."""
+    def is_untouched(self, version: Version) -> bool:
+        """Say whether nothing but forward and backward can have changed the objects since they were `version`.
+
+        Writes that torch counts are seen; of others (through `.data`) a sample is compared with the slot.
+        """
         if self._counts is None or self._protected.is_shadowed():
             return False
         plan, counts = self._counts
-        return plan.write_counts() == counts
+        if plan.write_counts() != counts:
+            return False
+        self.wait()
+        if version not in self.held():
+            return False
+        memory = self._memory_of(version)
+        return all(
+            samples_equal(source, kept)
+            for source, kept, entry in zip(plan.sources, plan.targets(memory), plan.entries, strict=True)
+            if entry.role is Role.PARAMETER
+        )
+
+    def find_wrappers(self) -> None:
+        """Take in the DDPs that were put around modules after those were protected."""
+        for module in self._protected.modules.values():
+            module.find_wrappers()
+
+    def observe(self) -> dict[str, int]:
+        """Return a digest of each protected tensor as it is now, by name; of gradients only those that are state."""
+        parameters = self._protected.parameters()
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        found = {tracked.name: tracked.tensor for tracked in self._protected.heavy(names)}
+        for (name, _, _), buffer in zip(self._protected.buffers(), self._protected.buffer_values(), strict=True):
+            found[name] = buffer
+        for parameter, gradient in self._protected.gradients(self._stepped):
+            found[f"the gradient of {names[id(parameter)]}"] = gradient
+        return {name: digest(tensor) for name, tensor in found.items()}
 
     def likeness(self) -> Rank | None:
         """Return the lowest of the ranks that hold the same parameters as this one; None if it is the only one."""
@@ -178,6 +225,7 @@ class Snapshots:
         Raises `SnapshotError` if our own copy of the small values is of another version.
         """
         self.wait()
+        self._stepped.clear()
         if self._copy_of != version or self._rng is None:
             raise SnapshotError(f"cannot go back to {version}: the worker's own copy is of {self._copy_of}")
         with torch.no_grad():
@@ -194,6 +242,7 @@ class Snapshots:
         like the live ones; the message says exactly what differs.
         """
         self.wait()
+        self._stepped.clear()
         memory = self._memory_of(version)
         manifest = segments.read_manifest(memory.fd, version)
         memory.ensure(max((offset + nbytes for offset, nbytes in manifest.ranges()), default=0))

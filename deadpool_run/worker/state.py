@@ -5,7 +5,7 @@ to parameters are taken once, when the module is protected: FSDP2 swaps what `na
 and frees shards, but the sharded parameters themselves stay.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,9 +26,11 @@ _EXTRA = nn.Module.get_extra_state
 class ModuleState:
     """The parameters (by reference), buffers and extra state of a module."""
 
-    def __init__(self, name: str, module: nn.Module) -> None:
+    def __init__(self, name: str, module: nn.Module, wrappers: Iterable[DistributedDataParallel] = ()) -> None:
+        """`wrappers` are the DDPs of the process: one may be around the module, which was protected without it."""
         self.name = name
         self._module = module
+        self._wrappers = wrappers
         self._root = unwrapped(module)
         self.buckets: list[bytes | None] = []
         """What was decided of the buckets of each DDP after set-up and the first steps, if it was: see `buckets`."""
@@ -36,6 +38,18 @@ class ModuleState:
         """Every parameter and buffer by name and what it is like, as newcomers make them; empty before the step loop."""
         self._walk()
         self._find()
+
+    def roots(self) -> list[nn.Module]:
+        """Return the module as it was protected, as the user wrote it, and what is around it."""
+        return [self._module, self._root, *self.replicated]
+
+    def find_wrappers(self) -> None:
+        """Take in the DDPs around the module that were made after it was protected."""
+        inside = [child for child in self._module.modules() if isinstance(child, DistributedDataParallel)]
+        wrapped = {id(child) for _, child in self._modules}
+        around = [ddp for ddp in self._wrappers if id(unwrapped(ddp)) in wrapped and ddp not in inside]
+        self.replicated = [*inside, *around]
+        self.buckets += [None] * (len(self.replicated) - len(self.buckets))
 
     def _walk(self) -> None:
         self._modules = list(self._root.named_modules())
@@ -49,8 +63,7 @@ class ModuleState:
         self._lengths = list(map(len, self._tables))
         self._children = [child._modules for _, child in self._modules if child._modules]  # noqa: SLF001 - as above
         self.sharding = [child for _, child in self._modules if isinstance(child, FSDPModule)]
-        self.replicated = [child for child in self._module.modules() if isinstance(child, DistributedDataParallel)]
-        self.buckets += [None] * (len(self.replicated) - len(self.buckets))
+        self.find_wrappers()
         self._extra = [(path, child) for path, child in self._modules if type(child).get_extra_state is not _EXTRA]
 
     def _find(self) -> None:
@@ -184,7 +197,8 @@ class ModuleState:
 class Protected:
     """Everything that the script protects, by the name that it gave."""
 
-    def __init__(self) -> None:
+    def __init__(self, wrappers: Iterable[DistributedDataParallel] = ()) -> None:
+        self._wrappers = wrappers
         self.modules: dict[str, ModuleState] = {}
         self.optimizers: dict[str, OptimizerState] = {}
         self.objects: dict[str, Any] = {}
@@ -195,7 +209,7 @@ class Protected:
         if name in self.modules or name in self.optimizers or name in self.objects:
             raise ScriptError(f"{name!r} is protected already.\nGive each object a name of its own.")
         if isinstance(obj, nn.Module):
-            self.modules[name] = ModuleState(name, obj)
+            self.modules[name] = ModuleState(name, obj, self._wrappers)
         elif isinstance(obj, Optimizer):
             self.optimizers[name] = OptimizerState(name, obj)
         elif has_state(obj):
@@ -274,7 +288,7 @@ class Protected:
             "modules": {name: module.take() for name, module in self.modules.items()},
             "optimizers": {name: optimizer.take() for name, optimizer in self.optimizers.items()},
             "members": {name: optimizer.members() for name, optimizer in self.optimizers.items()},
-            "gradients": self._take_gradients(stepped),
+            "gradients": self.gradients(stepped),
             "objects": {name: copied(obj.state_dict()) for name, obj in self.objects.items()},
         }
 
@@ -295,7 +309,8 @@ class Protected:
             for module in self.modules.values()
         )
 
-    def _take_gradients(self, stepped: Collection[int]) -> list[tuple[Tensor, Tensor]]:
+    def gradients(self, stepped: Collection[int]) -> list[tuple[Tensor, Tensor]]:
+        """Return each parameter whose gradient is state, with a copy of that; `stepped` as in `take`."""
         kept = gradients.take(self.modules.values(), self.optimizers.values(), stepped)
         if not stepped:
             for module in self.modules.values():

@@ -26,7 +26,7 @@ MAX_FLOAT_BYTES = 4 << 10
 """Floating-point outputs up to this size are control values (a loss, a norm); larger ones are data."""
 MAX_BYTES = 64 << 20
 
-_MAGIC = b"DPTR\x00\x01"
+_MAGIC = b"DPTR\x00\x02"
 _LENGTH = struct.Struct(">Q")
 _DIGEST_BYTES = 32
 
@@ -44,6 +44,11 @@ class Slot:
     source: int | None = None
     """The rank that a `recv_anysource` received from."""
 
+    @property
+    def is_control(self) -> bool:
+        """Whether some value was kept."""
+        return any(value is not None for value in self.values)
+
 
 class Transcript:
     """Recorded collectives by group and order of issue; recorded into or played back from. Safe to use from any thread."""
@@ -51,6 +56,10 @@ class Transcript:
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
         self.misses = 0
         self.hits = 0
+        self.first_miss = ""
+        """What was called in place of what, at the first miss."""
+        self.facts: dict[str, Any] = {}
+        """What the recorded steps made, as JSON values: see `rehearsal`."""
         self._max_bytes = max_bytes
         self._bytes = 0
         self._slots: dict[str, list[Slot]] = {}
@@ -66,6 +75,12 @@ class Transcript:
     def nbytes(self) -> int:
         """The size of the recorded values."""
         return self._bytes
+
+    @property
+    def left(self) -> int:
+        """How many recorded collectives were not played."""
+        with self._lock:
+            return sum(max(0, len(slots) - self._next.get(group, 0)) for group, slots in self._slots.items())
 
     def reserve(self, group: str, name: str, outputs: Sequence[torch.Tensor]) -> Slot:
         """Take the group's next place for a collective that is being issued."""
@@ -91,15 +106,21 @@ class Transcript:
     def play(self, group: str, name: str, outputs: Sequence[torch.Tensor]) -> Slot | None:
         """Write the recorded values of the group's next collective into `outputs`; count a miss if it is another one.
 
-        Outputs for which no value was kept are left alone. Returns the slot that was played.
+        Outputs for which no value was kept are left alone. Data whose shape depends on values (tokens that a router
+        sends) may have another shape in a rehearsal: that is no miss. Returns the slot that was played.
         """
         with self._lock:
             sequence = self._next.get(group, 0)
             self._next[group] = sequence + 1
             slots = self._slots.get(group, [])
             slot = slots[sequence] if sequence < len(slots) else None
-            if slot is None or slot.name != name or slot.shapes != tuple(map(_shape, outputs)):
+            shapes = tuple(map(_shape, outputs))
+            if slot is None or slot.name != name or (slot.shapes != shapes and slot.is_control):
                 self.misses += 1
+                expected = "nothing" if slot is None else f"{slot.name} of {_words(slot.shapes)}"
+                self.first_miss = self.first_miss or f"{name} of {_words(shapes)} where {expected} was recorded"
+                return None
+            if slot.shapes != shapes:
                 return None
             self.hits += 1
         for output, value in zip(outputs, slot.values, strict=False):
@@ -126,12 +147,12 @@ class Transcript:
                 f"set-up and the first steps received more than {self._max_bytes} bytes of control values.\n"
                 "This rank cannot be rehearsed by a spare: broadcast large integer tensors after the second step."
             )
-        manifest: dict[str, list[dict[str, Any]]] = {}
+        groups: dict[str, list[dict[str, Any]]] = {}
         blobs: list[bytes] = []
         offset = 0
         with self._lock:
             for group, slots in self._slots.items():
-                entries = manifest[group] = []
+                entries = groups[group] = []
                 for slot in slots:
                     offsets: list[int | None] = []
                     for value in slot.values:
@@ -140,6 +161,7 @@ class Transcript:
                             blobs.append(raw_bytes(value))
                             offset += len(blobs[-1])
                     entries.append({"name": slot.name, "shapes": slot.shapes, "at": offsets, "source": slot.source})
+        manifest = {"groups": groups, "facts": self.facts}
         head = json.dumps(manifest, separators=(",", ":")).encode()
         body = b"".join((_LENGTH.pack(len(head)), head, *blobs))
         return _MAGIC + hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
@@ -158,7 +180,8 @@ class Transcript:
         transcript = cls()
         try:
             manifest = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
-            for group, entries in manifest.items():
+            transcript.facts = manifest["facts"]
+            for group, entries in manifest["groups"].items():
                 transcript._slots[group] = [_slot(entry, values) for entry in entries]
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise SnapshotError(f"a stored transcript does not fit its own manifest: {error}") from error
@@ -168,6 +191,10 @@ class Transcript:
 
 def _shape(tensor: torch.Tensor) -> Shape:
     return str(tensor.dtype), tuple(tensor.shape)
+
+
+def _words(shapes: Sequence[Shape]) -> str:
+    return ", ".join(f"{list(sizes)} {dtype.removeprefix('torch.')}" for dtype, sizes in shapes) or "no outputs"
 
 
 def _is_control(tensor: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 import threading
 import time
 from datetime import timedelta
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,25 +14,53 @@ from deadpool_run.worker.collectives import Collective, Parts
 from deadpool_run.worker.transcript import Slot, Transcript
 
 if TYPE_CHECKING:
-    from deadpool_run.worker.group import Group
+    from deadpool_run.worker.group import Group, Owner
 
 _SLICE = timedelta(milliseconds=20)
+_MAIN = threading.main_thread().ident
+_ANY = -1
+"""In the place of a step: threads of the script's own (a checkpoint that is written in the background) know no steps."""
+
+
+def issued_in(owner: "Owner") -> int:
+    """Return the step in which the main thread must wait for what it issues now; `_ANY` for other threads."""
+    return owner.attempt if get_ident() == _MAIN else _ANY
+
+
+class Issue:
+    """The step in which a collective was issued: there it has to be waited for."""
+
+    __slots__ = ("_attempt", "_owner", "_what")
+
+    def __init__(self, owner: "Owner", what: str) -> None:
+        self._owner = owner
+        self._what = what
+        self._attempt = issued_in(owner)
+
+    def check(self) -> None:
+        """Raise `RefusedError` in a later step."""
+        if self._attempt not in (self._owner.attempt, _ANY):
+            self._owner.waited_late(self._what, self._attempt)
 
 
 class DoneWork(dist.Work):
     """A collective that was answered at once. Its future holds tensors, because DDP's reducer takes them from there."""
 
-    def __init__(self, outputs: list[torch.Tensor], source: int = 0) -> None:
+    def __init__(self, outputs: list[torch.Tensor], source: int = 0, issue: Issue | None = None) -> None:
         super().__init__()
         self._outputs = outputs
         self._source = source
+        self._issue = issue
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - torch's signature
         """Return at once."""
+        if self._issue is not None:
+            self._issue.check()
         return True
 
     def synchronize(self) -> None:
         """Return at once."""
+        self.wait()
 
     def is_completed(self) -> bool:
         """Return True."""
@@ -78,6 +107,7 @@ class GuardedWork(dist.Work):
         self._collective = collective
         self._parts = parts
         self._generation = group.generation
+        self._attempt = issued_in(group.registry)
 
     def record_into(self, transcript: Transcript, slot: Slot) -> None:
         """Fill the slot when the collective completes."""
@@ -85,6 +115,9 @@ class GuardedWork(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the outputs. Raises only what is the user's own fault."""
+        registry = self._group.registry
+        if self._attempt not in (registry.attempt, _ANY):
+            registry.waited_late(self._collective.name, self._attempt)
         if self._settled:
             return True
         try:
@@ -144,6 +177,9 @@ class GuardedWork(dist.Work):
 
     def get_future(self) -> Future[Any]:
         """Return a future of the outputs that a lost peer completes with the fake answer."""
+        registry = self._group.registry
+        if self._attempt not in (registry.attempt, _ANY):
+            registry.waited_late(self._collective.name, self._attempt)
         if self._failed:
             return done_future(self._collective.outputs(self._parts))
         inner = self._work.get_future()

@@ -1,0 +1,287 @@
+"""Training loops that cannot be exact after a loss, each for one reason: the library must say so before step 2."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import contextlib
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "process" / "scripts"))
+
+from telling import tell
+
+import deadpool_run as deadpool
+
+STEPS = 8
+WIDTH = 8
+BREACHES = {}
+
+
+def breach(name):
+    """Put a function of the job that returns what to protect and a step into the table."""
+
+    def put(function):
+        BREACHES[name] = function
+        return function
+
+    return put
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+
+
+def data(index, rank):
+    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1000 * index + rank))
+
+
+def trained(model, optimizer, inputs):
+    model(inputs).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+@breach("nothing is protected")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    return {}, lambda index: trained(model, optimizer, data(index, job.rank))
+
+
+@breach("the optimizer is not protected")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    return {"model": model}, lambda index: trained(model, optimizer, data(index, job.rank))
+
+
+@breach("the optimizer is not protected, and first steps in step 1")
+def _(job):
+    model = DistributedDataParallel(net())
+    first, second = torch.optim.SGD(model.parameters(), lr=0.1), adam(model)
+
+    def step(index):
+        trained(model, second if index % 2 else first, data(index, job.rank))
+
+    return {"model": model, "first": first}, step
+
+
+@breach("the model under DDP is not protected")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    return {"optimizer": optimizer}, lambda index: trained(model, optimizer, data(index, job.rank))
+
+
+@breach("the model under FSDP2 is not protected")
+def _(job):
+    model = net()
+    fully_shard(model)
+    optimizer = adam(model)
+    return {"optimizer": optimizer}, lambda index: trained(model, optimizer, data(index, job.rank))
+
+
+@breach("an average of the weights is not protected")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+    def step(index):
+        trained(model, optimizer, data(index, job.rank))
+        average.update_parameters(model.module)
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+@breach("a tensor is trained by hand, and not protected")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    scale = torch.ones(WIDTH, requires_grad=True)
+
+    def step(index):
+        (model(data(index, job.rank)) * scale).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(scale.grad)
+        with torch.no_grad():
+            scale.sub_(0.01 * scale.grad)
+        scale.grad = None
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+@breach("a collective is waited for in the next step")
+def _(job):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pending = []
+
+    def step(index):
+        model(data(index, job.rank)).pow(2).mean().backward()
+        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        if pending:
+            work, delayed = pending.pop()
+            work.wait()
+            at = 0
+            for parameter in model.parameters():
+                parameter.grad.copy_(delayed[at : at + parameter.numel()].view_as(parameter) / dist.get_world_size())
+                at += parameter.numel()
+            optimizer.step()
+        optimizer.zero_grad()
+        pending.append((dist.all_reduce(gradients, async_op=True), gradients))
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+@breach("a future of a collective is waited for in the next step")
+def _(job):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pending = []
+
+    def step(index):
+        model(data(index, job.rank)).pow(2).mean().backward()
+        if pending:
+            scale = pending.pop().wait()[0]
+            for parameter in model.parameters():
+                parameter.grad.mul_(scale.mean())
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        pending.append(dist.all_reduce(data(index, job.rank).abs(), async_op=True).get_future())
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+@breach("the next batch is fetched in the step before, as nanoGPT does")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    batch = [torch.randn(4, WIDTH)]
+
+    def step(_index):
+        model(batch[0]).pow(2).mean().backward()
+        batch[0] = torch.randn(4, WIDTH)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+@breach("an iterator over a loader is kept from step to step")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    samples = [data(index, job.rank) for index in range(4 * STEPS)]
+    batches = iter(torch.utils.data.DataLoader(samples, batch_size=2))
+
+    def step(_index):
+        trained(model, optimizer, next(batches))
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+@breach("a count in a variable sets the learning rate")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    count = [0]
+
+    def step(index):
+        count[0] += 1
+        optimizer.param_groups[0]["lr"] = 1e-2 / count[0]
+        trained(model, optimizer, data(index, job.rank))
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+@breach("an average in a variable scales the loss")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    average = [1.0]
+
+    def step(index):
+        loss = model(data(index, job.rank)).pow(2).mean()
+        average[0] = 0.9 * average[0] + 0.1 * loss.item()
+        (loss / average[0]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+@breach("a module keeps a mean in a plain attribute")
+def _(job):
+    class Normalized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = net()
+            self.mean = torch.zeros(WIDTH)
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+            return self.inner(x - self.mean)
+
+    model = DistributedDataParallel(Normalized())
+    optimizer = adam(model)
+    return {"model": model, "optimizer": optimizer}, lambda index: trained(model, optimizer, data(index, job.rank))
+
+
+@breach("nothing is done in a rehearsal")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+
+    def step(index):
+        if not job.rehearsing:
+            trained(model, optimizer, data(index, job.rank))
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+@breach("the step is drawn from a generator of the script's own")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    generator = torch.Generator().manual_seed(job.rank)
+
+    def step(_index):
+        trained(model, optimizer, torch.randn(4, WIDTH, generator=generator))
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+def main():
+    job = deadpool.init()
+    protect, step_of = BREACHES[sys.argv[1]](job)
+    if protect:
+        job.protect(**protect)
+    for step in job.steps(STEPS):
+        tell("step", index=step.index, rehearsing=job.rehearsing)
+        with step:
+            step_of(step.index)
+    tell("end")
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(IndexError):
+        main()

@@ -1,0 +1,34 @@
+"""Loops that cannot be exact are refused on every start, before step 2 and before any loss."""
+
+from pathlib import Path
+from re import findall
+
+import pytest
+from kit.cluster import Cluster
+
+SCRIPT = Path(__file__).parent / "scripts" / "breaches.py"
+NAMES = findall(r'^@breach\("(.+)"\)$', SCRIPT.read_text(encoding="utf-8"), flags=8)
+REFUSED = 94
+USUAL = NAMES
+SAID = {
+    "nothing is protected": "the optimizer 'optimizer' (Adam) updated weights in step 0, but nobody protects it",
+    "the optimizer is not protected": "job.protect(optimizer=optimizer)",
+    "the optimizer is not protected, and first steps in step 1": "the optimizer 'second' (Adam) updated weights in step 1",
+    "the model under DDP is not protected": "job.protect(model=model)",
+    "the model under FSDP2 is not protected": "job.protect(model=model)",
+    "an average of the weights is not protected": "the module 'average' (AveragedModel) is not protected",
+    "a tensor is trained by hand, and not protected": "the tensor 'scale' of shape (8,)",
+    "a collective is waited for in the next step": "allreduce: this collective was issued in an earlier step",
+}
+"""What the refusal names; all others are found by the trial of step 1."""
+BY_TRIAL = "step 1 was run twice from the same state and came to different results"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_breach_is_refused_before_step_2(name, cluster):
+    job: Cluster = cluster(name, script=SCRIPT, nproc=2, spares=1)
+    code = job.wait_exit()
+    assert code == REFUSED, job.told()
+    assert SAID.get(name, BY_TRIAL) in " ".join(job.stderr.split()), job.told()
+    assert max(event["index"] for event in job.account.of("step")) < 2
+    assert not job.account.of("end")
