@@ -176,7 +176,7 @@ class Job:
             for index in range(min(REHEARSAL_STEPS, total)):
                 yield from self._one_step(member, index)
             member.join()
-            self._rebuilt()
+            self._rebuilt(member)
         elif member.practising:
             for index in range(min(REHEARSAL_STEPS, total)):
                 yield from self._one_step(member, index)
@@ -184,7 +184,7 @@ class Job:
         while True:
             if member.interrupted:
                 member.repair()
-                self._rebuilt()
+                self._rebuilt(member)
             elif member.trial.is_due(member.completed, total) and member.begin_trial():
                 yield from self._one_step(member, member.completed)
                 member.end_trial()
@@ -202,7 +202,8 @@ class Job:
             raise
         member.close_step()
 
-    def _rebuilt(self) -> None:
+    def _rebuilt(self, member: Member) -> None:
+        member.learn_replicas()
         self._rebuilds += 1
         for callback in self._on_rebuild:
             callback()

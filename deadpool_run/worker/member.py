@@ -1,18 +1,21 @@
 """A rank's worker as a member of the job: its steps and its end. Everything here runs on the script's main thread."""
 
+import os
 import time
 import warnings
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from deadpool_run.errors import StepAborted
+from deadpool_run.errors import ReplicasDifferError, StepAborted
 from deadpool_run.ids import Version
 from deadpool_run.vault.board import Phase
 from deadpool_run.wire import messages
 from deadpool_run.worker import compat, groups, marking
+from deadpool_run.worker.agreement import Difference
 from deadpool_run.worker.coverage import is_sampled
 from deadpool_run.worker.optimizers import local
 from deadpool_run.worker.repair import Participant
@@ -158,15 +161,25 @@ class Member(Participant):
         elif self.trial.running:
             self.trial.observe({} if spoilt else self.snapshots.observe())
         elif spoilt or not self._in_company():
-            if spoilt and self._updates and not (self._stopped or self._updated):
-                # It came past its optimizer by another way than ever before: by an exception that the script kept.
-                self.give_up("its step ended without a step of an optimizer")
-            kept = self._stopped and not self._updated and self.snapshots.is_untouched(self.completed)
-            self._live = self.completed if kept else None
-        else:
-            if self.trial.stage is Trial.Stage.RAN and (why := self.trial.verdict(self.snapshots.observe())):
-                self.refuse(why)
+            self._void(spoilt=spoilt)
+        elif self._is_verified() and self._agrees(Version(index + 1)):
             self._complete()
+        else:
+            self._live = None  # a rank was lost while replicas were compared
+
+    def _void(self, *, spoilt: bool) -> None:
+        """End a step that will be repeated: see which version the objects hold."""
+        if spoilt and self._updates and not (self._stopped or self._updated):
+            # It came past its optimizer by another way than ever before: by an exception that the script kept.
+            self.give_up("its step ended without a step of an optimizer")
+        kept = self._stopped and not self._updated and self.snapshots.is_untouched()
+        self._live = self.completed if kept else None
+
+    def _is_verified(self) -> bool:
+        """Hold the second run of step 1 against the trial. Stops the job if they differ."""
+        if self.trial.stage is Trial.Stage.RAN and (why := self.trial.verdict(self.snapshots.observe())):
+            self.refuse(why)
+        return True
 
     @property
     def spoilt(self) -> bool:
@@ -218,6 +231,33 @@ class Member(Participant):
     def _stop_recording(self) -> None:
         self._transcript = self.registry.recording or self._transcript
         self.registry.recording = None
+
+    def _agrees(self, version: Version) -> bool:
+        """Compare replicas, at some versions; False if a rank was lost meanwhile. Stops the job if a repair spoilt them."""
+        agreement = self.snapshots.agreement
+        strict = agreement.is_strict(version)
+        if not strict and not (version >= REHEARSAL_STEPS and is_sampled(version - 1)):
+            return True
+        recording, self.registry.recording = self.registry.recording, None
+        difference = agreement.compare(strict=strict)
+        self.registry.recording = recording
+        if self.registry.tainted:
+            return False
+        if difference is not None:
+            self._stop_for(difference, version)
+        return True
+
+    def _stop_for(self, difference: Difference, version: Version) -> NoReturn:
+        rank = self.session.rank
+        evidence = Path(f"deadpool-evidence-{os.environ.get('TORCHELASTIC_RUN_ID', 'none')}")
+        if rank in difference.odd or rank == min(set(difference.ranks) - set(difference.odd), default=rank):
+            self.snapshots.keep_evidence(evidence / f"rank-{rank}.pt", difference.names, version)
+        self.refuse(
+            f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
+            f"The job stops: version {version - 1} is the last one that is known to be right. Both versions of these tensors "
+            f"are kept in {evidence.absolute()}. Run `deadpool-run check` on the script to find out why.",
+            ReplicasDifferError,
+        )
 
     # --- the trial -----------------------------------------------------------------------------------------------
 

@@ -80,11 +80,15 @@ class OptimizerState:
 
     def tensors(self, names: dict[int, str]) -> Iterator[Tracked]:
         """Yield the tensors of the state; `names` gives the name of a parameter by its identity."""
+        return (tracked for _, tracked in self.tensors_of(names))
+
+    def tensors_of(self, names: dict[int, str]) -> Iterator[tuple[Tensor, Tracked]]:
+        """Yield the tensors of the state, each with its parameter."""
         for parameter, state in self.state.items():
             if isinstance(parameter, Tensor) and id(parameter) in names:
                 for key, value in state.items():
                     if _is_heavy(key, value):
-                        yield Tracked(f"{self.name}/{names[id(parameter)]}/{key}", Role.OPTIMIZER, value)
+                        yield parameter, Tracked(f"{self.name}/{names[id(parameter)]}/{key}", Role.OPTIMIZER, value)
 
     def plain(self, names: dict[int, str]) -> dict[str, Any]:
         """Return what `tensors` does not yield; like the tensors it changes only inside `optimizer.step()`."""

@@ -132,6 +132,11 @@ class Participant:
             self._wait_for_rank()
         self._negotiate(self._link.orders.epoch, rehearsed=False)
 
+    def learn_replicas(self) -> None:
+        """Attached again: see which replicas differ as they were before the loss; the others have to stay equal."""
+        self.snapshots.agreement.compare(strict=False)
+        self.snapshots.agreement.repaired(self.completed)
+
     def _wait_for_rank(self) -> None:
         """Wait, as a spare that has rehearsed ahead of need, until the rank is given to it; take over its memory."""
         self._link.send(messages.Prepared())

@@ -8,6 +8,7 @@ backward. `wait()` before the optimizer's step keeps the two apart.
 import atexit
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +22,12 @@ from deadpool_run.vault import segments
 from deadpool_run.vault.board import EMPTY, Board
 from deadpool_run.vault.segments import Role
 from deadpool_run.worker import buckets, checks, gradients, redundancy
+from deadpool_run.worker.agreement import Agreement
 from deadpool_run.worker.capture import Capture, Plan, SlotMemory, Staging, Writer
 from deadpool_run.worker.copier import Copier
 from deadpool_run.worker.coverage import Coverage
 from deadpool_run.worker.digest import digest, samples_equal
+from deadpool_run.worker.optimizers import local
 from deadpool_run.worker.restore import Restoration
 from deadpool_run.worker.rng import RngStates, put_rng, take_rng
 from deadpool_run.worker.state import Protected
@@ -64,6 +67,7 @@ class Snapshots:
         """Steps between captures; may be changed at any time, from any thread."""
         self._protected = Protected(wrappers)
         self.coverage = Coverage(self._protected)
+        self.agreement = Agreement(self._protected)
         self._staging = Staging()
         self._plan: Plan | None = None
         self._copy_of: Version | None = None
@@ -141,8 +145,8 @@ class Snapshots:
                 if decided is not None:
                     buckets.tell(ddp, decided, registry)
 
-    def is_untouched(self, version: Version) -> bool:
-        """Say whether nothing but forward and backward can have changed the objects since they were `version`.
+    def is_untouched(self) -> bool:
+        """Say whether nothing but forward and backward can have changed the objects since the last step ended.
 
         Writes that torch counts are seen; of others (through `.data`) a sample is compared with the slot.
         """
@@ -152,9 +156,9 @@ class Snapshots:
         if plan.write_counts() != counts:
             return False
         self.wait()
-        if version not in self.held():
+        if self._copy_of is None or self._copy_of not in self.held():
             return False
-        memory = self._memory_of(version)
+        memory = self._memory_of(self._copy_of)
         return all(
             samples_equal(source, kept)
             for source, kept, entry in zip(plan.sources, plan.targets(memory), plan.entries, strict=True)
@@ -233,6 +237,7 @@ class Snapshots:
             self._staging.put()
             self._protected.put(self._values)
             self._put_gradients(self._values["gradients"])
+            self.agreement.unequal = set(self._values["keeps"]["unequal"])
         put_rng(self._rng)
 
     def restore(self, version: Version) -> None:
@@ -255,11 +260,27 @@ class Snapshots:
             restoration.check()
             values, rng = restoration.apply()
             self._keeps_grads = values["keeps"]["gradients"]
+            self.agreement.unequal = set(values["keeps"]["unequal"])
             self._put_gradients(values["gradients"])
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         put_rng(rng)
         self._take(version)
+
+    def keep_evidence(self, path: Path, names: Iterable[str], version: Version) -> None:
+        """Write these tensors, as they are at `version` and as the newest snapshot has them, into a file of torch's."""
+        parameters = {id(parameter): name for name, parameter in self._protected.parameters().items()}
+        live = {tracked.name: local(tracked.tensor).detach() for tracked in self._protected.heavy(parameters)}
+        for (name, _, _), buffer in zip(self._protected.buffers(), self._protected.buffer_values(), strict=True):
+            live[name] = local(buffer)
+        found: dict[str, Any] = {f"version {version}": {name: live[name] for name in names if name in live}}
+        self.wait()
+        for held in self.held()[-1:]:
+            memory = self._memory_of(held)
+            entries = {entry.name: entry for entry in segments.read_manifest(memory.fd, held).tensors}
+            found[f"version {held}"] = {name: memory.view(entries[name]).clone() for name in names if name in entries}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(found, path)
 
     def discard_newer(self, version: Version) -> None:
         """Empty every slot that holds a version above this one, and forget skips above it."""
@@ -296,7 +317,7 @@ class Snapshots:
             self._values = self._protected.take(self._stepped)
             self._rng = take_rng()
             self._keeps_grads = any(parameter.grad is not None for parameter in parameters)
-            self._values["keeps"] = {"gradients": self._keeps_grads}
+            self._values["keeps"] = {"gradients": self._keeps_grads, "unequal": sorted(self.agreement.unequal)}
             self._stepped.clear()
             self._counts = None if self._plan is None else (self._plan, self._plan.write_counts())
             self._copy_of = version
