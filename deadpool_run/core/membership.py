@@ -8,6 +8,7 @@ from deadpool_run.core.events import Event, Place, WorkerFound
 from deadpool_run.core.lifecycle import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.core.rows import members_of, seats_of
 from deadpool_run.core.tallies import MemberTally, SeatTally
+from deadpool_run.errors import Blame
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 NO_EPOCH = Epoch(0)
@@ -161,14 +162,21 @@ class Raise:
     worker: WorkerId
     rank: Rank
     epoch: Epoch
-    draining: bool
-    """It was raised while garbage was computed, so that it alone proves nothing."""
+    repaired: bool
+    """Its worker was being repaired, so that it alone proves nothing about the script."""
+    rehearsed: bool
+    """It was raised by a newcomer's rehearsal."""
+    drained: bool
+    """It interrupted only the drain of a step."""
+    handled: bool
+    """Its worker was in the library's hands, as it is restored or attached."""
     released: bool
     """It was raised after the step loop."""
     step: int | None
     kind: str
     message: str
     traceback: str
+    blame: Blame = Blame.SCRIPT
 
 
 @dataclass(frozen=True, slots=True)
