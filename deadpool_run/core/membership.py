@@ -206,8 +206,14 @@ class State:
     restarts: int = 0
     managed: bool = False
     """Some worker called `init()`."""
+    warn_at: float | None = None
+    """When the user is told that this world is not protected yet; None if that is done or not due."""
+    unprotected: bool = False
+    """This world has been unprotected for long, or may stay so. Void once it is protected."""
+    entered: bool = False
+    """Some worker of this world has entered its step loop."""
     bypassed: bool = False
-    """Some worker of this world updates weights outside its step loop: the world may never be protected."""
+    """Some worker of this world updates weights outside its step loop."""
     nodes: Mapping[NodeId, Node] = field(default_factory=dict)
     """The living ones, in order of arrival. Never changed in place."""
     leaves: Mapping[NodeId | None, str] = field(default_factory=dict)
