@@ -3,6 +3,17 @@
 The first line of a message says what is wrong and where; the last says what to do.
 """
 
+from enum import StrEnum
+
+
+class Blame(StrEnum):
+    """Whose fault an exception is that ended a script."""
+
+    SCRIPT = "script"
+    OURS = "deadpool-run"
+    NOBODY = "nobody"
+    """The network or the machine failed, and our code noticed."""
+
 
 class DeadpoolError(Exception):
     """Base of every exception that deadpool-run raises on purpose."""

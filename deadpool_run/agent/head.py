@@ -19,7 +19,7 @@ from deadpool_run.agent.report import Nodes, Seen, status_object
 from deadpool_run.agent.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.store import LOOPBACK, Store
-from deadpool_run.agent.tell import announcement, tell
+from deadpool_run.agent.tell import announcement, report_request, tell
 from deadpool_run.agent.tracking import Tracking
 from deadpool_run.coordinator.desk import Desk
 from deadpool_run.coordinator.journal import Journal
@@ -199,8 +199,10 @@ class Head:
         match effect:
             case do.ReportIncident(incident):
                 tell(incident_line(incident))
-            case do.Announce(what, reason):
+            case do.Announce(what, reason, ours):
                 tell(announcement(what, reason))
+                if ours:
+                    tell(report_request(self._spec.run_dir / JOURNAL_NAME))
             case do.StopJob(exit_code, reason):
                 self._over = True
                 self._on_over(exit_code, reason)

@@ -2,6 +2,9 @@
 
 import contextlib
 import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from textwrap import indent
 
 _STDERR = 2
@@ -18,3 +21,19 @@ def announcement(what: str, reason: str) -> str:
     if "\n" in reason:
         return f"{what}:\n{indent(reason.rstrip(), '  ')}"
     return f"{what}: {reason}" if reason else what
+
+
+def report_request(journal: Path) -> str:
+    """Return the request to report an error of ours, with what tells most about it."""
+    versions = ", ".join(f"{name} {_version(name)}" for name in ("deadpool-run", "torch"))
+    python = ".".join(map(str, sys.version_info[:3]))
+    return (
+        f"please report this error with its traceback and these:\n  {versions}, Python {python}\n  journal: {journal}"
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "(not installed)"

@@ -23,7 +23,7 @@ def status(
 ) -> None:
     """Show a live run: its ranks, spares and last repairs. On a terminal a live table, elsewhere one snapshot.
 
-    Exit codes: 0 healthy; 3 under repair, ending, or short of spares; 4 no such run.
+    Exit codes: 0 healthy or starting; 3 unprotected, under repair, ending, or short of spares; 4 no such run.
     """
     chosen = {"--once": once, "--watch": watch, "--json": as_json}
     words = tuple(word for word, given in chosen.items() if given)

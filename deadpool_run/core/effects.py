@@ -200,6 +200,8 @@ class Announce:
 
     what: str
     reason: str
+    ours: bool = False
+    """It is an error of deadpool-run: the user is asked to report it, with what."""
 
 
 @dataclass(frozen=True, slots=True)

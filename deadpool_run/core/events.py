@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from deadpool_run.core.injection import KillHow
+from deadpool_run.errors import Blame
 from deadpool_run.ids import ONLY_NODE, Epoch, NodeId, Rank, Version, WorkerId
 
 _NO_EPOCH = Epoch(0)
@@ -213,6 +214,7 @@ class WorkerRaised:
     kind: str
     message: str
     traceback: str
+    blame: Blame = Blame.SCRIPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +274,10 @@ class DrainFailed:
     again: bool = False
     step: int | None = None
     kind: str = ""
-    """Of the exception, as are the next two; empty if it was none."""
+    """Of the exception, as are the next three; empty if it was none."""
     error: str = ""
     traceback: str = ""
+    blame: Blame = Blame.SCRIPT
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,39 @@
-"""Whose fault an ending is: the machine's (it is repaired) or the script's (the job stops, and no spare is burnt)."""
+"""Whose fault an ending is: the machine's (it is repaired), the script's or the library's (the job stops).
+
+The script's stops the job at once, so that no spare is burnt; the library's when it meets the rank's replacement too.
+"""
+
+from dataclasses import dataclass
 
 from deadpool_run.core.events import DrainFailed, WorkerRaised
 from deadpool_run.core.lifecycle import MemberPhase
 from deadpool_run.core.membership import Member, Raise, State
+from deadpool_run.errors import Blame
 
 MAX_EVIDENCE = 64
-_DISTURBED = frozenset(
-    {MemberPhase.DRAINING, MemberPhase.RECALLED, MemberPhase.UNWINDING, MemberPhase.RE_ENTERING, MemberPhase.REHEARSING}
+_HANDLED = frozenset(
+    {
+        *(MemberPhase.DRAINED, MemberPhase.REHEARSED, MemberPhase.RESTORING, MemberPhase.RESTORED),
+        *(MemberPhase.ATTACHING, MemberPhase.UNATTACHED),
+    }
 )
-"""Empty answers may be to blame there, or what an earlier run of the script left in the process."""
+"""Phases of a repair in which the library has the worker, not the script."""
+_REPAIRED = _HANDLED | {
+    *(MemberPhase.DRAINING, MemberPhase.RECALLED, MemberPhase.UNWINDING),
+    *(MemberPhase.RE_ENTERING, MemberPhase.REHEARSING),
+}
+"""Phases of a repair. Empty answers may be to blame there, what an earlier run left in the process, or the library."""
 MAX_ATTEMPTS = 5
 """Attempts at one repair, that is, without a completed step between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why no other worker would do better, with the tracebacks that prove it. `ours`: the library is to blame."""
+
+    why: str
+    tracebacks: str
+    ours: bool = False
 
 
 def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -> Raise:
@@ -20,12 +43,16 @@ def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -
         worker=member.worker,
         rank=member.rank,
         epoch=state.epoch,
-        draining=isinstance(raised, DrainFailed) or member.phase in _DISTURBED,
+        repaired=isinstance(raised, DrainFailed) or member.phase in _REPAIRED,
+        rehearsed=member.phase is MemberPhase.REHEARSING,
+        drained=isinstance(raised, DrainFailed),
+        handled=member.phase in _HANDLED,
         released=member.phase is MemberPhase.RELEASED,
         step=raised.step,
         kind=raised.kind,
         message=raised.message if isinstance(raised, WorkerRaised) else raised.error,
         traceback=raised.traceback,
+        blame=raised.blame,
     )
 
 
@@ -34,24 +61,85 @@ def still_evidence(raises: tuple[Raise, ...]) -> tuple[Raise, ...]:
     return tuple(one for one in raises if one.released)
 
 
-def script_bug(raises: tuple[Raise, ...], new: Raise) -> Raise | None:
+def judge(raises: tuple[Raise, ...], new: Raise) -> Verdict | None:
+    """Return what the earlier exceptions and `new` prove together; None if another worker may do better."""
+    if (old := _script_bug(raises, new)) is not None:
+        return Verdict(_describe_bug(old, new), _both_tracebacks(old, new))
+    if (old := _again(raises, new)) is not None:
+        return Verdict(_describe_ours(old, new), _both_tracebacks(old, new), ours=True)
+    if (old := _unrehearsable(raises, new)) is not None:
+        why = f"a replacement for rank {new.rank} cannot rehearse the script: {named(new)}"
+        return Verdict(why, _both_tracebacks(old, new))
+    return None
+
+
+def is_first_of_ours(raises: tuple[Raise, ...], new: Raise) -> bool:
+    """Tell whether the exception is our own, and no other of its kind has been told of."""
+    return new.blame is Blame.OURS and not any((old.blame, old.kind) == (new.blame, new.kind) for old in raises)
+
+
+def named(raised: Raise) -> str:
+    """Return the exception as Python names it."""
+    return f"{raised.kind}: {raised.message}"
+
+
+def _script_bug(raises: tuple[Raise, ...], new: Raise) -> Raise | None:
     """Return the earlier exception that, with `new`, proves a bug in the script; None if none does.
 
     Two workers that end at the same step with the same exception are no coincidence; nor are two that raise the same
-    kind at the same step of the same epoch, whatever their messages say. A draining worker computes with garbage, and one
-    that re-enters does not begin in a fresh process: what they raise counts only beside one that did neither.
+    kind at the same step of the same epoch, whatever their messages say. A worker that is being repaired computes with
+    garbage, or is in the library's hands: what it raises counts only beside one that was not. Our own never counts.
     """
+    if new.blame is not Blame.SCRIPT:
+        return None
     for old in reversed(raises):
-        if old.worker == new.worker or (old.step, old.kind) != (new.step, new.kind):
+        if old.worker == new.worker or (old.step, old.kind, old.blame) != (new.step, new.kind, new.blame):
             continue
-        draining = old.draining and new.draining
-        at_once = old.epoch == new.epoch and not (old.draining or new.draining)
-        if (old.message == new.message and not draining) or at_once:
+        repaired = old.repaired and new.repaired
+        at_once = old.epoch == new.epoch and not (old.repaired or new.repaired)
+        if (old.message == new.message and not repaired) or at_once:
             return old
     return None
 
 
-def describe_bug(first: Raise, second: Raise) -> str:
+def _again(raises: tuple[Raise, ...], new: Raise) -> Raise | None:
+    """Return an earlier exception of the kind that ended the rank's last worker too, if it is the library's doing.
+
+    That is, if its frames are ours, or if both workers were in the library's hands: not in their script, which can raise.
+    What interrupts only a drain is mended by running the script again.
+    """
+    if new.drained or new.blame is Blame.NOBODY:
+        return None
+    for old in reversed(raises):
+        same = (old.rank, old.kind) == (new.rank, new.kind) and old.worker != new.worker
+        ours = old.blame is new.blame is Blame.OURS
+        if same and (ours or (old.handled and new.handled)):
+            return old
+    return None
+
+
+def _unrehearsable(raises: tuple[Raise, ...], new: Raise) -> Raise | None:
+    """Return an earlier exception of another newcomer's rehearsal with the same reason."""
+    if not new.rehearsed or new.blame is not Blame.SCRIPT:
+        return None
+    for old in reversed(raises):
+        same = (old.kind, old.message, old.blame) == (new.kind, new.message, new.blame)
+        if old.rehearsed and old.worker != new.worker and same:
+            return old
+    return None
+
+
+def _describe_ours(first: Raise, second: Raise) -> str:
+    whose = "an error of deadpool-run, not of the script"
+    if second.blame is not Blame.OURS:
+        whose = "a repair failed, by an error of deadpool-run unless the traceback ends in the script"
+    return (
+        f"{whose}: rank {second.rank} raised {second.kind} twice, in worker {first.worker} and in its replacement "
+        f"{second.worker}: {second.message}"
+    )
+
+
+def _describe_bug(first: Raise, second: Raise) -> str:
     """Return why the script is to blame, in one line."""
     where = "outside the step loop" if second.step is None else f"in step {second.step}"
     return (
@@ -63,7 +151,7 @@ def describe_bug(first: Raise, second: Raise) -> str:
     )
 
 
-def both_tracebacks(first: Raise, second: Raise) -> str:
+def _both_tracebacks(first: Raise, second: Raise) -> str:
     """Return the tracebacks for the user."""
     return "\n".join(
         f"--- rank {one.rank}, worker {one.worker} ---\n{one.traceback.rstrip()}" for one in (first, second)

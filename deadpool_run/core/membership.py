@@ -8,6 +8,7 @@ from deadpool_run.core.events import Event, Place, WorkerFound
 from deadpool_run.core.lifecycle import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.core.rows import members_of, seats_of
 from deadpool_run.core.tallies import MemberTally, SeatTally
+from deadpool_run.errors import Blame
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 NO_EPOCH = Epoch(0)
@@ -161,14 +162,21 @@ class Raise:
     worker: WorkerId
     rank: Rank
     epoch: Epoch
-    draining: bool
-    """It was raised while garbage was computed, so that it alone proves nothing."""
+    repaired: bool
+    """Its worker was being repaired, so that it alone proves nothing about the script."""
+    rehearsed: bool
+    """It was raised by a newcomer's rehearsal."""
+    drained: bool
+    """It interrupted only the drain of a step."""
+    handled: bool
+    """Its worker was in the library's hands, as it is restored or attached."""
     released: bool
     """It was raised after the step loop."""
     step: int | None
     kind: str
     message: str
     traceback: str
+    blame: Blame = Blame.SCRIPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +206,14 @@ class State:
     restarts: int = 0
     managed: bool = False
     """Some worker called `init()`."""
+    warn_at: float | None = None
+    """When the user is told that this world is not protected yet; None if that is done or not due."""
+    unprotected: bool = False
+    """This world has been unprotected for long, or may stay so. Void once it is protected."""
+    entered: bool = False
+    """Some worker of this world has entered its step loop."""
     bypassed: bool = False
-    """Some worker of this world updates weights outside its step loop: the world may never be protected."""
+    """Some worker of this world updates weights outside its step loop."""
     nodes: Mapping[NodeId, Node] = field(default_factory=dict)
     """The living ones, in order of arrival. Never changed in place."""
     leaves: Mapping[NodeId | None, str] = field(default_factory=dict)

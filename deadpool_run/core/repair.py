@@ -178,14 +178,20 @@ def drain_failed(turn: Turn, event: ev.DrainFailed) -> None:
 
 
 def weigh(turn: Turn, new: Raise) -> bool:
-    """Take an exception as evidence; stop, and return True, if it proves that the script is to blame."""
-    old = faults.script_bug(turn.state.raises, new)
-    turn.set(raises=(*turn.state.raises, new)[-faults.MAX_EVIDENCE :])
-    if old is None or not turn.state.managed:
+    """Take an exception as evidence; stop, and return True, if it proves that another worker would do no better."""
+    known = turn.state.raises
+    verdict = faults.judge(known, new)
+    turn.set(raises=(*known, new)[-faults.MAX_EVIDENCE :])
+    if not turn.state.managed:
         return False
-    why = faults.describe_bug(old, new)
-    turn.announce(faults.both_tracebacks(old, new), why)
-    ending.stop(turn, 1, why)
+    if verdict is None:
+        if faults.is_first_of_ours(known, new):
+            turn.announce(
+                f"rank {new.rank} met an error of deadpool-run, not of the script", faults.named(new), ours=True
+            )
+        return False
+    turn.announce(verdict.tracebacks, verdict.why, ours=verdict.ours)
+    ending.stop(turn, 1, verdict.why)
     return True
 
 

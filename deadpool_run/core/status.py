@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from deadpool_run.core import world
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.membership import State
@@ -61,6 +62,8 @@ class Status:
     capture_interval: int
     resume: int | None
     """The version that a repair under way goes back to, once it is chosen."""
+    unprotected: str
+    """Why a job that should be protected by now is not, and how that is mended; else empty."""
     incidents: tuple[Incident, ...]
     """The last ones, oldest first."""
     reason: str
@@ -88,9 +91,16 @@ def summary(state: State) -> Status:
         nodes=tuple(_nodes(state)),
         capture_interval=state.capture_interval,
         resume=None if state.repair is None or state.phase is not JobPhase.REPAIRING else state.repair.resume,
+        unprotected=_unprotected(state),
         incidents=state.incidents[-INCIDENTS_SHOWN:],
         reason=state.reason,
     )
+
+
+def _unprotected(state: State) -> str:
+    if state.phase is not JobPhase.UNPROTECTED or not state.unprotected:
+        return ""
+    return ": ".join(world.describe_unprotected(state))
 
 
 def _rank(state: State, rank: int) -> RankStatus:

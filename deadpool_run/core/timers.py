@@ -44,6 +44,7 @@ class Due(StrEnum):
     NODES = "nodes"
     NO_PLACE = "no place"
     MOVED = "moved"
+    UNPROTECTED = "unprotected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ def _of_the_job(settings: Settings, state: State) -> Iterator[Deadline]:
     heal_at = pool.heal_deadline(settings, state)
     if heal_at is not None:
         yield Deadline(heal_at, Due.HEAL)
+    if state.phase is JobPhase.UNPROTECTED and state.warn_at is not None:
+        yield Deadline(state.warn_at, Due.UNPROTECTED)
     yield from _of_nodes(settings, state)
 
 
@@ -158,7 +161,7 @@ def advance(turn: Turn) -> None:
         _do(turn, min(due, key=lambda deadline: deadline.at))
 
 
-def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901, PLR0912 - one case for each reason
+def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each reason
     member = deadline.member
     settings = turn.settings
     match deadline.due:
@@ -203,6 +206,8 @@ def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901, PLR0912 - one ca
             ending.stop(turn, 1, f"{count}, and no other came within {settings.join_timeout_s:g} s")
         case Due.MOVED:
             pass  # met in `takeover`, before anything else
+        case Due.UNPROTECTED:
+            world.unprotected(turn)
         case Due.NO_PLACE:
             ranks = ", ".join(str(seat.rank) for seat in turn.state.vacant())
             left = f"every worker of the {len(turn.state.nodes)} nodes that are left holds another"

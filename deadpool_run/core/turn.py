@@ -106,10 +106,10 @@ class Turn:
         assert phase in JOB_TRANSITIONS[self.state.phase], f"{self.state.phase} -> {phase}"
         self.set(phase=phase, reason=reason)
 
-    def announce(self, what: str, reason: str) -> None:
+    def announce(self, what: str, reason: str, *, ours: bool = False) -> None:
         """Tell the user, and remember the reason."""
         self.set(reason=reason)
-        self.effects.append(do.Announce(what, reason))
+        self.effects.append(do.Announce(what, reason, ours))
 
     def order(self, order: MemberOrder) -> None:
         """Give an order to a member and move it to the phase that the order leads to."""

@@ -71,7 +71,7 @@ def _plain(turn: Turn, event: PlainWord) -> None:
         case ev.ScriptInitialized():
             turn.set(managed=True)
         case ev.SetupCompleted():
-            pass  # progress, which `accept` has noted
+            turn.set(entered=True)
         case ev.LoopBypassed():
             world.bypassed(turn)
         case ev.TranscriptSealed():

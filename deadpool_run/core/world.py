@@ -14,8 +14,9 @@ from deadpool_run.ids import Rank
 
 MANAGED_RESTARTS = 3
 """Restarts of a world whose scripts called `init()`, unless the user says another number."""
-
-BYPASSED = "the script trains outside job.steps(): a lost rank restarts it from the beginning"
+UNPROTECTED_S = 60.0
+"""A world that begins is protected within this time, or the user is told why not."""
+_UNTIL_THEN = "until then a lost rank restarts the script from the beginning"
 
 
 def vacant_seats(world_size: int) -> Seats[Seat]:
@@ -86,13 +87,38 @@ def advance_starting(turn: Turn) -> None:
                 turn.assign(seating, newcomer=False)
     if seatings:
         turn.enter(JobPhase.UNPROTECTED, "every rank has a worker")
+        turn.set(warn_at=turn.now + UNPROTECTED_S)
 
 
 def bypassed(turn: Turn) -> None:
     """Tell the user once a world that its loop is not the library's."""
     if not turn.state.bypassed:
-        turn.set(bypassed=True)
-        turn.announce(BYPASSED, "write `for step in job.steps(N):` in place of the script's own loop")
+        turn.set(bypassed=True, unprotected=True, warn_at=None)
+        turn.announce(*describe_unprotected(turn.state))
+
+
+def unprotected(turn: Turn) -> None:
+    """Take the world for one that stays unprotected. Tell the user, unless it is in its loop, whose steps may be long."""
+    turn.set(unprotected=True, warn_at=None)
+    if not turn.state.entered:
+        turn.announce(*describe_unprotected(turn.state))
+
+
+def describe_unprotected(state: State) -> tuple[str, str]:
+    """Return what a world lacks to be protected, and what that means or how it is mended."""
+    if state.bypassed:
+        return (
+            "the script trains outside job.steps(): a lost rank restarts it from the beginning",
+            "write `for step in job.steps(N):` in place of the script's own loop",
+        )
+    if state.entered:
+        return "the job is not protected yet: its first two steps, or their copies, are not complete", _UNTIL_THEN
+    if state.managed:
+        return "the job is not protected yet: no rank has entered job.steps()", _UNTIL_THEN
+    return (
+        "the job is not protected: the script has not called deadpool_run.init()",
+        "a lost rank ends the job, or restarts it from the beginning with --max-restarts; spares cannot help",
+    )
 
 
 def advance_unprotected(turn: Turn) -> None:
@@ -102,7 +128,7 @@ def advance_unprotected(turn: Turn) -> None:
     tally = turn.state.seat_tally
     if not tally.unsealed and not tally.done:
         turn.enter(JobPhase.RUNNING, "every rank can be replaced from now on")
-        turn.set(raises=faults.still_evidence(turn.state.raises), bypassed=False)
+        turn.set(raises=faults.still_evidence(turn.state.raises))
 
 
 def _begin(turn: Turn, reason: str) -> None:
@@ -115,6 +141,9 @@ def _begin(turn: Turn, reason: str) -> None:
         buddies=(),
         former_buddies=(),
         committed=False,
+        warn_at=None,
+        unprotected=False,
+        entered=False,
         bypassed=False,
         exposed_at=None,
     )

@@ -12,18 +12,26 @@ class Health(StrEnum):
     """What a script that asks wants to know."""
 
     HEALTHY = "healthy"
+    STARTING = "starting"
+    """It has begun, and is not protected yet, as every job at first."""
+    UNPROTECTED = "unprotected"
+    """It has not been protected for long, or may never be: a lost rank restarts or ends it."""
     DEGRADED = "degraded"
     """It trains, with fewer spares ready, or fewer copies on other nodes, than were asked for."""
     RECOVERING = "recovering"
     ENDING = "ending"
 
 
-EXIT_CODES: Mapping[Health, int] = {Health.HEALTHY: 0, Health.DEGRADED: 3, Health.RECOVERING: 3, Health.ENDING: 3}
+EXIT_CODES: Mapping[Health, int] = {how: 0 if how in (Health.HEALTHY, Health.STARTING) else 3 for how in Health}
 
 
-def health(status: Status) -> Health:
+def health(status: Status) -> Health:  # noqa: PLR0911 - one case for each
     """Return how the run is."""
     match status.get("phase"):
+        case "unprotected" if status.get("unprotected"):
+            return Health.UNPROTECTED
+        case "new" | "starting" | "unprotected":
+            return Health.STARTING
         case "repairing" | "restarting":
             return Health.RECOVERING
         case "stopping" | "stopped":

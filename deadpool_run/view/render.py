@@ -21,6 +21,8 @@ PLAIN_WIDTH = 200
 
 _STYLES: Mapping[Health, str] = {
     Health.HEALTHY: "bold green",
+    Health.STARTING: "bold yellow",
+    Health.UNPROTECTED: "bold red",
     Health.DEGRADED: "bold yellow",
     Health.RECOVERING: "bold red",
     Health.ENDING: "bold yellow",
@@ -48,8 +50,8 @@ def to_plain(status: Status, now: datetime) -> str:
 def to_rich(status: Status, now: datetime) -> RenderableType:
     """Return the status as what rich can show on a terminal."""
     parts: list[RenderableType] = [_job_line(status, now)]
-    if health(status) is not Health.HEALTHY and status.get("reason"):
-        parts.append(Text(f"  {printable(status['reason'])}"))
+    if why := _why(status):
+        parts.append(Text(f"  {printable(why)}"))
     if status.get("durable"):
         parts.append(_durable(status["durable"], now))
     if nodes.has_several(status):
@@ -58,6 +60,17 @@ def to_rich(status: Status, now: datetime) -> RenderableType:
     if status.get("incidents"):
         parts += [Text(), _incidents(status)]
     return Group(*parts)
+
+
+def _why(status: Status) -> str:
+    """Return the reason of a health that is not as it should be."""
+    match health(status):
+        case Health.HEALTHY | Health.STARTING:
+            return ""
+        case Health.UNPROTECTED:
+            return str(status.get("unprotected"))
+        case _:
+            return str(status.get("reason") or "")
 
 
 def _job_line(status: Status, now: datetime) -> Text:

@@ -167,6 +167,8 @@ class Raised:
     kind: str
     message: str
     traceback: str
+    blame: str = "script"
+    """An `errors.Blame`, as is that of `DrainBroke`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,7 @@ class DrainBroke:
     kind: str = ""
     error: str = ""
     traceback: str = ""
+    blame: str = "script"
 
 
 @dataclass(frozen=True, slots=True)

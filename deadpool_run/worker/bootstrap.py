@@ -15,13 +15,11 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
-from deadpool_run.errors import RefusedError, RunLeft, ScriptError
+from deadpool_run.errors import RunLeft, ScriptError
 from deadpool_run.wire.messages import Assign, PrepareBroke, Raised, Ready, Refused, encode
 from deadpool_run.worker import marking, reentry, session
+from deadpool_run.worker.blame import blame, refusal
 from deadpool_run.worker.link import park
-
-_LONGEST_CHAIN = 100
-"""Exceptions that were raised because of each other are looked through up to this many."""
 
 
 def main(control_fd: int) -> None:
@@ -110,14 +108,16 @@ def _run_once(mode: str, target: str, worker: session.Session) -> None:
     except SystemExit as leaving:
         if worker.disturbed():
             worker.give_up(leaving)
-        if leaving.code and (refused := _refusal(leaving, worker)) is not None:  # a framework made an exit of it
+        if (
+            leaving.code and (refused := refusal(leaving, newcomer=worker.newcomer)) is not None
+        ):  # a framework made an exit of it
             worker.link.send(_told(refused))
             raise SystemExit(refused.exit_code) from None
         raise
     except Exception as error:  # noqa: BLE001 - whatever the script raises is reported, then ends the process
         if worker.disturbed():
             worker.give_up(error)
-        refused = _refusal(error, worker)
+        refused = refusal(error, newcomer=worker.newcomer)
         _report(error, worker)
         raise SystemExit(1 if refused is None else refused.exit_code) from None
 
@@ -140,37 +140,25 @@ def _run_file(target: str) -> None:
 
 def _report(error: Exception, worker: session.Session) -> None:
     """Say once what the script raised: to the user, to the agent, and in torchrun's error file."""
+    whose = blame(error)
     error.__traceback__ = _script_frames(error.__traceback__)
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     sys.stderr.flush()
-    refused = _refusal(error, worker)
+    refused = refusal(error, newcomer=worker.newcomer)
     if worker.preparing:
         kind = type(error).__name__
         worker.link.send(PrepareBroke(f"{kind}: {error}") if refused is None else _told(refused))
         os._exit(1)  # nothing of it is anybody's
     _write_error_file(error, text)  # before the agent knows: it ends the job, and this process with it
-    worker.link.send(Raised(worker.step, type(error).__name__, str(error), text) if refused is None else _told(refused))
+    if refused is None:
+        worker.link.send(Raised(worker.step, type(error).__name__, str(error), text, whose))
+    else:
+        worker.link.send(_told(refused))
 
 
 def _told(refused: ScriptError) -> Refused:
     return Refused(str(refused), refused.exit_code)
-
-
-def _refusal(error: BaseException, worker: session.Session) -> ScriptError | None:
-    """Return why the library refuses to go on, if that is what the script ends by.
-
-    A refusal counts even if the script raised something else because of it. Any other misuse counts where the script
-    runs for real: in a rehearsal it may be of what is fake there.
-    """
-    found: BaseException | None = error
-    for _ in range(_LONGEST_CHAIN):
-        if isinstance(found, RefusedError):
-            return found
-        if found is None:
-            break
-        found = found.__cause__ or found.__context__
-    return error if isinstance(error, ScriptError) and not worker.newcomer else None
 
 
 def _write_error_file(error: Exception, text: str) -> None:

@@ -4,6 +4,7 @@ import traceback
 from dataclasses import replace
 
 from deadpool_run.wire.messages import DrainBroke
+from deadpool_run.worker.blame import blame
 from deadpool_run.worker.link import Link
 
 
@@ -20,7 +21,9 @@ class Straying:
             self._said = DrainBroke(0, why)
             return
         kind, text = type(why).__name__, "".join(traceback.format_exception(why))
-        self._said = DrainBroke(0, f"{kind}: {why}", step=step, kind=kind, error=str(why), traceback=text)
+        self._said = DrainBroke(
+            0, f"{kind}: {why}", step=step, kind=kind, error=str(why), traceback=text, blame=blame(why)
+        )
 
     def tell(self, epoch: int, *, attached: int) -> None:
         """Say it for this epoch, if it is newer than the one that the groups are attached to.

@@ -15,6 +15,7 @@ from deadpool_run.core import events as ev
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.status import summary
+from deadpool_run.errors import Blame
 from deadpool_run.ids import ONLY_NODE
 
 _BAR = "----"
@@ -63,7 +64,12 @@ _EVENTS: Mapping[str, Callable[[int, Words], ev.Event]] = {
     "kill": lambda w, say: ev.WorkerExited(w, None, int(say.options.get("signal", 9)), say.held),
     "exit": lambda w, say: ev.WorkerExited(w, int(say.options["code"]), None, say.held),
     "raise": lambda w, say: ev.WorkerRaised(
-        w, say.step, say.text.split(": ")[0], say.text.partition(": ")[2], f"Traceback of w{w}\n{say.text}"
+        w,
+        say.step,
+        say.text.split(": ")[0],
+        say.text.partition(": ")[2],
+        f"Traceback of w{w}\n{say.text}",
+        Blame(say.options.get("blame", "script")),
     ),
     "refuse": lambda w, say: ev.JobRefused(w, say.text.replace(" | ", "\n"), int(say.options.get("code", 94))),
     "bypass": lambda w, _: ev.LoopBypassed(w),
@@ -76,6 +82,7 @@ _EVENTS: Mapping[str, Callable[[int, Words], ev.Event]] = {
         say.step,
         *say.text.split(": "),
         f"Traceback of w{w}\n{say.text}",
+        Blame(say.options.get("blame", "script")),
     ),
     "unwound": lambda w, say: ev.RunUnwound(w, say.number, say.held),
     "rehearsed": lambda w, say: ev.NewcomerRehearsed(w, say.epoch),
@@ -218,7 +225,7 @@ def _split(effect: do.Effect) -> tuple[str, str, str]:
     words = [f"{key}={value!r}" if isinstance(value, bool) else f"{key}={value}" for key, value in parts.items()]
     if isinstance(effect, do.Announce):
         why = f" ({effect.reason})" if effect.reason else ""
-        words = [f"{effect.what}{why}"]
+        words = [f"{effect.what}{why}{' [ours]' if effect.ours else ''}"]
     return type(effect).__name__, " ".join(words).replace("\n", " | "), "" if worker is None else f"w{worker}"
 
 

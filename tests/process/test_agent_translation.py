@@ -14,7 +14,7 @@ from deadpool_run.ids import Epoch, Rank, Version, WorkerId
 from deadpool_run.wire import messages
 
 WORKER = WorkerId(7)
-SAMPLES = {"epoch": 3, "completed": 5, "live": None, "captured": [4, 5], "version": 6, "step": None}
+SAMPLES = {"epoch": 3, "completed": 5, "live": None, "captured": [4, 5], "version": 6, "step": None, "blame": "script"}
 
 
 @pytest.mark.parametrize("kind", typing.get_args(messages.FromWorker))

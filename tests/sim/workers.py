@@ -10,6 +10,7 @@ from machine import Channel
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.errors import Blame
 from deadpool_run.ids import Rank
 
 if TYPE_CHECKING:
@@ -378,7 +379,8 @@ class Worker:
         if self.rank is not None and self.mode is not Mode.LEAVING:
             self.interrupt()
             self.raising = True
-            self.say(ev.WorkerRaised(self.number, self.completed, kind, "injected", f"Traceback\n{kind}"))
+            blame = Blame.NOBODY if kind == "DistNetworkError" else Blame.SCRIPT
+            self.say(ev.WorkerRaised(self.number, self.completed, kind, "injected", f"Traceback\n{kind}", blame))
             slow = self.sim.rng.random() < 0.3  # an exit handler, or a thread that does not end
             self.sim.clock.after(self.sim.rng.uniform(1.0, 15.0) if slow else 0.1, lambda: self.die(code=1))
 

@@ -77,8 +77,10 @@ def words_of(text):
     ("changed", "expected", "code"),
     [
         ({}, Health.HEALTHY, 0),
-        ({"phase": "starting", "spares": []}, Health.HEALTHY, 0),
-        ({"phase": "unprotected", "spares": []}, Health.HEALTHY, 0),
+        ({"phase": "starting", "spares": []}, Health.STARTING, 0),
+        ({"phase": "unprotected", "spares": []}, Health.STARTING, 0),
+        ({"phase": "unprotected", "unprotected": ""}, Health.STARTING, 0),
+        ({"phase": "unprotected", "unprotected": "no init()"}, Health.UNPROTECTED, 3),
         ({"phase": "finishing", "spares": []}, Health.HEALTHY, 0),
         ({"phase": "repairing"}, Health.RECOVERING, 3),
         ({"phase": "restarting"}, Health.RECOVERING, 3),
@@ -124,6 +126,20 @@ def test_trouble_is_named_with_its_reason():
     text = to_plain(status(phase="repairing", reason="rank 1 died"), NOW)
     assert "repairing (recovering)" in text.splitlines()[0]
     assert text.splitlines()[1].strip() == "rank 1 died"
+
+
+def test_an_unprotected_job_says_why_and_how_that_is_mended():
+    text = to_plain(status(phase="unprotected", unprotected="outside job.steps(): write it so", reason="other"), NOW)
+    assert "unprotected " in text.splitlines()[0]
+    assert text.splitlines()[1].strip() == "outside job.steps(): write it so"
+    assert json.loads(to_json(status(phase="unprotected", unprotected="x"), NOW))["health"] == "unprotected"
+
+
+def test_a_young_job_is_starting():
+    young = status(phase="unprotected", unprotected="", reason="every rank has a worker")
+    first, second, *_ = to_plain(young, NOW).splitlines()
+    assert "unprotected (starting)" in first
+    assert not second
 
 
 def test_a_vacant_rank_and_a_young_run_are_shown():
