@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker import compat, gloo

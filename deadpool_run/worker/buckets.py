@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.errors import SnapshotError
+from deadpool_run.worker.compat_nn import decide_buckets, has_buckets, note_all_gradients
 from deadpool_run.worker.transcript import Transcript
 
 
@@ -28,14 +29,14 @@ def settle(ddp: DistributedDataParallel, registry: Recorder) -> bytes | None:
 
     It is what the next forward would begin with, on every rank. Raises `SnapshotError` if a peer was lost meanwhile.
     """
-    if ddp._has_rebuilt_buckets:  # noqa: SLF001 - torch has no other word for it
+    if has_buckets(ddp):
         return None
     rehearsed = registry.recording is not None or registry.playback is not None
     if not rehearsed:
         registry.recording = Transcript()
     try:
-        ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()  # noqa: SLF001 - as above
-        if rehearsed or registry.recording is None or not ddp._has_rebuilt_buckets:  # noqa: SLF001 - as above
+        decided = decide_buckets(ddp)
+        if rehearsed or registry.recording is None or not decided:
             return None
         if registry.tainted:
             raise SnapshotError("a peer was lost while DDP decided its buckets, which cannot be done again")
@@ -47,11 +48,11 @@ def settle(ddp: DistributedDataParallel, registry: Recorder) -> bytes | None:
 
 def tell(ddp: DistributedDataParallel, decided: bytes, registry: Recorder) -> None:
     """Have DDP make the buckets that were decided, unless it has made them."""
-    if ddp._has_rebuilt_buckets:  # noqa: SLF001 - as above
+    if has_buckets(ddp):
         return
     with _played(ddp.process_group, decided, registry):
-        ddp.reducer._push_all_rebuilt_params()  # noqa: SLF001 - as above
-        ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()  # noqa: SLF001 - as above
+        note_all_gradients(ddp)
+        decide_buckets(ddp)
 
 
 @contextmanager

@@ -12,13 +12,14 @@ from enum import Enum
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store
 
 from deadpool_run.errors import AttachError
 from deadpool_run.vault.board import Cell
 from deadpool_run.worker import compat, gloo, nccl
 from deadpool_run.worker.attach import Build, Connections, Inner, Meeting, Plan, Source
-from deadpool_run.worker.group import BACKEND, Group
+from deadpool_run.worker.group import Group
+from deadpool_run.worker.group_api import BACKEND
 from deadpool_run.worker.releases import Releases
 from deadpool_run.worker.transcript import Transcript
 from deadpool_run.worker.waiters import Waiters

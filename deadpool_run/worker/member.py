@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deadpool_run.errors import AttachError, StepAborted

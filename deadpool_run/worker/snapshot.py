@@ -181,7 +181,7 @@ class Snapshots:
         if self._copy_of != version or self._rng is None:
             raise SnapshotError(f"cannot go back to {version}: the worker's own copy is of {self._copy_of}")
         with torch.no_grad():
-            self._protected.reshard()  # as those do that restore: the next forward gathers on every rank or on none
+            self._protected.reset()  # as those do that restore: the next forward gathers on every rank or on none
             self._staging.put()
             self._protected.put(self._values)
             self._put_gradients(self._values["gradients"])
