@@ -6,21 +6,27 @@
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
 #                                 with torch's small CPU build; elsewhere pip fetches the CUDA one on Linux
 #   make JOBS=0 test              with the tests one after the other, for a debugger or a very slow machine
+#   make TORCH=2.15.0 test-torch  with another torch, in an environment of its own: pip fetches several gigabytes
 
 PYTHON ?= python3
 VENV ?= .venv
+TORCH ?=
 TORCH_INDEX ?=
+TORCH_VERSIONS ?= 2.13.0 2.14.1 2.15.0
 BENCH ?=
 JOBS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
+# The pinned versions; torch's is another one with TORCH.
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
+TORCH_FILES := .torch-files
 SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format test-long frameworks test-frameworks matrix test-slurm bench clean
+.PHONY: help demo test suite test-torch test-torch-api lint format test-long frameworks test-frameworks matrix test-slurm bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -32,22 +38,37 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "deadpool-run needs Python 3.11 or later, and '$(PYTHON)' is older or missing: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "'$(PYTHON) -m venv' failed: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e '.[dev]'
 	$(BIN)/python -m compileall -q deadpool_run
 	@touch $@
 
 demo: $(STAMP)  ## train a small GPT, kill a rank, compare the weights bit by bit
 	$(BIN)/python recipes/gpt/demo.py
 
-test: lint  ## lint, types, layering and the tests
+test: lint suite  ## lint, types, layering and the tests
+
+suite: $(STAMP)
 	$(BIN)/python -m pytest -m 'not slow and not slurm and not frameworks' -n $(JOBS) --dist loadgroup
+
+test-torch:  ## the tests of `make test` with another torch: make TORCH=2.15.0 test-torch
+	@test -n '$(TORCH)' || { echo "name a version: make TORCH=2.15.0 test-torch" >&2; exit 1; }
+	$(MAKE) VENV=.venv-torch-$(TORCH) suite
+
+test-torch-api: $(STAMP)  ## look up what we use of torch in the files of every supported version
+	for each in $(TORCH_VERSIONS); do test -d $(TORCH_FILES)/$$each || { \
+	  $(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --platform macosx_14_0_arm64 \
+	    -d $(TORCH_FILES)/wheels torch==$$each && \
+	  $(BIN)/python tests/worker/torch_files.py $(TORCH_FILES)/wheels/torch-$$each-*.whl; } || exit 1; done
+	rm -rf $(TORCH_FILES)/wheels
+	$(BIN)/python -m pytest tests/worker/test_torch_names.py
 
 test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
 	$(BIN)/python -m pytest -m 'slow and not frameworks'
 
 $(FRAMEWORKS): $(STAMP)
-	$(BIN)/python -m pip install --quiet --retries 1 -c constraints.txt -e '.[dev,huggingface,lightning]'
+	$(BIN)/python -m pip install --quiet --retries 1 -c $(CONSTRAINTS) -e '.[dev,huggingface,lightning]'
 	@touch $@
 
 frameworks: $(FRAMEWORKS)
@@ -76,5 +97,5 @@ bench: $(STAMP)  ## measure start-up, overhead, recovery and leaks on this machi
 	set -e; for each in startup overhead recovery soak; do $(BIN)/python tests/bench/$$each.py $(BENCH); done
 
 clean:  ## remove the environment and every build output
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-torch-* $(TORCH_FILES) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker import compat, gloo
@@ -74,12 +74,17 @@ class Connections:
     def take(self) -> Store:
         """Return a connection that nobody uses; connects if need be. Raises torch's `DistError`."""
         with self._lock:
-            if self._store is None:
-                assert not isinstance(self.source, Store)
-                self._store = self.source()
             if self._free:
                 return self._free.pop()
-        return compat.clone_store(self._store)
+            store = self._store
+        if (
+            store is None
+        ):  # not under the lock: the store may not answer, and a later attempt must not wait for this one
+            assert not isinstance(self.source, Store)
+            store = self.source()
+            with self._lock:
+                self._store = self._store or store
+        return compat.clone_store(store)
 
     def give_back(self, connection: Store) -> None:
         """Let it be used again."""

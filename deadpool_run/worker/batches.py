@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, IterableDataset
 
 from deadpool_run.errors import ScriptError
+from deadpool_run.worker.compat_nn import dismiss_workers, has_workers, tree_flatten, tree_unflatten, writes_of
 from deadpool_run.worker.order import Order, generators_of, isolated, samplers, set_epoch
 from deadpool_run.worker.rng import put_rng, rng_states, rng_tree, take_rng
 from deadpool_run.worker.trees import has_state, raw_bytes
@@ -192,16 +192,12 @@ class Batches:
     def _drawn(self) -> dict[str, Any]:
         """Return the states from which the order of the epoch that begins now is drawn."""
         own = [generator.get_state() for generator in self._generators()]
-        return {"global": rng_tree(take_rng()), "own": own, "anew": not self._has_workers()}
+        return {"global": rng_tree(take_rng()), "own": own, "anew": not has_workers(self._loader)}
 
     def _dismiss(self, begun: dict[str, Any]) -> None:
         """Let persistent workers go that were not there yet: to make them draws from the generators, to keep them does not."""
-        if begun["anew"] and self._has_workers():
-            self._loader._iterator = None  # noqa: SLF001 - torch offers no other way
-
-    def _has_workers(self) -> bool:
-        """Say whether persistent workers are there already."""
-        return getattr(self._loader, "_iterator", None) is not None
+        if begun["anew"] and has_workers(self._loader):
+            dismiss_workers(self._loader)
 
 
 class _Parts:
@@ -221,7 +217,7 @@ class _Parts:
 def _count(leaf: Any) -> int | None:
     """Return how often a part of a batch has been written; None if nobody counts that."""
     if isinstance(leaf, torch.Tensor):
-        return None if leaf.is_inference() else leaf._version  # noqa: SLF001 - torch's documented counter
+        return None if leaf.is_inference() else writes_of(leaf)
     return 0 if isinstance(leaf, _ATOMS) else None
 
 

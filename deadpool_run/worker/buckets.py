@@ -7,7 +7,7 @@ newcomer that has not come to decide is told it.
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import nn
@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.errors import SnapshotError
+from deadpool_run.worker.compat_nn import decide_buckets, has_buckets, note_all_gradients
 from deadpool_run.worker.transcript import Transcript
 
 
@@ -24,6 +25,9 @@ class Recorder(Protocol):
     recording: Transcript | None
     playback: Transcript | None
     tainted: bool
+
+    def answered_by(self, group: Any, transcript: Transcript) -> AbstractContextManager[None]:
+        """Have the group answer by what was recorded."""
 
 
 class Wrappers:
@@ -46,24 +50,19 @@ class Wrappers:
             self._made.append(weakref.ref(module))
 
 
-def has_decided(ddp: DistributedDataParallel) -> bool:
-    """Say whether DDP has decided its buckets."""
-    return bool(ddp._has_rebuilt_buckets)  # noqa: SLF001 - torch has no other word for it
-
-
 def settle(ddp: DistributedDataParallel, registry: Recorder) -> bytes | None:
     """Let DDP decide its buckets, if it has all that it needs; return what was decided, if newcomers are to be told.
 
     It is what the next forward would begin with, on every rank. Raises `SnapshotError` if a peer was lost meanwhile.
     """
-    if ddp._has_rebuilt_buckets:  # noqa: SLF001 - torch has no other word for it
+    if has_buckets(ddp):
         return None
     rehearsed = registry.recording is not None or registry.playback is not None
     if not rehearsed:
         registry.recording = Transcript()
     try:
-        ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()  # noqa: SLF001 - as above
-        if rehearsed or registry.recording is None or not ddp._has_rebuilt_buckets:  # noqa: SLF001 - as above
+        decided = decide_buckets(ddp)
+        if rehearsed or registry.recording is None or not decided:
             return None
         if registry.tainted:
             raise SnapshotError("a peer was lost while DDP decided its buckets, which cannot be done again")
@@ -75,19 +74,8 @@ def settle(ddp: DistributedDataParallel, registry: Recorder) -> bytes | None:
 
 def tell(ddp: DistributedDataParallel, decided: bytes, registry: Recorder) -> None:
     """Have DDP make the buckets that were decided, unless it has made them."""
-    if ddp._has_rebuilt_buckets:  # noqa: SLF001 - as above
+    if has_buckets(ddp):
         return
-    with _played(ddp.process_group, decided, registry):
-        ddp.reducer._push_all_rebuilt_params()  # noqa: SLF001 - as above
-        ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()  # noqa: SLF001 - as above
-
-
-@contextmanager
-def _played(group: Any, decided: bytes, registry: Recorder) -> Iterator[None]:
-    """Have the group answer by what was recorded."""
-    before = group.inner, registry.playback, registry.tainted
-    group.inner, registry.playback = None, Transcript.from_bytes(decided)
-    try:
-        yield
-    finally:
-        group.inner, registry.playback, registry.tainted = before
+    with registry.answered_by(ddp.process_group, Transcript.from_bytes(decided)):
+        note_all_gradients(ddp)
+        decide_buckets(ddp)

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import HEADER_BYTES, Placement, Role, SegmentState, SlotHeader, TensorEntry, aligned
-from deadpool_run.worker.optimizers import NO_PLAIN, Tracked, local
+from deadpool_run.worker.compat_nn import buffers_of, copy_all, is_wrapper, local, writes_of
+from deadpool_run.worker.optimizers import NO_PLAIN, Tracked
 from deadpool_run.worker.rng import RngStates, rng_tree
 from deadpool_run.worker.state import Protected
 from deadpool_run.worker.trees import TreeWriter
@@ -125,7 +125,7 @@ def describe(tracked: Tracked, offset: int) -> TensorEntry:
     """Return the manifest's entry of a live tensor. Raises `ScriptError` for one that is not plain bytes."""
     own = local(tracked.tensor)
     kind = type(own).__name__
-    wrapped = is_traceable_wrapper_subclass(own)
+    wrapped = is_wrapper(own)
     if wrapped or own.layout is not torch.strided or own.is_quantized or own.is_meta:
         raise ScriptError(
             f"{tracked.name} is a {kind} of layout {own.layout} on {own.device}, which a snapshot cannot hold.\n"
@@ -160,7 +160,7 @@ def copy_each(targets: list[Tensor], sources: list[Tensor], *, non_blocking: boo
     """Copy each source into its target: one call, that needs the interpreter's lock only to begin."""
     if targets:
         with torch.no_grad():
-            torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
+            copy_all(targets, sources, non_blocking=non_blocking)
 
 
 class Staging:
@@ -192,10 +192,10 @@ class Staging:
         """Give the buffers their copied values again."""
         targets, sources = [], []
         for (module, key), tracked, staged in zip(self._owners, self.tracked, self.staged, strict=True):
-            live = module._buffers.get(key)  # noqa: SLF001 - a buffer may be None or of another shape by now
+            live = buffers_of(module).get(key)  # a buffer may be None or of another shape by now
             if live is None or local(live).shape != staged.shape or local(live).dtype != staged.dtype:
                 local(tracked.tensor).copy_(staged)
-                module._buffers[key] = tracked.tensor  # noqa: SLF001 - as above
+                buffers_of(module)[key] = tracked.tensor
             else:
                 targets.append(local(live))
                 sources.append(staged)
@@ -254,7 +254,7 @@ class Plan:
 
     def write_counts(self) -> list[int]:
         """Return how often each parameter has been written in place."""
-        return [tensor._version for tensor in self._watched]  # noqa: SLF001 - torch's documented counter
+        return list(map(writes_of, self._watched))
 
     def targets(self, memory: SlotMemory) -> list[Tensor]:
         """Return the places of `sources` in a slot."""

@@ -12,6 +12,7 @@ from deadpool_run.errors import ScriptError
 from deadpool_run.vault.segments import Role
 from deadpool_run.worker import hooks
 from deadpool_run.worker.capture import describe
+from deadpool_run.worker.compat_nn import buffers_of
 from deadpool_run.worker.optimizers import OptimizerState, Tracked
 from deadpool_run.worker.state import ModuleState
 from deadpool_run.worker.trees import TreeWriter
@@ -22,7 +23,7 @@ _USUAL = frozenset({"state", "param_groups"})
 def check_module(state: ModuleState) -> None:
     """Raise `ScriptError` if a snapshot could not hold the module; warn of what is not known how to be taken."""
     _check_tensors(state.parameters, Role.PARAMETER)
-    buffers = [(name, child._buffers[key]) for name, child, key in state.buffers()]  # noqa: SLF001 - as everywhere
+    buffers = [(name, buffers_of(child)[key]) for name, child, key in state.buffers()]
     _check_tensors(((name, buffer) for name, buffer in buffers if buffer is not None), Role.BUFFER)
     _check_tree(state.extra(), state.name)
     for ddp in state.replicated:

@@ -18,7 +18,7 @@ Parts = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective. `names` are the methods that issue it, the one that every supported torch has first."""
+    """One collective. `names` are the methods that issue it, the one that every supported torch has, if there is one, first."""
 
     names: tuple[str, ...]
     outputs: Callable[[Parts], list[torch.Tensor]]
@@ -153,6 +153,7 @@ COLLECTIVES = (
     Collective(("_allgather_base", "all_gather_single"), _first, _gather_flat),
     Collective(("allgather_into_tensor_coalesced", "all_gather_single_coalesced"), _first, _gather_flat),
     Collective(("gather",), _first, _gather_lists),
+    Collective(("gather_single", "gather_into_tensor"), _first, _gather_flat),
     Collective(("scatter",), _first, _scatter_lists),
     Collective(("reduce_scatter",), _first, _scatter_lists),
     Collective(("_reduce_scatter_base", "reduce_scatter_single"), _first, _scatter_flat),
@@ -161,7 +162,7 @@ COLLECTIVES = (
     Collective(("alltoall_base", "all_to_all_single"), _first, _exchange),
     Collective(("send",), _none, _keep),
     Collective(("recv",), _first, _receive),
-    Collective(("recv_anysource",), _first, _receive),
+    Collective(("recv_anysource", "recvAnysource"), _first, _receive),
     Collective(("barrier",), _none, _keep),
 )
 

@@ -1,11 +1,13 @@
-"""Everything that depends on torch's version or on its private names, and the few places where torch itself is patched.
+"""Private names of `torch.distributed`: groups, backends, stores, and the few places where torch itself is patched.
 
-Written against torch 2.11 to 2.13.
+Only this module and its siblings `compat_*` use private names of torch, or ask for its version: torch 2.13 to 2.15.
+tests/worker/test_torch_names.py checks each name in the files of every version.
 """
 
+import contextlib
 import functools
-import sys
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -20,30 +22,11 @@ from deadpool_run.worker import names
 STORE_TIMEOUT = timedelta(minutes=5)
 """Torch's own, for connecting to a store and for what is asked of it."""
 _INNER_BACKENDS = frozenset({"gloo", "nccl"})
-_OF_MESHES = ("mesh_stack", "child_to_root_mapping", "root_to_flatten_mapping", "flatten_name_to_root_dims")
-"""What device meshes leave behind, in one version of torch or another."""
 
 
 def has_method(name: str) -> bool:
     """Whether this torch's ProcessGroup has the method (names of the single-tensor collectives change over versions)."""
     return hasattr(ProcessGroup, name)
-
-
-def creation_timeout(connect_timeout: timedelta, timeout: timedelta) -> timedelta:
-    """Return the time-out to construct a Gloo backend with, so that its collectives end up with `timeout`."""
-    return connect_timeout if _timeout_setter() is not None else timeout
-
-
-def set_timeout(backend: Any, timeout: timedelta) -> None:
-    """Set the time-out of a Gloo backend's collectives, sends and receives."""
-    name = _timeout_setter()
-    if name is not None:
-        getattr(backend, name)(timeout)
-
-
-def _timeout_setter() -> str | None:
-    # `_set_default_timeout` is older, but does not reach sends and receives: they wait with their context's time-out.
-    return "set_timeout" if hasattr(native.ProcessGroupGloo, "set_timeout") else None
 
 
 def gloo_options(device: Any, *, threads: int, timeout: timedelta) -> Any:
@@ -68,12 +51,58 @@ def add_cuda_backend(group: ProcessGroup, nccl: Any) -> None:
     group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)  # noqa: SLF001
 
 
+def backend_of(group: ProcessGroup, device: torch.device) -> Any:
+    """Return the backend of a group that communicates tensors of the device."""
+    return group._get_backend(device)  # noqa: SLF001
+
+
+def start_coalescing(group: ProcessGroup, device: torch.device) -> None:
+    """Have the group collect what is issued from now on."""
+    group._start_coalescing(device)  # noqa: SLF001
+
+
+def end_coalescing(group: ProcessGroup, device: torch.device) -> Any:
+    """Issue what was collected, as one work."""
+    return group._end_coalescing(device)  # noqa: SLF001
+
+
+def add_timeout(group: ProcessGroup, timeout: timedelta) -> None:
+    """Give the next collectives more time. Nothing asks for it before torch 2.14."""
+    any_group: Any = group
+    any_group._add_ephemeral_timeout(timeout)  # noqa: SLF001
+
+
+def nccl_options(timeout: timedelta) -> Any:
+    """Return NCCL's options with a time-out, as torch's own init_process_group sets it."""
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout  # noqa: SLF001
+    return options
+
+
+@contextlib.contextmanager
+def nccl_group(backend: Any) -> Iterator[None]:
+    """Make one call of NCCL of all calls inside (ncclGroupStart)."""
+    backend._group_start()  # noqa: SLF001
+    try:
+        yield
+    finally:
+        backend._group_end()  # noqa: SLF001
+
+
+def carrier() -> str:
+    """Return the name of the backend that carries the tensors of our groups."""
+    return dist.Backend.NCCL if torch.cuda.is_available() else dist.Backend.GLOO
+
+
 def patch(is_ours: Callable[[Any], bool], backend: str) -> None:
     """Adapt the parts of torch.distributed that do not go through a group's methods; other groups are not affected."""
     _replace("_new_process_group_helper", lambda torch_helper: _new_group(torch_helper, is_ours, backend))
     _replace("_store_based_barrier", lambda torch_barrier: _store_barrier(torch_barrier, is_ours))
     _replace("monitored_barrier", lambda torch_barrier: _monitored_barrier(torch_barrier, is_ours))
     _replace("batch_isend_irecv", lambda torch_batch: _batch(torch_batch, is_ours))
+    if _splits():
+        _replace("split_group", lambda torch_split: _split_group(torch_split, is_ours))
+    _replace("_maybe_attach_flight_recorder", lambda torch_attach: _flight_recorder(torch_attach, is_ours))
     _replace("get_backend", lambda torch_get: _get_backend(torch_get, is_ours))
     _replace("_tensor_to_object", _tensor_to_object)
     _keep_the_compiler_out()
@@ -139,9 +168,19 @@ def _get_backend(torch_get: Any, is_ours: Callable[[Any], bool]) -> Any:
         name = torch_get(group)
         if not is_ours(group or dist.GroupMember.WORLD):
             return name
-        return dist.Backend.NCCL if torch.cuda.is_available() else dist.Backend.GLOO
+        return carrier()
 
     return get_backend
+
+
+def _flight_recorder(torch_attach: Any, is_ours: Callable[[Any], bool]) -> Any:
+    """Torch 2.15 records in its dispatcher, which our collectives do not pass, and asks the group for a backend."""
+
+    def attach(group: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_ours(group):
+            torch_attach(group, *args, **kwargs)
+
+    return attach
 
 
 def _batch(torch_batch: Any, is_ours: Callable[[Any], bool]) -> Any:
@@ -162,6 +201,40 @@ def _batch(torch_batch: Any, is_ours: Callable[[Any], bool]) -> Any:
     return batch
 
 
+def _splits() -> bool:
+    """Whether this torch splits groups of Gloo: 2.14 and later do, and 2.13 refuses, of ours too."""
+    return hasattr(native.ProcessGroupGloo, "split")
+
+
+def _split_group(torch_split: Any, is_ours: Callable[[Any], bool]) -> Any:
+    """Torch splits a group's backends, of which ours has none: each part is made as a new group of its members."""
+
+    def split_group(parent_pg: Any = None, split_ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        parent: Any = parent_pg or dist.GroupMember.WORLD
+        parts = [list(part) for part in split_ranks or ()]
+        rank = dist.get_rank(parent) if is_ours(parent) else -1
+        if rank < 0 or not parts or not all(_may_be(part, dist.get_world_size(parent)) for part in parts):
+            return torch_split(parent_pg, split_ranks, *args, **kwargs)
+        asked = inspect.signature(torch_split).bind(parent_pg, split_ranks, *args, **kwargs).arguments
+        part = next((part for part in parts if rank in part), None)
+        if part is None:
+            c10d._process_group_name(parts[0], use_hashed_name=True)  # noqa: SLF001 - counts a group, as the others do
+            return dist.GroupMember.NON_GROUP_MEMBER
+        return dist.new_group(
+            [dist.get_global_rank(parent, each) for each in part],
+            timeout=asked.get("timeout"),
+            group_desc=asked.get("group_desc"),
+            use_local_synchronization=True,
+            sort_ranks=False,
+        )
+
+    return split_group
+
+
+def _may_be(part: list[int], size: int) -> bool:
+    return bool(part) and len(set(part)) == len(part) <= size and all(0 <= rank < size for rank in part)
+
+
 def _tensor_to_object(torch_function: Any) -> Any:
     """No pickle is empty: an object of no bytes is the fake answer of an object collective, and stands for None."""
 
@@ -171,6 +244,11 @@ def _tensor_to_object(torch_function: Any) -> Any:
         return torch_function(tensor, tensor_size, *args, **kwargs)
 
     return to_object
+
+
+def serve_store(host: str, port: int, listener_fd: int) -> Store:
+    """Return a store that serves on a socket, which listens already, until it is dropped."""
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener_fd)
 
 
 def open_store(host: str, port: int, timeout: timedelta = STORE_TIMEOUT) -> Store:
@@ -197,36 +275,6 @@ def get_all(store: Store, keys: list[str]) -> list[bytes]:
     return [store.get(key) for key in keys]
 
 
-def fsdp_records(module: Any) -> list[Any]:
-    """Return FSDP2's own records of the parameters that a module shards: torch shows them nowhere else."""
-    return [record for group in _fsdp_groups(module) for record in group.fsdp_params]
-
-
-def fsdp_forget(module: Any) -> None:
-    """Have FSDP2 forget what it carries from one forward or backward to the next.
-
-    That is the order of the forwards since the last backward, by which it gathers ahead, and sums of gradients that are
-    to be reduced over replicas later.
-    """
-    order = getattr(module._get_fsdp_state()._comm_ctx, "post_forward_order", None)  # noqa: SLF001
-    if order is not None:  # else it has not been used yet
-        order.clear()
-    for group in _fsdp_groups(module):
-        group._post_forward_indices.clear()  # noqa: SLF001
-        group._partial_reduce_output = None  # noqa: SLF001
-
-
-def fsdp_holds_back(module: Any) -> bool:
-    """Say whether FSDP2 keeps gradients that are reduced in part: over the shards, and not yet over the replicas."""
-    return any(getattr(group, "_partial_reduce_output", None) is not None for group in _fsdp_groups(module))
-
-
-def _fsdp_groups(module: Any) -> list[Any]:
-    state = module._get_fsdp_state()  # noqa: SLF001
-    groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.13 there was one at most
-    return [group for group in (state._fsdp_param_group,) if group is not None] if groups is None else list(groups)  # noqa: SLF001
-
-
 def in_backward() -> bool:
     """Say whether this thread is in a backward pass: an exception would leave it half-way."""
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001
@@ -237,22 +285,15 @@ def fake_backend(rank: int, size: int) -> Any:
     return native.FakeProcessGroup._create_internal(rank, size)  # noqa: SLF001
 
 
+def alone(backend: str, timeout: timedelta | None) -> None:
+    """Make a world of this process."""
+    dist.init_process_group(backend, store=native.HashStore(), rank=0, world_size=1, timeout=timeout)
+
+
 def forget_world() -> None:
-    """Forget every process group of the process and what was derived from them. Whoever owns them has freed them before.
+    """Forget every process group of the process. Their owner has freed them before.
 
     The next world's groups get the same names again.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
-    resources = getattr(sys.modules.get("torch.distributed.device_mesh"), "_mesh_resources", None)
-    for name in _OF_MESHES:
-        kept = getattr(resources, name, None)
-        if kept is not None:
-            kept.clear()
-    tensor = sys.modules.get("torch.distributed.tensor")
-    dispatcher = getattr(getattr(tensor, "DTensor", None), "_op_dispatcher", None)
-    if dispatcher is not None:  # what was worked out for an old mesh names it
-        dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # noqa: SLF001
-    if clear is not None:
-        clear()

@@ -17,8 +17,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from deadpool_run.worker.compat_nn import buffers_of, local, parameters_of
 from deadpool_run.worker.digest import sample
-from deadpool_run.worker.optimizers import local
 from deadpool_run.worker.script_names import path_to
 from deadpool_run.worker.state import Protected
 
@@ -186,9 +186,9 @@ def _place_of(kind: type) -> int:
 
 def _watch(module: nn.Module, known: set[int]) -> Iterator[_Watched]:
     """Yield the module's own tensors that are not in `known`."""
-    parameters = {name: each for name, each in module._parameters.items() if each is not None}  # noqa: SLF001 - its own ones
+    parameters = {name: each for name, each in parameters_of(module).items() if each is not None}
     trains = any(True for _ in module.parameters())
-    for name, tensor in [*parameters.items(), *module._buffers.items()]:  # noqa: SLF001 - as above
+    for name, tensor in [*parameters.items(), *buffers_of(module).items()]:
         if tensor is not None and id(local(tensor)) not in known:
             yield from _watched_tensor(module, name, tensor, trains=trains)
 

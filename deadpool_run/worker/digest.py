@@ -11,7 +11,7 @@ import zlib
 import torch
 from torch import Tensor
 
-from deadpool_run.worker.optimizers import local
+from deadpool_run.worker.compat_nn import local
 
 _BLOCK = 8
 _CHUNK_WORDS = 1 << 17

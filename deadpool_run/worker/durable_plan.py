@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.tensor import Placement, Replicate, Shard
-from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from deadpool_run.ids import Rank
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import Manifest, Role, TensorEntry
+from deadpool_run.worker import compat_checkpoint
 from deadpool_run.worker.durable_slots import Copy
 
 _SHARD = re.compile(r"S\((\d+)\)")
@@ -150,8 +149,8 @@ def _offsets(entry: TensorEntry) -> tuple[int, ...] | None:
     known = [placement for placement in placements if placement is not None]
     if len(known) < len(placements) or len(at.at) != len(at.mesh):
         return None
-    shape, offsets = _compute_local_shape_and_global_offset(at.shape, at.mesh, list(at.at), known)
-    return tuple(offsets) if tuple(shape) == entry.shape else None
+    shape, offsets = compat_checkpoint.shape_and_offsets(at.shape, at.mesh, at.at, known)
+    return offsets if shape == entry.shape else None
 
 
 def _placement(text: str) -> Placement | None:
@@ -161,7 +160,7 @@ def _placement(text: str) -> Placement | None:
     if match := _SHARD.fullmatch(text):
         return Shard(int(match[1]))
     if match := _STRIDED.fullmatch(text):
-        return _StridedShard(int(match[1]), split_factor=int(match[2]))
+        return compat_checkpoint.strided_shard(int(match[1]), int(match[2]))
     return None
 
 

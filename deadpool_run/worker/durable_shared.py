@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -21,7 +20,7 @@ from deadpool_run.vault.board import Board
 from deadpool_run.vault.durable import PartStamp, Step
 from deadpool_run.wire import typed
 from deadpool_run.wire.checkpoints import StepTaken, TakeStep
-from deadpool_run.worker import durable_write
+from deadpool_run.worker import compat_checkpoint, durable_write
 from deadpool_run.worker.durable_plan import Path, Piece, meshes, survey
 from deadpool_run.worker.durable_slots import THREADS, Copy, Slots, copy_kept, rooms
 from deadpool_run.worker.durable_storage import storage_at
@@ -159,4 +158,4 @@ def _told(result: WriteResult) -> list[Any]:
 def _result(told: list[Any]) -> WriteResult:
     fqn, offset, size, path, begin, length = told
     index = MetadataIndex(fqn, None if offset is None else tuple(offset))
-    return WriteResult(index, size, _StorageInfo(path, begin, length))
+    return WriteResult(index, size, compat_checkpoint.storage_info(path, begin, length))

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from deadpool_run.errors import CheckpointError
 from deadpool_run.vault import durable
+from deadpool_run.worker import compat_checkpoint
 
 
 class Storage(Protocol):
@@ -160,9 +161,7 @@ class _Remote:
         return name
 
     def writer(self, name: str) -> Any:
-        from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter  # noqa: PLC0415 - as above
-
-        return FsspecWriter(self.where(name), per_thread_copy_ahead=0, sync_files=False)
+        return compat_checkpoint.remote_writer(self.where(name))
 
     def put(self, path: str, data: bytes) -> None:
         with self._fs.open(self._path(path), "wb") as file:

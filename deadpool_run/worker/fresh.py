@@ -1,26 +1,9 @@
 """What a run of a script leaves in torch itself, and how torch is made fresh for another run in the same process."""
 
-import importlib
-from typing import Any
-
 import torch
 
-from deadpool_run.worker import compat
+from deadpool_run.worker import compat, compat_nn
 
-_HOOKS = (
-    ("torch.nn.modules.module", "_global_buffer_registration_hooks"),
-    ("torch.nn.modules.module", "_global_module_registration_hooks"),
-    ("torch.nn.modules.module", "_global_parameter_registration_hooks"),
-    ("torch.nn.modules.module", "_global_backward_pre_hooks"),
-    ("torch.nn.modules.module", "_global_backward_hooks"),
-    ("torch.nn.modules.module", "_global_forward_pre_hooks"),
-    ("torch.nn.modules.module", "_global_forward_hooks"),
-    ("torch.nn.modules.module", "_global_forward_hooks_always_called"),
-    ("torch.nn.modules.module", "_global_forward_hooks_with_kwargs"),
-    ("torch.optim.optimizer", "_global_optimizer_pre_hooks"),
-    ("torch.optim.optimizer", "_global_optimizer_post_hooks"),
-)
-"""Hooks on every module or optimizer: registered again by the next run, they would run twice."""
 _CUDA_SEED = 67280421310721
 """What a CUDA generator begins with in a new process (c10::detail, default_rng_seed_val)."""
 
@@ -31,16 +14,17 @@ class TorchBeginning:
     def __init__(self) -> None:
         self._rng = torch.get_rng_state()
         self._dtype = torch.get_default_dtype()
-        self._hooks = {place: dict(hooks) for place, hooks in _hooks()}
+        self._hooks = {place: dict(hooks) for place, hooks in compat_nn.global_hooks()}
 
     def put_back(self) -> None:
         """Have torch be as it was; the groups of the last run are given up."""
         compat.forget_world()
+        compat_nn.forget_meshes()
         torch.set_grad_enabled(True)
         torch.clear_autocast_cache()
         torch.set_default_dtype(self._dtype)
         torch.set_default_device(None)
-        for place, hooks in _hooks():
+        for place, hooks in compat_nn.global_hooks():
             hooks.clear()
             hooks.update(self._hooks[place])
         torch.set_rng_state(self._rng)
@@ -54,12 +38,3 @@ def free_cuda() -> None:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-
-
-def _hooks() -> list[tuple[tuple[str, str], dict[int, Any]]]:
-    found = []
-    for place in _HOOKS:
-        hooks = getattr(importlib.import_module(place[0]), place[1], None)
-        if hooks is not None:
-            found.append((place, hooks))
-    return found

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroupGloo, Store
+from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker import compat
@@ -64,10 +64,9 @@ class Device:
 
         `timeout` is that of its collectives. Raises what Gloo raises.
         """
-        creation_timeout = compat.creation_timeout(connect_timeout, timeout)
-        options = compat.gloo_options(self.handle, threads=_THREADS, timeout=creation_timeout)
+        options = compat.gloo_options(self.handle, threads=_THREADS, timeout=connect_timeout)
         backend = ProcessGroupGloo(store, rank, size, options)
-        compat.set_timeout(backend, timeout)
+        backend.set_timeout(timeout)
         return backend
 
     def sever(self, peers: Collection[Endpoint]) -> int:

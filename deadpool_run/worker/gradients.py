@@ -4,14 +4,14 @@ Mostly nothing is kept: what an optimizer has used in a step is dropped by the n
 optimizer that holds their parameters has updated in the step.
 """
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable
+from typing import Protocol
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.worker import compat
+from deadpool_run.worker import compat_fsdp
 from deadpool_run.worker.optimizers import OptimizerState
 
 
@@ -53,26 +53,15 @@ def put(parameters: Iterable[Tensor], kept: Iterable[tuple[Tensor, Tensor]], *, 
             parameter.grad = None
 
 
-def gathered(modules: Iterable[FSDPModule]) -> Iterator[Any]:
-    """Yield FSDP2's records of parameters whose gradients it holds back unreduced (`set_requires_gradient_sync`)."""
-    for module in modules:
-        for record in compat.fsdp_records(module):
-            own = getattr(record, "_unsharded_param", None)
-            if record.unsharded_accumulated_grad is not None or (own is not None and own.grad is not None):
-                yield record
-
-
 def drop_gathered(modules: Iterable[FSDPModule]) -> None:
     """Forget gradients that FSDP2 holds back: an interrupted step's would be added to the next one's."""
-    for record in gathered(modules):
-        record.unsharded_accumulated_grad = None
-        if getattr(record, "_unsharded_param", None) is not None:
-            record._unsharded_param.grad = None  # noqa: SLF001 - as above
+    for module in modules:
+        compat_fsdp.drop_gradients(module)
 
 
 def refuse_gathered(modules: Collection[FSDPModule]) -> None:
     """Raise `ScriptError` if FSDP2 holds back gradients at the end of a step: they are in no snapshot."""
-    if next(gathered(modules), None) is not None or any(map(compat.fsdp_holds_back, modules)):
+    if any(map(compat_fsdp.has_gradients, modules)):
         raise ScriptError(
             "a step ended with gradients that FSDP2 holds back unreduced (set_requires_gradient_sync(False)), which no "
             "snapshot holds.\nLet one step be all micro-batches up to the one that is reduced."

@@ -12,13 +12,13 @@ from deadpool_run.errors import ScriptError
 from deadpool_run.worker import compat, nccl
 from deadpool_run.worker.attach import Inner, Plan
 from deadpool_run.worker.collectives import COLLECTIVES, REDUCED, Collective, Parts, answer, tensors_in
+from deadpool_run.worker.group_api import GroupApi
 from deadpool_run.worker.marks import Marks
 from deadpool_run.worker.releases import Releases
 from deadpool_run.worker.transcript import Transcript
 from deadpool_run.worker.waiters import Waiters
 from deadpool_run.worker.works import DoneWork, GuardedWork, Issue, RecordedWork, ThreadedWork
 
-BACKEND = "deadpool"
 _UNSLICED = frozenset(
     {
         *("send", "recv", "recv_anysource"),
@@ -59,7 +59,7 @@ class Owner(Protocol):
         """Free a group that its user destroyed."""
 
 
-class Group(dist.ProcessGroup):
+class Group(GroupApi):
     """A deadpool group. `inner` is None while its collectives are fake.
 
     torch's C++ code calls a Python group's collectives by name, and asks it for its name, rank and size itself.
@@ -95,6 +95,14 @@ class Group(dist.ProcessGroup):
             epoch, backend = self._epoch, self._nccl
             self.inner = self._epoch = self._nccl = None
         return epoch, backend
+
+    def cover(self) -> None:
+        """Answer by the fake, with the communicators kept."""
+        self.inner = None
+
+    def uncover(self) -> None:
+        """Use the communicators again, unless they were detached meanwhile."""
+        self.inner = None if self._epoch is None else self._epoch.group
 
     def _ensure_cuda(self) -> None:
         """Make the NCCL backend of this epoch; its communicator is built by the first collective."""
@@ -179,17 +187,21 @@ class Group(dist.ProcessGroup):
             return
         if device.type == "cuda":
             self._ensure_cuda()
-        self.inner._start_coalescing(device)  # noqa: SLF001
+        compat.start_coalescing(self.inner, device)
+
+    start_coalescing = _start_coalescing
 
     def _end_coalescing(self, device: torch.device) -> Any:
         if self.inner is None:
             self.registry.note_fake()
             return DoneWork([])
         try:
-            return self.inner._end_coalescing(device)  # noqa: SLF001
+            return compat.end_coalescing(self.inner, device)
         except RuntimeError as error:
             self.registry.failed(error, "coalescing", self.generation)
             return DoneWork([])
+
+    end_coalescing = _end_coalescing
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """See `torch.distributed.monitored_barrier`. A time-out is what it is there to report, so it raises."""
@@ -211,14 +223,14 @@ class Group(dist.ProcessGroup):
             return compat.fake_backend(self.plan.rank, len(self.plan.ranks))
         if device.type == "cuda" and self._may_see_cuda:
             self._ensure_cuda()
-        return self.inner._get_backend(device)  # noqa: SLF001
+        return compat.backend_of(self.inner, device)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of later collectives, in this epoch and the following ones."""
         plan = self.plan
         self.plan = Plan(plan.group, plan.rank, plan.ranks, timeout)
         if self.inner is not None:
-            compat.set_timeout(self.inner._get_backend(torch.device("cpu")), timeout)  # noqa: SLF001
+            compat.backend_of(self.inner, torch.device("cpu")).set_timeout(timeout)
 
     def shutdown(self) -> None:
         """Free the group: its user destroyed it."""
@@ -237,12 +249,6 @@ class Group(dist.ProcessGroup):
 
     getRank = rank  # noqa: N815 - torch's name
     getSize = size  # noqa: N815
-
-    def name(self) -> str:
-        """Return the backend's name."""
-        return BACKEND
-
-    getBackendName = name  # noqa: N815
 
     def getGroupName(self) -> str:  # noqa: N802 - torch's name
         """Return the group's name."""
@@ -327,9 +333,8 @@ def _method(collective: Collective, target: str) -> Callable[..., Any]:
 def _define_collectives() -> None:
     for collective in COLLECTIVES:
         known = [name for name in collective.names if compat.has_method(name)]
-        for name in collective.names:
-            target = name if name in known else (known or collective.names)[0]
-            setattr(Group, name, _method(collective, target))
+        for name in collective.names if known else ():
+            setattr(Group, name, _method(collective, name if name in known else known[0]))
 
 
 _define_collectives()

@@ -6,20 +6,22 @@ answers are fake, nothing blocks, nothing raises) -> ATTACHED to the next epoch.
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from enum import Enum
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store
 
 from deadpool_run.errors import AttachError, RefusedError
 from deadpool_run.vault.board import Cell
 from deadpool_run.worker import compat, gloo, nccl
 from deadpool_run.worker.attach import Build, Connections, Inner, Meeting, Plan, Source
-from deadpool_run.worker.group import BACKEND, Group
+from deadpool_run.worker.group import Group
+from deadpool_run.worker.group_api import BACKEND
 from deadpool_run.worker.marks import Marks
 from deadpool_run.worker.releases import Releases
 from deadpool_run.worker.transcript import Transcript
@@ -140,6 +142,21 @@ class Registry:
     def note_fake(self) -> None:
         """Note that a collective is answered by the fake."""
         self.tainted = True
+
+    @contextmanager
+    def answered_by(self, group: Group, transcript: Transcript) -> Iterator[None]:
+        """Have the group answer by what was recorded; a drain that begins meanwhile stands."""
+        with self._lock:
+            before = self.state, self.playback, self.tainted
+            group.cover()
+            self.playback = transcript
+        try:
+            yield
+        finally:
+            with self._lock:
+                state, self.playback, tainted = before
+                self.tainted = tainted or self.state is not state
+                group.uncover()
 
     # --- draining --------------------------------------------------------------------------------------------------
 

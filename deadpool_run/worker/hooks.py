@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from deadpool_run.worker.compat_nn import comm_hooks, forget_unscaled
 from deadpool_run.worker.trees import copied, has_state
 
 _TORCHS_OWN = "torch.distributed.algorithms."
@@ -20,7 +21,7 @@ _GENERATOR = "numpy.random.RandomState"
 
 def hook_states(ddp: DistributedDataParallel) -> list[Any]:
     """Return the states of the communication hooks that were registered, in order."""
-    return [state for _, state in ddp._comm_hooks]  # noqa: SLF001 - torch has no other word for them
+    return [state for _, state in comm_hooks(ddp)]
 
 
 def take_hook(state: Any) -> Any:
@@ -60,8 +61,7 @@ def settle(obj: Any) -> None:
     """Have an object forget a step that was interrupted, where its `load_state_dict` does not."""
     if isinstance(obj, GradScaler):
         # It notes that gradients are unscaled until its next `update()`, to which the interrupted step did not come.
-        # A disabled scaler has no such notes.
-        getattr(obj, "_per_optimizer_states", {}).clear()
+        forget_unscaled(obj)
 
 
 def _attributes(state: Any) -> Iterator[tuple[str, Any]]:

@@ -14,11 +14,10 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.wire.messages import Initialized
-from deadpool_run.worker import gloo, session
+from deadpool_run.worker import compat, gloo, session
 from deadpool_run.worker.batches import NAME, Batches
 from deadpool_run.worker.member import REHEARSAL_STEPS, Member
 from deadpool_run.worker.trees import has_state
@@ -246,5 +245,5 @@ def _init_unprotected(timeout: timedelta | None) -> None:
             )
         dist.init_process_group(backend, timeout=timeout)
     else:
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        compat.alone(backend, timeout)
     atexit.register(gloo.hold_until_idle, dist.GroupMember.WORLD)

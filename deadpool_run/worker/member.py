@@ -16,8 +16,8 @@ from deadpool_run.vault.board import Phase
 from deadpool_run.wire import messages
 from deadpool_run.worker import compat, groups, marking
 from deadpool_run.worker.agreement import Difference
+from deadpool_run.worker.compat_nn import local
 from deadpool_run.worker.coverage import is_sampled
-from deadpool_run.worker.optimizers import local
 from deadpool_run.worker.repair import Participant
 from deadpool_run.worker.session import Session
 from deadpool_run.worker.transcript import Transcript

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store
+
+from deadpool_run.worker import compat
 
 _SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else the watchdog ends the process when a peer is lost
@@ -38,8 +40,7 @@ def configure() -> None:
 
 def create(store: Store, rank: int, *, ranks: Sequence[int], timeout: timedelta, name: str) -> Any:
     """Return an NCCL backend. Its communicator is built by the first collective, together with its peers."""
-    options: Any = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout  # noqa: SLF001 - as torch's own init_process_group sets it
+    options = compat.nccl_options(timeout)
     options.is_high_priority_stream = False
     options.global_ranks_in_group = list(ranks)
     options.group_name = name
@@ -57,10 +58,6 @@ def abort_all(backends: Sequence[Any]) -> threading.Thread | None:
 
 
 def _abort(backends: Sequence[Any]) -> None:
-    first = backends[0]
-    first._group_start()  # noqa: SLF001 - ncclGroupStart: the aborts become one call
-    try:
+    with compat.nccl_group(backends[0]):  # the aborts become one call
         for backend in backends:
             backend.abort()
-    finally:
-        first._group_end()  # noqa: SLF001

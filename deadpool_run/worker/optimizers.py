@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from deadpool_run.errors import SnapshotError
@@ -19,12 +18,6 @@ from deadpool_run.worker.trees import copied
 _UNNAMED = "param_names"
 NO_PLAIN: dict[str, Any] = {"state": {}, "shared": {}}
 """What `OptimizerState.plain` returns of an optimizer that keeps tensors only."""
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of `tensor`: of a DTensor its shard, of any other itself."""
-    # Not to_local(): for a parameter that makes a new view on each call, so that its identity would say nothing.
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)

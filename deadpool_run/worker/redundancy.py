@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.ids import Rank
-from deadpool_run.worker.optimizers import local
+from deadpool_run.worker.compat_nn import local
 from deadpool_run.worker.state import ModuleState
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import NoReturn
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 from deadpool_run.errors import AttachError, RefusedError
 from deadpool_run.ids import Rank, Version

@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import Manifest, Role, TensorEntry, read_exactly
 from deadpool_run.worker.capture import SlotMemory, copy_each, dtype_of, placement_of
-from deadpool_run.worker.optimizers import OptimizerState, Tracked, local
+from deadpool_run.worker.compat_nn import buffers_of, local
+from deadpool_run.worker.optimizers import OptimizerState, Tracked
 from deadpool_run.worker.rng import RngStates, rng_states
 from deadpool_run.worker.state import Protected
 from deadpool_run.worker.trees import TreeReader
@@ -53,7 +54,7 @@ class Restoration:
 
     def apply(self) -> tuple[dict[str, Any], RngStates]:
         """Set everything but gradients and generators; return all small values, and what generators are to be (last)."""
-        self._protected.reshard()
+        self._protected.reset()
         values = self._values()
         for name, optimizer in self._protected.optimizers.items():
             optimizer.put_members(values["members"][name])
@@ -82,10 +83,10 @@ class Restoration:
     def _new_buffer(self, entry: TensorEntry) -> Tensor:
         """Return a new buffer: the live one is None, or of another shape, as a lazy one may be."""
         module, key = self._owners[entry.name]
-        live = module._buffers[key]  # noqa: SLF001 - a buffer that is None has no other place
+        live = buffers_of(module)[key]  # a buffer that is None has no other place
         device = torch.device(entry.device) if live is None else live.device
         made = torch.empty_strided(entry.shape, entry.stride, dtype=dtype_of(entry.dtype), device=device)
-        module._buffers[key] = made  # noqa: SLF001 - as above
+        buffers_of(module)[key] = made
         return made
 
     def _differences_of_tensors(self) -> list[str]:

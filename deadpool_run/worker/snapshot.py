@@ -24,10 +24,10 @@ from deadpool_run.vault.segments import Role
 from deadpool_run.worker import buckets, checks, gradients, redundancy
 from deadpool_run.worker.agreement import Agreement
 from deadpool_run.worker.capture import Capture, Plan, SlotMemory, Staging, Writer
+from deadpool_run.worker.compat_nn import has_buckets, local
 from deadpool_run.worker.copier import Copier
 from deadpool_run.worker.coverage import Coverage
 from deadpool_run.worker.digest import digest, samples_equal
-from deadpool_run.worker.optimizers import local
 from deadpool_run.worker.restore import Restoration
 from deadpool_run.worker.rng import RngStates, put_rng, take_rng
 from deadpool_run.worker.state import Protected
@@ -130,7 +130,7 @@ class Snapshots:
     def decided_buckets(self) -> list[bool]:
         """Return of each DDP whether it has decided its buckets."""
         modules = self._protected.modules.values()
-        return [buckets.has_decided(ddp) for module in modules for ddp in module.replicated]
+        return [has_buckets(ddp) for module in modules for ddp in module.replicated]
 
     def settle_buckets(self, registry: buckets.Recorder) -> None:
         """Let every DDP decide its buckets that can by now. A collective: at the end of a step, on every rank."""
@@ -233,7 +233,7 @@ class Snapshots:
         if self._copy_of != version or self._rng is None:
             raise SnapshotError(f"cannot go back to {version}: the worker's own copy is of {self._copy_of}")
         with torch.no_grad():
-            self._protected.reshard()  # as those do that restore: the next forward gathers on every rank or on none
+            self._protected.reset()  # as those do that restore: the next forward gathers on every rank or on none
             self._staging.put()
             self._protected.put(self._values)
             self._put_gradients(self._values["gradients"])

@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 
 from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.vault.segments import Role
-from deadpool_run.worker import compat, gradients, hooks
-from deadpool_run.worker.optimizers import OptimizerState, Tracked, local
+from deadpool_run.worker import compat_fsdp, gradients, hooks
+from deadpool_run.worker.compat_nn import buffers_of, children_of, inside_compiled, local, parameters_of
+from deadpool_run.worker.optimizers import OptimizerState, Tracked
 from deadpool_run.worker.trees import copied, has_state
 
 _EXTRA = nn.Module.get_extra_state
@@ -54,14 +55,14 @@ class ModuleState:
     def _walk(self) -> None:
         self._modules = list(self._root.named_modules())
         # What is looked at at the end of each step, found once: a walk over the tree costs as much as a small copy.
-        self._buffered = [(path, child) for path, child in self._modules if child._buffers]  # noqa: SLF001 - buffers() would walk
+        self._buffered = [(path, child) for path, child in self._modules if buffers_of(child)]
         self._tables = [
             table
             for _, child in self._modules
-            for table in (child._parameters, child._buffers, child._modules)  # noqa: SLF001 - as above
+            for table in (parameters_of(child), buffers_of(child), children_of(child))
         ]
         self._lengths = list(map(len, self._tables))
-        self._children = [child._modules for _, child in self._modules if child._modules]  # noqa: SLF001 - as above
+        self._children = [children_of(child) for _, child in self._modules if children_of(child)]
         self.sharding = [child for _, child in self._modules if isinstance(child, FSDPModule)]
         self.find_wrappers()
         self._extra = [(path, child) for path, child in self._modules if type(child).get_extra_state is not _EXTRA]
@@ -74,10 +75,10 @@ class ModuleState:
         plain = {id(parameter) for _, parameter in self.parameters if not isinstance(parameter, DTensor)}
         self._plain: list[tuple[dict[str, nn.Parameter | None], str]] = []
         for _, child in self._modules:
-            for key, parameter in child._parameters.items():  # noqa: SLF001 - a parameter's place, not its name
+            for key, parameter in parameters_of(child).items():  # a parameter's place, not its name
                 if id(parameter) in plain:
                     plain.remove(id(parameter))
-                    self._plain.append((child._parameters, key))  # noqa: SLF001 - as above
+                    self._plain.append((parameters_of(child), key))
 
     def refresh(self, *, final: bool) -> None:
         """Take references anew: something was moved, replaced, or made when it was first needed.
@@ -101,8 +102,8 @@ class ModuleState:
     def _look(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for path, child in self._modules:
-            found |= {f"buffer {path}.{key}": "" for key in child._buffers}  # noqa: SLF001 - buffers may change their shape
-            for key, parameter in child._parameters.items():  # noqa: SLF001 - shared ones under all their names
+            found |= {f"buffer {path}.{key}": "" for key in buffers_of(child)}  # buffers may change their shape
+            for key, parameter in parameters_of(child).items():  # shared ones under all their names
                 if parameter is not None:
                     found[f"parameter {path}.{key}"] = f"{tuple(parameter.shape)} of {parameter.dtype}"
         return found
@@ -128,26 +129,26 @@ class ModuleState:
         return [
             buffer
             for _, child in self._buffered
-            for buffer in child._buffers.values()  # noqa: SLF001 - buffers() would walk the tree again on each step
+            for buffer in buffers_of(child).values()  # buffers() would walk the tree again on each step
             if buffer is not None
         ]
 
     def places(self) -> Iterator[tuple[str, nn.Module, str]]:
         """Yield name, owner and key of each buffer, those included that are None."""
         for path, child in self._buffered:
-            for key in child._buffers:  # noqa: SLF001 - as above
+            for key in buffers_of(child):
                 yield f"{self.name}/{path}.{key}" if path else f"{self.name}/{key}", child, key
 
     def buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
         """Yield name, owner and key of each buffer that is not None."""
-        return (place for place in self.places() if place[1]._buffers[place[2]] is not None)  # noqa: SLF001 - as above
+        return (place for place in self.places() if buffers_of(place[1])[place[2]] is not None)
 
     def take(self) -> dict[str, Any]:
         """Return what is no tensor of the module: extra state, which parameters train, which buffers are None, DDP's."""
         return {
             "extra": copied(self.extra()),
             "frozen": [name for name, parameter in self.parameters if not parameter.requires_grad],
-            "absent": [name for name, child, key in self.places() if child._buffers[key] is None],  # noqa: SLF001 - as above
+            "absent": [name for name, child, key in self.places() if buffers_of(child)[key] is None],
             # Whether the next forward begins by broadcasting the buffers: ranks that differ in it would hang.
             "synchronizes": [ddp.require_forward_param_sync for ddp in self.replicated],
             "buckets": list(self.buckets),
@@ -170,7 +171,7 @@ class ModuleState:
         absent = set(values["absent"])
         for name, child, key in self.places():
             if name in absent:
-                child._buffers[key] = None  # noqa: SLF001 - as above
+                buffers_of(child)[key] = None
         for ddp, states in zip(self.replicated, values["hooks"], strict=True):
             for state, saved in zip(hooks.hook_states(ddp), states, strict=True):
                 hooks.put_hook(state, saved)
@@ -185,13 +186,9 @@ class ModuleState:
         return extra, [len(hooks.hook_states(ddp)) for ddp in self.replicated]
 
     def reshard(self) -> None:
-        """Have FSDP2 stand as it does where nothing has run yet, so that every rank gathers the same, in the same order.
-
-        An evaluation leaves parameters gathered, and forwards that no backward followed; a newcomer has not run it.
-        """
+        """Free the parameters that FSDP2 keeps gathered, as it does after an evaluation."""
         for child in self.sharding:
             child.reshard()
-            compat.fsdp_forget(child)
 
 
 class Protected:
@@ -292,10 +289,15 @@ class Protected:
             "objects": {name: copied(obj.state_dict()) for name, obj in self.objects.items()},
         }
 
-    def reshard(self) -> None:
-        """Free what FSDP2 keeps gathered: parameters, and gradients that it holds back."""
+    def reset(self) -> None:
+        """Have FSDP2 stand as it does where nothing has run yet, so that every rank gathers the same, in the same order.
+
+        Gradients may be lost. An interrupted step leaves some that are not reduced, which would be added to the next
+        one's; an evaluation leaves gathered parameters, and forwards that no backward followed.
+        """
         for module in self.modules.values():
             module.reshard()
+            compat_fsdp.reset(module.sharding)
             gradients.drop_gathered(module.sharding)
 
     def is_shadowed(self) -> bool:
@@ -347,8 +349,7 @@ def _first_difference(then: dict[str, str], now: dict[str, str]) -> str:
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the module that the user wrote: names shall not depend on DDP or torch.compile around it."""
     while True:
-        # What torch.compile returns is known by its attribute: importing its class would take a second.
-        inner = module.module if isinstance(module, DistributedDataParallel) else getattr(module, "_orig_mod", None)
+        inner = module.module if isinstance(module, DistributedDataParallel) else inside_compiled(module)
         if not isinstance(inner, nn.Module):
             return module
         module = inner

@@ -2,10 +2,8 @@
 
 import socket
 
-from torch._C._distributed_c10d import TCPStore
-
 from deadpool_run.wire.messages import StoreListening, encode
-from deadpool_run.worker import names
+from deadpool_run.worker import compat, names
 
 _IDLE_S = 30
 _UNANSWERED_MS = 120_000
@@ -18,7 +16,7 @@ def main(control_fd: int, listener_fd: int) -> None:
     listener = socket.socket(fileno=listener_fd)
     forget_vanished_clients(listener)
     host, port = listener.getsockname()
-    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store = compat.serve_store(host, port, listener.detach())
     control.sendall(encode(StoreListening(port)))
     control.recv(1)
     del store

@@ -171,7 +171,7 @@ class GuardedWork(dist.Work):
 
     def source_rank(self) -> int:
         """Return the rank that a receive from any rank received from."""
-        return self._group.other_rank if self._failed else int(self._work._source_rank())  # noqa: SLF001
+        return self._group.other_rank if self._failed else int(self._work.source_rank())
 
     _source_rank = source_rank
 

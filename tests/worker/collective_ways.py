@@ -111,6 +111,24 @@ def manager_reduce_scatter(rank, size):
 # --- uneven, strided, sparse -----------------------------------------------------------------------------------------
 
 
+if hasattr(dist, "gather_single"):  # torch 2.14 and later
+
+    @case("shapes", "gather_single, to rank 0 and to rank 1")
+    def gathers_single(rank, size):
+        found = []
+        for root in range(2):
+            out = torch.full((size * 3,), -1.0) if rank == root else None
+            dist.gather_single(mine(rank, 3), out, dst=root)
+            found.append(out)
+        return found
+
+    @case("works", "gather_into_tensor, asynchronous")
+    def gathers_later(rank, size):
+        out = torch.full((size, 3), -1.0) if rank == 0 else None
+        dist.gather_into_tensor(mine(rank, 3), out, async_op=True).wait()
+        return out
+
+
 @case("shapes", "all_to_all_single with splits, zero ones too")
 def ragged(rank, size):
     sends = [(rank + r) % size for r in range(size)]

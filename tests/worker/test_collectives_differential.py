@@ -5,6 +5,7 @@ WRITE_DOCS=1 pytest tests/worker/test_collectives_differential.py      # writes 
 
 import gc
 import os
+import re
 import weakref
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +24,10 @@ from deadpool_run.worker.groups import GroupState
 
 WITH_CASES = (collective_ways, collective_tensors, collective_errors)
 LIMIT = timedelta(seconds=15)
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "collectives.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "collectives.md"
+PINNED = re.search(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)[1]
+"""The version of torch that the page is about; what others give differs here and there, as Gloo's does."""
 
 
 def perform(member, backend):
@@ -64,7 +68,7 @@ def test_deadpool_gives_what_gloo_gives(make_world, size):
     assert differences(gloo_matrix, matrix) == {}
     for key in docs.INTENDED:
         assert gloo[0][key] != deadpool[0][key], f"{key} is no difference any more"
-    if size == 2:
+    if size == 2 and torch.__version__.partition("+")[0] == PINNED:
         page = PAGE.read_text(encoding="utf-8")
         fresh = docs.put_tables(page, gloo[0], deadpool[0], gloo_matrix[0], matrix[0])
         if os.environ.get("WRITE_DOCS"):

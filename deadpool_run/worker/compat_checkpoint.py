@@ -1,0 +1,35 @@
+"""Private names of `torch.distributed.checkpoint` and of sharded tensors, for durable checkpoints."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.tensor import Placement
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
+
+
+def shape_and_offsets(
+    shape: Sequence[int], mesh: Sequence[int], at: Sequence[int], placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of the shard at a place of a mesh, and where it begins in the whole tensor."""
+    local, offsets = _compute_local_shape_and_global_offset(tuple(shape), tuple(mesh), list(at), placements)
+    return tuple(local), tuple(offsets)
+
+
+def strided_shard(dim: int, split_factor: int) -> Placement:
+    """Return the placement of a dimension that two dimensions of the mesh shard, in the order that FSDP2 and TP make."""
+    return _StridedShard(dim, split_factor=split_factor)
+
+
+def storage_info(path: str, offset: int, length: int) -> Any:
+    """Return what a checkpoint's metadata note of a tensor: where it is."""
+    return _StorageInfo(path, offset, length)
+
+
+def remote_writer(url: str) -> Any:
+    """Return torch's writer of checkpoints to a URL."""
+    # Imported where it is used: it needs fsspec.
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter  # noqa: PLC0415
+
+    return FsspecWriter(url, per_thread_copy_ahead=0, sync_files=False)

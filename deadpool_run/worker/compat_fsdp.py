@@ -1,0 +1,63 @@
+"""FSDP2's private names, and what it keeps from one step to the next."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.distributed.fsdp import FSDPModule
+
+
+def has_gradients(module: FSDPModule) -> bool:
+    """Whether FSDP2 holds back gradients that are not reduced, or that are reduced over the shards only."""
+    return any(
+        group._partial_reduce_output is not None or any(map(_has_gradient, group.fsdp_params))  # noqa: SLF001
+        for group in _groups(module)
+    )
+
+
+def drop_gradients(module: FSDPModule) -> None:
+    """Forget gradients that are not reduced. `reset` leaves them before torch 2.15, whatever its documentation says."""
+    for group in _groups(module):
+        for record in group.fsdp_params:
+            own = _unsharded(record)
+            if own is not None:
+                own.grad = None
+            if record.unsharded_accumulated_grad is not None:  # since torch 2.15 it is the one above, and has no setter
+                record.unsharded_accumulated_grad = None
+
+
+def reset(modules: Iterable[FSDPModule]) -> None:
+    """Have FSDP2 stand as it does before the first forward; gradients may be lost, those of the shards too.
+
+    An interrupted backward leaves its notes: that its end is provided for, say, without which the next one reduces
+    nothing. An evaluation leaves the order of its forwards, by which the next backward gathers ahead.
+    """
+    for root in _roots(modules):
+        root.reset_iter_state()
+
+
+def _roots(modules: Iterable[FSDPModule]) -> Iterator[FSDPModule]:
+    """Yield the root of each tree that `modules` belong to, once; none where no forward has run yet."""
+    known: set[int] = set()
+    for module in modules:
+        states = _state(module)._state_ctx.all_states  # noqa: SLF001
+        if states and id(states[0]) not in known:
+            known.add(id(states[0]))
+            yield states[0]._modules[0]  # noqa: SLF001 - the tree's states are in the order of named_modules()
+
+
+def _groups(module: FSDPModule) -> list[Any]:
+    return list(_state(module)._fsdp_param_groups)  # noqa: SLF001
+
+
+def _state(module: FSDPModule) -> Any:
+    return module._get_fsdp_state()  # noqa: SLF001
+
+
+def _has_gradient(record: Any) -> bool:
+    own = _unsharded(record)
+    return record.unsharded_accumulated_grad is not None or (own is not None and own.grad is not None)
+
+
+def _unsharded(record: Any) -> Any:
+    """Return the parameter that autograd sees; None before the first forward."""
+    return getattr(record, "_unsharded_param", None)
