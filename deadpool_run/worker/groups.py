@@ -22,10 +22,11 @@ from deadpool_run.worker import compat, gloo, nccl
 from deadpool_run.worker.attach import Build, Connections, Inner, Meeting, Plan, Source
 from deadpool_run.worker.group import Group
 from deadpool_run.worker.group_api import BACKEND
-from deadpool_run.worker.marks import Marks
+from deadpool_run.worker.marks import DIFFERENT, Marks
 from deadpool_run.worker.releases import Releases
 from deadpool_run.worker.transcript import Transcript
 from deadpool_run.worker.waiters import Waiters
+from deadpool_run.worker.works import LATE
 
 _FREE_S = 1.0
 """How long the freeing of old communicators is waited for. Gloo's threads end at once, unless one is stuck with a
@@ -97,25 +98,13 @@ class Registry:
     def mark(self, what: str, tensors: list[Tensor]) -> None:
         """Mark the step that runs by what it reduces first; refuse to go on if it was another thing before a loss."""
         if not self.tainted and not self.marks.put(tensors):
-            self.refuse(
-                "a step that was run again after a loss computes something else than before: this rank's part of its first "
-                f"{what} differs.\n"
-                "The script carries something from one step to the next that no snapshot holds, such as the place of an "
-                "iterator, a batch fetched ahead, or a value in a variable: take batches from job.batches(loader), derive "
-                "them from step.index, or job.protect() an object that has the state. If the computation itself is not "
-                "reproducible, call torch.use_deterministic_algorithms(True)."
-            )
+            self.refuse(DIFFERENT.format(what=what))
 
     def waited_late(self, what: str, attempt: int) -> None:
         """Refuse a collective that is waited for in a later step than the one that issued it; set-up's are rehearsed too."""
         if attempt == 0 and self.in_rehearsed_steps:
             return
-        where = "an earlier step" if attempt else "set-up"
-        self.refuse(
-            f"{what}: this collective was issued in {where} and is waited for in a later step. If a rank is lost in between, "
-            "its result is lost too, and no snapshot holds it.\n"
-            "Call wait() in the step that issues it: before the loop asks for the next step."
-        )
+        self.refuse(LATE.format(what=what, where="an earlier step" if attempt else "set-up"))
 
     def count_issued(self) -> None:
         """Count a collective that is issued."""

@@ -12,6 +12,14 @@ from torch import Tensor
 from deadpool_run.vault.board import Cell
 from deadpool_run.worker.digest import sample
 
+DIFFERENT = (
+    "a step that was run again after a loss computes something else than before: this rank's part of its first {what} "
+    "differs.\n"
+    "The script carries something from one step to the next that no snapshot holds, such as the place of an iterator, a "
+    "batch fetched ahead, or a value in a variable: take batches from job.batches(loader), derive them from step.index, or "
+    "job.protect() an object that has the state. If the computation itself is not reproducible, call "
+    "torch.use_deterministic_algorithms(True)."
+)
 _LEAST = 16
 """Elements: smaller tensors are losses, norms, and flags that may depend on the clock."""
 _KEPT = 64

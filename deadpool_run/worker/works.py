@@ -16,6 +16,11 @@ from deadpool_run.worker.transcript import Slot, Transcript
 if TYPE_CHECKING:
     from deadpool_run.worker.group import Group, Owner
 
+LATE = (
+    "{what}: this collective was issued in {where} and is waited for in a later step. If a rank is lost in between, its "
+    "result is lost too, and no snapshot holds it.\n"
+    "Call wait() in the step that issues it: before the loop asks for the next step."
+)
 _SLICE = timedelta(milliseconds=20)
 _MAIN = threading.main_thread().ident
 _ANY = -1
