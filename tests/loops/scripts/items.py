@@ -3,7 +3,8 @@
 import items_data
 import items_models
 import items_optimizers
+import items_shapes
 import items_steps
 from kit_loops import ITEMS
 
-__all__ = ["ITEMS", "items_data", "items_models", "items_optimizers", "items_steps"]
+__all__ = ["ITEMS", "items_data", "items_models", "items_optimizers", "items_shapes", "items_steps"]
