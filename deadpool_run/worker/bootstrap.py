@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
-from deadpool_run.errors import RunLeft, ScriptError
+from deadpool_run.errors import RefusedError, RunLeft, ScriptError
 from deadpool_run.wire.messages import Assign, PrepareBroke, Raised, Ready, Refused, encode
 from deadpool_run.worker import marking, reentry, session
 from deadpool_run.worker.blame import blame, refusal
@@ -143,8 +143,9 @@ def _report(error: Exception, worker: session.Session) -> None:
     whose = blame(error)
     error.__traceback__ = _script_frames(error.__traceback__)
     text = "".join(traceback.format_exception(error))
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    if not isinstance(error, RefusedError):  # the launcher says that once, and all ranks may raise it
+        sys.stderr.write(text)
+        sys.stderr.flush()
     refused = refusal(error, newcomer=worker.newcomer)
     if worker.preparing:
         kind = type(error).__name__

@@ -160,6 +160,11 @@ class Group(GroupApi):
         """Issue on NCCL. The work is NCCL's own, so the host counts it as waited for at once: it never waits there."""
         registry = self.registry
         inner = self.inner
+        if torch.cuda.is_current_stream_capturing():
+            raise ScriptError(
+                f"{collective.name} was called while a CUDA graph is captured: the graph would hold communicators that a "
+                "repair replaces.\nLeave collectives out of the graph, or capture without deadpool_run.init()."
+            )
         try:
             self._ensure_cuda()
             if inner is None:

@@ -249,13 +249,13 @@ class Member(Participant):
 
     def _stop_for(self, difference: Difference, version: Version) -> NoReturn:
         rank = self.session.rank
-        evidence = Path(f"deadpool-evidence-{os.environ.get('TORCHELASTIC_RUN_ID', 'none')}")
+        evidence = Path(os.environ.get("DEADPOOL_RUN_DIR", "")) / "evidence"
         if rank in difference.odd or rank == min(set(difference.ranks) - set(difference.odd), default=rank):
             self.snapshots.keep_evidence(evidence / f"rank-{rank}.pt", difference.names, version)
         self.refuse(
             f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
             f"The job stops: version {version - 1} is the last one that is known to be right. Both versions of these tensors "
-            f"are kept in {evidence.absolute()}. Run `deadpool-run check` on the script to find out why.",
+            f"are kept in {evidence}. Run `deadpool-run check` on the script to find out why.",
             ReplicasDifferError,
         )
 

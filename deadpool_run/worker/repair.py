@@ -15,6 +15,7 @@ from deadpool_run.worker import compat, groups, marking
 from deadpool_run.worker.attach import Source
 from deadpool_run.worker.buckets import Wrappers
 from deadpool_run.worker.rehearsal import Rehearsal
+from deadpool_run.worker.script_names import place
 from deadpool_run.worker.session import Session
 from deadpool_run.worker.snapshot import Snapshots
 from deadpool_run.worker.straying import Straying
@@ -93,6 +94,8 @@ class Participant:
 
     def refuse(self, why: str, kind: type[RefusedError] = RefusedError) -> NoReturn:
         """Stop the whole job, because its weights could not be kept exact. Any thread. Raises `kind`."""
+        where = place()
+        why = f"{why}\nNoticed by rank {self.session.rank}{' at ' if where else ''}{where}."
         self._link.send(messages.Refused(why, kind.exit_code))
         raise kind(why)
 

@@ -19,6 +19,12 @@ def path_to(obj: object) -> str:
     return min(paths, key=lambda path: (path.count("."), len(path)), default="")
 
 
+def place() -> str:
+    """Return the script's line that runs, as file and number; an empty string outside of it."""
+    frame = next(_frames(), None)
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def _frames() -> Iterator[FrameType]:
     """Yield the script's frames: those that are neither ours nor torch's."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented way to the caller's variables

@@ -1,0 +1,38 @@
+"""The net: replicas that a repair has spoilt stop the job, with what differs, where, and since when."""
+
+import re
+
+import torch
+from kit.cluster import Cluster
+
+REFUSED, DIFFER = 94, 95
+
+
+def test_replicas_that_a_repair_has_spoilt_stop_the_job(cluster):
+    """One unit in the last place of one weight, on the replaced rank."""
+    job: Cluster = cluster("--layout", "ddp", "--die", "rank=1,step=5,at=forward", "--corrupt", "newcomer", nproc=3)
+    assert job.wait_exit() == DIFFER, job.told()
+    said = " ".join(job.stderr.split())
+    found = re.search(r"replicas that were equal before a loss differ after its repair, at version (\d+): model/", said)
+    assert found, job.told()
+    version = int(found[1])
+    assert "on rank 1 (of ranks 0, 1, 2)" in said
+    kept = sorted((job.run_dir / "evidence").iterdir())
+    assert kept
+    for path in kept:
+        versions = torch.load(path, weights_only=True)
+        assert set(versions) == {f"version {version - 1}", f"version {version}"}
+        assert set(versions[f"version {version}"]) == set(versions[f"version {version - 1}"])
+
+
+def test_a_survivor_that_computes_something_else_in_a_repeated_step_stops_the_job(cluster):
+    """It is noticed before anything is reduced: here by one unit in the last place of one weight."""
+    job: Cluster = cluster("--layout", "ddp", "--die", "rank=1,step=5,at=collective", "--corrupt", "survivor", nproc=3)
+    assert job.wait_exit() == REFUSED, job.told()
+    assert "a step that was run again after a loss computes something else than before" in " ".join(job.stderr.split())
+
+
+def test_the_sharded_parts_of_replicas_are_compared_across_the_replicas(cluster):
+    job: Cluster = cluster("--layout", "hsdp", "--die", "rank=1,step=5,at=forward", "--corrupt", "newcomer")
+    assert job.wait_exit() == DIFFER, job.told()
+    assert "(of ranks 1, 3)" in " ".join(job.stderr.split())
