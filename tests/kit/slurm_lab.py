@@ -54,6 +54,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min_interval=0
 GresTypes=gpu
 ReturnToService=2
+SlurmdParameters=config_overrides
 SlurmdTimeout={silence_s}
 SlurmctldTimeout=30
 KillWait=5
