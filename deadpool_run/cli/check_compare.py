@@ -1,22 +1,26 @@
 """The states that the workers of a check wrote, and in what those of two runs differ."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deadpool_run.wire.check import STATES
 
-_EXACT_KINDS = ("weights", "optimizer", "gradients", "buffers")
+_EXACT_KINDS = ("weights", "buffers", "optimizer", "gradients")
 """The kinds that two unfailed runs must have in common."""
+_KINDS = (*_EXACT_KINDS, "values", "generators", "attributes")
 _LAST_KINDS = frozenset({"attributes"})
 """The kinds that count at the last version only: most are made anew by each forward."""
+
+_NAMED = 3
+"""Tensors that are named in a sentence; the JSON names all."""
 
 Digests = Mapping[str, Mapping[str, str]]
 """By kind, then by name."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Difference:
     """A tensor or value that differs from the unfailed run, and the first version in which it does."""
 
@@ -25,9 +29,23 @@ class Difference:
     kind: str
     name: str
 
-    def __str__(self) -> str:
-        what = self.name if self.kind in _EXACT_KINDS[:2] else f"{self.kind.removesuffix('s')} {self.name}"
-        return f"{what} (rank {self.rank}, from step {self.version})"
+    @property
+    def order(self) -> tuple[int, int, int, str]:
+        """What to sort by: the earliest first, and of one version the weights."""
+        return self.version, _KINDS.index(self.kind) if self.kind in _KINDS else len(_KINDS), self.rank, self.name
+
+
+def in_words(differences: Sequence[Difference]) -> str:
+    """Return what differs first, and how much more does; empty for nothing."""
+    if not differences:
+        return ""
+    first = differences[0]
+    alike = [each for each in differences if (each.version, each.kind) == (first.version, first.kind)]
+    names, ranks = list(dict.fromkeys(each.name for each in alike)), sorted({each.rank for each in alike})
+    named = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    where = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    rest = len(differences) - len(alike)
+    return f"from step {first.version}: {first.kind} {named} ({where})" + (f", later {rest} more" if rest else "")
 
 
 class States:
@@ -61,7 +79,7 @@ class States:
                 for kind, name in _unequal(expected[-1], digests, whole=version == last):
                     if (kind, name) not in skipped and (kind not in _LAST_KINDS or version == last):
                         found.setdefault((rank, kind, name), Difference(version, rank, kind, name))
-        return sorted(found.values())
+        return sorted(found.values(), key=lambda each: each.order)
 
 
 def split(differences: Iterable[Difference]) -> tuple[list[Difference], set[tuple[str, str]]]:

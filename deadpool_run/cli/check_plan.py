@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.check import Fault, FaultPhase
 
-FIRST_STEP = 2
-"""The first step of a fault. A loss in the first two starts every rank again, which repairs nothing."""
+FIRST_STEP = 4
+"""The first step of a fault. A replacement rehearses steps 0 and 1: next to those, state that a repair leaves out would not be missed."""
 STEPS_AFTER = 2
 """Steps that are left after a fault, so that what it did to the weights is seen."""
 LEAST_STEPS = FIRST_STEP + STEPS_AFTER + 1

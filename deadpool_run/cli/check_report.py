@@ -9,14 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from deadpool_run.cli.check_compare import Difference, States
+from deadpool_run.cli.check_compare import Difference, States, in_words
 from deadpool_run.cli.check_run import Run
 from deadpool_run.errors import RefusedError, ReplicasDifferError
 from deadpool_run.view.text import printable, table
 
 SCHEMA_VERSION = 1
-_NAMED = 3
-"""Tensors that the table names; the JSON names all."""
 _STYLES = {"exact": "green", "refused": "yellow", "different": "bold red", "stopped": "red"}
 
 
@@ -57,10 +55,7 @@ class Row:
             "phase_met": self.met,
             "result": self.verdict.value,
             "why": self.why,
-            "differences": [
-                {"name": each.name, "kind": each.kind, "rank": each.rank, "from_step": each.version}
-                for each in self.differences
-            ],
+            "differences": [_to_json(each) for each in self.differences],
             "exit_code": self.run.exit_code,
             "seconds": round(self.run.seconds, 3),
             "output": str(self.run.output),
@@ -68,12 +63,8 @@ class Row:
 
     def details(self) -> str:
         """Return why the run is not exact, in one line."""
-        named = [str(each) for each in self.differences[:_NAMED]]
-        more = len(self.differences) - len(named)
-        if more:
-            named.append(f"{more} more")
-        parts = [printable(self.why), ", ".join(named)]
-        return ": ".join(part for part in parts if part)
+        parts = [printable(self.why), printable(in_words(self.differences))]
+        return "; ".join(part for part in parts if part)
 
 
 @dataclass(slots=True)
@@ -102,10 +93,7 @@ class Report:
             "steps": self.steps,
             "ranks": self.ranks,
             "reproducible": not self.irreproducible if len(unfailed) > 1 else None,
-            "irreproducible": [
-                {"name": each.name, "kind": each.kind, "rank": each.rank, "from_step": each.version}
-                for each in self.irreproducible
-            ],
+            "irreproducible": [_to_json(each) for each in self.irreproducible],
             "not_compared": [{"kind": kind, "name": name} for kind, name in self.not_compared],
             "runs": [row.to_json() for row in self.rows],
         }
@@ -131,11 +119,9 @@ class Report:
     def conclusion(self) -> str:
         """Return the result in a sentence."""
         if self.irreproducible:
-            first = self.irreproducible[0]
-            more = f" and {len(self.irreproducible) - 1} more" if len(self.irreproducible) > 1 else ""
             return (
-                f"not reproducible even without a failure: {first}{more}. Seed every generator and call "
-                "torch.use_deterministic_algorithms(True), then check again."
+                f"not reproducible even without a failure, {printable(in_words(self.irreproducible))}\n"
+                "seed every generator and call torch.use_deterministic_algorithms(True), then check again"
             )
         faults = [row for row in self.rows if row.run.fault is not None]
         exact = sum(row.verdict is Verdict.EXACT for row in faults)
@@ -172,3 +158,7 @@ def judge_unfailed(run: Run, states: States) -> Row:
             "the script has no loop over job.steps() or job.batches(), so that nothing of it can be repaired",
         )
     return Row(run, Verdict.EXACT)
+
+
+def _to_json(each: Difference) -> dict[str, Any]:
+    return {"name": each.name, "kind": each.kind, "rank": each.rank, "from_step": each.version}

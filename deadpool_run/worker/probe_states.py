@@ -93,7 +93,7 @@ class States:
         own = dict(names)
         for name, parameter in optimizer.parameters():
             if id(parameter) not in names:
-                own[id(parameter)] = name
+                own[id(parameter)] = name.removeprefix(f"{optimizer.name}/")
                 found["weights"][name] = digest(parameter)
         for tracked in optimizer.tensors(own):
             found["optimizer"][tracked.name] = digest(tracked.tensor)
