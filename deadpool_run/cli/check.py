@@ -100,7 +100,8 @@ def _unfailed(runner: Runner, folder: Path, report: Report) -> States | None:
         row = judge_unfailed(run, states)
         report.rows.append(row)
         if row.verdict is not Verdict.EXACT:
-            _show_end(row)
+            if row.verdict is Verdict.STOPPED:
+                _show_end(row)
             return None
         if reference is None:
             reference = states

@@ -61,10 +61,10 @@ class Row:
             "output": str(self.run.output),
         }
 
-    def details(self) -> str:
-        """Return why the run is not exact, in one line."""
-        parts = [printable(self.why), printable(in_words(self.differences))]
-        return "; ".join(part for part in parts if part)
+    def details(self) -> list[str]:
+        """Return why the run is not exact, in lines."""
+        lines = [printable(line) for line in self.why.splitlines()]
+        return [*lines, *([printable(in_words(self.differences))] if self.differences else [])]
 
 
 @dataclass(slots=True)
@@ -113,7 +113,8 @@ class Report:
             if details := row.details():
                 fault = row.run.fault
                 where = "no fault" if fault is None else f"rank {fault.rank}, {fault.phase}, step {fault.step}"
-                console.print(Text(f"{where}: {row.verdict}: {details}"), soft_wrap=True)
+                text = "\n  ".join(details)
+                console.print(Text(f"{where}: {row.verdict}: {text}"), soft_wrap=True)
         console.print(Text(self.conclusion()), soft_wrap=True)
 
     def conclusion(self) -> str:
@@ -126,7 +127,7 @@ class Report:
         faults = [row for row in self.rows if row.run.fault is not None]
         exact = sum(row.verdict is Verdict.EXACT for row in faults)
         if not faults:
-            return "nothing was checked: the run without a fault did not end well"
+            return f"no rank was killed: the run without a fault was {self.rows[-1].verdict}" if self.rows else ""
         return f"{exact} of {len(faults)} exact, over {self.steps} steps and {self.ranks} ranks"
 
 

@@ -1,6 +1,8 @@
 """Scripts that are wrong on purpose: each breaks one rule, and `deadpool-run check` names what comes of it."""
 
+import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -103,15 +105,39 @@ def local_average(job):
 
 
 def unseeded(job):
-    """Every run begins with other weights."""
+    """Every run begins with other weights, and is exact by itself."""
+    torch.manual_seed(int.from_bytes(os.urandom(4)))
     model = DistributedDataParallel(nn.Linear(16, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     job.protect(model=model, optimizer=optimizer)
-    generator = torch.Generator()
-    generator.seed()
     for step in job.steps(STEPS):
         with step:
-            update(model, optimizer, torch.randn(8, 16, generator=generator))
+            update(model, optimizer, batch(step.index, job.rank))
+
+
+def nobody_looks(job):
+    """As `carried_batch`, with the library's own check turned off: the run ends well, with other weights."""
+    carried_batch(job)
+
+
+def chance(job):
+    """Protects a value that is never the same, and no part of the result."""
+    model, optimizer = make()
+    job.protect(model=model, optimizer=optimizer, clock=Clock())
+    for step in job.steps(STEPS):
+        with step:
+            update(model, optimizer, batch(step.index, job.rank))
+
+
+class Clock:
+    def __init__(self):
+        self.began = time.time()
+
+    def state_dict(self):
+        return {"began": self.began}
+
+    def load_state_dict(self, state):
+        self.began = state["began"]
 
 
 def no_loop(job):
@@ -123,5 +149,5 @@ def no_loop(job):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    globals()[sys.argv[1]](deadpool.init())
+    globals()[sys.argv[1]](deadpool.init(verify=sys.argv[1] != "nobody_looks"))
     dist.destroy_process_group()
