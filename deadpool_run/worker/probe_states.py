@@ -114,7 +114,7 @@ class States:
                 for key, value in list(vars(child).items()):
                     if key in _MODULE_OWN:
                         continue
-                    where = ".".join(filter(None, (f"{name}/{path}", key)))
+                    where = f"{name}/{path}.{key}" if path else f"{name}/{key}"
                     for place, tensor in _held(value, where):
                         if _is_plain(tensor):
                             yield place, digest(tensor)
