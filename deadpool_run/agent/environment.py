@@ -6,6 +6,7 @@ from signal import Signals
 
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.ids import ONLY_NODE, Epoch, Rank, WorkerId
+from deadpool_run.wire import check
 
 _OUTER_LAUNCHERS = ("PET_", "TORCHELASTIC_", "DEADPOOL_")
 """Options and worker variables of a launcher around this one; inherited, they would misconfigure one inside."""
@@ -41,7 +42,11 @@ class Seat:
 
 def base_environment(spec: LaunchSpec, outer: Mapping[str, str]) -> dict[str, str]:
     """Return what all processes of the job share."""
-    env = {name: value for name, value in outer.items() if not name.startswith(_OUTER_LAUNCHERS)}
+    env = {
+        name: value
+        for name, value in outer.items()
+        if not name.startswith(_OUTER_LAUNCHERS) or name == check.VARIABLE  # the one that is meant for our workers
+    }
     threads = omp_num_threads(spec, outer)
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)

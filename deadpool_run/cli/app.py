@@ -9,6 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from deadpool_run.cli import say
+from deadpool_run.cli.check_command import SETTINGS, CheckCommand, check
 from deadpool_run.cli.kill_command import kill_rank
 from deadpool_run.cli.launch_command import EPILOG, launch, with_options
 from deadpool_run.cli.options import canonical
@@ -49,6 +50,7 @@ app.command("run", cls=_Run, hidden=True, epilog=EPILOG, context_settings={"allo
     with_options(launch)
 )
 
+app.command("check", cls=CheckCommand, context_settings=SETTINGS)(check)
 app.command("status")(status)
 app.command("kill-rank")(kill_rank)
 app.command("env")(env)

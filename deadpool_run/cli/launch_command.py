@@ -22,6 +22,7 @@ from deadpool_run.cli.table import OPTIONS
 from deadpool_run.errors import UsageError
 
 COMMANDS = {
+    "check": "kill each rank once, and compare the weights with those of a run without a fault",
     "status": "show a live run: its ranks, spares and last repairs",
     "kill-rank": "end a rank's process, to see it replaced",
     "config show": "print every option, its value and where that comes from",

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.wire.messages import Initialized
-from deadpool_run.worker import compat, gloo, session
+from deadpool_run.worker import compat, gloo, probe, session
 from deadpool_run.worker.batches import NAME, Batches
 from deadpool_run.worker.member import REHEARSAL_STEPS, Member
 from deadpool_run.worker.trees import has_state
@@ -145,7 +145,7 @@ class Job:
         if self._member is None:
             yield from (Step(self, index) for index in range(total))
         else:
-            yield from self._protected_steps(self._member, total)
+            yield from probe.watched(self._member, total, self._protected_steps)
 
     def batches(
         self, loader: Iterable[Any], *, epochs: int | None = None, steps: int | None = None, replay: bool = False

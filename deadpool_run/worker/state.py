@@ -80,6 +80,10 @@ class ModuleState:
                     plain.remove(id(parameter))
                     self._plain.append((parameters_of(child), key))
 
+    def all_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the module and all that is in it, by path."""
+        yield from self._root.named_modules()
+
     def refresh(self, *, final: bool) -> None:
         """Take references anew: something was moved, replaced, or made when it was first needed.
 

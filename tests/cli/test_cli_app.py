@@ -11,7 +11,7 @@ from deadpool_run.cli.launch_command import EXAMPLES
 from deadpool_run.cli.table import OPTIONS
 
 WAIT_S = 60
-COMMANDS = ("", "status", "kill-rank", "config show", "env")
+COMMANDS = ("", "check", "status", "kill-rank", "config show", "env")
 
 
 def deadpool(*args, cwd=None, env=None, python=()):

@@ -1,0 +1,137 @@
+"""The runs of `deadpool-run check`, one after the other, and what they come to."""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from deadpool_run.cli import say
+from deadpool_run.cli.check_compare import States, split
+from deadpool_run.cli.check_plan import plan_faults
+from deadpool_run.cli.check_report import Report, Row, Verdict, judge, judge_unfailed
+from deadpool_run.cli.check_run import Run, Runner
+from deadpool_run.errors import UsageError
+from deadpool_run.wire.check import Fault
+
+NOT_EXACT = 1
+_LINES = 20
+"""Of a failed run's output that are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the user asked for."""
+
+    options: Sequence[str]
+    """Of the launcher, as on its command line."""
+    target: Sequence[str]
+    steps: int
+    faults: str
+    """See `check_plan.plan_faults`."""
+    seed: int
+    timeout_s: float
+    """Of one run."""
+    log_dir: Path | None
+
+
+def check_script(wanted: Wanted, *, as_json: bool) -> int:
+    """Check a script and write the result to stdout; return the exit code. Raises `UsageError`."""
+    with _Folder(wanted.log_dir) as folder:
+        report = _check(wanted, folder.path)
+        folder.keep |= not report.exact
+        _write(report, as_json=as_json)
+        if folder.keep:
+            say.note(f"the output of each run is in {folder.path}")
+    return 0 if report.exact else NOT_EXACT
+
+
+class _Folder(AbstractContextManager["_Folder"]):
+    """The folder of a check: the user's, or a temporary one that is removed if nothing in it is of use."""
+
+    def __init__(self, given: Path | None) -> None:
+        self.keep = given is not None
+        if given is None:
+            self.path = Path(tempfile.mkdtemp(prefix="deadpool-check-"))
+            return
+        self.path = given.absolute()
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UsageError(f"--log-dir {given}: not an empty folder\nname one that does not exist yet")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Remove a temporary folder, unless it is to be kept or something went wrong."""
+        if not self.keep and kind is None:
+            shutil.rmtree(self.path)
+
+
+def _check(wanted: Wanted, folder: Path) -> Report:
+    """Run everything, one after the other."""
+    runner = Runner(options=wanted.options, target=wanted.target, steps=wanted.steps, timeout_s=wanted.timeout_s)
+    before = signal.signal(signal.SIGTERM, runner.stop)
+    try:
+        report = Report(wanted.steps)
+        reference = _unfailed(runner, folder, report)
+        if reference is not None:
+            planned = plan_faults(report.ranks, report.steps, wanted.faults, wanted.seed)
+            for number, fault in enumerate(planned, 1):
+                said = (
+                    f"fault {number} of {len(planned)}: SIGKILL to rank {fault.rank}, {fault.phase}, step {fault.step}"
+                )
+                run = _run(runner, folder / f"fault-{number:02d}", fault, said)
+                report.rows.append(judge(run, States(run.states), reference, report))
+        return report
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _unfailed(runner: Runner, folder: Path, report: Report) -> States | None:
+    """Run the script twice without a fault; return its states, or None if nothing can be compared with them."""
+    reference: States | None = None
+    for number in (1, 2):
+        run = _run(runner, folder / f"unfailed-{number}", None, f"run {number} of 2 without a fault")
+        states = States(run.states)
+        row = judge_unfailed(run, states)
+        report.rows.append(row)
+        if row.verdict is not Verdict.EXACT:
+            if row.verdict is Verdict.STOPPED:
+                _show_end(row)
+            return None
+        if reference is None:
+            reference = states
+            report.ranks, report.steps = run.ranks(), run.steps() or report.steps
+            if report.ranks and states.missing(report.ranks, report.steps):
+                report.rows[-1] = Row(run, Verdict.STOPPED, f"its loop ended before step {report.steps}")
+                return None
+        else:
+            report.irreproducible, chance = split(states.differences(reference))
+            report.not_compared = sorted(chance)
+    return None if report.irreproducible else reference
+
+
+def _run(runner: Runner, folder: Path, fault: Fault | None, said: str) -> Run:
+    say.note(said)
+    run = runner.run(folder, fault, os.environ)
+    if runner.stopping:
+        raise typer.Abort
+    return run
+
+
+def _show_end(row: Row) -> None:
+    """Show the end of the output of a run that should have ended well."""
+    text = row.run.output.read_text(encoding="utf-8", errors="replace")
+    for line in text.splitlines()[-_LINES:]:
+        sys.stderr.write(f"  | {line}\n")
+
+
+def _write(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(report.to_json() + "\n")
+        return
+    report.show(Console())

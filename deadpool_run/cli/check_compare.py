@@ -1,0 +1,109 @@
+"""The states that the workers of a check wrote, and in what those of two runs differ."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deadpool_run.wire.check import STATES
+
+_EXACT_KINDS = ("weights", "buffers", "optimizer", "gradients")
+"""The kinds that two unfailed runs must have in common."""
+_KINDS = (*_EXACT_KINDS, "values", "generators", "attributes")
+_LAST_KINDS = frozenset({"attributes"})
+"""The kinds that count at the last version only: most are made anew by each forward."""
+
+_NAMED = 3
+"""Tensors that are named in a sentence; the JSON names all."""
+
+Digests = Mapping[str, Mapping[str, str]]
+"""By kind, then by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A tensor or value that differs from the unfailed run, and the first version in which it does."""
+
+    version: int
+    rank: int
+    kind: str
+    name: str
+
+    @property
+    def order(self) -> tuple[int, int, int, str]:
+        """What to sort by: the earliest first, and of one version the weights."""
+        return self.version, _KINDS.index(self.kind) if self.kind in _KINDS else len(_KINDS), self.rank, self.name
+
+
+def in_words(differences: Sequence[Difference]) -> str:
+    """Return what differs first, and how much more does; empty for nothing."""
+    if not differences:
+        return ""
+    first = differences[0]
+    alike = [each for each in differences if (each.version, each.kind) == (first.version, first.kind)]
+    names, ranks = list(dict.fromkeys(each.name for each in alike)), sorted({each.rank for each in alike})
+    named = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    where = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    rest = len(differences) - len(alike)
+    return f"from step {first.version}: {first.kind} {named} ({where})" + (f", later {rest} more" if rest else "")
+
+
+class States:
+    """What the ranks of a run were like."""
+
+    def __init__(self, folder: Path) -> None:
+        self.seen: dict[tuple[int, int], list[Digests]] = {}
+        """By rank and version; the digests of each time that it was looked at."""
+        for path in sorted(folder.glob(STATES)):
+            rank = int(path.name.removeprefix("rank").partition(".")[0])
+            for line in _whole_lines(path):
+                record = json.loads(line)
+                self.seen.setdefault((rank, record["version"]), []).append(record["digests"])
+
+    def __bool__(self) -> bool:
+        return bool(self.seen)
+
+    def missing(self, ranks: int, version: int) -> list[int]:
+        """Return the ranks of which this version was not seen."""
+        return [rank for rank in range(ranks) if (rank, version) not in self.seen]
+
+    def differences(self, reference: "States", ignored: Iterable[tuple[str, str]] = ()) -> list[Difference]:
+        """Return what differs, the earliest first, each name of each rank once. `ignored`: kinds and names."""
+        skipped = set(ignored)
+        last = max((version for _, version in reference.seen), default=0)
+        found: dict[tuple[int, str, str], Difference] = {}
+        for (rank, version), seen in sorted(self.seen.items()):
+            expected = reference.seen.get((rank, version))
+            for digests in seen if expected else ():
+                assert expected is not None
+                for kind, name in _unequal(expected[-1], digests, whole=version == last):
+                    if (kind, name) not in skipped and (kind not in _LAST_KINDS or version == last):
+                        found.setdefault((rank, kind, name), Difference(version, rank, kind, name))
+        return sorted(found.values(), key=lambda each: each.order)
+
+
+def split(differences: Iterable[Difference]) -> tuple[list[Difference], set[tuple[str, str]]]:
+    """Split what differs between two unfailed runs: what makes them two results, and what only is never the same."""
+    real, chance = [], set()
+    for each in differences:
+        if each.kind in _EXACT_KINDS:
+            real.append(each)
+        else:
+            chance.add((each.kind, each.name))
+    return real, chance
+
+
+def _unequal(expected: Digests, seen: Digests, *, whole: bool) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of what differs. What one of the two lacks counts in the last version: until then it may be late."""
+    for kind in {**expected, **seen}:
+        one, other = expected.get(kind, {}), seen.get(kind, {})
+        for name in {**one, **other}:
+            if one.get(name) != other.get(name) and (whole or (name in one and name in other)):
+                yield kind, name
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a file whose writer may have been killed while it wrote."""
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield line

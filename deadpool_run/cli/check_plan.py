@@ -1,0 +1,58 @@
+"""Which ranks `deadpool-run check` kills, where and when. Pure."""
+
+import math
+import random
+from collections.abc import Iterator
+
+from deadpool_run.errors import UsageError
+from deadpool_run.wire.check import Fault, FaultPhase
+
+FIRST_STEP = 4
+"""The first step of a fault. A replacement rehearses steps 0 and 1: next to those, state that a repair leaves out would not be missed."""
+STEPS_AFTER = 2
+"""Steps that are left after a fault, so that what it did to the weights is seen."""
+LEAST_STEPS = FIRST_STEP + STEPS_AFTER + 1
+ALL = "all"
+
+
+def plan_faults(ranks: int, steps: int, asked: str, seed: int) -> list[Fault]:
+    """Return the faults of a check, one for each run.
+
+    asked: empty for as many as it takes to kill every rank and to meet every phase, `all` for every rank in every phase,
+    or a number. Raises `UsageError` if the script has too few steps.
+    """
+    if steps < LEAST_STEPS:
+        raise UsageError(
+            f"the script's loop has {steps} steps: too few for a fault\nmake it at least {LEAST_STEPS} steps long"
+        )
+    count = fault_count(asked, ranks)
+    chosen = random.Random(seed)  # noqa: S311 - no secret
+    phases = list(FaultPhase)
+    if seed:
+        chosen.shuffle(phases)
+    last = steps - STEPS_AFTER - 1
+    faults = []
+    for number, (rank, phase) in zip(range(count), _pairs(ranks, phases), strict=False):
+        step = FIRST_STEP + (last - FIRST_STEP) * number // max(1, count - 1)
+        faults.append(Fault(rank, phase, step, chosen.random()))
+    return faults
+
+
+def fault_count(asked: str, ranks: int) -> int:
+    """Return the number of faults. Raises `UsageError` if what was asked for is no number and not `all`."""
+    if not asked:
+        return max(ranks, len(FaultPhase))
+    if asked == ALL:
+        return ranks * len(FaultPhase)
+    if not asked.isdecimal() or int(asked) == 0:
+        raise UsageError(f"--faults {asked!r}: neither `all` nor a number\nwrite a number from 1, or `all`")
+    return int(asked)
+
+
+def _pairs(ranks: int, phases: list[FaultPhase]) -> Iterator[tuple[int, FaultPhase]]:
+    """Yield every pair, again and again; the first of them are all ranks and all phases."""
+    number = 0
+    together = math.lcm(ranks, len(phases))
+    while True:
+        yield number % ranks, phases[(number + number // together) % len(phases)]
+        number += 1

@@ -1,0 +1,165 @@
+"""The result of a check: as a table, and as JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from deadpool_run.cli.check_compare import Difference, States, in_words
+from deadpool_run.cli.check_run import Run
+from deadpool_run.errors import RefusedError, ReplicasDifferError
+from deadpool_run.view.text import printable, table
+
+SCHEMA_VERSION = 1
+_STYLES = {"exact": "green", "refused": "yellow", "different": "bold red", "stopped": "red"}
+
+
+class Verdict(StrEnum):
+    """What a run came to."""
+
+    EXACT = "exact"
+    REFUSED = "refused"
+    DIFFERENT = "different"
+    STOPPED = "stopped"
+
+
+_VERDICTS: Mapping[int | None, Verdict] = {
+    RefusedError.exit_code: Verdict.REFUSED,
+    ReplicasDifferError.exit_code: Verdict.DIFFERENT,
+}
+"""By exit code of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A run with its result."""
+
+    run: Run
+    verdict: Verdict
+    why: str = ""
+    differences: Sequence[Difference] = ()
+    met: bool = True
+    """Whether the rank was killed in the phase that was planned; if not, it was killed at the end of the step."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as an object for JSON."""
+        fault = self.run.fault
+        return {
+            "rank": None if fault is None else fault.rank,
+            "phase": None if fault is None else fault.phase.value,
+            "step": None if fault is None else fault.step,
+            "phase_met": self.met,
+            "result": self.verdict.value,
+            "why": self.why,
+            "differences": [_to_json(each) for each in self.differences],
+            "exit_code": self.run.exit_code,
+            "seconds": round(self.run.seconds, 3),
+            "output": str(self.run.output),
+        }
+
+    def details(self) -> list[str]:
+        """Return why the run is not exact, in lines."""
+        lines = [printable(line) for line in self.why.splitlines()]
+        return [*lines, *([printable(in_words(self.differences))] if self.differences else [])]
+
+
+@dataclass(slots=True)
+class Report:
+    """The results of a check so far."""
+
+    steps: int
+    ranks: int = 0
+    rows: list[Row] = field(default_factory=list)
+    irreproducible: Sequence[Difference] = ()
+    """What two unfailed runs differ in; nothing more is run then."""
+    not_compared: Sequence[tuple[str, str]] = ()
+    """Kinds and names of values that differ from run to run and are no weights."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether every run is exact."""
+        return not self.irreproducible and all(row.verdict is Verdict.EXACT for row in self.rows)
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        unfailed = [row for row in self.rows if row.run.fault is None]
+        parts = {
+            "schema_version": SCHEMA_VERSION,
+            "exact": self.exact,
+            "steps": self.steps,
+            "ranks": self.ranks,
+            "reproducible": not self.irreproducible if len(unfailed) > 1 else None,
+            "irreproducible": [_to_json(each) for each in self.irreproducible],
+            "not_compared": [{"kind": kind, "name": name} for kind, name in self.not_compared],
+            "runs": [row.to_json() for row in self.rows],
+        }
+        return json.dumps(parts)
+
+    def show(self, console: Console) -> None:
+        """Print the table, and below it a sentence for each row that is not exact."""
+        shown = table(("rank", "phase", "step", "result", "s"), {"phase", "result"})
+        for row in self.rows:
+            fault = row.run.fault
+            place = ("-", "no fault", "-") if fault is None else (str(fault.rank), fault.phase.value, str(fault.step))
+            if not row.met:
+                place = (place[0], f"between (no {place[1]})", place[2])
+            shown.add_row(*place, Text(row.verdict, style=_STYLES[row.verdict]), f"{row.run.seconds:.1f}")
+        console.print(shown)
+        for row in self.rows:
+            if details := row.details():
+                fault = row.run.fault
+                where = "no fault" if fault is None else f"rank {fault.rank}, {fault.phase}, step {fault.step}"
+                text = "\n  ".join(details)
+                console.print(Text(f"{where}: {row.verdict}: {text}"), soft_wrap=True)
+        console.print(Text(self.conclusion()), soft_wrap=True)
+
+    def conclusion(self) -> str:
+        """Return the result in a sentence."""
+        if self.irreproducible:
+            return (
+                f"not reproducible even without a failure, {printable(in_words(self.irreproducible))}\n"
+                "seed every generator and call torch.use_deterministic_algorithms(True), then check again"
+            )
+        faults = [row for row in self.rows if row.run.fault is not None]
+        exact = sum(row.verdict is Verdict.EXACT for row in faults)
+        if not faults:
+            return f"no rank was killed: the run without a fault was {self.rows[-1].verdict}" if self.rows else ""
+        return f"{exact} of {len(faults)} exact, over {self.steps} steps and {self.ranks} ranks"
+
+
+def judge(run: Run, states: States, reference: States, report: Report) -> Row:
+    """Return the result of a run with a fault, compared with the unfailed one."""
+    met = run.fault_happened()
+    found = states.differences(reference, report.not_compared)
+    missing = states.missing(report.ranks, report.steps)
+    verdict, why = Verdict.EXACT, ""
+    if run.exit_code != 0:
+        verdict, why = _VERDICTS.get(run.exit_code, Verdict.STOPPED), run.reason
+    elif found:
+        verdict = Verdict.DIFFERENT
+    elif met is None:
+        verdict, why = Verdict.STOPPED, "the rank did not come to the step of the fault"
+    elif missing:
+        verdict, why = Verdict.STOPPED, f"rank {', '.join(map(str, missing))} ended before step {report.steps}"
+    return Row(run, verdict, why, found, met=met is not False)
+
+
+def judge_unfailed(run: Run, states: States) -> Row:
+    """Return the result of a run without a fault, by itself."""
+    if run.exit_code != 0:
+        return Row(run, _VERDICTS.get(run.exit_code, Verdict.STOPPED), run.reason)
+    if not states:
+        return Row(
+            run,
+            Verdict.REFUSED,
+            "the script has no loop over job.steps() or job.batches(), so that nothing of it can be repaired",
+        )
+    return Row(run, Verdict.EXACT)
+
+
+def _to_json(each: Difference) -> dict[str, Any]:
+    return {"name": each.name, "kind": each.kind, "rank": each.rank, "from_step": each.version}

@@ -1,0 +1,65 @@
+"""The plan that `deadpool-run check` gives to the workers of one run, and the names of what they write for it."""
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+VARIABLE = "DEADPOOL_CHECK"
+"""The environment variable that holds a plan as JSON. A script may look at it: the run is one of several."""
+
+FAULT_FILE = "fault.json"
+"""Written by the worker that is about to kill itself; created exclusively, so that a run has one fault."""
+LOOP_FILE = "loop.json"
+"""Written by rank 0 at the start of its step loop."""
+STATES = "rank*.states.jsonl"
+"""Written by every worker: one line for each version whose state it has hashed."""
+
+
+class FaultPhase(StrEnum):
+    """The part of a step in which a rank is killed."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    COLLECTIVE = "collective"
+    OPTIMIZER = "optimizer"
+    CAPTURE = "capture"
+    BETWEEN = "between"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One SIGKILL."""
+
+    rank: int
+    phase: FaultPhase
+    step: int
+    fraction: float
+    """How far into the phase, from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPlan:
+    """What the workers of a run are asked for: stop after some steps, write digests to a folder, have one fault."""
+
+    steps: int
+    folder: str
+    fault: Fault | None = None
+
+    def encode(self) -> str:
+        """Return the plan as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Return the plan of this JSON. Raises ValueError, KeyError or TypeError for any other text."""
+        parts: dict[str, Any] = json.loads(text)
+        fault = parts.pop("fault")
+        if fault is not None:
+            fault = Fault(**{**fault, "phase": FaultPhase(fault["phase"])})
+        return cls(**parts, fault=fault)
+
+    def states_file(self, rank: int, worker: int) -> Path:
+        """Return the file for the states that a worker sees as this rank."""
+        return Path(self.folder, STATES.replace("*", f"{rank}.{worker}"))
