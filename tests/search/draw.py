@@ -126,7 +126,7 @@ class Job:
 def draw(seed: int) -> Job:
     """Return the job of a seed."""
     dice = random.Random(seed)
-    ranks = dice.choice((2, 2, 2, 3, 3, 4))
+    ranks = dice.choice((2, 2, 2, 2, 3, 3, 4))
     if dice.random() < 0.2:
         loop: dict[str, Any] = {"item": dice.choice(ITEMS)}
     else:
@@ -243,24 +243,29 @@ def _faults(dice: random.Random, ranks: int, steps: int) -> tuple[tuple[str, ...
         if dice.random() < 0.25:
             strikes.append(_strike(dice, ranks, steps, number))
         else:
-            deaths.append(_death(dice, ranks, steps, raises="raise-once" not in f"{deaths}"))
+            deaths.append(_death(dice, ranks, steps, deaths))
     return tuple(deaths), tuple(strikes)
 
 
-def _death(dice: random.Random, ranks: int, steps: int, *, raises: bool) -> str:
+def _death(dice: random.Random, ranks: int, steps: int, before: list[str]) -> str:
     """Return a fault of the script's. Only one of a job raises: the same exception twice is a bug of the script."""
     place = _weighted(dice, PLACES)
     how = _weighted(dice, KINDS)
-    if how == "raise-once" and (not raises or place in ("capture", "end")):
+    rank = dice.randrange(ranks)
+    if place == "rehearsal" and before:  # it takes a newcomer, which takes a death of the rank before
+        rank = int(before[-1].partition(",")[0].removeprefix("rank="))
+    elif place == "rehearsal":
+        place = "collective"
+    if how == "raise-once" and ("raise-once" in f"{before}" or place in ("capture", "end")):
         how = "sigkill"
     if how == "sigstop" and place in ("setup", "rehearsal", "end"):
         how = "abort"  # a hang is looked for in the loop only
-    parts = [f"rank={dice.randrange(ranks)}", f"at={place}", f"how={how}"]
+    parts = [f"rank={rank}", f"at={place}", f"how={how}"]
     if place not in ("setup", "rehearsal", "end"):
         first = 0 if dice.random() < 0.1 else 2
         parts.append(f"step={dice.randrange(first, steps)}")
     if place in COUNTS:
-        parts.append(f"n={dice.randrange(COUNTS[place])}")
+        parts.append(f"n={dice.choice((0, 0, 1, dice.randrange(COUNTS[place])))}")
     if how not in ("raise-once", "sigstop") and place in ("collective", "after", "between") and dice.random() < 0.4:
         parts.append(f"us={dice.choice((50, 500, 2000, 10000))}")
     return ",".join(parts)
@@ -269,7 +274,7 @@ def _death(dice: random.Random, ranks: int, steps: int, *, raises: bool) -> str:
 def _strike(dice: random.Random, ranks: int, steps: int, number: int) -> Strike:
     target = "newest" if dice.random() < 0.3 else f"rank {dice.randrange(ranks)}"
     how = _weighted(dice, SIGNALS)
-    ms = int(10 ** dice.uniform(0, 3))
+    ms = int(10 ** dice.uniform(0, 2.5))
     if number and dice.random() < 0.5:
         return Strike(target, how, after_death=number - 1, ms=ms)
     return Strike(target, how, after_version=dice.randrange(1, steps), ms=ms)
