@@ -239,7 +239,7 @@ def _break(dice: random.Random, loop: dict[str, Any], _ranks: int) -> None:
 def _faults(dice: random.Random, ranks: int, steps: int) -> tuple[tuple[str, ...], tuple[Strike, ...]]:
     deaths: list[str] = []
     strikes: list[Strike] = []
-    for number in range(dice.choice((1, 1, 1, 2, 2, 3, 4))):
+    for number in range(dice.choice((1, 2, 2, 3, 3, 4))):
         if dice.random() < 0.25:
             strikes.append(_strike(dice, ranks, steps, number))
         else:
