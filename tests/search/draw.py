@@ -38,19 +38,19 @@ BREACHES = {
     "unprotected-optimizer": "optimizer",
     "unprotected-scheduler": "scheduler",
     "unprotected-average": "average",
-    "unprotected-second": "second",
+    "unprotected-second": "optimizer",
     "carried-batch": "batch",
     "carried-average": "average",
     "iterator": "iterator",
     "late-collective": "collective",
     "skips-rehearsal": "rehears",
     "data-write": "data",
-    "attribute": "attribute",
+    "attribute": "attribute|buffer|variable",
     "stepped-in-backward": "backward",
-    "swallows": "except",
+    "swallows": "except|swallow",
     "range": "job.steps",
 }
-"""What a script must not do. Whoever does is to be refused, with a text that has this word, or is to be exact all the same."""
+"""What a script must not do. Whoever does is to be refused, with a text that has one of these words, or is to be exact all the same."""
 
 PLACES = {
     "setup": 1,
@@ -154,12 +154,13 @@ def _weighted(dice: random.Random, weights: dict[str, int]) -> str:
 
 def _options(dice: random.Random, *, stops: bool) -> tuple[str, ...]:
     options = ["--drain-timeout", "10"]
-    if dice.random() < 0.3:
+    start = dice.random()
+    if start < 0.3:
         options += ["--spare-mode", "hot"]
+    elif start < 0.4:
+        options += ["--start-method", "spawn"]
     if dice.random() < 0.25:
         options += ["--capture-interval", dice.choice("234")]
-    if dice.random() < 0.12:
-        options += ["--start-method", "spawn"]
     if stops:
         options += ["--hang-timeout", str(HANG_TIMEOUT_S)]
     return tuple(options)
