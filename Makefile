@@ -5,6 +5,7 @@
 #   make PYTHON=python3.12 test   with another interpreter (3.11 or later)
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
 #                                 with torch's small CPU build; elsewhere pip fetches the CUDA one on Linux
+#   make search MINUTES=30        train random loops under random faults; SEED=n repeats one that failed
 #   make JOBS=0 test              with the tests one after the other, for a debugger or a very slow machine
 #   make TORCH=2.15.0 test-torch  with another torch, in an environment of its own: pip fetches several gigabytes
 
@@ -15,6 +16,8 @@ TORCH_INDEX ?=
 TORCH_VERSIONS ?= 2.13.0 2.14.1 2.15.0
 BENCH ?=
 JOBS ?= 2
+MINUTES ?= 10
+SEED ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -26,7 +29,7 @@ SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test suite test-torch test-torch-api lint format test-long frameworks test-frameworks matrix test-slurm bench clean
+.PHONY: help demo test suite test-torch test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -79,6 +82,9 @@ test-frameworks: $(FRAMEWORKS)  ## the recipes of Hugging Face and Lightning, wh
 matrix: $(STAMP)  ## what training loops do x where a rank dies: runs all of it and writes docs/compatibility.md
 	$(BIN)/python -m pytest tests/loops -m 'slow or not slow' -n $(JOBS) --dist worksteal --matrix docs/compatibility.md
 
+search: $(STAMP)  ## random loops, layouts and faults for MINUTES=10; prints the seed of each failure, SEED=n repeats it
+	$(BIN)/python tests/search/search.py --at-once $(JOBS) $(if $(SEED),--seed $(SEED),--minutes $(MINUTES))
+
 test-slurm: $(STAMP)  ## the tests on a real Slurm of pretend nodes; installs slurm-wlm where it may
 	tests/slurm/install.sh
 	$(BIN)/python -m pytest tests/slurm
@@ -97,5 +103,5 @@ bench: $(STAMP)  ## measure start-up, overhead, recovery and leaks on this machi
 	set -e; for each in startup overhead recovery soak; do $(BIN)/python tests/bench/$$each.py $(BENCH); done
 
 clean:  ## remove the environment and every build output
-	rm -rf $(VENV) .venv-torch-* $(TORCH_FILES) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-torch-* $(TORCH_FILES) build dist .search .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

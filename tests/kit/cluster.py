@@ -155,12 +155,12 @@ class Cluster:
                 raise AssertionError(f"the job ended ({self.exit_code}) before {what}\n{self.told()}")
             left = deadline - time.monotonic()
             if left <= 0:
-                raise AssertionError(f"no {what} within {timeout_s} s\n{self._stacks()}\n{self.told()}")
+                raise AssertionError(f"no {what} within {timeout_s} s\n{self.stacks()}\n{self.told()}")
             self._read(left)
         return value
 
-    def _stacks(self) -> str:
-        """Have every worker that runs `train.py` say where its threads are."""
+    def stacks(self) -> str:
+        """Have every worker of a script that listens to SIGUSR2 say where its threads are."""
         seen = len(self.stderr)
         workers = {e["pid"] for e in self.account.of("start")} & marked(self.mark).keys()
         for pid in workers:
@@ -170,9 +170,11 @@ class Cluster:
             self._read(deadline - time.monotonic())
         return self.stderr[seen:]
 
-    def poll(self) -> bool:
-        """Read what there is, and return whether the job has ended."""
-        self._read(0)
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """Read what there is, or the first that comes in time, and return whether the job has ended."""
+        self._read(timeout_s)
+        if self.exit_code is not None:
+            self._read_rest()
         return self.exit_code is not None
 
     def wait_event(self, kind: str, *, nth: int = 1, timeout_s: float = START_TIMEOUT_S, **fields: object) -> Event:

@@ -65,8 +65,10 @@ class BugError(ValueError):
 def end(how):
     """End this process now, in one of the ways that processes end."""
     match how:
-        case "sigkill" | "sigterm":
+        case "sigkill" | "sigterm" | "sigstop":
             os.kill(os.getpid(), signal.Signals[how.upper()])
+        case "abort":
+            os.abort()
         case "sigsegv":
             ctypes.string_at(0)
         case "exit":

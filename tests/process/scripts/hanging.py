@@ -1,7 +1,6 @@
-"""`train.py`, whose faults can also be to stop, to loop for ever, and to be slow for a moment (`how=sigstop|loop|nap`)."""
+"""`train.py`, whose faults can also be to loop for ever, and to be slow for a moment (`how=loop|nap`)."""
 
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -14,8 +13,6 @@ _end = faults.end
 
 def end_or_hang(how):
     match how:
-        case "sigstop":
-            os.kill(os.getpid(), signal.SIGSTOP)
         case "loop":
             while True:
                 pass

@@ -1,0 +1,93 @@
+"""The random search itself: what it draws, and that it tells a wrong weight from a right one."""
+
+import dataclasses
+
+import pytest
+from draw import BREACHES, ITEMS, KINDS, PLACES, WRAPS, Job, Strike, draw
+from trial import judge_stop, run
+
+SMALL = Job(
+    seed=0,
+    loop={
+        "wrap": "ddp",
+        "width": 8,
+        "blocks": ["dropout", "norm"],
+        "trains": "all",
+        "optimizers": ["adam", "momentum"],
+        "scheduler": "step",
+        "scheduler_at": "between",
+        "zero": "before",
+        "micro": 2,
+        "data": "protected",
+        "average": "between",
+        "teacher": True,
+        "metrics": "unprotected",
+        "clip": True,
+        "every": 1,
+        "scaler": "",
+        "between": ["metric", "broadcast"],
+        "between_every": 2,
+        "head": False,
+        "ddp": {},
+        "bucket_cap_mb": 0.01,
+        "no_sync": True,
+    },
+    ranks=2,
+    steps=7,
+    spares=1,
+    deaths=("rank=1,at=backward,how=sigsegv,step=4,n=0",),
+)
+"""One job with a part of most kinds, so that none of them rots."""
+
+
+def test_a_seed_alone_tells_the_job():
+    jobs = [draw(seed) for seed in range(300)]
+    assert jobs == [draw(seed) for seed in range(300)]
+    assert jobs == [Job.read(job.told()) for job in jobs]
+
+
+def test_everything_is_drawn():
+    jobs = [draw(seed) for seed in range(4000)]
+    deaths = " ".join(death for job in jobs for death in job.deaths)
+    assert {job.loop["item"] for job in jobs if "item" in job.loop} == set(ITEMS)
+    assert {job.loop["wrap"] for job in jobs if "wrap" in job.loop} == set(WRAPS)
+    assert {job.breach for job in jobs} == {"", *BREACHES}
+    assert all(f"at={place}," in deaths for place in PLACES)
+    assert all(f"how={kind}" in deaths for kind in KINDS)
+    assert all(any(isinstance(strike, Strike) for strike in job.strikes) for job in jobs if not job.deaths)
+
+
+def test_a_mesh_of_two_dimensions_is_drawn_for_ranks_that_fill_it():
+    jobs = [draw(seed) for seed in range(2000)]
+    assert {job.ranks for job in jobs if job.loop.get("wrap") in ("hsdp", "tp")} == {2, 4}
+
+
+@pytest.mark.timeout(300)
+def test_an_exact_job_is_told_from_one_with_a_weight_that_is_wrong_in_its_last_bit(tmp_path):
+    exact = run(SMALL, tmp_path / "exact")
+    assert (exact.outcome, exact.happened) == ("exact", 1), exact.words
+    assert not (tmp_path / "exact").exists()
+    planted = dataclasses.replace(SMALL, planted=True)
+    assert run(planted, tmp_path / "wrong").outcome == "silently different"
+    assert Job.read((tmp_path / "wrong" / "job.json").read_text()) == planted
+    assert "(pid" in (tmp_path / "wrong" / "verdict.txt").read_text()
+
+
+SPENT = "rank 0 died (the world was started again 3 times; 3 are allowed)"
+
+
+@pytest.mark.parametrize(
+    ("breach", "code", "reason", "outcome"),
+    [
+        ("range", 94, "it loops without job.steps", "refused"),
+        ("range", 94, "no", "was refused, and the text names no cause"),
+        ("", 94, "no", "was refused (94) though the loop keeps to the rules"),
+        ("", 1, "", "stopped without a printed reason"),
+        ("", 1, SPENT, "stopped"),
+        ("", 1, "a bug in the script", "ended as a bug in the script"),
+        ("swallows", 1, "the moon", "stopped for a reason that nothing drawn gives"),
+    ],
+)
+def test_a_stop_is_judged_by_its_text(breach, code, reason, outcome):
+    assert judge_stop(breach, code, [reason], f"deadpool-run: stopping: {reason}") == outcome
+    assert judge_stop(breach, code, [reason], "deadpool-run: stopping") == "stopped without a printed reason"
