@@ -70,7 +70,8 @@ class _Watch:
 
     @property
     def _is_real(self) -> bool:
-        return not self._member.rehearsing and not self._member.practising
+        member = self._member
+        return not (member.rehearsing or member.practising or member.trial.running)
 
     def _record(self, version: int) -> None:
         """Write the digests of this version's state, unless it is too much to be hashed each time."""

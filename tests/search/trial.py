@@ -195,7 +195,11 @@ def judge_stop(breach: str, code: int | None, reasons: list[str], text: str) -> 
     if code in REFUSALS or (breach and "ScriptError" in text):
         if not breach:
             return f"was refused ({code}) though the loop keeps to the rules"
-        return "refused" if re.search(BREACHES[breach], text, re.IGNORECASE) else "was refused, and the text names no cause"
+        return (
+            "refused"
+            if re.search(BREACHES[breach], text, re.IGNORECASE)
+            else "was refused, and the text names no cause"
+        )
     if any(re.search(stop, reason) for stop in STOPS for reason in reasons):
         return "stopped"
     if BLAME in text and breach != "swallows":
