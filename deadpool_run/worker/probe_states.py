@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.worker.optimizers import OptimizerState, local
+from deadpool_run.worker.compat_nn import local
+from deadpool_run.worker.optimizers import OptimizerState
 from deadpool_run.worker.rng import rng_tree, take_rng
 from deadpool_run.worker.snapshot import Snapshots
 from deadpool_run.worker.trees import TreeWriter
