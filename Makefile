@@ -79,8 +79,9 @@ frameworks: $(FRAMEWORKS)
 test-frameworks: $(FRAMEWORKS)  ## the recipes of Hugging Face and Lightning, which are installed for it
 	$(BIN)/python -m pytest -m frameworks -n $(JOBS)
 
-matrix: $(STAMP)  ## what training loops do x where a rank dies: runs all of it and writes docs/compatibility.md
-	$(BIN)/python -m pytest tests/loops -m 'slow or not slow' -n $(JOBS) --dist worksteal --matrix docs/compatibility.md
+matrix: $(STAMP)  ## what training loops do x where a rank dies, and what is refused: writes docs/compatibility.md
+	$(BIN)/python -m pytest tests/loops tests/contract -m 'slow or not slow' -n $(JOBS) --dist worksteal \
+	  --matrix docs/compatibility.md --contract docs/compatibility.md
 
 search: $(STAMP)  ## random loops, layouts and faults for MINUTES=10; prints the seed of each failure, SEED=n repeats it
 	$(BIN)/python tests/search/search.py --at-once $(JOBS) $(if $(SEED),--seed $(SEED),--minutes $(MINUTES))

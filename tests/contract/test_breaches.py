@@ -9,7 +9,6 @@ from kit.cluster import Cluster
 SCRIPT = Path(__file__).parent / "scripts" / "breaches.py"
 NAMES = findall(r'^@breach\("(.+)"\)$', SCRIPT.read_text(encoding="utf-8"), flags=8)
 REFUSED = 94
-USUAL = NAMES
 SAID = {
     "nothing is protected": "the optimizer 'optimizer' (Adam) updated weights in step 0, but nobody protects it",
     "the optimizer is not protected": "job.protect(optimizer=optimizer)",
@@ -25,10 +24,14 @@ BY_TRIAL = "step 1 was run twice from the same state and came to different resul
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_breach_is_refused_before_step_2(name, cluster):
+def test_a_breach_is_refused_before_step_2(name, cluster, record_property):
     job: Cluster = cluster(name, script=SCRIPT, nproc=2, spares=1)
     code = job.wait_exit()
     assert code == REFUSED, job.told()
     assert SAID.get(name, BY_TRIAL) in " ".join(job.stderr.split()), job.told()
-    assert max(event["index"] for event in job.account.of("step")) < 2
+    last = max(event["index"] for event in job.account.of("step"))
+    assert last < 2
     assert not job.account.of("end")
+    said = job.stderr.partition("stopping the job:")[2].strip().splitlines()[0]
+    for key, value in (("breach", name), ("step", last), ("said", said.replace("|", "/"))):
+        record_property(key, value)

@@ -1,0 +1,26 @@
+"""`--contract FILE` writes what the refusals' tests found between the marks of a document."""
+
+from pathlib import Path
+
+import pytest
+
+BEGIN, END = "<!-- contract: written by `make matrix` -->", "<!-- end of the contract -->"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--contract", type=Path, metavar="FILE", help="write what is refused into this document")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    path = config.getoption("--contract", default=None)
+    reports = terminalreporter.stats.get("passed", [])
+    rows = [dict(report.user_properties) for report in reports]
+    rows = [row for row in rows if "breach" in row]
+    if path is None or not rows:
+        return
+    before, rest = path.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    lines = ["| what the script does | seen in | what the job ends with |", "| --- | --- | --- |"]
+    lines += [f"| {row['breach']} | step {row['step']} | {row['said']} |" for row in rows]
+    table = "\n".join(lines)
+    path.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", encoding="utf-8")
