@@ -75,8 +75,7 @@ class States:
         for (rank, version), seen in sorted(self.seen.items()):
             expected = reference.seen.get((rank, version))
             for digests in seen if expected else ():
-                assert expected is not None
-                for kind, name in _unequal(expected[-1], digests, whole=version == last):
+                for kind, name in _unequal(expected or [], digests, whole=version == last):
                     if (kind, name) not in skipped and (kind not in _LAST_KINDS or version == last):
                         found.setdefault((rank, kind, name), Difference(version, rank, kind, name))
         return sorted(found.values(), key=lambda each: each.order)
@@ -93,12 +92,16 @@ def split(differences: Iterable[Difference]) -> tuple[list[Difference], set[tupl
     return real, chance
 
 
-def _unequal(expected: Digests, seen: Digests, *, whole: bool) -> Iterator[tuple[str, str]]:
-    """Yield kind and name of what differs. What one of the two lacks counts in the last version: until then it may be late."""
-    for kind in {**expected, **seen}:
-        one, other = expected.get(kind, {}), seen.get(kind, {})
-        for name in {**one, **other}:
-            if one.get(name) != other.get(name) and (whole or (name in one and name in other)):
+def _unequal(expected: Sequence[Digests], seen: Digests, *, whole: bool) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of what differs from each look at the reference: one step of that may have been run twice.
+
+    What one of the two lacks counts in the last version: until then it may be late.
+    """
+    for kind in {**expected[-1], **seen}:
+        looks, other = [each.get(kind, {}) for each in expected], seen.get(kind, {})
+        for name in {**looks[-1], **other}:
+            told = [one.get(name) for one in looks]
+            if other.get(name) not in told and (whole or (None not in told and name in other)):
                 yield kind, name
 
 

@@ -112,6 +112,15 @@ def test_each_look_at_a_version_counts(tmp_path):
     assert found_in(tmp_path, (1, state(weights={"w": "2"})), (1, state()), (2, state()))
 
 
+def test_either_look_at_the_reference_will_do(tmp_path):
+    """The library runs step 1 twice: what it does not put back differs there without harm."""
+    write(tmp_path / "a", 0, 0, (1, state(gradients={"g": "1"})), (1, state(gradients={"g": "2"})), (2, state()))
+    write(tmp_path / "b", 0, 0, (1, state(gradients={"g": "1"})), (1, state(gradients={"g": "3"})))
+    reference = States(tmp_path / "a")
+    assert reference.differences(reference) == []
+    assert States(tmp_path / "b").differences(reference) == [Difference(1, 0, "gradients", "g")]
+
+
 def test_the_line_of_a_writer_that_was_killed_is_passed_over(tmp_path):
     assert found_in(tmp_path, (1, state()), torn='{"version": 2, "digests": {"weights": {"w": "9') == []
 
