@@ -102,6 +102,8 @@ class Member(Participant):
         if self._in_step and not (self._updated or in_backward or self.snapshots.wait_for_peers()):
             self._stopped = True
             raise StepAborted("a peer was lost while it made its snapshot")
+        if not self._updated:
+            self.snapshots.check_writes()
         self._optimizers = self._updated = True
         self.snapshots.note_optimizer(optimizer)
         if self._in_step:
@@ -208,7 +210,7 @@ class Member(Participant):
         self._cell.step_ns = now - self._step_began_ns
         self._cell.step_ended_ns = now
         if self._optimizers:
-            self.snapshots.begin(self.completed)
+            self.snapshots.begin(self.completed, look=is_sampled(self.completed - 1))
         else:  # weights that a script changes by hand may change at any moment: copy before it goes on
             self.snapshots.capture_now(self.completed)
         self._cell.completed = self.completed  # not before the copy is under way: peers that wait for it would go on
@@ -265,6 +267,7 @@ class Member(Participant):
         """Have the next step be run for practice; False if a rank was lost before."""
         if not self.snapshots.capture_now(self.completed):
             return False
+        self.snapshots.look()
         self.trial.stage = Trial.Stage.RUNNING
         marking.install()
         return True

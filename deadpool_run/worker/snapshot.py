@@ -27,7 +27,7 @@ from deadpool_run.worker.capture import Capture, Plan, SlotMemory, Staging, Writ
 from deadpool_run.worker.compat_nn import has_buckets, local
 from deadpool_run.worker.copier import Copier
 from deadpool_run.worker.coverage import Coverage
-from deadpool_run.worker.digest import digest, samples_equal
+from deadpool_run.worker.digest import digest, sample, samples_equal
 from deadpool_run.worker.restore import Restoration
 from deadpool_run.worker.rng import RngStates, put_rng, take_rng
 from deadpool_run.worker.state import Protected
@@ -75,6 +75,9 @@ class Snapshots:
         self._values: dict[str, Any] = {}
         self._rng: RngStates | None = None
         self._keeps_grads = False
+        self._seen: list[tuple[Tensor, int]] = []
+        self._writes_early = False
+        """Whether the script writes parameters before its updates, in ways that torch may not count."""
         self._stepped: set[int] = set()
         self._counts: tuple[Plan, list[int]] | None = None
         self._closed = False
@@ -150,7 +153,7 @@ class Snapshots:
 
         Writes that torch counts are seen; of others (through `.data`) a sample is compared with the slot.
         """
-        if self._counts is None or self._protected.is_shadowed():
+        if self._counts is None or self._writes_early or self._protected.is_shadowed():
             return False
         plan, counts = self._counts
         if plan.write_counts() != counts:
@@ -185,15 +188,30 @@ class Snapshots:
         """Return the lowest of the ranks that hold the same parameters as this one; None if it is the only one."""
         return redundancy.likeness(self._protected.modules.values())
 
-    def begin(self, version: Version) -> None:
+    def begin(self, version: Version, *, look: bool = False) -> None:
         """Step `version` has ended: copy what is small, and start the copy of the rest if the interval says so.
 
+        With `look`, see whether the next step writes parameters before its update. The copy is then over when this
+        returns, as in all steps of a script that does so: what is written would be copied.
         Raises what made an earlier capture fail.
         """
         self.wait()
         self._take(version)
         if version % self.interval == 0 and version not in self.held():
             self._copier.submit(self._capture(version))
+        if look or self._writes_early:
+            self.wait()
+        if look:
+            self.look()
+
+    def look(self) -> None:
+        """Note what the parameters are now, for `check_writes`."""
+        self._seen = [(parameter, sample(parameter)) for parameter in self._protected.parameters().values()]
+
+    def check_writes(self) -> None:
+        """See, before the first update of a step, whether parameters are as `look` noted them."""
+        seen, self._seen = self._seen, []
+        self._writes_early |= any(sample(parameter) != before for parameter, before in seen)
 
     def wait(self, *, hurry: bool = True) -> None:
         """Return when no copy is under way; with `hurry`, a capture that still waits for a free slot is given up."""
@@ -261,6 +279,7 @@ class Snapshots:
             values, rng = restoration.apply()
             self._keeps_grads = values["keeps"]["gradients"]
             self.agreement.unequal = set(values["keeps"]["unequal"])
+            self._writes_early |= values["keeps"]["early"]
             self._put_gradients(values["gradients"])
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -317,7 +336,11 @@ class Snapshots:
             self._values = self._protected.take(self._stepped)
             self._rng = take_rng()
             self._keeps_grads = any(parameter.grad is not None for parameter in parameters)
-            self._values["keeps"] = {"gradients": self._keeps_grads, "unequal": sorted(self.agreement.unequal)}
+            self._values["keeps"] = {
+                "gradients": self._keeps_grads,
+                "unequal": sorted(self.agreement.unequal),
+                "early": self._writes_early,
+            }
             self._stepped.clear()
             self._counts = None if self._plan is None else (self._plan, self._plan.write_counts())
             self._copy_of = version

@@ -145,7 +145,7 @@ def inner_module(rank, _size):
 
 
 class Adapted(nn.Module):
-    """A frozen layer with a trained one of low rank beside it."""
+    """A frozen layer with a trained one of low rank after it."""
 
     def __init__(self, base):
         super().__init__()
@@ -153,17 +153,16 @@ class Adapted(nn.Module):
         self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
 
     def forward(self, x):
-        return self.base(x) + self.up(self.down(x))
+        x = self.base(x)
+        return x + self.up(self.down(x))
 
 
 @item("adapters of low rank (LoRA) on a frozen base that is not protected")
 def lora(rank, _size):
     base = net()
     adapters = seeded(lambda: nn.ModuleList(Adapted(block) for block in base))
-    trained = nn.ModuleList(nn.ModuleList([each.down, each.up]) for each in adapters)
     model = ddp(nn.Sequential(*adapters))
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
-    del trained
     return Loop({"model": model, "optimizer": optimizer}, update(model, optimizer, rank), blocks_of(model), optimizer)
 
 
