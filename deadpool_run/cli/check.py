@@ -48,8 +48,6 @@ def check_script(wanted: Wanted, *, as_json: bool) -> int:
         report = _check(wanted, folder.path)
         folder.keep |= not report.exact
         _write(report, as_json=as_json)
-        if folder.keep:
-            say.note(f"the output of each run is in {folder.path}")
     return 0 if report.exact else NOT_EXACT
 
 
@@ -66,8 +64,10 @@ class _Folder(AbstractContextManager["_Folder"]):
             raise UsageError(f"--log-dir {given}: not an empty folder\nname one that does not exist yet")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Remove a temporary folder, unless it is to be kept or something went wrong."""
-        if not self.keep and kind is None:
+        """Remove a temporary folder unless it is to be kept or something went wrong, and name the one that stays."""
+        if self.keep or kind is not None:
+            say.note(f"the output of each run is in {self.path}")
+        else:
             shutil.rmtree(self.path)
 
 
