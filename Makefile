@@ -5,6 +5,8 @@
 #   make PYTHON=python3.12 test   with another interpreter (3.11 or later)
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
 #                                 with torch's small CPU build; elsewhere pip fetches the CUDA one on Linux
+#   make test-long LONG=tests/worker/test_torch_suite.py
+#                                 with the long tests of some files only
 #   make JOBS=0 test              with the tests one after the other, for a debugger or a very slow machine
 
 PYTHON ?= python3
@@ -12,6 +14,7 @@ VENV ?= .venv
 TORCH_INDEX ?=
 BENCH ?=
 JOBS ?= 2
+LONG ?= tests
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -44,7 +47,7 @@ test: lint  ## lint, types, layering and the tests
 	$(BIN)/python -m pytest -m 'not slow and not slurm and not frameworks' -n $(JOBS) --dist loadgroup
 
 test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
-	$(BIN)/python -m pytest -m 'slow and not frameworks'
+	$(BIN)/python -m pytest -m 'slow and not frameworks' $(LONG)
 
 $(FRAMEWORKS): $(STAMP)
 	$(BIN)/python -m pip install --quiet --retries 1 -c constraints.txt -e '.[dev,huggingface,lightning]'
