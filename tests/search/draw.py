@@ -182,6 +182,7 @@ def _composed(dice: random.Random, ranks: int) -> dict[str, Any]:
         "scheduler": dice.choice(("", "", *SCHEDULERS)),
         "scheduler_at": dice.choice(("inside", "between")),
         "zero": dice.choice(("after", "before")),
+        "to_none": dice.random() < 0.7,
         "micro": dice.choice((1, 1, 1, 2, 3)),
         "data": dice.choice(("keyed", "keyed", "global", "batches", "batches-workers", "protected")),
         "average": dice.choice(("", "", "", "inside", "between")),
