@@ -222,8 +222,10 @@ def _break(dice: random.Random, loop: dict[str, Any], _ranks: int) -> None:
             loop["optimizers"] = ["adam", "momentum"]
         case "unprotected-scheduler":
             loop["scheduler"] = loop["scheduler"] or "step"
-        case "unprotected-average":
+        case "unprotected-average" if loop["wrap"] == "ddp":  # a module: of another average nobody can know
             loop["average"] = loop["average"] or "between"
+        case "unprotected-average":
+            loop["breach"] = "carried-average"
         case "carried-batch":
             loop["data"] = dice.choice(("keyed", "global"))
         case "iterator":
