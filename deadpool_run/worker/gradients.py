@@ -9,10 +9,41 @@ from typing import Protocol
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.worker import compat_fsdp
+from deadpool_run.worker import compat_fsdp, compat_nn
 from deadpool_run.worker.optimizers import OptimizerState
+
+
+class BucketViews:
+    """Where DDPs with `gradient_as_bucket_view` keep each gradient.
+
+    A gradient that is put back goes there. One that lies elsewhere DDP multiplies by 1/n as it copies it, while it divides by n
+    in place: for three ranks the last bit may differ.
+    """
+
+    def __init__(self) -> None:
+        self._views: dict[int, Tensor] = {}
+        self._noted: set[int] = set()
+
+    def note(self, optimizer: Optimizer, ddps: Iterable[DistributedDataParallel]) -> None:
+        """Note the gradients that an optimizer is about to use, once: after the buckets are decided they do not move."""
+        if id(optimizer) in self._noted:
+            return
+        decided = [compat_nn.has_buckets(ddp) for ddp in ddps if ddp.gradient_as_bucket_view]
+        if not decided or not all(decided):
+            return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._views |= {id(each): each.grad for each in parameters if each.grad is not None}
+        self._noted.add(id(optimizer))
+
+    def lend(self, kept: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Give parameters that have no gradient, and are to get one, the memory that it had in its bucket."""
+        for parameter, _ in kept:
+            if parameter.grad is None:
+                parameter.grad = self._views.get(id(parameter))
 
 
 class _Module(Protocol):

@@ -204,6 +204,7 @@ class Protected:
         self.optimizers: dict[str, OptimizerState] = {}
         self.objects: dict[str, Any] = {}
         self._loose: set[int] = set()
+        self._views = gradients.BucketViews()
 
     def add(self, name: str, obj: object) -> None:
         """Protect `obj`. Raises `ScriptError` for what has no state that could be taken, and for a name used twice."""
@@ -213,6 +214,7 @@ class Protected:
             self.modules[name] = ModuleState(name, obj, self._wrappers)
         elif isinstance(obj, Optimizer):
             self.optimizers[name] = OptimizerState(name, obj)
+            obj.register_step_pre_hook(self._note_views)
         elif has_state(obj):
             self.objects[name] = obj
         else:
@@ -221,6 +223,9 @@ class Protected:
                 f"{name!r} cannot be protected: a {kind} has no state_dict() and load_state_dict().\n"
                 "Protect modules, optimizers, schedulers, or any object that has both methods."
             )
+
+    def _note_views(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        self._views.note(optimizer, [ddp for module in self.modules.values() for ddp in module.replicated])
 
     def parameters(self) -> dict[str, Tensor]:
         """Return every parameter once, however many modules and optimizers hold it, by name."""
@@ -324,7 +329,8 @@ class Protected:
         return kept
 
     def put(self, values: dict[str, Any]) -> None:
-        """Set what `take` returned, but for `gradients`."""
+        """Set what `take` returned, but for the values of `gradients`."""
+        self._views.lend(values["gradients"])
         for name, module in self.modules.items():
             module.put(values["modules"][name])
         for name, optimizer in self.optimizers.items():  # first: a scheduler sets rates of groups as it is loaded

@@ -182,6 +182,7 @@ def _composed(dice: random.Random, ranks: int) -> dict[str, Any]:
         "scheduler": dice.choice(("", "", *SCHEDULERS)),
         "scheduler_at": dice.choice(("inside", "between")),
         "zero": dice.choice(("after", "before")),
+        "to_none": dice.random() < 0.7,
         "micro": dice.choice((1, 1, 1, 2, 3)),
         "data": dice.choice(("keyed", "keyed", "global", "batches", "batches-workers", "protected")),
         "average": dice.choice(("", "", "", "inside", "between")),
@@ -221,8 +222,10 @@ def _break(dice: random.Random, loop: dict[str, Any], _ranks: int) -> None:
             loop["optimizers"] = ["adam", "momentum"]
         case "unprotected-scheduler":
             loop["scheduler"] = loop["scheduler"] or "step"
-        case "unprotected-average":
+        case "unprotected-average" if loop["wrap"] == "ddp":  # a module: of another average nobody can know
             loop["average"] = loop["average"] or "between"
+        case "unprotected-average":
+            loop["breach"] = "carried-average"
         case "carried-batch":
             loop["data"] = dice.choice(("keyed", "global"))
         case "iterator":

@@ -17,6 +17,7 @@ SMALL = Job(
         "scheduler": "step",
         "scheduler_at": "between",
         "zero": "before",
+        "to_none": False,
         "micro": 2,
         "data": "protected",
         "average": "between",

@@ -179,6 +179,21 @@ def views(rank, _size):
     return over(ddp(net(), gradient_as_bucket_view=True, static_graph=True), rank)
 
 
+@item("DDP, gradients as views of buckets, accumulated over steps")
+def views_over_steps(rank, _size):
+    """A newcomer has none when it is given those that are state: its rehearsal ends with an update."""
+    model = ddp(net(), gradient_as_bucket_view=True)
+    optimizer = sgd(model)
+
+    def step(index):
+        model(data(index, rank)).pow(2).mean().backward()
+        if index % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer, grads=True)
+
+
 @item("a fused optimizer, a learning rate that is a tensor")
 def fused(rank, _size):
     model = ddp(net())

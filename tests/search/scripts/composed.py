@@ -195,7 +195,7 @@ class Composed:
 
     def zero(self):
         for optimizer in self.optimizers:
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=self.spec["to_none"])
 
     def backward(self, index, part, batch):
         x = self.inputs(index, part, batch)
