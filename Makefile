@@ -6,6 +6,8 @@
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
 #                                 with torch's small CPU build; elsewhere pip fetches the CUDA one on Linux
 #   make search MINUTES=30        train random loops under random faults; SEED=n repeats one that failed
+#   make test-long LONG=tests/worker/test_torch_suite.py
+#                                 with the long tests of some files only
 #   make JOBS=0 test              with the tests one after the other, for a debugger or a very slow machine
 #   make TORCH=2.15.0 test-torch  with another torch, in an environment of its own: pip fetches several gigabytes
 
@@ -18,6 +20,7 @@ BENCH ?=
 JOBS ?= 2
 MINUTES ?= 10
 SEED ?=
+LONG ?= tests
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -68,7 +71,7 @@ test-torch-api: $(STAMP)  ## look up what we use of torch in the files of every 
 	$(BIN)/python -m pytest tests/worker/test_torch_names.py
 
 test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
-	$(BIN)/python -m pytest -m 'slow and not frameworks'
+	$(BIN)/python -m pytest -m 'slow and not frameworks' $(LONG)
 
 $(FRAMEWORKS): $(STAMP)
 	$(BIN)/python -m pip install --quiet --retries 1 -c $(CONSTRAINTS) -e '.[dev,huggingface,lightning]'

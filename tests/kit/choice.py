@@ -7,5 +7,10 @@ import pytest
 
 
 def often(values: Iterable[Any], usual: Collection[Any]) -> list[Any]:
-    """Return the values as parameters, those that are not usual marked as slow."""
-    return [value if value in usual else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    """Return the values as parameters, those that are not usual marked as slow. A tuple is one set of parameters."""
+    return [
+        value
+        if value in usual
+        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+        for value in values
+    ]

@@ -62,13 +62,31 @@ class BugError(ValueError):
     """Raised by a fault that plays a bug of the script."""
 
 
+class StrayError(Exception):
+    """Raised by a fault wherever the main thread happens to be."""
+
+
+def prepare():
+    """Have SIGALRM raise an exception."""
+
+    def raise_it(number, frame):
+        raise StrayError("the alarm's handler")
+
+    signal.signal(signal.SIGALRM, raise_it)
+
+
 def end(how):
     """End this process now, in one of the ways that processes end."""
     match how:
-        case "sigkill" | "sigterm" | "sigstop":
+        case "sigkill" | "sigterm" | "sigint" | "sigstop":
             os.kill(os.getpid(), signal.Signals[how.upper()])
         case "abort":
             os.abort()
+        case "async":
+            main = ctypes.c_ulong(threading.main_thread().ident)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(StrayError))
+        case "handler":
+            os.kill(os.getpid(), signal.SIGALRM)  # see `prepare`
         case "sigsegv":
             ctypes.string_at(0)
         case "exit":

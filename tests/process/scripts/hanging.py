@@ -1,5 +1,9 @@
-"""`train.py`, whose faults can also be to loop for ever, and to be slow for a moment (`how=loop|nap`)."""
+"""`train.py`, whose faults can also be to loop for ever, to hold the GIL in a C call for ever, and to be slow.
 
+`how=loop|gil|nap`
+"""
+
+import ctypes
 import os
 import sys
 import time
@@ -16,6 +20,10 @@ def end_or_hang(how):
         case "loop":
             while True:
                 pass
+        case "gil":
+            mutex, lock = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock
+            lock(mutex)
+            lock(mutex)  # no signal ends this wait, and no other thread of Python runs again
         case "nap":
             time.sleep(NAP_S)
         case _:
@@ -24,6 +32,7 @@ def end_or_hang(how):
 
 if __name__ == "__main__":
     faults.end = end_or_hang
+    faults.prepare()
     sys.argv += ["--flags", str(Path(os.environ["KIT_EVENTS"]).parent / "flags")]
     import train
 
