@@ -2,7 +2,8 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import pytest
 from launches import Running
@@ -12,9 +13,9 @@ from launches import Running
 def start(tmp_path) -> Iterator[Callable[..., Running]]:
     """Start commands; whatever still runs at the end of the test is ended (its workers die with it)."""
     runs: list[Running] = []
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("DEADPOOL_", "PET_"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DEADPOOL_", "PET_"))}
 
-    def _start(*command: object) -> Running:
+    def _start(*command: object, env: Mapping[str, str] = MappingProxyType({})) -> Running:
         output = tmp_path / f"output{len(runs)}"
         with output.open("wb") as file:
             process = subprocess.Popen(
@@ -22,7 +23,7 @@ def start(tmp_path) -> Iterator[Callable[..., Running]]:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=tmp_path,
-                env={**env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                env={**inherited, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **env},
             )
         runs.append(Running(process, output))
         return runs[-1]

@@ -4,6 +4,7 @@ import difflib
 import random
 import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from launches import RECIPES, TORCHRUN, kill_rank, launched
@@ -16,6 +17,14 @@ RUNS = {
     "lightning": ("lightning", ("--epochs", 12, "--samples", 520, "--accumulate", 3, "--devices", 2), " loss "),
 }
 """By recipe: its framework, its arguments, and what it prints about once in a step or a few."""
+INITIALIZED = Path(__file__).parent / "scripts" / "initialized.py"
+ON_CPU = {"ACCELERATE_USE_CPU": "true"}
+LAST_PART = {
+    "test_script": "**Test reinstantiated state**",
+    "test_ops": "testing sending tensors across devices",
+    "test_sync": "gradient accumulation with optimizer and scheduler",
+}
+"""By script of Accelerate's own tests: what it prints before its last part."""
 
 
 def digests(text):
@@ -40,6 +49,22 @@ def test_a_killed_rank_does_not_change_a_bit(start, tmp_path, recipe):
     text = run.end()
     assert f"rank {rank} (was killed by SIGKILL, injected) goes from" in text, text
     assert digests(text) == expected, f"rank {rank} killed after {count} lines:\n{text}"
+
+
+@pytest.mark.frameworks
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", LAST_PART)
+def test_accelerates_own_tests_pass(start, tmp_path, name):
+    """As under torchrun: on plain Gloo, in a script that knows nothing of us, and on our backend."""
+    if find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed: make test-frameworks")
+    module = f"accelerate.test_utils.scripts.{name}"
+    for launch in (
+        (*TORCHRUN, "--nproc-per-node", 2, "-m"),
+        (*launched(tmp_path / "plain", 2), "-m"),
+        (*launched(tmp_path / "ours", 2), INITIALIZED),
+    ):
+        assert LAST_PART[name] in start(*launch, module, env=ON_CPU).end()
 
 
 PAGE = RECIPES.parent / "docs" / "frameworks.md"
