@@ -1,6 +1,6 @@
-"""`train.py`, whose faults can also be to hang: stopped, in a loop, or in a C call that holds the GIL; or to be slow.
+"""`train.py`, whose faults can also be to loop for ever, to hold the GIL in a C call for ever, and to be slow.
 
-`how=sigstop|loop|gil|nap`
+`how=loop|gil|nap`
 """
 
 import ctypes
