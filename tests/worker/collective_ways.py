@@ -5,6 +5,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from collective_kit import blank, case, mine
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 LATE_S = 10.0
 
@@ -109,6 +110,16 @@ def manager_reduce_scatter(rank, size):
 
 
 # --- uneven, strided, sparse -----------------------------------------------------------------------------------------
+
+
+@case("objects", "set_model_state_dict, from rank 0")
+def loads_state(rank, size):
+    model = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.fill_(rank + 1)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, model.state_dict() if rank == 0 else {}, options=options)
+    return model.weight.detach()
 
 
 if hasattr(dist, "gather_single"):  # torch 2.14 and later
@@ -358,6 +369,22 @@ def split(rank, size):
     x = mine(rank, 3)
     dist.all_reduce(x, group=group)
     return x, dist.get_process_group_ranks(group)
+
+
+if hasattr(dist.ProcessGroupGloo, "split"):  # torch 2.14 and later
+
+    @case("groups", "split_group: another order, a group of its own parent, a rank in no part")
+    def split_again(rank, size):
+        group = dist.split_group(split_ranks=[[1, 0]] + [[r] for r in range(2, size)], group_desc="parts")
+        x = mine(rank, 3)
+        dist.broadcast(x, group=group, group_src=0)
+        alone = dist.split_group(split_ranks=[[0]])
+        later = dist.new_group([0, 1])
+        if rank < 2:
+            part = dist.split_group(later, [[0], [1]])
+            dist.all_reduce(x, group=part)
+        places = dist.get_process_group_ranks(group), dist.get_rank(group), group.group_desc
+        return x, places, alone is dist.GroupMember.NON_GROUP_MEMBER
 
 
 @case("groups", "names, sizes, ranks and global ranks")
