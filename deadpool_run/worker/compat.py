@@ -202,8 +202,8 @@ def _batch(torch_batch: Any, is_ours: Callable[[Any], bool]) -> Any:
 
 
 def _splits() -> bool:
-    """Whether this torch splits groups of Gloo: 2.14 and later do, and 2.13 refuses, of ours too."""
-    return hasattr(native.ProcessGroupGloo, "split")
+    """Whether this torch splits groups of Gloo: before 2.15 it refuses, of ours too."""
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 
 
 def _split_group(torch_split: Any, is_ours: Callable[[Any], bool]) -> Any:

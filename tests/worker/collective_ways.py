@@ -371,7 +371,7 @@ def split(rank, size):
     return x, dist.get_process_group_ranks(group)
 
 
-if hasattr(dist.ProcessGroupGloo, "split"):  # torch 2.14 and later
+if torch.__version__ >= "2.15":  # earlier ones split no groups of Gloo
 
     @case("groups", "split_group: another order, a group of its own parent, a rank in no part")
     def split_again(rank, size):
