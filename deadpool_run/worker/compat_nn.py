@@ -15,7 +15,7 @@ from torch.distributed import device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
 parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
@@ -32,6 +32,11 @@ is_wrapper = is_traceable_wrapper_subclass
 """Whether a tensor consists of others."""
 tree_flatten = _pytree.tree_flatten
 tree_unflatten = _pytree.tree_unflatten
+
+
+class DispatchMode(TorchDispatchMode):
+    """The base of what sees every operator that runs, by its `__torch_dispatch__`."""
+
 
 _HOOKS = (
     ("torch.nn.modules.module", "_global_buffer_registration_hooks"),

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from deadpool_run.worker.capture import Capture, SlotMemory, Writer
 from deadpool_run.worker.collectives import COLLECTIVES
+from deadpool_run.worker.compat_nn import DispatchMode, inside_compiled
 from deadpool_run.worker.group import Group
 
 Die = Callable[[], None]
@@ -31,7 +31,7 @@ def in_forward(die: Die, calls: int) -> None:
     def before(module: nn.Module, _args: Any) -> None:
         nonlocal seen, depth
         if torch.is_grad_enabled():
-            if seen >= calls or hasattr(module, "_orig_mod"):  # compiled: the hook would have it compiled again
+            if seen >= calls or inside_compiled(module) is not None:  # compiled: the hook would have it compiled again
                 die()
             seen += 1
             depth += 1
@@ -102,7 +102,7 @@ def in_optimizer(die: Die, fraction: float) -> None:
     register_optimizer_step_post_hook(after)
 
 
-class _Kernels(TorchDispatchMode):
+class _Kernels(DispatchMode):
     """Dies before a kernel."""
 
     def __init__(self, die: Die, calls: int) -> None:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.worker.compat_nn import local
+from deadpool_run.worker.compat_nn import buffers_of, local
 from deadpool_run.worker.optimizers import OptimizerState
 from deadpool_run.worker.rng import rng_tree, take_rng
 from deadpool_run.worker.snapshot import Snapshots
@@ -65,7 +65,7 @@ class States:
                 "buffers": {
                     name: digest(buffer)
                     for name, child, key in self._protected.buffers()
-                    if (buffer := child._buffers[key]) is not None  # noqa: SLF001 - as everywhere
+                    if (buffer := buffers_of(child)[key]) is not None
                 },
                 "gradients": self._gradients(names),
                 "optimizer": {},

@@ -122,6 +122,7 @@ NAMES = {
 
 UNDOCUMENTED = {
     "FsspecWriter": [Place("torch/distributed/checkpoint/_fsspec_filesystem.py")],
+    "TorchDispatchMode": [Place("torch/utils/_python_dispatch.py")],
     "add": [Place("torch/_dynamo/trace_rules.py")],
     "all_states": [Place(f"{FSDP}_fsdp_state.py", "FSDPStateContext")],
     "batch_isend_irecv": [C10D],
@@ -245,19 +246,25 @@ def test_what_the_nursery_imports_is_in_torch():
         assert files.has_file(f"{path}.py") or files.has_file(f"{path}/__init__.py"), name
 
 
-def _private_uses(path):
-    """Yield line and name of each private name that a module of ours uses of another object, and does not define."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+def _own_names(tree):
     own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     own |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_self(node.value)}
-    own |= {
-        node.target.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
+    targets = [node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
+    return own | {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+OWN = {name for path in PACKAGE.rglob("*.py") for name in _own_names(ast.parse(path.read_text(encoding="utf-8")))}
+"""Every name that is ours, private or not."""
+
+
+def _private_uses(path):
+    """Yield line and name of each private name that a module of ours uses of another object, and that is not ours."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr) and not _is_self(node.value):
-            if _root(node) != "os" and (node.attr not in own or node.attr in NAMES or _root(node) == "torch"):
+            if _root(node) not in {"os", "sys"} and (
+                node.attr not in OWN or node.attr in NAMES or _root(node) == "torch"
+            ):
                 yield node.lineno, node.attr
         elif isinstance(node, (ast.ImportFrom, ast.Import)):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
