@@ -45,6 +45,8 @@ class RefusedError(ScriptError):
     """The job was stopped before any damage, because its weights after a repair could not be those of an unfailed run."""
 
     exit_code = 94
+    reported = False
+    """Whether the launcher has been told already, with the place in the script: nobody has to print it again."""
 
 
 class ReplicasDifferError(RefusedError):

@@ -143,7 +143,7 @@ def _report(error: Exception, worker: session.Session) -> None:
     whose = blame(error)
     error.__traceback__ = _script_frames(error.__traceback__)
     text = "".join(traceback.format_exception(error))
-    if not isinstance(error, RefusedError):  # the launcher says that once, and all ranks may raise it
+    if not (isinstance(error, RefusedError) and error.reported):  # the launcher says that once, for all ranks
         sys.stderr.write(text)
         sys.stderr.flush()
     refused = refusal(error, newcomer=worker.newcomer)

@@ -265,7 +265,8 @@ class Member(Participant):
 
     def begin_trial(self) -> bool:
         """Have the next step be run for practice; False if a rank was lost before."""
-        if not self.snapshots.capture_now(self.completed):
+        self.snapshots.wait(hurry=False)
+        if self.completed not in self.snapshots.held() and not self.snapshots.capture_now(self.completed):
             return False
         self.snapshots.look()
         self.trial.stage = Trial.Stage.RUNNING

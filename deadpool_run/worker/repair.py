@@ -97,7 +97,9 @@ class Participant:
         where = place()
         why = f"{why}\nNoticed by rank {self.session.rank}{' at ' if where else ''}{where}."
         self._link.send(messages.Refused(why, kind.exit_code))
-        raise kind(why)
+        error = kind(why)
+        error.reported = True
+        raise error
 
     # --- told by other threads -----------------------------------------------------------------------------------
 
