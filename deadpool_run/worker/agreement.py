@@ -34,6 +34,11 @@ class Difference:
     ranks: tuple[int, ...]
     odd: tuple[int, ...]
     """Those of the ranks whose tensors are not those of most."""
+    group: Any
+
+    def wait_for_all(self) -> None:
+        """Return when every rank of the group has come here: what the first one says ends the others."""
+        dist.barrier(group=self.group)
 
     def __str__(self) -> str:
         """Return it in words."""
@@ -82,7 +87,7 @@ class Agreement:
         ranks = dist.get_process_group_ranks(group)
         usual = max(table, key=table.count)
         odd = tuple(rank for rank, row in zip(ranks, table, strict=True) if row != usual)
-        return Difference(tuple(wrong), tuple(ranks), odd)
+        return Difference(tuple(wrong), tuple(ranks), odd, group)
 
     def _by_group(self) -> Iterator[tuple[Any, Named]]:
         """Yield each group with the tensors that its members hold alike, parameters and optimizer state apart.

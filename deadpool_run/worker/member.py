@@ -254,6 +254,7 @@ class Member(Participant):
         evidence = Path(os.environ.get("DEADPOOL_RUN_DIR", "")) / "evidence"
         if rank in difference.odd or rank == min(set(difference.ranks) - set(difference.odd), default=rank):
             self.snapshots.keep_evidence(evidence / f"rank-{rank}.pt", difference.names, version)
+        difference.wait_for_all()
         self.refuse(
             f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
             f"The job stops: version {version - 1} is the last one that is known to be right. Both versions of these tensors "
