@@ -278,6 +278,8 @@ def _death(dice: random.Random, ranks: int, steps: int, before: list[str]) -> st
 def _strike(dice: random.Random, ranks: int, steps: int, number: int) -> Strike:
     target = "newest" if dice.random() < 0.3 else f"rank {dice.randrange(ranks)}"
     how = _weighted(dice, SIGNALS)
+    if target == "newest" and how == "SIGSTOP":
+        how = "SIGKILL"  # it may be a spare that takes a rank in set-up, in which no hang is looked for
     ms = int(10 ** dice.uniform(0, 2.5))
     if number and dice.random() < 0.5:
         return Strike(target, how, after_death=number - 1, ms=ms)

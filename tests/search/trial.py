@@ -19,7 +19,7 @@ from kit.account import States
 from kit.cluster import Cluster
 
 SCRIPT = Path(__file__).parent / "scripts" / "searched.py"
-LIMIT_S = 240.0
+LIMIT_S = 480.0
 """Longest life of a job, on a machine that does other work too."""
 REFUSALS = (94, 95)
 STOPS = (
