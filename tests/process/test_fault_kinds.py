@@ -55,7 +55,7 @@ def check(job, unfailed, lost):
     job.account.check_same_as(unfailed)
     job.account.check_ranks(lost, RANKS)
     job.account.check_one_at_a_time()
-    job.account.check_steps_lost(job.effects())
+    job.account.check_steps_repeated(job.effects())
     job.check_nothing_left()
 
 
