@@ -16,6 +16,7 @@ from kit.world import LONG, TIMEOUT, later
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker import compat
+from deadpool_run.worker.attach import Connections
 from deadpool_run.worker.groups import GroupState
 
 FREED_S = 1.0
@@ -200,3 +201,29 @@ def lacks_a_group(member):
 
 def test_a_group_that_not_every_member_has_is_named(make_world):
     assert all(make_world(2).run(lacks_a_group))
+
+
+def test_an_attempt_to_connect_does_not_wait_for_an_older_one():
+    """The old store's host may not answer: who is to meet elsewhere must not wait behind that."""
+    entered, answer = threading.Event(), threading.Event()
+    stores = [dist.HashStore(), dist.HashStore()]
+
+    def source():
+        if not entered.is_set():
+            entered.set()
+            answer.wait(LONG.total_seconds())
+            return stores[0]
+        return stores[1]
+
+    connections = Connections(source)
+    older = threading.Thread(target=connections.take)
+    older.start()
+    assert entered.wait(LONG.total_seconds())
+    newer = threading.Thread(target=connections.take)
+    newer.start()
+    newer.join(LONG.total_seconds())
+    waited = newer.is_alive()
+    answer.set()
+    older.join()
+    newer.join()
+    assert not waited
