@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from deadpool_run.worker.compat_nn import buffers_of, local, parameters_of
 from deadpool_run.worker.digest import sample
@@ -52,13 +54,18 @@ class Coverage:
         self._protected = protected
         self._watched: list[_Watched] = []
         self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._helpers: list[tuple[weakref.ref[Any], str]] = []
+        """Schedulers and scalers that nobody protects, each with its state as the loop began."""
         self._made_in_setup: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._settled: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._pending: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
 
     def begin(self) -> None:
         """Find, as the loop begins, what is there and nobody protects. Takes some tens of milliseconds."""
-        modules, optimizers, loose = _live_objects()
+        modules, optimizers, loose, helpers = _live_objects()
+        for helper in helpers:
+            if not any(_refers_to(obj, helper, _DEPTH) for obj in self._protected.objects.values()):
+                self._helpers.append((weakref.ref(helper), repr(helper.state_dict())))
         for optimizer in optimizers:
             self._made_in_setup.add(optimizer)
         inside = self._modules_inside()
@@ -98,6 +105,10 @@ class Coverage:
                 return _unprotected_optimizer(optimizer, step)
         if not look:
             return ""
+        for reference, before in self._helpers:
+            helper = reference()
+            if helper is not None and repr(helper.state_dict()) != before:
+                return _unprotected_helper(helper, step)
         wrapped = self._unprotected_wrapper()
         if wrapped is not None:
             return _unprotected_module(wrapped, "its parameters are trained", step)
@@ -161,10 +172,10 @@ class Coverage:
 # --- what is there -------------------------------------------------------------------------------------------------
 
 
-def _live_objects() -> tuple[list[nn.Module], list[Optimizer], list[Tensor]]:
-    """Return the modules, the optimizers, and the plain tensors that train and are no module's."""
+def _live_objects() -> tuple[list[nn.Module], list[Optimizer], list[Tensor], list[Any]]:
+    """Return the modules, the optimizers, the plain tensors that train and are no module's, and schedulers and scalers."""
     kinds: dict[type, int] = {}
-    found: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+    found: tuple[list[Any], list[Any], list[Any], list[Any]] = ([], [], [], [])
     for obj in gc.get_objects():
         kind = type(obj)
         place = kinds.get(kind)
@@ -172,8 +183,8 @@ def _live_objects() -> tuple[list[nn.Module], list[Optimizer], list[Tensor]]:
             place = kinds[kind] = _place_of(kind)
         if place < len(found):
             found[place].append(obj)
-    modules, optimizers, tensors = found
-    return modules, optimizers, [each for each in tensors if each.is_leaf and each.requires_grad]
+    modules, optimizers, tensors, helpers = found
+    return modules, optimizers, [each for each in tensors if each.is_leaf and each.requires_grad], helpers
 
 
 def _place_of(kind: type) -> int:
@@ -181,7 +192,9 @@ def _place_of(kind: type) -> int:
         return 0
     if issubclass(kind, Optimizer):
         return 1
-    return 2 if kind is Tensor else 3
+    if issubclass(kind, (LRScheduler, GradScaler)):
+        return 3
+    return 2 if kind is Tensor else 4
 
 
 def _watch(module: nn.Module, known: set[int]) -> Iterator[_Watched]:
@@ -237,6 +250,14 @@ def _unprotected_optimizer(optimizer: Optimizer, step: int) -> str:
     )
 
 
+def _unprotected_helper(helper: Any, step: int) -> str:
+    where, what = path_to(helper), "scaler" if isinstance(helper, GradScaler) else "scheduler"
+    return (
+        f"{_called(what, helper, where)} is not protected, and its state changed in step {step}: a replacement for a lost rank "
+        f"would begin with what set-up made.\nCall {_line(where or what)} {_LOOP_END}."
+    )
+
+
 def _unprotected_module(module: nn.Module, why: str, step: int) -> str:
     where = path_to(module)
     return (
@@ -255,7 +276,8 @@ def _unprotected_tensor(tensor: Tensor, step: int) -> str:
 
 def _called(what: str, obj: object, where: str) -> str:
     kind = "" if type(obj) is Tensor else f" ({type(obj).__name__})"
-    return f"the {what} {where!r}{kind}" if where else f"a {what}{kind}"
+    article = "an" if what[0] in "aeiou" else "a"
+    return f"the {what} {where!r}{kind}" if where else f"{article} {what}{kind}"
 
 
 def _line(where: str) -> str:

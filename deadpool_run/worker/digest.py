@@ -17,7 +17,7 @@ _BLOCK = 8
 _CHUNK_WORDS = 1 << 17
 _SEED = 0x5EED
 _FACTOR = 0x9E3779B97F4A7C15
-_BITS = 63
+_MASK = (1 << 64) - 1
 _SAMPLE_BYTES = 1 << 12
 _PLACES = 64
 """In how many places of a large tensor a sample looks."""
@@ -38,7 +38,7 @@ def digest(tensor: Tensor) -> int:
             found = _mixed(found, _sum(words))
     if whole < data.numel():
         found = _mixed(found, int.from_bytes(bytes(data[whole:].tolist()), "little"))
-    return found
+    return found >> 1
 
 
 def sample(tensor: Tensor) -> int:
@@ -60,7 +60,8 @@ def _places(tensor: Tensor) -> Tensor:
 
 
 def _mixed(found: int, more: int) -> int:
-    return ((found * _FACTOR + more) ^ (found >> 29)) & ((1 << _BITS) - 1)
+    mixed = ((found ^ (more & _MASK)) * _FACTOR) & _MASK
+    return mixed ^ (mixed >> 32)
 
 
 def _sum(words: Tensor) -> int:

@@ -88,9 +88,9 @@ class Member(Participant):
         self._in_step = True
         self._cell.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.STEP
 
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Weights are about to change: last moment to stop, and not before the running capture has read them."""
-        self._note_update(optimizer)
+        self._note_update(optimizer, has_closure=bool(args or kwargs))
         if self.rehearsing:
             return
         in_backward = compat.in_backward()  # where nothing may be raised: autograd and FSDP2 would be left half-way
@@ -109,8 +109,11 @@ class Member(Participant):
         if self._in_step:
             self._cell.phase = Phase.OPTIMIZER
 
-    def _note_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note who updates: it must be protected, and a rehearsal must do the same."""
+    def _note_update(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
+        """Note who updates: it must be protected, and a rehearsal must do the same.
+
+        With a closure there are no gradients of this step yet.
+        """
         if not self._in_loop:
             self._outside += 1
             if self._outside == _OUTSIDE:
@@ -124,7 +127,7 @@ class Member(Participant):
             self._rehearsal.made.optimizers.add(name)
         if not self.rehearsing:
             self.snapshots.coverage.note(optimizer, index)
-            if self.registry.marks.open:
+            if self.registry.marks.open and not has_closure:
                 gradients = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
                 self.registry.mark("gradient", [local(each) for each in gradients if each is not None][:1])
 

@@ -6,6 +6,7 @@ backward. `wait()` before the optimizer's step keeps the two apart.
 """
 
 import atexit
+import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -174,7 +175,10 @@ class Snapshots:
             module.find_wrappers()
 
     def observe(self) -> dict[str, int]:
-        """Return a digest of each protected tensor as it is now, by name; of gradients only those that are state."""
+        """Return a digest of each protected tensor as it is now, by name, and of each optimizer's hyper-parameters.
+
+        Gradients count where they are state.
+        """
         parameters = self._protected.parameters()
         names = {id(parameter): name for name, parameter in parameters.items()}
         found = {tracked.name: tracked.tensor for tracked in self._protected.heavy(names)}
@@ -182,7 +186,11 @@ class Snapshots:
             found[name] = buffer
         for parameter, gradient in self._protected.gradients(self._stepped):
             found[f"the gradient of {names[id(parameter)]}"] = gradient
-        return {name: digest(tensor) for name, tensor in found.items()}
+        rates = {
+            f"the hyper-parameters of {name}": zlib.crc32(repr(optimizer.take()).encode())
+            for name, optimizer in self._protected.optimizers.items()
+        }
+        return {name: digest(tensor) for name, tensor in found.items()} | rates
 
     def likeness(self) -> Rank | None:
         """Return the lowest of the ranks that hold the same parameters as this one; None if it is the only one."""

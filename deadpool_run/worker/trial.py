@@ -53,7 +53,7 @@ class Trial:
         more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
         return (
             f"step {TRIAL_STEP} was run twice from the same state and came to different results: "
-            f"{', '.join(different[:_SHOWN])}{more} of {len(names)} tensors differ. After a loss the interrupted step is "
+            f"{', '.join(different[:_SHOWN])}{more} of {len(names)} differ. After a loss the interrupted step is "
             "run again, and would change the weights.\n"
             "Either the script carries something from one step to the next that no snapshot holds, such as a batch fetched "
             "ahead, the place of an iterator, a counter or an average in a variable: take batches from "

@@ -15,6 +15,8 @@ SAID = {
     "the optimizer is not protected, and first steps in step 1": "the optimizer 'second' (Adam) updated weights in step 1",
     "the model under DDP is not protected": "job.protect(model=model)",
     "the model under FSDP2 is not protected": "job.protect(model=model)",
+    "a scheduler is not protected": "the scheduler 'scheduler' (StepLR) is not protected",
+    "a GradScaler is not protected": "the scaler 'scaler' (GradScaler) is not protected",
     "an average of the weights is not protected": "the module 'average' (AveragedModel) is not protected",
     "a tensor is trained by hand, and not protected": "the tensor 'scale' of shape (8,)",
     "a collective is waited for in the next step": "allreduce: this collective was issued in an earlier step",

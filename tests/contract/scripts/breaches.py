@@ -95,6 +95,34 @@ def _(job):
     return {"optimizer": optimizer}, lambda index: trained(model, optimizer, data(index, job.rank))
 
 
+@breach("a scheduler is not protected")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=100)
+
+    def step(index):
+        trained(model, optimizer, data(index, job.rank))
+        scheduler.step()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+@breach("a GradScaler is not protected")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    scaler = torch.amp.GradScaler("cpu", growth_interval=100)
+
+    def step(index):
+        scaler.scale(model(data(index, job.rank)).pow(2).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
 @breach("an average of the weights is not protected")
 def _(job):
     model = DistributedDataParallel(net())
