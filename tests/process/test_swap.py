@@ -128,8 +128,8 @@ def test_an_unfailed_run_is_torchruns(cluster, reference, layout):
 
 @pytest.mark.parametrize("who", often(["newcomer", "survivor"], {"newcomer"}))
 def test_one_wrong_bit_after_a_recovery_is_seen(cluster, reference, who):
-    """Guards the guard: were the comparison blind, every test above would pass."""
+    """Guards the guard: were the comparison blind, every test above would pass. The library sees it too."""
     job = cluster("--layout", "tp", "--steps", str(STEPS), "--die", "rank=1,step=5,at=forward", "--corrupt", who)
-    assert job.wait_exit() == 0, job.told()
+    assert job.wait_exit() in (94, 95), job.told()
     with pytest.raises(AssertionError, match="states that differ"):
         job.account.check_same_as(reference("tp", STEPS))
