@@ -29,7 +29,7 @@ def init(*, timeout: timedelta | None = None, verify: bool = True) -> "Job":
     """Join the job; use it in place of `torch.distributed.init_process_group()`.
 
     timeout: bound of each collective, as `init_process_group` takes it; torch's default if None.
-    verify: run step 1 twice on each start, from the same state, and refuse to go on if the results differ: a step that is
+    verify: run a step, mostly step 1, twice on each start, from the same state, and refuse to go on if the results differ: a step that is
     repeated after a loss would then not be exact either. `job.rehearsing` is true in the first of the two runs.
 
     Returns the process's one `Job`, the same at each call. Raises ScriptError if torch.distributed was initialized
@@ -184,7 +184,7 @@ class Job:
             if member.interrupted:
                 member.repair()
                 self._rebuilt(member)
-            elif member.trial.is_due(member.completed, total) and member.begin_trial():
+            elif member.begin_trial(total):
                 yield from self._one_step(member, member.completed)
                 member.end_trial()
             elif member.completed < total:

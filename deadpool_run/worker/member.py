@@ -3,6 +3,8 @@
 import os
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -152,10 +154,13 @@ class Member(Participant):
         """Count the step, for which the loop asks for the next, unless a lost peer spoilt it."""
         index, self.session.step = self.session.step, None
         spoilt = not self.rehearsing and self._spoilt()
-        if index and not spoilt:  # in the first step nobody can decide
-            self.snapshots.settle_buckets(self.registry)
+        if index == REHEARSAL_STEPS - 1:
+            self._rehearsal.made.buckets = self.snapshots.decided_buckets()
         if self.rehearsing:
             return
+        if index and not (spoilt or self.trial.running):  # in the first step nobody can decide
+            with self._unrecorded():
+                self.snapshots.settle_buckets(self.registry)
         assert index is not None
         if not spoilt:
             problem = self.snapshots.coverage.problem(index, look=is_sampled(index))
@@ -163,11 +168,12 @@ class Member(Participant):
                 self.refuse(problem)
         if self.practising:
             self._practised &= not spoilt
-        elif self.trial.running:
-            self.trial.observe({} if spoilt else self.snapshots.observe())
+        elif self.trial.running and not spoilt:
+            self.trial.observe(self.snapshots.observe())
+            self._live = None
         elif spoilt or not self._in_company():
             self._void(spoilt=spoilt)
-        elif self._is_verified() and self._agrees(Version(index + 1)):
+        elif self._is_verified(index) and self._agrees(Version(index + 1)):
             self._complete()
         else:
             self._live = None  # a rank was lost while replicas were compared
@@ -180,9 +186,9 @@ class Member(Participant):
         kept = self._stopped and not self._updated and self.snapshots.is_untouched()
         self._live = self.completed if kept else None
 
-    def _is_verified(self) -> bool:
-        """Hold the second run of step 1 against the trial. Stops the job if they differ."""
-        if self.trial.stage is Trial.Stage.RAN and (why := self.trial.verdict(self.snapshots.observe())):
+    def _is_verified(self, step: int) -> bool:
+        """Hold the second run of a step against the trial. Stops the job if they differ."""
+        if self.trial.stage is Trial.Stage.RAN and (why := self.trial.verdict(step, self.snapshots.observe())):
             self.refuse(why)
         return True
 
@@ -213,10 +219,11 @@ class Member(Participant):
         self._cell.step_ns = now - self._step_began_ns
         self._cell.step_ended_ns = now
         if self._optimizers:
-            self.snapshots.begin(self.completed, look=is_sampled(self.completed - 1))
+            self.snapshots.begin(self.completed)
         else:  # weights that a script changes by hand may change at any moment: copy before it goes on
             self.snapshots.capture_now(self.completed)
         self._cell.completed = self.completed  # not before the copy is under way: peers that wait for it would go on
+        self.snapshots.end_early(look=is_sampled(self.completed - 1))
         if self._first_of_epoch:
             self._first_of_epoch = False
             self._link.send(messages.FirstStep(self._epoch))
@@ -228,10 +235,18 @@ class Member(Participant):
         self._stop_recording()
         transcript, self._transcript = self._transcript, None
         if transcript is not None:
-            self._rehearsal.made.buckets = self.snapshots.decided_buckets()
             self._rehearsal.write_into(transcript)
             transcript.write(self.session.transcript_fd)
             self._link.send(messages.Sealed(self.snapshots.likeness()))
+
+    @contextmanager
+    def _unrecorded(self) -> Iterator[None]:
+        """Leave what is received out of the transcript: a rehearsal does not do it."""
+        recording, self.registry.recording = self.registry.recording, None
+        try:
+            yield
+        finally:
+            self.registry.recording = recording
 
     def _stop_recording(self) -> None:
         self._transcript = self.registry.recording or self._transcript
@@ -243,9 +258,8 @@ class Member(Participant):
         strict = agreement.is_strict(version)
         if not strict and not (version >= REHEARSAL_STEPS and is_sampled(version - 1)):
             return True
-        recording, self.registry.recording = self.registry.recording, None
-        difference = agreement.compare(strict=strict)
-        self.registry.recording = recording
+        with self._unrecorded():
+            difference = agreement.compare(strict=strict)
         if self.registry.tainted:
             return False
         if difference is not None:
@@ -267,8 +281,10 @@ class Member(Participant):
 
     # --- the trial -----------------------------------------------------------------------------------------------
 
-    def begin_trial(self) -> bool:
-        """Have the next step be run for practice; False if a rank was lost before."""
+    def begin_trial(self, total: int) -> bool:
+        """Have the next step be run for practice; False if that is not due, or if a rank was lost before."""
+        if not (self.trial.may_begin(self.completed, total) and self.snapshots.repeats_alike()):
+            return False
         self.snapshots.wait(hurry=False)
         if self.completed not in self.snapshots.held() and not self.snapshots.capture_now(self.completed):
             return False
@@ -278,14 +294,15 @@ class Member(Participant):
         return True
 
     def end_trial(self) -> None:
-        """End the practice: put its beginning back, as after a loss."""
+        """End the practice: put its beginning back, as after a loss. A rank that was really lost ends the trial."""
         marking.lift()
-        self.trial.stage = Trial.Stage.RAN
         self._stop_recording()  # what replacements rehearse is this run of the step: the next one makes nothing lazily
+        self.trial.end()
         if self.interrupted:
             return
         self._cell.phase = Phase.RESTORING
         self.snapshots.restore(self.completed)
+        self._live = self.completed
         self._cell.phase = Phase.BETWEEN
 
     # --- what cannot be drained ----------------------------------------------------------------------------------

@@ -128,7 +128,6 @@ class Participant:
 
     def join(self) -> None:
         """Rehearsed: take the rank's state and part in the job. Raises `RehearsalError` if something was left out."""
-        self._rehearsal.made.buckets = self.snapshots.decided_buckets()
         if self.registry.playback is not None:
             self._rehearsal.check(self.registry.playback)
         self.registry.playback = None

@@ -136,6 +136,11 @@ class Snapshots:
         modules = self._protected.modules.values()
         return [has_buckets(ddp) for module in modules for ddp in module.replicated]
 
+    def repeats_alike(self) -> bool:
+        """Say whether a step that is run again reduces in the same order: not while DDP has yet to learn a static graph."""
+        modules = self._protected.modules.values()
+        return all(has_buckets(ddp) or not ddp.static_graph for module in modules for ddp in module.replicated)
+
     def settle_buckets(self, registry: buckets.Recorder) -> None:
         """Let every DDP decide its buckets that can by now. A collective: at the end of a step, on every rank."""
         for module in self._protected.modules.values():
@@ -196,17 +201,18 @@ class Snapshots:
         """Return the lowest of the ranks that hold the same parameters as this one; None if it is the only one."""
         return redundancy.likeness(self._protected.modules.values())
 
-    def begin(self, version: Version, *, look: bool = False) -> None:
+    def begin(self, version: Version) -> None:
         """Step `version` has ended: copy what is small, and start the copy of the rest if the interval says so.
 
-        With `look`, see whether the next step writes parameters before its update. The copy is then over when this
-        returns, as in all steps of a script that does so: what is written would be copied.
         Raises what made an earlier capture fail.
         """
         self.wait()
         self._take(version)
         if version % self.interval == 0 and version not in self.held():
             self._copier.submit(self._capture(version))
+
+    def end_early(self, *, look: bool) -> None:
+        """End the copy now, in a script that writes parameters before its updates; with `look`, see whether it does."""
         if look or self._writes_early:
             self.wait()
         if look:

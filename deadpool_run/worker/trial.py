@@ -1,17 +1,19 @@
-"""The trial: on every start, step 1 is run twice from the same state, and must come to the same weights both times.
+"""The trial: on every start, a step is run twice from the same state, and must come to the same weights both times.
 
 A step that is interrupted by a loss is run again from its snapshot. What a script carries from step to step outside of its
 protected objects (a batch fetched ahead, an iterator's place, a counter in a variable) is not put back, and would silently
-make other weights. The trial finds that before anything was lost: the first run of step 1 is for practice, its state is put
+make other weights. The trial finds that before anything was lost: the first run of the step is for practice, its state is put
 back from the snapshot as after a loss, and the second run counts.
+
+It is step 1, the second of those that a newcomer rehearses: what is made lazily is mostly made in step 0. A DDP with a static
+graph decides its buckets later, and reduces in another order from then on: there it is the first step after that.
 """
 
 from enum import Enum
 
 import torch
 
-TRIAL_STEP = 1
-"""The second of the steps that a newcomer rehearses: what is made lazily is mostly made in the first."""
+_FIRST = 1
 _SHOWN = 3
 
 
@@ -35,16 +37,20 @@ class Trial:
         """Whether the step that runs is for practice."""
         return self.stage is Trial.Stage.RUNNING
 
-    def is_due(self, completed: int, total: int) -> bool:
-        """Say whether the next step is to be run for practice first."""
-        return self.stage is Trial.Stage.DUE and completed == TRIAL_STEP < total
+    def may_begin(self, completed: int, total: int) -> bool:
+        """Say whether the next step may be run for practice first."""
+        return self.stage is Trial.Stage.DUE and _FIRST <= completed < total
 
     def observe(self, digests: dict[str, int]) -> None:
         """Note what the first run came to, by tensor."""
         self._observed = digests
 
-    def verdict(self, digests: dict[str, int]) -> str:
-        """Compare what the second run came to; return what is wrong, an empty string if nothing is."""
+    def end(self) -> None:
+        """Note that the first run is over; nothing is compared if it was cut."""
+        self.stage = Trial.Stage.RAN if self._observed else Trial.Stage.OVER
+
+    def verdict(self, step: int, digests: dict[str, int]) -> str:
+        """Compare what the second run of a step came to; return what is wrong, an empty string if nothing is."""
         self.stage, observed, self._observed = Trial.Stage.OVER, self._observed, {}
         names = dict.fromkeys([*observed, *digests])
         different = [name for name in names if observed.get(name) != digests.get(name)]
@@ -52,7 +58,7 @@ class Trial:
             return ""
         more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
         return (
-            f"step {TRIAL_STEP} was run twice from the same state and came to different results: "
+            f"step {step} was run twice from the same state and came to different results: "
             f"{', '.join(different[:_SHOWN])}{more} of {len(names)} differ. After a loss the interrupted step is "
             "run again, and would change the weights.\n"
             "Either the script carries something from one step to the next that no snapshot holds, such as a batch fetched "
