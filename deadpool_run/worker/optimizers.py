@@ -16,6 +16,8 @@ from deadpool_run.vault.segments import Role
 from deadpool_run.worker.trees import copied
 
 _UNNAMED = "param_names"
+_OF_SCALERS = ("grad_scale", "found_inf")
+"""Attributes that `GradScaler.step` sets for a fused optimizer's step, and removes after it."""
 NO_PLAIN: dict[str, Any] = {"state": {}, "shared": {}}
 """What `OptimizerState.plain` returns of an optimizer that keeps tensors only."""
 
@@ -37,6 +39,7 @@ class OptimizerState:
         self.optimizer = optimizer
         self.keeper = _keeper(optimizer)
         """The optimizer whose `state` is that of the parameters; mostly the same."""
+        self._scales = {name for name in _OF_SCALERS if hasattr(optimizer, name)}
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -147,7 +150,13 @@ class OptimizerState:
         ]
 
     def put(self, groups: list[dict[str, Any]]) -> None:
-        """Set the hyper-parameters; one that is a tensor is set in place, since schedulers and graphs refer to it."""
+        """Set the hyper-parameters; one that is a tensor is set in place, since schedulers and graphs refer to it.
+
+        What a GradScaler lent to a step that was cut is dropped: the next step would be scaled twice.
+        """
+        for name in _OF_SCALERS:
+            if name not in self._scales and hasattr(self.optimizer, name):
+                delattr(self.optimizer, name)
         for group, values in zip(self.optimizer.param_groups, groups, strict=True):
             for key, value in values.items():
                 live = group.get(key)

@@ -41,6 +41,7 @@ PLACES = {
     ("gradient accumulation over steps, FSDP2", "capture"): "step=6,at=capture",
     ("a fused optimizer, a learning rate that is a tensor", "optimizer"): "at=optimizer,n=1",
     ("optimizers stepped in backward, by hooks that reduce", "optimizer"): "at=optimizer,n=1",
+    ("GradScaler and a fused optimizer", "optimizer"): "at=optimizer,n=1",
     ("evaluation every N steps, DDP", "between"): "at=forward,n=4",
     ("evaluation every N steps, FSDP2", "between"): "at=forward,n=4",
     ("gradient accumulation over steps, FSDP2", "optimizer"): "step=5,at=optimizer,n=3",

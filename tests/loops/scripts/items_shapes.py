@@ -25,6 +25,22 @@ def disabled_scaler(rank, _size):
     return Loop(protect, step, blocks_of(model), optimizer)
 
 
+@item("GradScaler and a fused optimizer")
+def fused_scaler(rank, _size):
+    model = ddp(net())
+    optimizer = adam(model, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+
+    def step(index):
+        scaler.scale(model(data(index, rank)).pow(2).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    protect = {"model": model, "optimizer": optimizer, "scaler": scaler}
+    return Loop(protect, step, blocks_of(model), optimizer)
+
+
 class Fetched:
     """The next batch, drawn while the last one is used: its place in the data is the batch itself."""
 
