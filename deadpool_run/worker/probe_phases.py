@@ -84,7 +84,8 @@ def in_collective(die: Die, calls: int) -> None:
 
     for collective in COLLECTIVES:
         for name in collective.names:
-            setattr(Group, name, watched(getattr(Group, name)))
+            if hasattr(Group, name):  # some come with a newer torch
+                setattr(Group, name, watched(getattr(Group, name)))
 
 
 def in_optimizer(die: Die, fraction: float) -> None:
