@@ -34,6 +34,6 @@ def test_a_breach_is_refused_before_step_2(name, cluster, record_property):
     last = max(event["index"] for event in job.account.of("step"))
     assert last < 2
     assert not job.account.of("end")
-    said = job.stderr.partition("stopping the job:")[2].strip().splitlines()[0]
+    said = job.stderr.partition("stopping the job:")[2].strip().splitlines()[0].split(". ")[0]
     for key, value in (("breach", name), ("step", last), ("said", said.replace("|", "/"))):
         record_property(key, value)
