@@ -15,6 +15,8 @@ def main(layout, steps, path):
     job = deadpool.init()
     training = LAYOUTS[layout](0)
     job.protect(model=training.model, optimizer=training.optimizer)
+    if training.scheduler is not None:
+        job.protect(scheduler=training.scheduler)
     for step in job.steps(int(steps)):
         with step:
             training.step(step.index)
