@@ -184,11 +184,8 @@ class Snapshots:
 
         Gradients count where they are state.
         """
-        parameters = self._protected.parameters()
-        names = {id(parameter): name for name, parameter in parameters.items()}
-        found = {tracked.name: tracked.tensor for tracked in self._protected.heavy(names)}
-        for (name, _, _), buffer in zip(self._protected.buffers(), self._protected.buffer_values(), strict=True):
-            found[name] = buffer
+        found = self._named_tensors()
+        names = {id(parameter): name for name, parameter in self._protected.parameters().items()}
         for parameter, gradient in self._protected.gradients(self._stepped):
             found[f"the gradient of {names[id(parameter)]}"] = gradient
         rates = {
@@ -302,10 +299,7 @@ class Snapshots:
 
     def keep_evidence(self, path: Path, names: Iterable[str], version: Version) -> None:
         """Write these tensors, as they are at `version` and as the newest snapshot has them, into a file of torch's."""
-        parameters = {id(parameter): name for name, parameter in self._protected.parameters().items()}
-        live = {tracked.name: local(tracked.tensor).detach() for tracked in self._protected.heavy(parameters)}
-        for (name, _, _), buffer in zip(self._protected.buffers(), self._protected.buffer_values(), strict=True):
-            live[name] = local(buffer)
+        live = {name: local(tensor).detach() for name, tensor in self._named_tensors().items()}
         found: dict[str, Any] = {f"version {version}": {name: live[name] for name in names if name in live}}
         self.wait()
         for held in self.held()[-1:]:
@@ -314,6 +308,14 @@ class Snapshots:
             found[f"version {held}"] = {name: memory.view(entries[name]).clone() for name in names if name in entries}
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(found, path)
+
+    def _named_tensors(self) -> dict[str, Tensor]:
+        """Return the live parameters, optimizer state and buffers by the names that they have in a snapshot."""
+        names = {id(parameter): name for name, parameter in self._protected.parameters().items()}
+        found = {tracked.name: tracked.tensor for tracked in self._protected.heavy(names)}
+        for (name, _, _), buffer in zip(self._protected.buffers(), self._protected.buffer_values(), strict=True):
+            found[name] = buffer
+        return found
 
     def discard_newer(self, version: Version) -> None:
         """Empty every slot that holds a version above this one, and forget skips above it."""
