@@ -45,9 +45,9 @@ _PID = struct.Struct("i")
 MAX_PACKET_BYTES = 64 << 10
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_SERVICES = {"store": "deadpool_run.worker.store_main", "checkpointer": "deadpool_run.worker.durable_main"}
+_SERVICES = {"store": "deadpool_run.worker.process.store_main", "checkpointer": "deadpool_run.worker.checkpoint.main"}
 """What serves the agent, and runs nothing of the user's."""
-_ENTRIES = {"worker": "deadpool_run.worker.bootstrap", **_SERVICES}
+_ENTRIES = {"worker": "deadpool_run.worker.process.bootstrap", **_SERVICES}
 _SERVICE_COMMAND = "import sys; from {package} import {module}; {module}.main(*map(int, sys.argv[1:]))"
 _MAX_FDS = 4
 

@@ -9,7 +9,7 @@ from deadpool_run.agent.nursery_process import NurserySpec
 from deadpool_run.agent.run_record import make_run_dir
 from deadpool_run.agent.spec import LaunchSpec
 
-_OURS = ("deadpool_run.worker.bootstrap", "deadpool_run.worker.store_main", "deadpool_run.worker.job")
+_OURS = ("deadpool_run.worker.process.bootstrap", "deadpool_run.worker.process.store_main", "deadpool_run.worker.job")
 """What every worker needs of this package; named, not imported: it imports torch."""
 
 

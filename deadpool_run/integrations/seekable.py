@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.worker.order import isolated, samplers, set_epoch
+from deadpool_run.worker.loop.sampler_order import isolated, samplers, set_epoch
 
 _KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 

@@ -1,1 +1,1 @@
-"""What runs in a training process: the only package that imports torch."""
+"""The training process: the only package that imports torch. The agent starts it; nothing else imports it."""

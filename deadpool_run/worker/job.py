@@ -17,10 +17,13 @@ import torch.distributed as dist
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.wire.messages import Initialized
-from deadpool_run.worker import compat, gloo, probe, session
-from deadpool_run.worker.batches import NAME, Batches
-from deadpool_run.worker.member import REHEARSAL_STEPS, Member
-from deadpool_run.worker.trees import has_state
+from deadpool_run.worker.check import probe
+from deadpool_run.worker.codec import has_state
+from deadpool_run.worker.compat import c10d
+from deadpool_run.worker.groups import gloo
+from deadpool_run.worker.loop.batches import NAME, Batches
+from deadpool_run.worker.loop.member import REHEARSAL_STEPS, Member
+from deadpool_run.worker.process import session
 
 _job: "Job | None" = None
 
@@ -245,5 +248,5 @@ def _init_unprotected(timeout: timedelta | None) -> None:
             )
         dist.init_process_group(backend, timeout=timeout)
     else:
-        compat.alone(backend, timeout)
+        c10d.alone(backend, timeout)
     atexit.register(gloo.hold_until_idle, dist.GroupMember.WORLD)

@@ -16,7 +16,7 @@ from torch import nn
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.board import Board, create_board
 from deadpool_run.vault.segments import create_segment
-from deadpool_run.worker.snapshot import Snapshots
+from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 ROUNDS = 200
 LAYERS = 100  # a weight and a bias each: 200 parameters, 800 tensors with AdamW's state

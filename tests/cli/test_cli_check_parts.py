@@ -14,7 +14,7 @@ from deadpool_run.cli.check_report import Report, Verdict, judge
 from deadpool_run.cli.check_run import Run
 from deadpool_run.errors import ProtocolError, UsageError
 from deadpool_run.wire.check import FAULT_FILE, VARIABLE, CheckPlan, Fault, FaultPhase
-from deadpool_run.worker import probe
+from deadpool_run.worker.check import probe
 
 PHASES = set(FaultPhase)
 
@@ -70,9 +70,9 @@ def spec():
 def test_a_loop_without_a_check_is_the_jobs_own(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     loop = iter(())
-    monkeypatch.delitem(sys.modules, "deadpool_run.worker.probe_states", raising=False)
+    monkeypatch.delitem(sys.modules, "deadpool_run.worker.check.states", raising=False)
     assert probe.watched(None, 5, lambda _member, total: loop if total == 5 else None) is loop
-    assert "deadpool_run.worker.probe_states" not in sys.modules
+    assert "deadpool_run.worker.check.states" not in sys.modules
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"steps": 5}'])

@@ -11,8 +11,8 @@ from kit.world import TIMEOUT, World, warm_up
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from deadpool_run.worker.groups import GroupState
-from deadpool_run.worker.transcript import Transcript
+from deadpool_run.worker.groups.registry import GroupState
+from deadpool_run.worker.groups.transcript import Transcript
 
 pytestmark = [
     pytest.mark.gpu,

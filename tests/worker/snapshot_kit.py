@@ -16,7 +16,7 @@ from torch import nn
 from deadpool_run.ids import Rank
 from deadpool_run.vault.board import Board, create_board
 from deadpool_run.vault.segments import create_segment, read_exactly, read_manifest
-from deadpool_run.worker.snapshot import Snapshots
+from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 
 class _Gift:

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.worker.batches import Batches
-from deadpool_run.worker.rng import put_rng, take_rng
+from deadpool_run.worker.loop.batches import Batches
+from deadpool_run.worker.state.rng import put_rng, take_rng
 
 sys.path.append(str(Path(__file__).parents[1] / "loops" / "scripts"))
 

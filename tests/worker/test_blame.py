@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from deadpool_run.errors import Blame, ProtocolError, RefusedError, ScriptError, SnapshotError, StepAborted
-from deadpool_run.worker import hooks
-from deadpool_run.worker.batches import Batches
-from deadpool_run.worker.blame import blame, refusal
+from deadpool_run.worker.loop.batches import Batches
+from deadpool_run.worker.process.blame import _PASS_ON, blame, refusal
+from deadpool_run.worker.state import hooks
 
 
 def raised(what):
@@ -31,6 +32,10 @@ def beneath(module, error):
     names = {"error": error}
     exec(code, names)
     return names
+
+
+def test_each_module_that_passes_on_is_there():
+    assert [name for name in _PASS_ON if not Path(name).is_file()] == []
 
 
 def our(name):
@@ -63,7 +68,9 @@ def test_a_callback_of_the_script_is_the_scripts():
     assert blame(raised(lambda: exec(script, names))) is Blame.SCRIPT
 
 
-@pytest.mark.parametrize("name", ["worker.group", "worker.works", "worker.compat", "integrations.lightning"])
+@pytest.mark.parametrize(
+    "name", ["worker.groups.group", "worker.groups.works", "worker.compat.c10d", "integrations.lightning"]
+)
 def test_modules_that_pass_on_are_passed_over_but_for_their_own_slips(name):
     refused = beneath(our(name), RuntimeError("invalid tensor size"))["slip"]
     assert blame(raised(refused)) is Blame.SCRIPT

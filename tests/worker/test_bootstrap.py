@@ -13,7 +13,7 @@ from kit.orders import assign
 from deadpool_run.wire.messages import FrameBuffer, Ready, encode
 
 LIMIT_S = 60
-COMMAND = "import sys; from deadpool_run.worker.bootstrap import main; main(int(sys.argv[1]))"
+COMMAND = "import sys; from deadpool_run.worker.process.bootstrap import main; main(int(sys.argv[1]))"
 
 
 @pytest.fixture

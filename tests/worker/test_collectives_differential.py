@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from collective_kit import CASES, outcome
 
-from deadpool_run.worker.groups import GroupState
+from deadpool_run.worker.groups.registry import GroupState
 
 WITH_CASES = (collective_ways, collective_tensors, collective_errors)
 LIMIT = timedelta(seconds=15)

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from deadpool_run.worker.digest import digest, sample, samples_equal
+from deadpool_run.worker.state.digest import digest, sample, samples_equal
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int16, torch.uint8, torch.bool, torch.complex64]
 LARGE = 300_001

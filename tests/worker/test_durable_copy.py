@@ -11,8 +11,8 @@ from deadpool_run.errors import CheckpointError
 from deadpool_run.vault.board import EMPTY
 from deadpool_run.vault.durable import NOTHING
 from deadpool_run.vault.segments import mark_busy
-from deadpool_run.worker import durable_slots
-from deadpool_run.worker.durable_slots import copy_committed
+from deadpool_run.worker.checkpoint import slots as durable_slots
+from deadpool_run.worker.checkpoint.slots import copy_committed
 
 COPIES = 40
 

@@ -15,11 +15,11 @@ from deadpool_run.vault.board import EMPTY
 from deadpool_run.vault.durable import Step
 from deadpool_run.vault.segments import complete_version, read_exactly, read_header, read_manifest
 from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, LoadCheckpoint, TakeStep
-from deadpool_run.worker import durable_write
-from deadpool_run.worker.durable_read import choose, fill, load
-from deadpool_run.worker.durable_shared import Share
-from deadpool_run.worker.durable_slots import copy_committed
-from deadpool_run.worker.durable_storage import storage_at
+from deadpool_run.worker.checkpoint import write as durable_write
+from deadpool_run.worker.checkpoint.read import choose, fill, load
+from deadpool_run.worker.checkpoint.shared import Share
+from deadpool_run.worker.checkpoint.slots import copy_committed
+from deadpool_run.worker.checkpoint.storage import storage_at
 
 RANKS = 2
 RUN = "this-run"

@@ -5,7 +5,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from deadpool_run.worker import gloo
+from deadpool_run.worker.groups import gloo
 
 
 def test_it_waits_until_a_look_and_another_find_them_idle(monkeypatch):

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from kit.world import LONG, TIMEOUT, later
 
 from deadpool_run.errors import AttachError
-from deadpool_run.worker import compat
-from deadpool_run.worker.attach import Connections
-from deadpool_run.worker.groups import GroupState
+from deadpool_run.worker.compat import c10d
+from deadpool_run.worker.groups.connect import Connections
+from deadpool_run.worker.groups.registry import GroupState
 
 FREED_S = 1.0
 
@@ -120,7 +120,7 @@ def follows_the_store(member):
     if member.rank == 0:
         moved = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         member.store.set("moved", str(moved.port))
-    open_moved = functools.partial(compat.open_store, "127.0.0.1", int(member.store.get("moved")), TIMEOUT)
+    open_moved = functools.partial(c10d.open_store, "127.0.0.1", int(member.store.get("moved")), TIMEOUT)
     for epoch in ("e2", "e3"):
         member.registry.attach(open_moved, epoch, LONG)
         dist.all_reduce(x := torch.ones(2))
@@ -142,7 +142,7 @@ def connects_to_nobody(member):
     member.start()
     member.registry.abort()
     silent = socket.create_server(("127.0.0.1", 0))  # takes connections, says nothing
-    open_silent = functools.partial(compat.open_store, *silent.getsockname(), timedelta(seconds=2))
+    open_silent = functools.partial(c10d.open_store, *silent.getsockname(), timedelta(seconds=2))
     raised = leaves_after(0.2, member.registry.interrupt_attach, member, open_silent, LONG)
     with pytest.raises(AttachError, match="the store does not answer"):
         member.registry.attach(open_silent, "e2", timedelta(seconds=0.3))

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from kit.world import TIMEOUT
 
-from deadpool_run.worker.groups import GroupState
-from deadpool_run.worker.transcript import Transcript
+from deadpool_run.worker.groups.registry import GroupState
+from deadpool_run.worker.groups.transcript import Transcript
 
 SIZE = 4
 
@@ -139,7 +139,7 @@ def asks_for_gloo(member):
 
 
 def test_groups_that_ask_for_gloo_are_protected_too(make_world):
-    assert make_world(2).run(asks_for_gloo) == [(["deadpool_run.worker.group"] * 3, 4)] * 2
+    assert make_world(2).run(asks_for_gloo) == [(["deadpool_run.worker.groups.group"] * 3, 4)] * 2
 
 
 def two_worlds(member):

@@ -13,7 +13,7 @@ import torch.distributed._functional_collectives as funcol
 from kit.choice import often
 from kit.world import LONG, TIMEOUT, later
 
-from deadpool_run.worker.groups import GroupState
+from deadpool_run.worker.groups.registry import GroupState
 
 FREED_S = 1.0
 

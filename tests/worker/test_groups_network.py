@@ -15,8 +15,8 @@ import torch.distributed as dist
 from kit import netns
 from kit.world import LIMIT_S, LONG, TIMEOUT, _context
 
-from deadpool_run.worker import gloo
-from deadpool_run.worker.groups import GroupState
+from deadpool_run.worker.groups import gloo
+from deadpool_run.worker.groups.registry import GroupState
 
 FREED_S = 0.5
 """From an abort until a blocked thread goes on, on a machine with other things to do."""

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from deadpool_run.worker.groups import GroupState
-from deadpool_run.worker.transcript import Transcript
+from deadpool_run.worker.groups.registry import GroupState
+from deadpool_run.worker.groups.transcript import Transcript
 
 STEPS = 6
 KILL_AT = 3

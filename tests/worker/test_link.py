@@ -19,7 +19,7 @@ from deadpool_run.wire.messages import (
     Stop,
     encode,
 )
-from deadpool_run.worker.link import Link, Orders, park
+from deadpool_run.worker.process.agent_link import Link, Orders, park
 
 ASSIGN = assign(rank=1, local_rank=1, world_size=2, epoch=3, newcomer=True)
 

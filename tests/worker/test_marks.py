@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deadpool_run.vault.board import Board, create_board
-from deadpool_run.worker.marks import Marks
+from deadpool_run.worker.groups.marks import Marks
 
 
 @pytest.fixture

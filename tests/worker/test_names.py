@@ -13,18 +13,19 @@ from kit.world import LIMIT_S
 
 STORE = """
 import socket, sys
-from deadpool_run.worker import store_main
+from deadpool_run.worker.process import store_main
 store_main.main(int(sys.argv[1]), int(sys.argv[2]))
 """
 CLIENT = """
 import sys, time
-from deadpool_run.worker import compat, names
-before = names._state_of_thread()
+from deadpool_run.worker import dns
+from deadpool_run.worker.compat import c10d
+before = dns._state_of_thread()
 patience = before.retrans, before.retry
 start = time.monotonic()
-compat.open_store(sys.argv[1], int(sys.argv[2])).set("key", "value")
+c10d.open_store(sys.argv[1], int(sys.argv[2])).set("key", "value")
 print(time.monotonic() - start)
-after = names._state_of_thread()
+after = dns._state_of_thread()
 assert (after.retrans, after.retry) == patience
 """
 

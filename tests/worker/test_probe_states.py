@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from deadpool_run.worker.probe_states import States, digest
-from deadpool_run.worker.state import Protected
+from deadpool_run.worker.check.states import States, digest
+from deadpool_run.worker.state.state import Protected
 
 
 class Net(nn.Module):

@@ -6,7 +6,7 @@ from snapshot_kit import Slots
 from torch import nn
 
 from deadpool_run.errors import ScriptError, SnapshotError
-from deadpool_run.worker.snapshot import Snapshots
+from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import threading
 
-from deadpool_run.worker.releases import Releases
-from deadpool_run.worker.waiters import Waiters
+from deadpool_run.worker.groups.releases import Releases
+from deadpool_run.worker.groups.waiters import Waiters
 
 
 class Counted(Waiters):

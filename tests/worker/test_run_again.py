@@ -7,7 +7,7 @@ PROGRAM = """
 import importlib, os, random, signal, sys, warnings, logging
 import numpy.random, torch
 from torch import nn
-from deadpool_run.worker.reentry import Beginning
+from deadpool_run.worker.process.rerun import Beginning
 
 optimizers = importlib.import_module("torch.optim.optimizer")
 before = (dict(os.environ), list(sys.argv), list(sys.path), os.getcwd(), sys.stdout, sys.excepthook)
@@ -58,7 +58,7 @@ def test_the_process_is_as_it_was(tmp_path):
 UNWINDING = """
 import threading, time
 from deadpool_run.errors import RunLeft
-from deadpool_run.worker.unwinding import Unwinding
+from deadpool_run.worker.process.unwind import Unwinding
 
 unwinding = Unwinding()
 kept = 0

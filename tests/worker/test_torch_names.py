@@ -14,10 +14,10 @@ import torch_files
 from torch._C import _distributed_c10d as native
 
 from deadpool_run.agent.spec import DEFAULT_PRELOAD
-from deadpool_run.worker import group
+from deadpool_run.worker.groups import group
 
 PACKAGE = torch_files.ROOT / "deadpool_run"
-COMPAT = sorted((PACKAGE / "worker").glob("compat*.py"))
+COMPAT = sorted((PACKAGE / "worker" / "compat").glob("*.py"))
 STUB = "torch/_C/_distributed_c10d.pyi"
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
 BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller"})

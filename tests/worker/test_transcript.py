@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from deadpool_run.errors import SnapshotError
-from deadpool_run.worker.transcript import MAX_FLOAT_BYTES, Transcript
+from deadpool_run.worker.groups.transcript import MAX_FLOAT_BYTES, Transcript
 
 KINDS = [
     torch.tensor([1, -2, 3]),

@@ -25,7 +25,7 @@ from items import ITEMS
 from telling import tell
 
 import deadpool_run as deadpool
-from deadpool_run.worker import capture
+from deadpool_run.worker.snapshot import capture
 
 
 def add(sha, value):

@@ -1,0 +1,148 @@
+"""Places in a training step where `deadpool-run check` kills a rank.
+
+Each function installs hooks that call `die` in its phase, in a process that ends in the same step. They are installed when
+that step begins, so that all steps before it run as they do without a check.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from deadpool_run.worker.compat.modules import DispatchMode, inside_compiled
+from deadpool_run.worker.groups.collectives import COLLECTIVES
+from deadpool_run.worker.groups.group import Group
+from deadpool_run.worker.snapshot.capture import Capture, SlotMemory, Writer
+
+Die = Callable[[], None]
+
+_KERNELS = 12
+"""About as many as an optimizer's step has that works on lists of tensors."""
+
+
+def in_forward(die: Die, calls: int) -> None:
+    """Die in a forward, before the module that comes after so many, or where the outermost module has ended."""
+    seen = depth = 0
+
+    def before(module: nn.Module, _args: Any) -> None:
+        nonlocal seen, depth
+        if torch.is_grad_enabled():
+            if seen >= calls or inside_compiled(module) is not None:  # compiled: the hook would have it compiled again
+                die()
+            seen += 1
+            depth += 1
+
+    def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+        nonlocal depth
+        if torch.is_grad_enabled():
+            depth -= 1
+            if depth == 0:
+                die()
+
+    hooks.register_module_forward_pre_hook(before)
+    hooks.register_module_forward_hook(after)
+
+
+def in_backward(die: Die, fraction: float) -> None:
+    """Die in a backward, where it has come to this part of the modules' outputs."""
+    outputs = reached = 0
+
+    def on_gradient(_gradient: Tensor) -> None:
+        nonlocal reached
+        reached += 1
+        if reached > fraction * (outputs - 1):
+            die()
+
+    def after(_module: nn.Module, _args: Any, output: Any) -> None:
+        nonlocal outputs
+        for tensor in _tensors(output):
+            if tensor.requires_grad:
+                outputs += 1
+                tensor.register_hook(on_gradient)
+
+    hooks.register_module_forward_hook(after)
+
+
+def in_collective(die: Die, calls: int) -> None:
+    """Die with a collective under way, after so many others."""
+    seen = 0
+
+    def watched(issue: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal seen
+            work = issue(*args, **kwargs)
+            if seen >= calls:
+                die()
+            seen += 1
+            return work
+
+        return call
+
+    for collective in COLLECTIVES:
+        for name in collective.names:
+            if hasattr(Group, name):  # some come with a newer torch
+                setattr(Group, name, watched(getattr(Group, name)))
+
+
+def in_optimizer(die: Die, fraction: float) -> None:
+    """Die between two kernels of an optimizer's step, or after a step that has fewer."""
+    kernels = _Kernels(die, int(fraction * _KERNELS))
+
+    def before(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        kernels.__enter__()
+
+    def after(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        kernels.__exit__(None, None, None)
+        die()
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+
+
+class _Kernels(DispatchMode):
+    """Dies before a kernel."""
+
+    def __init__(self, die: Die, calls: int) -> None:
+        super().__init__()
+        self._die = die
+        self._left = calls
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._left == 0:
+            self._die()
+        self._left -= 1
+        return func(*args, **(kwargs or {}))
+
+
+def in_capture(die: Die, step: int) -> None:
+    """Die in the middle of the copy of the state that this step leaves, or of the first one after it."""
+    write, copy = Writer.write, Writer._copy  # noqa: SLF001 - the thread that copies has no hooks of its own
+    versions = [-1]
+
+    def noted(self: Writer, memory: SlotMemory, capture: Capture) -> bool:
+        versions.append(capture.version)
+        return write(self, memory, capture)
+
+    def halved(self: Writer, targets: list[Tensor], sources: list[Tensor]) -> None:
+        half = len(targets) // 2 if versions[-1] > step else len(targets)
+        copy(self, targets[:half], sources[:half])
+        if versions[-1] > step:
+            die()
+        copy(self, targets[half:], sources[half:])
+
+    Writer.write, Writer._copy = noted, halved  # type: ignore[method-assign] # noqa: SLF001 - as above
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _tensors(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _tensors(value)

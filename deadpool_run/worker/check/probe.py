@@ -1,0 +1,157 @@
+"""The worker's part of `deadpool-run check`: fewer steps, a digest of each version's state, and one death.
+
+Without the variable `DEADPOOL_CHECK` nothing of this is loaded, and a step loop is what `Job` makes it.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.check import FAULT_FILE, LOOP_FILE, VARIABLE, CheckPlan, Fault, FaultPhase
+
+if TYPE_CHECKING:
+    from deadpool_run.worker.job import Step
+    from deadpool_run.worker.loop.member import Member
+
+CHEAP_BYTES = 1 << 29
+"""State that is hashed at every version. Of N times as much, every Nth version is hashed."""
+
+_LATE = 0.5
+"""Between two steps: below, before the step that ends is counted; from here on, after that."""
+
+
+def watched(member: "Member", total: int, steps: "Callable[[Member, int], Iterator[Step]]") -> "Iterator[Step]":
+    """Return the step loop of this total; under `deadpool-run check` a shorter one that is watched."""
+    text = os.environ.get(VARIABLE)
+    if text is None:
+        return steps(member, total)
+    try:
+        plan = CheckPlan.decode(text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"{VARIABLE} is not a plan of deadpool-run check: {error!r}\nUnset it.") from error
+    return _Watch(member, plan, min(total, plan.steps)).run(total, steps)
+
+
+class _Watch:
+    """One run of a script's step loop."""
+
+    def __init__(self, member: "Member", plan: CheckPlan, limit: int) -> None:
+        from deadpool_run.worker.check.states import States  # noqa: PLC0415 - only a check needs it
+
+        self._member = member
+        self._plan = plan
+        self._limit = limit
+        self._states = States(member.snapshots)
+        self._issued = 0  # collectives of this rank before the step that runs
+
+    def run(self, total: int, steps: "Callable[[Member, int], Iterator[Step]]") -> "Iterator[Step]":
+        """Yield the steps."""
+        if self._is_real and self._member.session.rank == 0:
+            about = {"script_steps": total, "steps": self._limit}
+            Path(self._plan.folder, LOOP_FILE).write_text(json.dumps(about), encoding="utf-8")
+        inner = steps(self._member, self._limit)
+        death: _Death | None = None
+        try:
+            for step in inner:
+                if self._is_real:
+                    self._record(step.index)
+                    death = self._prepare(step.index)
+                yield step
+                if death is not None:
+                    death.step_is_over(step.index, last=step.index + 1 >= self._limit)
+            self._record(self._limit)
+        finally:
+            inner.close()  # type: ignore[attr-defined] # it is a generator
+            self._states.close()
+
+    @property
+    def _is_real(self) -> bool:
+        member = self._member
+        return not (member.rehearsing or member.practising or member.trial.running)
+
+    def _record(self, version: int) -> None:
+        """Write the digests of this version's state, unless it is too much to be hashed each time."""
+        stride = max(1, -(-self._states.nbytes() // CHEAP_BYTES))
+        if version % stride and version != self._limit:
+            return
+        session = self._member.session
+        line = json.dumps({"version": version, "digests": self._states.digests()}) + "\n"
+        with self._plan.states_file(session.rank, session.worker).open("a", encoding="utf-8") as file:
+            file.write(line)
+
+    def _prepare(self, index: int) -> "_Death | None":
+        """Prepare the death that is planned for this step of this rank."""
+        fault, issued = self._plan.fault, self._issued
+        self._issued = self._member._cell.issued  # noqa: SLF001 - a counter that nobody else asks for
+        if fault is None or fault.rank != self._member.session.rank or index < fault.step:
+            return None
+        death = _Death(self._plan.folder, fault)
+        if not death.is_due():
+            return None
+        if index == fault.step:
+            death.prepare(self._states.modules(), max(0, self._issued - issued))
+        else:
+            death.step_is_counted()
+        return death
+
+
+class _Death:
+    """The end of this process, once in a run."""
+
+    def __init__(self, folder: str, fault: Fault) -> None:
+        self._file = Path(folder, FAULT_FILE)
+        self._fault = fault
+
+    def is_due(self) -> bool:
+        """Say whether nobody has died of it yet."""
+        return not self._file.exists()
+
+    def prepare(self, modules: int, collectives: int) -> None:
+        """Have the process end as soon as it comes to the phase. It does not outlive the step, so no hook is removed."""
+        from deadpool_run.worker.check import phases  # noqa: PLC0415 - only who dies needs it
+
+        fault = self._fault
+        if fault.phase is FaultPhase.FORWARD:
+            phases.in_forward(self.die, int(fault.fraction * modules))
+        elif fault.phase is FaultPhase.BACKWARD:
+            phases.in_backward(self.die, fault.fraction)
+        elif fault.phase is FaultPhase.COLLECTIVE:
+            phases.in_collective(self.die, int(fault.fraction * collectives))
+        elif fault.phase is FaultPhase.OPTIMIZER:
+            phases.in_optimizer(self.die, fault.fraction)
+        elif fault.phase is FaultPhase.CAPTURE:
+            phases.in_capture(self.die, fault.step)
+
+    def step_is_over(self, index: int, *, last: bool) -> None:
+        """End here, as the script asks for the next step, if that is the phase or if the phase was not met."""
+        fault = self._fault
+        if fault.phase is FaultPhase.CAPTURE:
+            waits = not last  # the copy begins after this, and with a longer interval after a later step
+        else:
+            waits = fault.phase is FaultPhase.BETWEEN and index == fault.step and fault.fraction >= _LATE and not last
+        if not waits:
+            self.die(met=fault.phase is FaultPhase.BETWEEN)
+
+    def step_is_counted(self) -> None:
+        """End here, with the step counted and before the script is given the next one, if that is the phase."""
+        if self._fault.phase is FaultPhase.BETWEEN:
+            self.die()
+
+    def die(self, *, met: bool = True) -> None:
+        """End this process as a lost one ends, unless that has happened in this run."""
+        try:
+            fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return
+        os.write(fd, json.dumps({"met": met, "pid": os.getpid()}).encode())
+        os.close(fd)
+        _end()
+
+
+def _end() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError  # SIGKILL is delivered before the call returns

@@ -1,0 +1,175 @@
+"""Digests of all that a rank's next step may depend on, for `deadpool-run check`.
+
+Besides what is protected, these are the optimizers that nobody protects, and tensors that protected modules hold as plain
+attributes: a repair does not bring those back, and a user wants to read their names.
+"""
+
+import ctypes
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from deadpool_run.errors import ScriptError
+from deadpool_run.worker.codec import TreeWriter
+from deadpool_run.worker.compat.modules import buffers_of, local
+from deadpool_run.worker.snapshot.snapshot import Snapshots
+from deadpool_run.worker.state.optimizers import OptimizerState
+from deadpool_run.worker.state.rng import rng_tree, take_rng
+
+Digests = dict[str, dict[str, str]]
+"""By kind, then by name. The kinds: weights, optimizer, gradients, buffers, values, generators, attributes."""
+
+MAX_OPTIMIZERS = 64
+_DIGEST_BYTES = 8
+_MODULE_OWN = frozenset(vars(nn.Module()))
+
+
+class States:
+    """What is hashed of one rank. Optimizers are known once they have stepped, unless they are protected."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+        self._protected = snapshots._protected  # noqa: SLF001 - to look at, nobody else asks for it
+        self._unprotected: list[OptimizerState] = []
+        self._hook = register_optimizer_step_pre_hook(self._note_optimizer)
+
+    def close(self) -> None:
+        """Stop to look out for optimizers."""
+        self._hook.remove()
+
+    def modules(self) -> int:
+        """Return how many modules there are, children counted."""
+        return sum(len(list(module.all_modules())) for module in self._protected.modules.values())
+
+    def nbytes(self) -> int:
+        """Return about how much there is to hash."""
+        tensors = [*self._protected.parameters().values(), *self._protected.buffer_values()]
+        tensors += [
+            value for optimizer in self._optimizers() for state in optimizer.state.values() for value in _tensors(state)
+        ]
+        return sum(local(tensor).nbytes for tensor in tensors)
+
+    def digests(self) -> Digests:
+        """Return the digests of this moment."""
+        with torch.no_grad():
+            parameters = self._protected.parameters()
+            names = {id(parameter): name for name, parameter in parameters.items()}
+            found: Digests = {
+                "weights": {name: digest(parameter) for name, parameter in parameters.items()},
+                "buffers": {
+                    name: digest(buffer)
+                    for name, child, key in self._protected.buffers()
+                    if (buffer := buffers_of(child)[key]) is not None
+                },
+                "gradients": self._gradients(names),
+                "optimizer": {},
+                "values": {},
+                "generators": {name: _of_tree(part, name) for name, part in rng_tree(take_rng()).items()},
+                "attributes": dict(self._attributes()),
+            }
+            for optimizer in self._optimizers():
+                self._add_optimizer(found, optimizer, names)
+            for name, obj in self._protected.objects.items():
+                found["values"] |= dict(_of_object(name, obj.state_dict()))
+            for name, module in self._protected.modules.items():
+                found["values"] |= dict(_of_object(name, module.extra()))
+        return found
+
+    def _note_optimizer(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        known = [*self._protected.optimizers.values(), *self._unprotected]
+        if len(known) < MAX_OPTIMIZERS and not any(optimizer in (each.optimizer, each.keeper) for each in known):
+            number, kind = len(self._unprotected) + 1, type(optimizer).__name__
+            self._unprotected.append(OptimizerState(f"{kind} {number} (not protected)", optimizer))
+
+    def _optimizers(self) -> list[OptimizerState]:
+        return [*self._protected.optimizers.values(), *self._unprotected]
+
+    def _add_optimizer(self, found: Digests, optimizer: OptimizerState, names: dict[int, str]) -> None:
+        own = dict(names)
+        for name, parameter in optimizer.parameters():
+            if id(parameter) not in names:
+                own[id(parameter)] = name.removeprefix(f"{optimizer.name}/")
+                found["weights"][name] = digest(parameter)
+        for tracked in optimizer.tensors(own):
+            found["optimizer"][tracked.name] = digest(tracked.tensor)
+        plain = optimizer.plain(own)
+        if any(plain["state"].values()) or plain["shared"]:
+            found["optimizer"] |= dict(_of_object(optimizer.name, plain))
+        for number, group in enumerate(optimizer.take()):
+            for key, value in group.items():
+                found["optimizer"][f"{optimizer.name}/groups.{number}.{key}"] = _of_tree(value, key)
+
+    def _gradients(self, names: dict[int, str]) -> dict[str, str]:
+        kept = self._snapshots._values.get("gradients", ())  # noqa: SLF001 - those that are state
+        return {names.get(id(parameter), "a parameter"): digest(gradient) for parameter, gradient in kept}
+
+    def _attributes(self) -> Iterator[tuple[str, str]]:
+        for name, module in self._protected.modules.items():
+            for path, child in module.all_modules():
+                for key, value in list(vars(child).items()):
+                    if key in _MODULE_OWN:
+                        continue
+                    where = f"{name}/{path}.{key}" if path else f"{name}/{key}"
+                    for place, tensor in _held(value, where):
+                        if _is_plain(tensor):
+                            yield place, digest(tensor)
+
+
+def digest(tensor: Tensor) -> str:
+    """Return a digest of what this rank holds of a tensor: kind, shape and bytes."""
+    own = local(tensor).detach()
+    sha = hashlib.blake2b(f"{own.dtype}{tuple(own.shape)}".encode(), digest_size=_DIGEST_BYTES)
+    flat = own.cpu().contiguous()
+    if flat.nbytes:
+        sha.update((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr()))
+    return sha.hexdigest()
+
+
+def _of_tree(tree: Any, name: str) -> str:
+    """Return a digest of plain values; of such that no snapshot could hold only the type counts."""
+    writer = TreeWriter()
+    try:
+        text = json.dumps(writer.encode(tree, name))
+    except ScriptError:
+        text = f"{type(tree).__module__}.{type(tree).__qualname__}"
+    sha = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES)
+    for blob in writer.blobs:
+        sha.update(blob)
+    for tensor in writer.tensors:
+        sha.update(digest(tensor).encode())
+    return sha.hexdigest()
+
+
+def _of_object(name: str, state: Any) -> Iterator[tuple[str, str]]:
+    """Yield a digest for each key of what `state_dict()` returned."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield f"{name}.{key}", _of_tree(value, f"{name}.{key}")
+    else:
+        yield name, _of_tree(state, name)
+
+
+def _held(value: Any, where: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of an attribute: itself, its items, or those of modules that are kept in a list."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for place, each in [(where, value), *((f"{where}.{key}", each) for key, each in items)]:
+        if isinstance(each, Tensor):
+            yield place, each
+        elif isinstance(each, nn.Module) and each is not value:
+            yield from ((f"{place}.{name}", tensor) for name, tensor in each.named_parameters())
+            yield from ((f"{place}.{name}", tensor) for name, tensor in each.named_buffers())
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    own = local(tensor)
+    return type(own) in (Tensor, nn.Parameter) and own.layout is torch.strided and not own.is_meta
+
+
+def _tensors(state: Any) -> list[Tensor]:
+    return [value for value in state.values() if isinstance(value, Tensor)] if isinstance(state, dict) else []

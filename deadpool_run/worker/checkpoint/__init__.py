@@ -1,0 +1,1 @@
+"""The checkpointer process: durable checkpoints of the snapshots. The agent starts it; nothing imports it."""

@@ -1,0 +1,130 @@
+"""The checkpointer: a process, forked for one checkpoint, that writes it from slots or fills slots from it.
+
+It is lent the board and the slots of the node's ranks, asked for one thing after the other, and answers each. Workers
+never wait for it. It ends when the agent lets go.
+"""
+
+import array
+import ctypes
+import os
+import socket
+from typing import assert_never
+
+from deadpool_run.errors import DeadpoolError, VersionGoneError
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.board import Board
+from deadpool_run.vault.durable import NOTHING, Step
+from deadpool_run.wire.checkpoints import (
+    CheckpointFailed,
+    CheckpointLoaded,
+    CheckpointWritten,
+    ChooseCheckpoint,
+    FillSlots,
+    FromCheckpointer,
+    LendBoard,
+    LendSlots,
+    LoadCheckpoint,
+    StepTaken,
+    TakeStep,
+    WriteCheckpoint,
+)
+from deadpool_run.wire.messages import FrameBuffer, Message, encode
+from deadpool_run.worker.checkpoint.read import Loaded, choose, fill, load
+from deadpool_run.worker.checkpoint.shared import Share
+from deadpool_run.worker.checkpoint.slots import copy_committed
+from deadpool_run.worker.checkpoint.storage import storage_at
+from deadpool_run.worker.checkpoint.write import prune, write
+
+_Order = WriteCheckpoint | LoadCheckpoint | ChooseCheckpoint | FillSlots | TakeStep
+_MAX_FDS = 2
+_PR_SET_NAME = 15
+_NAME = b"deadpool-save"
+_POLITE = 10
+"""Niceness once the copy is made: what remains can wait, and training cannot."""
+
+
+def main(control_fd: int) -> None:
+    """Serve until the agent lets go."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's writer would ask the driver, and nothing here is on a device
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME, 0, 0, 0)  # what top and a user who looks for it show
+    control = socket.socket(fileno=control_fd)
+    board: Board | None = None
+    share: Share | None = None
+    slots: dict[Rank, tuple[int, int]] = {}
+    while (received := _receive(control)) is not None:
+        message, fds = received
+        match message:
+            case LendBoard(world_size):
+                board = Board(fds[0], world_size)
+            case LendSlots(rank):
+                slots[Rank(rank)] = (fds[0], fds[1])
+            case WriteCheckpoint() | LoadCheckpoint() | ChooseCheckpoint() | FillSlots() | TakeStep():
+                assert board is not None
+                share = share or Share(board, slots)
+                control.sendall(encode(_answered(message, board, slots, share)))
+            case _:
+                raise AssertionError(f"a checkpointer was sent {type(message).__name__}")
+
+
+def _receive(control: socket.socket) -> tuple[Message, list[int]] | None:
+    """Return the next message with its descriptors; reads not one byte beyond it, since those may carry others'."""
+    frames = FrameBuffer()
+    fds = array.array("i")
+    while True:
+        data, more, _, _ = socket.recv_fds(control, frames.missing, _MAX_FDS)
+        fds.extend(more)
+        if not data:
+            return None
+        for message in frames.feed(data):
+            return message, list(fds)
+
+
+def _answered(order: _Order, board: Board, slots: dict[Rank, tuple[int, int]], share: Share) -> FromCheckpointer:
+    try:
+        return _done(order, board, slots, share)
+    except VersionGoneError as error:
+        return CheckpointFailed(str(error), again=True)
+    except DeadpoolError as error:
+        return CheckpointFailed(str(error))
+    except Exception as error:  # noqa: BLE001 - storage behind URLs raises what it likes; the job goes on without
+        where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        return CheckpointFailed(f"{type(error).__name__}: {where}")
+
+
+def _done(order: _Order, board: Board, slots: dict[Rank, tuple[int, int]], share: Share) -> FromCheckpointer:
+    match order:
+        case WriteCheckpoint():
+            return _write(order, board, slots)
+        case LoadCheckpoint():
+            return _loaded(load(order, slots))
+        case ChooseCheckpoint():
+            return _loaded(choose(order))
+        case FillSlots():
+            return _loaded(fill(order, slots))
+        case TakeStep():
+            return _take(order, share)
+        case _:
+            assert_never(order)
+
+
+def _write(order: WriteCheckpoint, board: Board, slots: dict[Rank, tuple[int, int]]) -> FromCheckpointer:
+    copies = copy_committed(board, slots, Version(order.above))
+    if copies is None:
+        return CheckpointWritten(NOTHING, "", 0)
+    os.nice(_POLITE)
+    storage = storage_at(order.target)
+    name, nbytes = write(storage, copies, order.run)
+    version = Version(copies[0].header.version)
+    prune(storage, version, order.keep)
+    return CheckpointWritten(version, storage.where(name), nbytes)
+
+
+def _take(order: TakeStep, share: Share) -> StepTaken:
+    taken = share.take(order)
+    if order.step == Step.COPY:
+        os.nice(_POLITE)
+    return taken
+
+
+def _loaded(found: Loaded) -> FromCheckpointer:
+    return CheckpointLoaded(found.version, found.where, found.written, list(found.refused))

@@ -1,0 +1,168 @@
+"""Which tensor of which rank becomes which item of a torch.distributed.checkpoint.
+
+Names are those that a script's own `dcp.save({"model": ..., "optimizer": get_optimizer_state_dict(...)})` would give:
+`model.0.weight`, `optimizer.state.0.weight.exp_avg`. Shards are chunks of one global tensor. What several ranks hold
+alike, byte for byte, is written once; what goes by the same name and is not alike (pipeline stages that count their
+layers from 0, buffers that differ) is written for the first rank under that name, for others under `rank00001.`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.tensor import Placement, Replicate, Shard
+
+from deadpool_run.ids import Rank
+from deadpool_run.vault import segments
+from deadpool_run.vault.segments import Manifest, Role, TensorEntry
+from deadpool_run.worker.checkpoint.slots import Copy
+from deadpool_run.worker.compat import checkpoints
+
+_SHARD = re.compile(r"S\((\d+)\)")
+_STRIDED = re.compile(r"_S\((\d+), (\d+)\)")
+
+Path = tuple[str | int, ...]
+"""Keys of the nested state dict that an item has; joined by dots they are its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One tensor of one rank, with what it would be in the checkpoint if no other got in the way."""
+
+    rank: Rank
+    entry: TensorEntry
+    path: Path
+    offsets: tuple[int, ...]
+    size: tuple[int, ...]
+    """Of the whole tensor; `offsets` is where this piece begins in it."""
+    digest: str
+
+    @property
+    def sharded(self) -> bool:
+        """Whether it is a chunk of a tensor that other ranks may have others of."""
+        return self.entry.placement is not None and self.path[0] != private(self.rank)
+
+    @property
+    def fqn(self) -> str:
+        """The item's name."""
+        return fqn_of(self.path)
+
+    @property
+    def likeness(self) -> tuple[Any, ...]:
+        """What pieces of one tensor have in common."""
+        mesh = self.entry.placement.mesh if self.sharded and self.entry.placement else None
+        return self.entry.dtype, self.size, mesh
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """What pieces have in common of which one is enough."""
+        return self.digest, self.entry.shape, self.entry.stride
+
+
+def survey(copy: Copy, pool: Executor) -> list[Piece]:
+    """Return the pieces of a rank's copy, in the manifest's order; those without bytes are left out."""
+    entries = [entry for entry in copy.manifest.tensors if entry.nbytes]
+    digests = pool.map(lambda entry: _digest(copy, entry), entries)
+    owned = modules_by_optimizer(copy.manifest)
+    return [
+        _piece(copy.rank, entry, _path_of(entry, owned), digest) for entry, digest in zip(entries, digests, strict=True)
+    ]
+
+
+def assign(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Piece]]:
+    """Yield each piece with the one that is written for it: itself, one like it, or itself under a private name.
+
+    A pure function of the pieces of all ranks in order, so that nodes that know the same pieces agree.
+    """
+    tensors: dict[str, tuple[Any, ...]] = {}
+    chunks: dict[tuple[str, tuple[int, ...]], Piece] = {}
+    for piece in pieces:
+        known = tensors.setdefault(piece.fqn, piece.likeness)
+        item = chunks.setdefault((piece.fqn, piece.offsets), piece) if known == piece.likeness else None
+        if item is None or item.content != piece.content:
+            alone = _alone(piece)
+            item = chunks.setdefault((alone.fqn, alone.offsets), alone)
+        yield piece, item
+
+
+def fqn_of(path: Path) -> str:
+    """Return the name of the item with these keys."""
+    return ".".join(map(str, path))
+
+
+def private(rank: Rank) -> str:
+    """Return the first key of what only this rank has."""
+    return f"rank{rank:05d}"
+
+
+def modules_by_optimizer(manifest: Manifest) -> dict[str, set[str]]:
+    """Return the modules whose parameters each optimizer has state of."""
+    found: dict[str, set[str]] = {name: set() for name in manifest.values["optimizers"]}
+    for entry in manifest.tensors:
+        if entry.role is Role.OPTIMIZER:
+            optimizer, module, _ = entry.name.split("/", 2)
+            found.setdefault(optimizer, set()).add(module)
+    return found
+
+
+def parameter_key(parameter: str, modules: set[str]) -> str:
+    """Return a parameter's key in an optimizer's state: without its module's name, if it has but one module's."""
+    return parameter.partition("/")[2] if len(modules) == 1 else parameter
+
+
+def _path_of(entry: TensorEntry, owned: dict[str, set[str]]) -> Path:
+    """Return the keys of a tensor, as `torch.distributed.checkpoint.state_dict` has them."""
+    owner, _, rest = entry.name.partition("/")
+    if entry.role is not Role.OPTIMIZER:
+        return owner, rest
+    parameter, _, key = rest.rpartition("/")
+    return owner, "state", parameter_key(parameter, owned[owner]), key
+
+
+def meshes(entries: Iterable[TensorEntry]) -> tuple[str, ...]:
+    """Return every mesh that a sharded tensor is on, in words."""
+    found = {entry.placement for entry in entries if entry.placement is not None}
+    return tuple(sorted({f"{'x'.join(map(str, at.mesh))} {','.join(at.names or ('unnamed',))}" for at in found}))
+
+
+def _piece(rank: Rank, entry: TensorEntry, path: Path, digest: str) -> Piece:
+    whole = Piece(rank, entry, path, (0,) * len(entry.shape), entry.shape, digest)
+    if entry.placement is None:
+        return whole
+    offsets = _offsets(entry)
+    return _alone(whole) if offsets is None else Piece(rank, entry, path, offsets, entry.placement.shape, digest)
+
+
+def _alone(piece: Piece) -> Piece:
+    """Return the piece as a tensor of its own."""
+    path = (private(piece.rank), *piece.path)
+    return Piece(piece.rank, piece.entry, path, (0,) * len(piece.entry.shape), piece.entry.shape, piece.digest)
+
+
+def _offsets(entry: TensorEntry) -> tuple[int, ...] | None:
+    """Return where a shard begins in its whole tensor; None if that is not known."""
+    assert entry.placement is not None
+    at = entry.placement
+    placements = [_placement(text) for text in at.placements]
+    known = [placement for placement in placements if placement is not None]
+    if len(known) < len(placements) or len(at.at) != len(at.mesh):
+        return None
+    shape, offsets = checkpoints.shape_and_offsets(at.shape, at.mesh, at.at, known)
+    return offsets if shape == entry.shape else None
+
+
+def _placement(text: str) -> Placement | None:
+    """Return the placement that torch writes so; None for one that is no shard and no replica."""
+    if text == "R":
+        return Replicate()
+    if match := _SHARD.fullmatch(text):
+        return Shard(int(match[1]))
+    if match := _STRIDED.fullmatch(text):
+        return checkpoints.strided_shard(int(match[1]), int(match[2]))
+    return None
+
+
+def _digest(copy: Copy, entry: TensorEntry) -> str:
+    return segments.digest_of(memoryview(copy.memory)[entry.offset : entry.offset + entry.nbytes]).hex()

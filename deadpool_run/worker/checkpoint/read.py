@@ -1,0 +1,251 @@
+"""Reading a durable checkpoint back into slots. What is torn, damaged or of something else is refused, and said where.
+
+Nothing is unpickled: our own files say where each tensor is, and torch's slices are read as `weights_only`.
+"""
+
+import io
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import IO
+
+import torch
+
+from deadpool_run.errors import CheckpointError, SnapshotError
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import durable, segments
+from deadpool_run.vault.durable import Place, Record, decode_part, decode_record, name_of, part_name, version_in
+from deadpool_run.vault.segments import TensorEntry
+from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, LoadCheckpoint
+from deadpool_run.worker.checkpoint.slots import THREADS, Filling, Slots
+from deadpool_run.worker.checkpoint.storage import Storage, storage_at
+
+AUTO, NEVER = "auto", "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the slots hold now; `version` is `durable.NOTHING` if there was no checkpoint."""
+
+    version: Version
+    where: str
+    refused: tuple[str, ...]
+    written: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    storage: Storage
+    name: str
+
+
+def load(order: LoadCheckpoint, slots: Slots) -> Loaded:
+    """Fill the first slot of each rank from the checkpoint that the job is to go on from.
+
+    Of several, the newest that is whole. Raises `CheckpointError` if there are some and none is, or if the one that was
+    named cannot be used.
+    """
+    try:
+        found = _first_good(order, (), lambda candidate, record: _fill(candidate, record, slots))
+    except CheckpointError:
+        _empty(slots)
+        raise
+    if found.version == durable.NOTHING:
+        _empty(slots)
+    return found
+
+
+def choose(order: ChooseCheckpoint) -> Loaded:
+    """Return which checkpoint the job is to go on from, by what is of the whole in it. Raises as `load`."""
+    return _first_good(order, order.but, _check_metadata)
+
+
+def fill(order: FillSlots, slots: Slots) -> Loaded:
+    """Fill the first slot of each rank from this checkpoint, or empty it. Raises `CheckpointError`, also for what the disk says."""
+    candidate = _named(order.where)
+    assert candidate is not None
+    try:
+        record = _record(candidate, order.world_size)
+        _fill_ranks(candidate, record, slots)
+    except (CheckpointError, OSError) as error:
+        _empty(slots)
+        raise CheckpointError(_said(error)) from error
+    return Loaded(record.version, order.where, (), record.written)
+
+
+def _empty(slots: Slots) -> None:
+    for pair in slots.values():
+        segments.mark_empty(pair[0])
+
+
+def _first_good(
+    order: LoadCheckpoint | ChooseCheckpoint, but: Collection[str], use: Callable[[_Candidate, Record], None]
+) -> Loaded:
+    """Use the newest checkpoint that can be, but for these; return it. Raises `CheckpointError`."""
+    if order.first:
+        if order.target:
+            storage_at(order.target).prepare()
+        _refuse_what_is_in_the_way(order.target, order.resume)
+    refused, passed_over = [], False
+    for candidate in _candidates(order):
+        where = candidate.storage.where(candidate.name)
+        if where in but:
+            passed_over = True
+            continue
+        try:
+            record = _record(candidate, order.world_size)
+            use(candidate, record)
+        except (CheckpointError, OSError) as error:
+            refused.append(f"checkpoint {where} is refused: {_said(error)}")
+            continue
+        return Loaded(record.version, where, tuple(refused), record.written)
+    if not refused and not passed_over:
+        return Loaded(durable.NOTHING, "", ())
+    advice = "there is no other to go on from; to begin anew, give --durable another place"
+    raise CheckpointError("\n".join((*refused, advice)))
+
+
+def _said(error: CheckpointError | OSError) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
+    return str(error)
+
+
+def _versions(storage: Storage) -> list[Version]:
+    """Return the versions that there are checkpoints of, newest first."""
+    return sorted((v for name in storage.names() if (v := version_in(name)) is not None), reverse=True)
+
+
+def _candidates(order: LoadCheckpoint | ChooseCheckpoint) -> Iterator[_Candidate]:
+    """Yield what may be gone on from, newest first."""
+    named = _named(order.resume)
+    if order.target and (order.resume == AUTO or not order.first):
+        storage = storage_at(order.target)
+        for version in _versions(storage):
+            candidate = _Candidate(storage, name_of(version))
+            if order.resume == AUTO or _is_of(candidate, order.run):
+                yield candidate
+    if named is not None:
+        yield named
+
+
+def _named(resume: str) -> _Candidate | None:
+    if resume in (AUTO, NEVER):
+        return None
+    place, _, name = (resume if "://" in resume else str(Path(resume).absolute())).rstrip("/").rpartition("/")
+    return _Candidate(storage_at(place), name)
+
+
+def _is_of(candidate: _Candidate, run: str) -> bool:
+    try:
+        return _read_record(candidate).run == run
+    except (CheckpointError, OSError):
+        return False
+
+
+def _refuse_what_is_in_the_way(target: str, resume: str) -> None:
+    """Refuse a place that holds newer checkpoints than the job is to begin from: they would be taken for its own."""
+    if not target or resume == AUTO:
+        return
+    storage, named = storage_at(target), _named(resume)
+    start = (version_in(named.name) if named is not None else None) or durable.NOTHING
+    newer = [name_of(version) for version in _versions(storage) if version > start]
+    if newer:
+        raise CheckpointError(
+            f"{storage.where()} holds {', '.join(sorted(newer))}, which this run is not to go on from (--resume {resume})\n"
+            "move them away, give --durable another place, or give --resume auto"
+        )
+
+
+# --- one checkpoint ----------------------------------------------------------------------------------------------
+
+
+def _read(candidate: _Candidate, file: str) -> bytes:
+    with candidate.storage.open(f"{candidate.name}/{file}") as stream:
+        return stream.read()
+
+
+def _read_record(candidate: _Candidate) -> Record:
+    return decode_record(_read(candidate, durable.RECORD))
+
+
+def _record(candidate: _Candidate, world_size: int) -> Record:
+    """Return the record, if this world can go on from it."""
+    try:
+        record = _read_record(candidate)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"it has no {durable.RECORD}: it was never finished, or is of another program") from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{durable.RECORD} is {error}") from error
+    if record.world_size != world_size:
+        raise CheckpointError(
+            f"it is of {record.world_size} ranks, and this world has {world_size}; "
+            "a checkpoint cannot be spread over another number of ranks yet"
+        )
+    if version_in(candidate.name) not in (None, record.version):
+        raise CheckpointError(f"its {durable.RECORD} is of version {record.version}")
+    return record
+
+
+def _fill(candidate: _Candidate, record: Record, slots: Slots) -> None:
+    _check_metadata(candidate, record)
+    _fill_ranks(candidate, record, slots)
+
+
+def _check_metadata(candidate: _Candidate, record: Record) -> None:
+    if segments.digest_of(_read(candidate, ".metadata")).hex() != record.metadata:
+        raise CheckpointError(".metadata is damaged: it does not have the digest that was recorded")
+
+
+def _fill_ranks(candidate: _Candidate, record: Record, slots: Slots) -> None:
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(lambda rank: _fill_rank(candidate, record, rank, slots[rank][0]), slots):
+            pass
+
+
+def _fill_rank(candidate: _Candidate, record: Record, rank: Rank, fd: int) -> None:
+    file = part_name(rank)
+    data, stamp = _read(candidate, file), record.parts[rank]
+    if len(data) != stamp.nbytes or segments.digest_of(data).hex() != stamp.digest:
+        raise CheckpointError(f"{file} is damaged: it is not the {stamp.nbytes} bytes that were recorded")
+    try:
+        part = decode_part(data)
+        # The manifest of a slot comes right behind its small values.
+        filling = Filling(fd, part.tail_offset + len(part.tail), part.manifest, record.version)
+    except (CheckpointError, SnapshotError) as error:
+        raise CheckpointError(f"{file} is {error}") from error
+    if (part.rank, part.version, filling.manifest.rank) != (rank, record.version, rank):
+        raise CheckpointError(f"{file} is of rank {part.rank} at version {part.version}")
+    _put_tensors(candidate, filling, list(zip(filling.manifest.tensors, part.places, strict=True)))
+    filling.complete(part.tail_offset, part.tail)
+
+
+def _put_tensors(candidate: _Candidate, filling: Filling, tensors: Sequence[tuple[TensorEntry, Place | None]]) -> None:
+    streams: dict[str, IO[bytes]] = {}
+    try:
+        for entry, place in tensors:
+            if place is None:
+                continue
+            if place.file not in streams:
+                streams[place.file] = candidate.storage.open(f"{candidate.name}/{place.file}")
+            _put(filling, entry, place, streams[place.file])
+    finally:
+        for stream in streams.values():
+            stream.close()
+
+
+def _put(filling: Filling, entry: TensorEntry, place: Place, stream: IO[bytes]) -> None:
+    stream.seek(place.offset)
+    data = stream.read(place.nbytes)
+    if len(data) != place.nbytes:
+        raise CheckpointError(f"{place.file} is cut short: {entry.name} is at byte {place.offset}")
+    try:
+        digest = filling.put(entry, torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+    except (RuntimeError, UnpicklingError, ValueError, TypeError, EOFError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{place.file} is damaged at byte {place.offset} ({entry.name}): {error}") from error
+    if digest.hex() != place.digest:
+        raise CheckpointError(
+            f"{place.file} is damaged at byte {place.offset}: {entry.name} has not the digest recorded"
+        )

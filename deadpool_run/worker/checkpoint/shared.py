@@ -1,0 +1,162 @@
+"""One node's part in a checkpoint that several nodes write together, step by step.
+
+Each step begins when every node has done the one before. What nodes tell each other is in files beside the checkpoint's,
+which are removed in the end: every node writes to the same place anyhow, and what they hold is in no order of the agents.
+"""
+
+import json
+import mmap
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.storage import WriteResult
+
+from deadpool_run.errors import VersionGoneError
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import durable
+from deadpool_run.vault.board import Board
+from deadpool_run.vault.durable import PartStamp, Step
+from deadpool_run.wire import typed
+from deadpool_run.wire.checkpoints import StepTaken, TakeStep
+from deadpool_run.worker.checkpoint import write
+from deadpool_run.worker.checkpoint.plan import Path, Piece, meshes, survey
+from deadpool_run.worker.checkpoint.slots import THREADS, Copy, Slots, copy_kept, rooms
+from deadpool_run.worker.checkpoint.storage import storage_at
+from deadpool_run.worker.checkpoint.write import Homes
+from deadpool_run.worker.compat import checkpoints
+
+_TOLD = (Step.SURVEY, Step.WRITE, Step.PARTS)
+"""Steps whose outcome is told in a file."""
+
+
+class Share:
+    """Made for one checkpoint; its steps are taken in order. They raise OSError and `CheckpointError`."""
+
+    def __init__(self, board: Board, slots: Slots) -> None:
+        """Take part with these ranks, which live on this node."""
+        self._board = board
+        self._slots = slots
+        self._memories: dict[Rank, mmap.mmap] = {}
+        self._copies: list[Copy] = []
+        self._pieces: list[Piece] = []
+        self._paths: list[Path] = []
+        self._homes: Homes = {}
+
+    def take(self, order: TakeStep) -> StepTaken:
+        """Take the step."""
+        nbytes, where = 0, ""
+        match Step(order.step):
+            case Step.PREPARE:
+                self._memories = rooms(self._slots)
+            case Step.COPY:
+                self._copy(order)
+            case Step.SURVEY:
+                self._survey(order)
+            case Step.WRITE:
+                nbytes = self._write(order)
+            case Step.PARTS:
+                nbytes = self._write_parts(order)
+            case Step.COMPLETE:
+                where = self._complete(order)
+        return StepTaken(order.step, where, nbytes)
+
+    def _copy(self, order: TakeStep) -> None:
+        copies = copy_kept(self._board, self._slots, Version(order.version), self._memories)
+        if copies is None:
+            raise VersionGoneError(f"version {order.version} is not held by every rank any more")
+        self._copies = sorted(copies, key=lambda copy: copy.rank)
+        if order.leads:
+            storage_at(order.target).begin(durable.name_of(Version(order.version)), order.attempt)
+
+    def _survey(self, order: TakeStep) -> None:
+        with ThreadPoolExecutor(THREADS) as pool:
+            pieces = [piece for copy in self._copies for piece in survey(copy, pool)]
+        first = self._copies[0]
+        paths = [] if first.rank else list(write.hyperparameters(first))
+        self._tell(order, {"pieces": [typed.plain(piece) for piece in pieces], "paths": paths})
+
+    def _write(self, order: TakeStep) -> int:
+        self._learn(order)
+        objects = {} if self._copies[0].rank else write.hyperparameters(self._copies[0])
+        items = write.items_of(self._homes)
+        writer = storage_at(order.target).writer(_unfinished(order))
+        results = write.write_items(writer, order.world_size, self._copies, items, objects)
+        self._tell(order, {"results": [_told(result) for result in results]})
+        return sum(result.size_in_bytes for result in results)
+
+    def _write_parts(self, order: TakeStep) -> int:
+        places = write.places_of(write.items_of(self._homes), self._results(order))
+        parts = [write.part_of(copy, self._homes, places) for copy in self._copies]
+        stamps = [write.write_part(storage_at(order.target), _unfinished(order), part) for part in parts]
+        self._tell(order, {"stamps": [typed.plain(stamp) for stamp in stamps]})
+        return sum(stamp.nbytes for stamp in stamps)
+
+    def _complete(self, order: TakeStep) -> str:
+        storage, unfinished, version = storage_at(order.target), _unfinished(order), Version(order.version)
+        self._learn(order)
+        items = write.items_of(self._homes)
+        write.write_metadata(storage.writer(unfinished), items, self._paths, self._results(order))
+        stamps = [typed.build(PartStamp, stamp) for told in self._all(order, Step.PARTS) for stamp in told["stamps"]]
+        for step in _TOLD:
+            for first in order.firsts:
+                storage.discard(_file(order, step, first))
+        write.complete(
+            storage,
+            unfinished,
+            run=order.run,
+            version=version,
+            stamps=sorted(stamps, key=lambda stamp: stamp.rank),
+            found_meshes=meshes(piece.entry for piece in self._pieces),
+        )
+        write.prune(storage, version, order.keep)
+        return storage.where(durable.name_of(version))
+
+    # --- what nodes tell each other ------------------------------------------------------------------------------
+
+    def _tell(self, order: TakeStep, told: Mapping[str, Any]) -> None:
+        data = json.dumps(told, separators=(",", ":")).encode()
+        storage_at(order.target).put(_file(order, Step(order.step), self._copies[0].rank), data)
+
+    def _all(self, order: TakeStep, step: Step) -> list[Any]:
+        """Return what all nodes have told in a step, in the order of their first ranks."""
+        storage, found = storage_at(order.target), []
+        for first in sorted(order.firsts):
+            with storage.open(_file(order, step, first)) as file:
+                found.append(json.loads(file.read()))
+        return found
+
+    def _learn(self, order: TakeStep) -> None:
+        """Take in what there is on all nodes, and so what is written by whom."""
+        if self._pieces:
+            return
+        told = self._all(order, Step.SURVEY)
+        found: list[Piece] = [typed.build(Piece, piece) for each in told for piece in each["pieces"]]
+        self._pieces = sorted(found, key=lambda piece: piece.rank)  # stable: each rank's stay in their order
+        self._paths = [tuple(path) for each in told for path in each["paths"]]
+        self._homes = write.homes_of(self._pieces)
+
+    def _results(self, order: TakeStep) -> list[WriteResult]:
+        return [_result(told) for each in self._all(order, Step.WRITE) for told in each["results"]]
+
+
+def _unfinished(order: TakeStep) -> str:
+    return storage_at(order.target).unfinished(durable.name_of(Version(order.version)), order.attempt)
+
+
+def _file(order: TakeStep, step: Step, first: int) -> str:
+    return f"{_unfinished(order)}/{step}-{first:05d}.json"
+
+
+def _told(result: WriteResult) -> list[Any]:
+    """Return as JSON what a writer of torch's found."""
+    index, stored = result.index, result.storage_data
+    offset = None if index.offset is None else list(index.offset)
+    return [index.fqn, offset, result.size_in_bytes, stored.relative_path, stored.offset, stored.length]
+
+
+def _result(told: list[Any]) -> WriteResult:
+    fqn, offset, size, path, begin, length = told
+    index = MetadataIndex(fqn, None if offset is None else tuple(offset))
+    return WriteResult(index, size, checkpoints.storage_info(path, begin, length))

@@ -1,0 +1,170 @@
+"""Slots as bytes: a copy of every rank's committed snapshot, taken while training goes on, and slots filled again."""
+
+import mmap
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deadpool_run.errors import CheckpointError
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import segments
+from deadpool_run.vault.board import EMPTY, Board
+from deadpool_run.vault.segments import Manifest, SegmentState, SlotHeader, TensorEntry
+from deadpool_run.worker.snapshot.capture import dtype_of
+
+Slots = Mapping[Rank, tuple[int, int]]
+"""The descriptors of each rank's slots."""
+
+COPY_TIMEOUT_S = 60.0
+"""For so long a version is looked for that stands until it is copied."""
+_READ_BYTES = 1 << 28
+THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The bytes of one rank's slot, which held its version from the first byte to the last."""
+
+    rank: Rank
+    memory: mmap.mmap
+    header: SlotHeader
+    manifest: Manifest
+
+    def view(self, entry: TensorEntry) -> Tensor:
+        """Return a tensor of the manifest."""
+        return tensor_at(torch.frombuffer(self.memory, dtype=torch.uint8), entry)
+
+    def raw(self, offset: int, nbytes: int) -> bytes:
+        """Return bytes of the slot."""
+        return self.memory[offset : offset + nbytes]
+
+
+def tensor_at(base: Tensor, entry: TensorEntry) -> Tensor:
+    """Return the entry's bytes in `base`, a slot's, as a tensor of its dtype, shape and stride."""
+    flat = base[entry.offset : entry.offset + entry.nbytes].view(dtype_of(entry.dtype))
+    return flat.as_strided(entry.shape, entry.stride, flat.storage_offset())
+
+
+def copy_committed(board: Board, slots: Slots, above: Version) -> list[Copy] | None:
+    """Copy the newest committed version of the lent ranks; None if it is not above this one.
+
+    A slot may be written anew while it is read: then all is void. At first nobody is asked to wait. If steps are too
+    short for that, the next version is kept: for as long as the copy takes, no rank overwrites it, and captures that
+    find no other slot are skipped. Raises `CheckpointError` if no copy could be made all the same.
+    """
+    memories = rooms(slots)
+    deadline = time.monotonic() + COPY_TIMEOUT_S
+    version = board.committed()
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            while version is not None and version > above:
+                copies = _copy_all(board, slots, version, memories, pool)
+                if copies is not None:
+                    return copies
+                if time.monotonic() > deadline:
+                    raise CheckpointError(f"no version stood for as long as a copy takes, {COPY_TIMEOUT_S:.0f} s long")
+                version = board.committed()
+                # A rank may have begun to overwrite it just before this: then that copy is void too.
+                board.kept = EMPTY if version is None else version
+    finally:
+        board.kept = EMPTY
+    return None
+
+
+def rooms(slots: Slots) -> dict[Rank, mmap.mmap]:
+    """Return memory for a copy of each rank, every page of it made."""
+    return {rank: _room(pair) for rank, pair in slots.items()}
+
+
+def copy_kept(board: Board, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap]) -> list[Copy] | None:
+    """Copy this version, which the board says is kept, of the lent ranks, and keep it no longer; None if it is not there."""
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            return _copy_all(board, slots, version, memories, pool)
+    finally:
+        board.kept = EMPTY
+
+
+def _copy_all(
+    board: Board, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap], pool: ThreadPoolExecutor
+) -> list[Copy] | None:
+    lives = [(board.cells[rank].worker, board.cells[rank].epoch) for rank in slots]
+    orders = [(memories, rank, _slot_of(board, rank, version, pair), version) for rank, pair in slots.items()]
+    whole = [raw for raw in pool.map(_copy, *zip(*orders, strict=True)) if raw is not None]
+    # A version that was made again after a rollback is another one, whatever its number.
+    if len(whole) < len(slots) or lives != [(board.cells[rank].worker, board.cells[rank].epoch) for rank in slots]:
+        return None
+    return [Copy(raw.rank, raw.memory, raw.header, _manifest(raw)) for raw in whole]
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    rank: Rank
+    memory: mmap.mmap
+    header: SlotHeader
+
+
+def _room(pair: tuple[int, int]) -> mmap.mmap:
+    """Return memory for either slot, every page of it made: the copy itself must be quick."""
+    size = max(segments.HEADER_BYTES, *(os.fstat(fd).st_size for fd in pair))
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+
+
+def _slot_of(board: Board, rank: Rank, version: Version, pair: tuple[int, int]) -> int | None:
+    held = board.cells[rank].slots
+    return pair[held.index(version)] if version in held else None
+
+
+def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int | None, version: Version) -> _Raw | None:
+    """Copy one slot; None if it did not hold the version all the while."""
+    before = None if fd is None else segments.read_header(fd)
+    if fd is None or before is None or before.state is not SegmentState.COMPLETE or before.version != version:
+        return None
+    if before.used_bytes > len(memories[rank]):  # the slot has grown since
+        memories[rank] = mmap.mmap(-1, before.used_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    target = memoryview(memories[rank])
+    done = segments.HEADER_BYTES
+    while done < before.used_bytes:
+        count = os.preadv(fd, [target[done : min(done + _READ_BYTES, before.used_bytes)]], done)
+        if count == 0:
+            return None
+        done += count
+    return _Raw(rank, memories[rank], before) if segments.read_header(fd) == before else None
+
+
+def _manifest(raw: _Raw) -> Manifest:
+    """Return the manifest of a copy."""
+    body = raw.memory[raw.header.manifest_offset : raw.header.used_bytes]
+    return segments.parse_manifest(body, raw.header)
+
+
+class Filling:
+    """A slot that is being given a snapshot. What it is given must be whole when `complete` is called."""
+
+    def __init__(self, fd: int, manifest_offset: int, manifest: bytes, version: Version) -> None:
+        """Make the slot large enough, and say that it is being changed. Raises `SnapshotError`."""
+        segments.mark_busy(fd)
+        digest = segments.digest_of(manifest)
+        self._fd = fd
+        self._header = SlotHeader(SegmentState.COMPLETE, version, manifest_offset, len(manifest), digest)
+        self._bytes = manifest
+        self.manifest = segments.parse_manifest(manifest, self._header)
+        os.ftruncate(fd, max(os.fstat(fd).st_size, self._header.used_bytes))
+        self._memory = mmap.mmap(fd, self._header.used_bytes)
+        self._base = torch.frombuffer(self._memory, dtype=torch.uint8)
+
+    def put(self, entry: TensorEntry, tensor: Tensor) -> bytes:
+        """Set a tensor, of the same shape and dtype, and return the digest of its bytes."""
+        tensor_at(self._base, entry).copy_(tensor)
+        return segments.digest_of(memoryview(self._memory)[entry.offset : entry.offset + entry.nbytes])
+
+    def complete(self, tail_offset: int, tail: bytes) -> None:
+        """Set what is not a tensor, and say that the slot holds its version."""
+        segments.write_all(self._fd, tail, tail_offset)
+        segments.write_all(self._fd, self._bytes, self._header.manifest_offset)
+        segments.write_header(self._fd, self._header)

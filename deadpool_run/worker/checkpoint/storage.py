@@ -1,0 +1,186 @@
+"""Where durable checkpoints are kept: a directory, or a URL by way of fsspec.
+
+In a directory a checkpoint appears as a whole, by a rename, and is on the disk by then. Stores behind URLs know no
+rename: there the record, which comes last, says that a checkpoint is complete.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+from deadpool_run.errors import CheckpointError
+from deadpool_run.vault import durable
+from deadpool_run.worker.compat import checkpoints
+
+
+class Storage(Protocol):
+    """The checkpoints below one place. Paths are `name` or `name/file`. Everything raises OSError."""
+
+    def where(self, path: str = "") -> str:
+        """Return what to call a path in a message."""
+
+    def names(self) -> list[str]:
+        """Return what there is; nothing if the place does not exist."""
+
+    def prepare(self) -> None:
+        """Make the place, so that a job learns before it trains that nothing can be written there."""
+
+    def begin(self, name: str, attempt: str = "") -> str:
+        """Make room for a checkpoint and return the name to write it under. What killed writers left is removed."""
+
+    def unfinished(self, name: str, attempt: str = "") -> str:
+        """Return the name that `begin` returns."""
+
+    def writer(self, name: str) -> Any:
+        """Return torch's `StorageWriter` for files of this name."""
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a whole file; it is on the disk on return."""
+
+    def complete(self, unfinished: str, name: str) -> None:
+        """Have what was written under `unfinished` be the checkpoint `name`."""
+
+    def open(self, path: str) -> IO[bytes]:
+        """Open a file for reading; it can seek."""
+
+    def discard(self, path: str) -> None:
+        """Remove a file."""
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint."""
+
+
+def storage_at(target: str) -> Storage:
+    """Return the storage at a directory or URL. Raises `CheckpointError` if nothing here can reach the URL."""
+    return _Remote(target) if "://" in target else _Directory(Path(target))
+
+
+class _Directory:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def where(self, path: str = "") -> str:
+        return str(self._root / path)
+
+    def names(self) -> list[str]:
+        return sorted(entry.name for entry in self._root.iterdir() if entry.is_dir()) if self._root.is_dir() else []
+
+    def prepare(self) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        if not os.access(self._root, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "checkpoints cannot be written here", str(self._root))
+
+    def begin(self, name: str, attempt: str = "") -> str:
+        self.prepare()
+        for each in self.names():
+            if durable.leftover(each):
+                shutil.rmtree(self._root / each)
+        (self._root / (unfinished := self.unfinished(name, attempt))).mkdir()
+        return unfinished
+
+    def unfinished(self, name: str, attempt: str = "") -> str:
+        return f"{name}.{attempt}{durable.UNFINISHED}" if attempt else name + durable.UNFINISHED
+
+    def writer(self, name: str) -> Any:
+        return FileSystemWriter(self._root / name, per_thread_copy_ahead=0)
+
+    def put(self, path: str, data: bytes) -> None:
+        with (self._root / path).open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def complete(self, unfinished: str, name: str) -> None:
+        _sync(self._root / unfinished)
+        final, former = self._root / name, self._root / (name + durable.SUPERSEDED)
+        if final.exists():  # refused when the job began, and now made again
+            final.rename(former)
+        (self._root / unfinished).rename(final)
+        _sync(self._root)
+        if former.exists():
+            shutil.rmtree(former)
+
+    def open(self, path: str) -> IO[bytes]:
+        return (self._root / path).open("rb")
+
+    def discard(self, path: str) -> None:
+        (self._root / path).unlink()
+
+    def remove(self, name: str) -> None:
+        doomed = self._root / (name + durable.SUPERSEDED)  # so that half a removal is not taken for a checkpoint
+        (self._root / name).rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class _Remote:
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        try:
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # noqa: PLC0415 - only URLs need it
+
+            self._fs, self._root = url_to_fs(self._url)
+        except (ImportError, ValueError) as error:
+            raise CheckpointError(
+                f"{url}: {error}\npip install 'deadpool-run[fsspec]' and what this URL needs"
+            ) from error
+
+    def where(self, path: str = "") -> str:
+        return f"{self._url}/{path}" if path else self._url
+
+    def names(self) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
+    def prepare(self) -> None:
+        self._fs.makedirs(self._root, exist_ok=True)
+
+    def begin(self, name: str, attempt: str = "") -> str:
+        with contextlib.suppress(FileNotFoundError):
+            self.remove(name)  # has no record, or was refused
+        self._fs.makedirs(self._path(name), exist_ok=True)
+        return self.unfinished(name, attempt)
+
+    def unfinished(self, name: str, attempt: str = "") -> str:  # noqa: ARG002 - no rename: it has its name at once
+        return name
+
+    def writer(self, name: str) -> Any:
+        return checkpoints.remote_writer(self.where(name))
+
+    def put(self, path: str, data: bytes) -> None:
+        with self._fs.open(self._path(path), "wb") as file:
+            file.write(data)
+
+    def complete(self, unfinished: str, name: str) -> None:
+        assert unfinished == name
+
+    def open(self, path: str) -> IO[bytes]:
+        file: IO[bytes] = self._fs.open(self._path(path), "rb")
+        return file
+
+    def discard(self, path: str) -> None:
+        self._fs.rm(self._path(path))
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(self._path(f"{name}/{durable.RECORD}"))  # first: without it the rest is no checkpoint
+        self._fs.rm(self._path(name), recursive=True)
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}"

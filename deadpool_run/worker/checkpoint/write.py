@@ -1,0 +1,270 @@
+"""Writing a durable checkpoint from copies of slots: with torch's own writers, and our record last of all."""
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import durable, segments
+from deadpool_run.vault.durable import Part, PartStamp, Place, Record
+from deadpool_run.worker.checkpoint.plan import (
+    Path,
+    Piece,
+    assign,
+    fqn_of,
+    meshes,
+    modules_by_optimizer,
+    parameter_key,
+    survey,
+)
+from deadpool_run.worker.checkpoint.slots import THREADS, Copy
+from deadpool_run.worker.checkpoint.storage import Storage
+from deadpool_run.worker.codec import TreeReader
+from deadpool_run.worker.snapshot.capture import dtype_of
+
+Homes = Mapping[tuple[Rank, str], Piece]
+Where = tuple[str, tuple[int, ...]]
+"""A tensor's name in the checkpoint, and where the piece begins in it."""
+Items = Mapping[Where, Piece]
+Places = Mapping[Where, Place]
+
+_METADATA = ".metadata"
+
+
+def write(storage: Storage, copies: Sequence[Copy], run: str) -> tuple[str, int]:
+    """Write the checkpoint of all ranks' copies; return its name and size in bytes. Raises OSError."""
+    version = Version(copies[0].header.version)
+    name = durable.name_of(version)
+    with ThreadPoolExecutor(THREADS) as pool:
+        pieces = [piece for copy in copies for piece in survey(copy, pool)]
+    homes = homes_of(pieces)
+    items = items_of(homes)
+    objects = hyperparameters(copies[0])
+    unfinished = storage.begin(name)
+    results = write_items(storage.writer(unfinished), len(copies), copies, items, objects)
+    write_metadata(storage.writer(unfinished), items, objects, results)
+    places = places_of(items, results)
+    stamps = [write_part(storage, unfinished, part_of(copy, homes, places)) for copy in copies]
+    found = meshes(piece.entry for piece in pieces)
+    complete(storage, unfinished, run=run, version=version, stamps=stamps, found_meshes=found)
+    return name, sum(result.size_in_bytes for result in results) + sum(stamp.nbytes for stamp in stamps)
+
+
+def write_part(storage: Storage, unfinished: str, part: Part) -> PartStamp:
+    """Write a rank's part and return what the record has of it."""
+    data = durable.encode_part(part)
+    storage.put(f"{unfinished}/{durable.part_name(part.rank)}", data)
+    return PartStamp(part.rank, len(data), segments.digest_of(data).hex())
+
+
+def complete(  # noqa: PLR0913 - what the record says
+    storage: Storage,
+    unfinished: str,
+    *,
+    run: str,
+    version: Version,
+    stamps: Sequence[PartStamp],
+    found_meshes: tuple[str, ...],
+) -> None:
+    """Write the record, all else being written, and have the checkpoint appear."""
+    with storage.open(f"{unfinished}/{_METADATA}") as file:
+        metadata = segments.digest_of(file.read()).hex()
+    record = Record(
+        run=run,
+        version=version,
+        world_size=len(stamps),
+        meshes=found_meshes,
+        torch=torch.__version__,
+        written=datetime.now(UTC).isoformat(timespec="seconds"),
+        metadata=metadata,
+        parts=tuple(stamps),
+    )
+    storage.put(f"{unfinished}/{durable.RECORD}", durable.encode_record(record))
+    storage.complete(unfinished, durable.name_of(version))
+
+
+def prune(storage: Storage, newest: Version, keep: int) -> list[str]:
+    """Remove all but the newest `keep` checkpoints up to this version; return their names."""
+    names = storage.names()
+    known = sorted(version for name in names if (version := durable.version_in(name)) is not None)
+    doomed = [durable.name_of(version) for version in known if version <= newest][:-keep]
+    for name in doomed:
+        storage.remove(name)
+    return doomed
+
+
+# --- torch's part: what is written where, by the steps that `dcp.save` takes -------------------------------------------
+
+
+def homes_of(pieces: Iterable[Piece]) -> Homes:
+    """Return, by rank and tensor, what is written for it."""
+    return {(piece.rank, piece.entry.name): item for piece, item in assign(pieces)}
+
+
+def items_of(homes: Homes) -> Items:
+    """Return what is written, once each."""
+    return {(piece.fqn, piece.offsets): piece for piece in homes.values()}
+
+
+def write_items(
+    writer: Any, world_size: int, copies: Sequence[Copy], items: Items, objects: Mapping[Path, Any]
+) -> list[WriteResult]:
+    """Write the items that are these ranks' to write, and the objects with those of the first rank."""
+    own = {copy.rank: copy for copy in copies}
+    planner = _Planner(items, own, objects)
+    plans = [_plan(Rank(rank), items.values(), {} if rank else objects) for rank in range(world_size)]
+    writer.set_up_storage_writer(is_coordinator=True)
+    plans = writer.prepare_global_plan([writer.prepare_local_plan(plan) for plan in plans])
+    return [result for rank in own for result in writer.write_data(plans[rank], planner).wait()]
+
+
+def write_metadata(writer: Any, items: Items, paths: Iterable[Path], results: Sequence[WriteResult]) -> None:
+    """Write torch's `.metadata` of these items, and of objects with these paths."""
+    writer.set_up_storage_writer(is_coordinator=True)
+    writer.finish(_metadata(items.values(), paths), [list(results)])
+
+
+def places_of(items: Items, results: Iterable[WriteResult]) -> Places:
+    """Return where the items are."""
+    places: dict[Where, Place] = {}
+    for result in results:
+        where = (result.index.fqn, tuple(result.index.offset or ()))
+        if (piece := items.get(where)) is not None:
+            stored = result.storage_data
+            places[where] = Place(stored.relative_path, stored.offset, stored.length, piece.digest)
+    return places
+
+
+class _Planner(SavePlanner):
+    """Gives torch's writer what an item holds. The plans were made beforehand."""
+
+    def __init__(
+        self,
+        items: Items,
+        copies: Mapping[Rank, Copy],
+        objects: Mapping[Path, Any],
+    ) -> None:
+        self._items = items
+        self._copies = copies
+        self._objects = {fqn_of(path): value for path, value in objects.items()}
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """Return the item's tensor or bytes."""
+        if write_item.type is WriteItemType.BYTE_IO:
+            buffer = io.BytesIO()
+            torch.save(self._objects[write_item.index.fqn], buffer)
+            return buffer
+        piece = self._items[write_item.index.fqn, tuple(write_item.index.offset or ())]
+        return self._copies[piece.rank].view(piece.entry)
+
+    def set_up_planner(self, *_args: Any, **_kwargs: Any) -> None:
+        """Nothing to set up."""
+
+    def create_local_plan(self) -> SavePlan:
+        """Not asked for."""
+        return SavePlan([])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Not asked for."""
+        return all_plans, Metadata({})
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """Nothing to finish."""
+        return new_plan
+
+
+def _plan(rank: Rank, items: Iterable[Piece], objects: Iterable[Path]) -> SavePlan:
+    written = [
+        WriteItem(
+            index=MetadataIndex(piece.fqn, piece.offsets),
+            type=WriteItemType.SHARD if piece.sharded else WriteItemType.TENSOR,
+            tensor_data=TensorWriteData(_chunk(piece), _properties(piece), torch.Size(piece.size)),
+        )
+        for piece in items
+        if piece.rank == rank
+    ]
+    plain = [WriteItem(index=MetadataIndex(fqn_of(path)), type=WriteItemType.BYTE_IO) for path in objects]
+    return SavePlan([*written, *plain])
+
+
+def _metadata(items: Iterable[Piece], objects: Iterable[Path]) -> Metadata:
+    found: dict[str, Any] = {}
+    paths: dict[str, Path] = {}
+    for piece in items:
+        paths[piece.fqn] = piece.path
+        kept = found.setdefault(piece.fqn, TensorStorageMetadata(_properties(piece), torch.Size(piece.size), []))
+        kept.chunks.append(_chunk(piece))
+    for path in objects:
+        paths[fqn_of(path)] = path
+        found[fqn_of(path)] = BytesStorageMetadata()
+    return Metadata(found, planner_data=paths)
+
+
+def _chunk(piece: Piece) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.entry.shape))
+
+
+def _properties(piece: Piece) -> TensorProperties:
+    return TensorProperties(dtype=dtype_of(piece.entry.dtype))
+
+
+def part_of(copy: Copy, homes: Homes, places: Places) -> Part:
+    """Return what brings back the rank's slot."""
+    entries = copy.manifest.tensors
+    found = [homes.get((copy.rank, entry.name)) for entry in entries]
+    tail = max((entry.offset + entry.nbytes for entry in entries), default=segments.HEADER_BYTES)
+    return Part(
+        rank=copy.rank,
+        version=Version(copy.header.version),
+        tail_offset=tail,
+        places=tuple(None if item is None else places[item.fqn, item.offsets] for item in found),
+        manifest=copy.raw(copy.header.manifest_offset, copy.header.manifest_bytes),
+        tail=copy.raw(tail, copy.header.manifest_offset - tail),
+    )
+
+
+def hyperparameters(copy: Copy) -> dict[Path, Any]:
+    """Return what the optimizers of the first rank hold beside their state, by path.
+
+    A manifest does not say which parameters a group has; of an optimizer with one group they are those with state.
+    """
+    manifest = copy.manifest
+    reader = TreeReader(
+        blob=lambda index: copy.raw(*manifest.blobs[index]),
+        tensor=lambda index, _like: copy.view(manifest.value_tensors[index]).clone(),
+    )
+    owned = modules_by_optimizer(manifest)
+    found: dict[Path, Any] = {}
+    for name, node in manifest.values["optimizers"].items():
+        groups = reader.decode(node)
+        for number, group in enumerate(groups):
+            for key, value in group.items():
+                found[name, "param_groups", number, str(key)] = value
+        if len(groups) == 1:
+            named = dict.fromkeys(
+                entry.name.removeprefix(f"{name}/").rpartition("/")[0]
+                for entry in manifest.tensors
+                if entry.role is segments.Role.OPTIMIZER and entry.name.startswith(f"{name}/")
+            )
+            found[name, "param_groups", 0, "params"] = [parameter_key(each, owned[name]) for each in named]
+    return found

@@ -1,0 +1,108 @@
+"""What torch asks of a process group beyond its collectives, and a deadpool group answers by itself.
+
+torch's C++ code would look for these in the group's backends, of which a Python group has none. Names and defaults are
+those of torch 2.13 to 2.15; tests/worker/test_torch_names.py finds what a later version adds.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from deadpool_run.worker.compat import c10d
+
+BACKEND = "deadpool"
+Hook = Callable[[Any], None]
+
+
+class GroupApi(dist.ProcessGroup):
+    """The base of a group that has `inner`, torch's own group, while it is attached."""
+
+    inner: dist.ProcessGroup | None = None
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Return False: the registry rebuilds communicators, for all groups at once."""
+        return False
+
+    @property
+    def supports_window(self) -> bool:
+        """Return False: memory of a peer that is mapped here would be lost with it."""
+        return False
+
+    @property
+    def supports_abort_hooks(self) -> bool:
+        """Return False: a drain is no abort."""
+        return False
+
+    @property
+    def supports_completion_hooks(self) -> bool:
+        """Return False: completion is known to the backends, which change."""
+        return False
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors the group communicates."""
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+
+    def get_backend(self, device: torch.device) -> Any:
+        """Return the backend of a device, as `_get_backend` does."""
+        return self._get_backend(device)
+
+    def name(self) -> str:
+        """Return the name of the backend that carries the tensors, as `torch.distributed.get_backend` does."""
+        return str(c10d.carrier())
+
+    _get_backend_name = name
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's C++ name
+        """Return our own name: DDP's logger would ask a backend called "gloo" for its threads, and the group has none."""
+        return BACKEND
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """Give the next collectives more time."""
+        if self.inner is not None:
+            c10d.add_timeout(self.inner, timeout)
+
+    def get_reconfigure_handle(self) -> NoReturn:
+        """Raise: see `supports_reconfigure`."""
+        _refuse("get_reconfigure_handle")
+
+    def reconfigure(self, opts: Any) -> NoReturn:  # noqa: ARG002 - torch's signature
+        """Raise: see `supports_reconfigure`."""
+        _refuse("reconfigure")
+
+    def new_window(self, tensor: torch.Tensor | None = None) -> NoReturn:  # noqa: ARG002 - torch's signature
+        """Raise: see `supports_window`."""
+        _refuse("new_window")
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> NoReturn:  # noqa: ARG002 - as above
+        """Raise: see `supports_abort_hooks`."""
+        _refuse("register_abort_hook")
+
+    unregister_abort_hook = register_abort_hook
+
+    def register_pre_hook(self, hook_id: int, hook: Hook) -> NoReturn:  # noqa: ARG002 - as above
+        """Raise: torch runs these hooks in its dispatcher, which collectives of a Python group do not pass."""
+        _refuse("register_pre_hook and register_post_hook")
+
+    register_post_hook = unregister_pre_hook = unregister_post_hook = register_pre_hook
+
+    def split_group(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Raise: `torch.distributed.split_group` makes a group of its own."""
+        _refuse("ProcessGroup.split_group", "torch.distributed.split_group or torch.distributed.new_group")
+
+    splitGroup = split_group  # noqa: N815
+
+    def merge_remote_group(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Raise: the other world belongs to another job."""
+        _refuse("merge_remote_group")
+
+    mergeRemoteGroup = merge_remote_group  # noqa: N815
+
+
+def _refuse(what: str, instead: str = "") -> NoReturn:
+    hint = f"\nCall {instead}." if instead else ""
+    raise NotImplementedError(f"a process group of deadpool-run does not have {what}.{hint}")

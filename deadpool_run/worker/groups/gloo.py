@@ -1,0 +1,167 @@
+"""The Gloo side of a group: one device per process, and a way to end what Gloo cannot abort.
+
+Gloo has no abort: a collective ends early only when its connections break. So `sever` shuts down (never closes) the
+sockets between this process's device and its peers'. They are known by address: an accepted one has the device's own
+port, a connecting one has a peer's device at its other end. Listeners, and sockets of anyone else, match neither;
+shutting a listener down would make Gloo terminate the process.
+"""
+
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Collection, Iterator
+from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
+
+from deadpool_run.errors import AttachError
+from deadpool_run.worker.compat import c10d
+
+ADDRESS_VARIABLE = "DEADPOOL_NODE_ADDR"
+"""The address, as a number, by which peers reach this node. The user's GLOO_SOCKET_IFNAME comes before it."""
+_DEVICE_ATTEMPTS = 5
+_THREADS = 2
+_UNANSWERED_MS = 5000
+"""For how long the kernel goes on sending what a severed connection still held, where nothing answers any more."""
+_PEER_FAILURE = re.compile(
+    r"gloo[/\\]transport|time[d]?[ -]?out|connection|broken pipe|socket|closed by peer", re.IGNORECASE
+)
+_WORK_THREAD = "pt_gloo_runloop"
+"""The name that torch gives to the threads that perform Gloo's collectives."""
+_IDLE_WAIT_S = 1.0
+_IDLE_PAUSE_S = 0.001
+_BROKEN = re.compile(r"closed by peer|connection reset|broken pipe|pair closure", re.IGNORECASE)
+_OWN_FAULT = (NotImplementedError,)
+
+Endpoint = tuple[str, int]
+"""Address and port on which a device accepts its peers."""
+
+
+class Device:
+    """The process's Gloo device: one listener and one I/O thread, shared by all groups and epochs."""
+
+    def __init__(self) -> None:
+        for _ in range(_DEVICE_ATTEMPTS):
+            before = {inode for inode, _ in _listeners()}
+            self.handle = _create_device()
+            new = [endpoint for inode, endpoint in _listeners() if inode not in before]
+            if len(new) == 1:  # else another thread opened a listener meanwhile, and ours is not known
+                self.endpoint: Endpoint = new[0]
+                return
+        raise AttachError(
+            "the listener of the Gloo device cannot be told from those that other threads open all the time.\n"
+            "Open listening sockets before deadpool_run.init(), or after it."
+        )
+
+    def connect(self, store: Store, rank: int, size: int, *, connect_timeout: timedelta, timeout: timedelta) -> Any:
+        """Return a Gloo backend connected to all its peers; blocks until they are there or `connect_timeout` is over.
+
+        `timeout` is that of its collectives. Raises what Gloo raises.
+        """
+        options = c10d.gloo_options(self.handle, threads=_THREADS, timeout=connect_timeout)
+        backend = ProcessGroupGloo(store, rank, size, options)
+        backend.set_timeout(timeout)
+        return backend
+
+    def sever(self, peers: Collection[Endpoint]) -> int:
+        """Shut down every connection between this device and `peers`; return how many there were."""
+        severed = 0
+        for sock in _sockets():
+            try:
+                if _endpoint(sock.getsockname()) == self.endpoint or _endpoint(sock.getpeername()) in peers:
+                    sock.getpeername()  # raises for a listener, which must not be touched
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+                    sock.shutdown(socket.SHUT_RDWR)
+                    severed += 1
+            except OSError:
+                continue  # not connected: a listener, or an end that is gone already
+        return severed
+
+
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether a collective failed because of a peer (a broken connection, a time-out) and not because of its arguments."""
+    if not isinstance(error, RuntimeError) or isinstance(error, _OWN_FAULT):
+        return False
+    if isinstance(error, dist.DistError):
+        return True
+    message = str(error).partition("\nException raised from")[0]
+    return _PEER_FAILURE.search(message) is not None
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether a connection broke, as opposed to a time-out."""
+    return _BROKEN.search(str(error)) is not None
+
+
+def hold_until_idle(_group: Any) -> None:
+    """Return when Gloo's threads have nothing to do, or after a second. For torch's own groups, at the process's exit.
+
+    A thread that is about to drop the tensors of the last collective needs the interpreter for it, and ends the process
+    by `terminate` if that is gone already. Ending the group first does not help: who knows it (DDP's reducer, FSDP)
+    keeps it. Nobody tells of a drop, hence the looking. The group is an argument so that whoever registers this at exit
+    holds it: ended by another's last reference, it may wait for its threads while they wait for the interpreter.
+    """
+    idle = 0
+    deadline = time.monotonic() + _IDLE_WAIT_S
+    while idle < 2 and time.monotonic() < deadline:  # twice: a thread that sleeps now may wait for a lock
+        time.sleep(_IDLE_PAUSE_S)  # without the interpreter's lock, which they may want
+        idle = idle + 1 if all(state == "S" for state in _work_threads()) else 0
+
+
+def _work_threads() -> Iterator[str]:
+    """Yield the state of each thread that performs collectives (proc(5): R running, S sleeping)."""
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            name, _, rest = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")
+        except OSError:  # ended
+            continue
+        if name.partition("(")[2] == _WORK_THREAD:
+            yield rest[0]
+
+
+def _create_device() -> Any:
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        return ProcessGroupGloo.create_device(interface=interface)
+    return ProcessGroupGloo.create_device(hostname=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1")
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Yield a duplicate of each of the process's internet sockets; a duplicate stays the same socket while in use."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            duplicate = os.dup(int(name))
+        except OSError:
+            continue  # closed since it was listed
+        try:
+            sock = socket.socket(fileno=duplicate)
+        except OSError:
+            os.close(duplicate)  # the number was used again for something that is no socket
+            continue
+        with sock:
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+                yield sock
+
+
+def _listeners() -> list[tuple[int, Endpoint]]:
+    """Return inode and address of each listening socket."""
+    return [
+        (os.fstat(sock.fileno()).st_ino, _endpoint(sock.getsockname()))
+        for sock in _sockets()
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    ]
+
+
+def _endpoint(address: tuple[Any, ...]) -> Endpoint:
+    """Return the address in one spelling: IPv4 in IPv6 notation as IPv4, without scope."""
+    ip = ip_address(str(address[0]).partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return str(mapped or ip), int(address[1])

@@ -1,0 +1,346 @@
+"""One process group that outlives its communicators: attached to them while all members are there, fake while not."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from deadpool_run.errors import ScriptError
+from deadpool_run.worker.compat import c10d
+from deadpool_run.worker.compat.group_api import GroupApi
+from deadpool_run.worker.groups import nccl
+from deadpool_run.worker.groups.collectives import COLLECTIVES, REDUCED, Collective, Parts, answer, tensors_in
+from deadpool_run.worker.groups.connect import Inner, Plan
+from deadpool_run.worker.groups.marks import Marks
+from deadpool_run.worker.groups.releases import Releases
+from deadpool_run.worker.groups.transcript import Transcript
+from deadpool_run.worker.groups.waiters import Waiters
+from deadpool_run.worker.groups.works import DoneWork, GuardedWork, Issue, RecordedWork, ThreadedWork
+
+_UNSLICED = frozenset(
+    {
+        *("send", "recv", "recv_anysource"),
+        *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    }
+)
+
+
+class Owner(Protocol):
+    """What a group needs of the registry that it belongs to."""
+
+    recording: Transcript | None
+    playback: Transcript | None
+    waiters: Waiters
+    releases: Releases
+    attempt: int
+    marks: Marks
+
+    def mark(self, what: str, tensors: list[torch.Tensor]) -> None:
+        """Mark the step that runs by what it reduces first."""
+
+    def waited_late(self, what: str, attempt: int) -> None:
+        """Refuse a collective that is waited for in a later step than the one that issued it."""
+
+    def count_issued(self) -> None:
+        """Count a collective that is issued."""
+
+    def count_waited(self) -> None:
+        """Count a collective that has completed."""
+
+    def note_fake(self) -> None:
+        """Note that a collective is answered by the fake."""
+
+    def failed(self, error: RuntimeError, what: str, generation: int, *, may_time_out: bool = False) -> None:
+        """Drain if a peer is to blame, else raise the error."""
+
+    def forget(self, group: "Group") -> None:
+        """Free a group that its user destroyed."""
+
+
+class Group(GroupApi):
+    """A deadpool group. `inner` is None while its collectives are fake.
+
+    torch's C++ code calls a Python group's collectives by name, and asks it for its name, rank and size itself.
+    """
+
+    def __init__(self, registry: Owner, plan: Plan) -> None:
+        super().__init__(plan.rank, len(plan.ranks))  # type: ignore[call-arg] # the stub lacks this constructor
+        self.registry = registry
+        self.plan = plan
+        self.inner: dist.ProcessGroup | None = None
+        self.generation = 0
+        """Counts the registry's communicators; a work belongs to those that it was issued on."""
+        self.destroyed = False
+        self._epoch: Inner | None = None
+        self._nccl: Any = None
+        self._nccl_lock = threading.Lock()
+        self._may_see_cuda = nccl.available()
+        self._name = plan.group
+        self._description = "undefined"
+
+    # --- attaching -------------------------------------------------------------------------------------------------
+
+    def attach(self, inner: Inner, generation: int) -> None:
+        """Use these communicators from now on."""
+        self.generation = generation
+        self._epoch = inner
+        self._nccl = None
+        self.inner = inner.group
+
+    def detach(self) -> tuple[Inner | None, Any]:
+        """Answer by the fake from now on; return the communicators and the NCCL backend, which the caller must free."""
+        with self._nccl_lock:
+            epoch, backend = self._epoch, self._nccl
+            self.inner = self._epoch = self._nccl = None
+        return epoch, backend
+
+    def cover(self) -> None:
+        """Answer by the fake, with the communicators kept."""
+        self.inner = None
+
+    def uncover(self) -> None:
+        """Use the communicators again, unless they were detached meanwhile."""
+        self.inner = None if self._epoch is None else self._epoch.group
+
+    def _ensure_cuda(self) -> None:
+        """Make the NCCL backend of this epoch; its communicator is built by the first collective."""
+        if self._nccl is not None:
+            return
+        with self._nccl_lock:
+            if self._epoch is None or self._made_nccl():
+                return
+            plan = self.plan
+            self._nccl = nccl.create(
+                self._epoch.nccl_store,
+                plan.rank,
+                ranks=plan.ranks,
+                timeout=plan.timeout,
+                name=plan.group,
+            )
+            c10d.add_cuda_backend(self._epoch.group, self._nccl)
+
+    def _made_nccl(self) -> bool:
+        return self._nccl is not None
+
+    # --- collectives -----------------------------------------------------------------------------------------------
+
+    @property
+    def other_rank(self) -> int:
+        """A member that is not this rank, if there is one."""
+        return (self.plan.rank + 1) % len(self.plan.ranks)
+
+    def answer(self, collective: Collective, parts: Parts) -> None:
+        """Write the fake answer."""
+        answer(collective, parts, self.plan.rank, len(self.plan.ranks))
+
+    def pretend(self, collective: Collective, parts: Parts) -> DoneWork:
+        """Return a collective that was answered by the transcript that is played back, else by the fake.
+
+        Raises `ScriptError` if the script has destroyed the group.
+        """
+        if self.destroyed:
+            raise ScriptError(
+                f"{collective.name} was called on a process group that was destroyed before (destroy_process_group).\n"
+                "Destroy a group after its last use."
+            )
+        registry = self.registry
+        registry.note_fake()
+        self.answer(collective, parts)
+        outputs = collective.outputs(parts)
+        source = self.other_rank
+        if registry.playback is not None:
+            slot = registry.playback.play(self._name, collective.name, outputs)
+            if slot is not None and slot.source is not None:
+                source = slot.source
+        return DoneWork(outputs, source, Issue(registry, collective.name))
+
+    def issue_cuda(self, target: str, collective: Collective, args: Parts, kwargs: dict[str, Any], parts: Parts) -> Any:
+        """Issue on NCCL. The work is NCCL's own, so the host counts it as waited for at once: it never waits there."""
+        registry = self.registry
+        inner = self.inner
+        if torch.cuda.is_current_stream_capturing():
+            raise ScriptError(
+                f"{collective.name} was called while a CUDA graph is captured: the graph would hold communicators that a "
+                "repair replaces.\nLeave collectives out of the graph, or capture without deadpool_run.init()."
+            )
+        try:
+            self._ensure_cuda()
+            if inner is None:
+                return self.pretend(collective, parts)
+            work = getattr(inner, target)(*args, **kwargs)
+        except RuntimeError as error:
+            registry.failed(error, collective.name, self.generation)
+            return self.pretend(collective, parts)
+        registry.count_waited()
+        if registry.recording is not None and work is not None:
+            outputs = collective.outputs(parts)
+            slot = registry.recording.reserve(self._name, collective.name, outputs)
+            return RecordedWork(work, registry.recording, slot, outputs)
+        return work
+
+    def refused_peer(self, collective: Collective, parts: Parts) -> bool:
+        """Whether a send or receive named a rank that the group does not have: Gloo waits for it until it times out."""
+        if collective.name not in {"send", "recv"} or len(parts) < 2:
+            return False
+        return not 0 <= int(parts[1]) < len(self.plan.ranks)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        if self.inner is None:
+            self.registry.note_fake()
+            return
+        if device.type == "cuda":
+            self._ensure_cuda()
+        c10d.start_coalescing(self.inner, device)
+
+    start_coalescing = _start_coalescing
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        if self.inner is None:
+            self.registry.note_fake()
+            return DoneWork([])
+        try:
+            return c10d.end_coalescing(self.inner, device)
+        except RuntimeError as error:
+            self.registry.failed(error, "coalescing", self.generation)
+            return DoneWork([])
+
+    end_coalescing = _end_coalescing
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """See `torch.distributed.monitored_barrier`. A time-out is what it is there to report, so it raises."""
+        inner: Any = self.inner
+        if inner is None:
+            self.registry.note_fake()
+            return
+        self.registry.count_issued()
+        try:
+            inner.monitored_barrier(timeout, wait_all_ranks)
+        except RuntimeError as error:
+            self.registry.failed(error, "monitored_barrier", self.generation, may_time_out=True)
+        self.registry.count_waited()
+
+    # --- what torch asks of a group ----------------------------------------------------------------------------------
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if self.inner is None:
+            return c10d.fake_backend(self.plan.rank, len(self.plan.ranks))
+        if device.type == "cuda" and self._may_see_cuda:
+            self._ensure_cuda()
+        return c10d.backend_of(self.inner, device)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time-out of later collectives, in this epoch and the following ones."""
+        plan = self.plan
+        self.plan = Plan(plan.group, plan.rank, plan.ranks, timeout)
+        if self.inner is not None:
+            c10d.backend_of(self.inner, torch.device("cpu")).set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        """Free the group: its user destroyed it."""
+        self.destroyed = True
+        self.registry.forget(self)
+
+    abort = shutdown
+
+    def rank(self) -> int:
+        """Return this process's rank in the group."""
+        return self.plan.rank
+
+    def size(self) -> int:
+        """Return the number of members."""
+        return len(self.plan.ranks)
+
+    getRank = rank  # noqa: N815 - torch's name
+    getSize = size  # noqa: N815
+
+    def getGroupName(self) -> str:  # noqa: N802 - torch's name
+        """Return the group's name."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Set the group's name."""
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return the group's description."""
+        return self._description
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        """Set the group's description."""
+        self._description = desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._description = desc
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    def _set_sequence_number_for_group(self) -> None:
+        return
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        state = "fake" if self.inner is None else "attached"
+        return f"<deadpool group {self._name!r}, rank {self.plan.rank} of {len(self.plan.ranks)}, {state}>"
+
+
+def _on_cuda(parts: Parts) -> bool:
+    for part in parts[:2]:
+        value = part
+        while isinstance(value, (list, tuple)) and value:
+            value = value[0]
+        if isinstance(value, torch.Tensor):
+            return value.is_cuda
+    return False
+
+
+def _method(collective: Collective, target: str) -> Callable[..., Any]:
+    """Return the method that issues the collective. This is the hot path: every collective of the user runs through it."""
+    name = collective.name
+    kind = ThreadedWork if name in _UNSLICED else GuardedWork
+    reduced = REDUCED.get(name, -1)
+
+    def issue(self: Group, *args: Any, **kwargs: Any) -> Any:
+        parts = (*args, *kwargs.values()) if kwargs else args
+        registry = self.registry
+        if reduced >= 0 and registry.marks.open:
+            registry.mark(name, tensors_in(parts[reduced]))
+        inner = self.inner
+        if inner is None:
+            return self.pretend(collective, parts)
+        registry.count_issued()
+        if self._may_see_cuda and _on_cuda(parts):
+            return self.issue_cuda(target, collective, args, kwargs, parts)
+        try:
+            work = getattr(inner, target)(*args, **kwargs)
+        except RuntimeError as error:
+            if self.refused_peer(collective, parts):
+                raise
+            registry.failed(error, name, self.generation)
+            registry.count_waited()
+            return self.pretend(collective, parts)
+        guarded = kind(self, work, collective, parts)
+        recording = registry.recording
+        if recording is not None:
+            guarded.record_into(recording, recording.reserve(self._name, name, collective.outputs(parts)))
+        return guarded
+
+    issue.__name__ = issue.__qualname__ = target
+    return issue
+
+
+def _define_collectives() -> None:
+    for collective in COLLECTIVES:
+        known = [name for name in collective.names if c10d.has_method(name)]
+        for name in collective.names if known else ():
+            setattr(Group, name, _method(collective, name if name in known else known[0]))
+
+
+_define_collectives()

@@ -1,0 +1,63 @@
+"""The NCCL side of a group.
+
+Its works are handed out as they are: they do not raise on an abort, and their futures carry stream semantics that no
+wrapper keeps. All communicators of a process are aborted together: an abort of one can wait for a kernel that waits for another.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from deadpool_run.worker.compat import c10d
+
+_SETTINGS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else the watchdog ends the process when a peer is lost
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # else a monitor ends the process while a drain takes its time
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # else a wait raises inside backward
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+}
+
+_aborted: list[Any] = []
+"""Aborted backends are kept: destroying one that failed may block or crash."""
+
+
+def available() -> bool:
+    """Whether CUDA tensors can be communicated here."""
+    return dist.is_nccl_available() and torch.cuda.is_available()
+
+
+def configure() -> None:
+    """Set what torch reads from the environment when a backend is made."""
+    os.environ.update(_SETTINGS)
+
+
+def create(store: Store, rank: int, *, ranks: Sequence[int], timeout: timedelta, name: str) -> Any:
+    """Return an NCCL backend. Its communicator is built by the first collective, together with its peers."""
+    options = c10d.nccl_options(timeout)
+    options.is_high_priority_stream = False
+    options.global_ranks_in_group = list(ranks)
+    options.group_name = name
+    return dist.ProcessGroupNCCL(store, rank, len(ranks), options)
+
+
+def abort_all(backends: Sequence[Any]) -> threading.Thread | None:
+    """Abort the backends together, from a thread of its own; returns it, or None if there is nothing to abort."""
+    if not backends:
+        return None
+    _aborted.extend(backends)
+    thread = threading.Thread(target=_abort, args=(tuple(backends),), name="deadpool-nccl-abort", daemon=True)
+    thread.start()
+    return thread
+
+
+def _abort(backends: Sequence[Any]) -> None:
+    with c10d.nccl_group(backends[0]):  # the aborts become one call
+        for backend in backends:
+            backend.abort()

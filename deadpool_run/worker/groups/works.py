@@ -1,0 +1,356 @@
+"""What a collective returns: a work that never raises because of a lost peer."""
+
+import threading
+import time
+from datetime import timedelta
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from deadpool_run.worker.groups.collectives import Collective, Parts
+from deadpool_run.worker.groups.transcript import Slot, Transcript
+
+if TYPE_CHECKING:
+    from deadpool_run.worker.groups.group import Group, Owner
+
+LATE = (
+    "{what}: this collective was issued in {where} and is waited for in a later step. If a rank is lost in between, its "
+    "result is lost too, and no snapshot holds it.\n"
+    "Call wait() in the step that issues it: before the loop asks for the next step."
+)
+_SLICE = timedelta(milliseconds=20)
+_MAIN = threading.main_thread().ident
+_ANY = -1
+"""In the place of a step: threads of the script's own (a checkpoint that is written in the background) know no steps."""
+
+
+def issued_in(owner: "Owner") -> int:
+    """Return the step in which the main thread must wait for what it issues now; `_ANY` for other threads."""
+    return owner.attempt if get_ident() == _MAIN else _ANY
+
+
+class Issue:
+    """The step in which a collective was issued: there it has to be waited for."""
+
+    __slots__ = ("_attempt", "_owner", "_what")
+
+    def __init__(self, owner: "Owner", what: str) -> None:
+        self._owner = owner
+        self._what = what
+        self._attempt = issued_in(owner)
+
+    def check(self) -> None:
+        """Raise `RefusedError` in a later step."""
+        if self._attempt not in (self._owner.attempt, _ANY):
+            self._owner.waited_late(self._what, self._attempt)
+
+
+class DoneWork(dist.Work):
+    """A collective that was answered at once. Its future holds tensors, because DDP's reducer takes them from there."""
+
+    def __init__(self, outputs: list[torch.Tensor], source: int = 0, issue: Issue | None = None) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._source = source
+        self._issue = issue
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - torch's signature
+        """Return at once."""
+        if self._issue is not None:
+            self._issue.check()
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_success(self) -> bool:
+        """Return True: a fake answer is not the user's failure."""
+        return True
+
+    def exception(self) -> None:
+        """Return None."""
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the outputs."""
+        return self._outputs
+
+    def source_rank(self) -> int:
+        """Return the rank that a receive from any rank pretends to have received from."""
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """Return a completed future of the outputs."""
+        return done_future(self._outputs)
+
+
+class GuardedWork(dist.Work):
+    """A Gloo collective whose failure through a peer starts a drain instead of raising; its outputs are then the fake answer.
+
+    A failure that is the user's own is raised. Nobody but the caller keeps the work alive, except while a future that
+    was asked for is not complete.
+    """
+
+    # On the class, because setting them in each object costs a microsecond per collective.
+    _settled = False
+    _failed = False
+    _recorder: tuple[Transcript, Slot] | None = None
+
+    def __init__(self, group: "Group", work: Any, collective: Collective, parts: Parts) -> None:
+        super().__init__()
+        self._group = group
+        self._work = work
+        self._collective = collective
+        self._parts = parts
+        self._generation = group.generation
+        self._attempt = issued_in(group.registry)
+
+    def record_into(self, transcript: Transcript, slot: Slot) -> None:
+        """Fill the slot when the collective completes."""
+        self._recorder = (transcript, slot)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the outputs. Raises only what is the user's own fault."""
+        registry = self._group.registry
+        if self._attempt not in (registry.attempt, _ANY):
+            registry.waited_late(self._collective.name, self._attempt)
+        if self._settled:
+            return True
+        try:
+            ended = self._await(timeout)
+        except RuntimeError as error:
+            self._fail(error)
+        else:
+            if ended:
+                self._settle()
+            else:
+                self._abandon()
+        return True
+
+    def _await(self, timeout: timedelta | None) -> bool:
+        """Wait in Gloo, in slices; return False if a drain has released this work before Gloo did."""
+        work, registry = self._work, self._group.registry
+        deadline = time.monotonic() + timeout.total_seconds() if timeout else None  # none is zero where C++ calls
+        while True:
+            try:
+                work.wait(_SLICE)
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # it failed, or ended just now: this tells
+                    return True
+                if deadline is not None and time.monotonic() > deadline:
+                    raise
+                if registry.releases.newest >= self._generation:
+                    return False
+            else:
+                return True
+
+    def synchronize(self) -> None:
+        """Wait."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the collective has ended in any way."""
+        return self._settled or bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        """Whether it ended without a fault of the user; a drained collective counts as success."""
+        return self._failed or bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        """Return the user's own fault, if there is one."""
+        return None if self._failed else self._work.exception()
+
+    def result(self) -> Any:
+        """Return the outputs."""
+        return self._collective.outputs(self._parts) if self._failed else self._work.result()
+
+    def source_rank(self) -> int:
+        """Return the rank that a receive from any rank received from."""
+        return self._group.other_rank if self._failed else int(self._work.source_rank())
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """Return a future of the outputs that a lost peer completes with the fake answer."""
+        registry = self._group.registry
+        if self._attempt not in (registry.attempt, _ANY):
+            registry.waited_late(self._collective.name, self._attempt)
+        if self._failed:
+            return done_future(self._collective.outputs(self._parts))
+        inner = self._work.get_future()
+        guarded = _GuardedFuture(self)
+        self._group.registry.releases.on(guarded.release, self._generation)
+        inner.add_done_callback(guarded.complete)
+        return guarded.future
+
+    def _settle(self) -> None:
+        if self._settled:
+            return
+        self._settled = True
+        self._group.registry.count_waited()
+        if self._recorder is not None:
+            transcript, slot = self._recorder
+            self._recorder = None
+            outputs = self._collective.outputs(self._parts)
+            transcript.fill(slot, outputs, self.source_rank() if self._collective.name == "recv_anysource" else None)
+
+    def _fail(self, error: RuntimeError) -> None:
+        """Drain, or raise what is the user's own."""
+        if self._settled:
+            return
+        try:
+            self._group.registry.failed(error, self._collective.name, self._generation)
+        finally:
+            # An error whose traceback holds a frame that holds the error keeps this work until garbage is collected,
+            # and a barrier of Gloo's waits for every work that is left: it would raise the error again.
+            del error
+        self._answer()
+
+    def _abandon(self) -> None:
+        """Give up on Gloo, which will end this work later or never."""
+        if not self._settled:
+            self._group.registry.note_fake()
+            self._answer()
+
+    def _answer(self) -> None:
+        self._failed = self._settled = True
+        self._recorder = None
+        self._group.registry.count_waited()
+        self._group.answer(self._collective, self._parts)
+
+
+class _GuardedFuture:
+    """The future of a guarded work: completed by Gloo's, or by the drain where Gloo's never completes; once."""
+
+    def __init__(self, work: GuardedWork) -> None:
+        self.future: Future[Any] = Future()
+        self._work = work
+        self._lock = threading.Lock()
+        self._over = False
+
+    def complete(self, inner: Future[Any]) -> None:
+        """Pass on Gloo's result. Runs on Gloo's thread, which nothing may leave."""
+        if not self._first():
+            return
+        work = self._work
+        work._group.registry.releases.off(self.release)  # noqa: SLF001 - one class in two halves
+        try:
+            value = inner.value()
+        except RuntimeError as error:
+            try:
+                work._fail(error)  # noqa: SLF001
+            except RuntimeError as own:
+                self.future.set_exception(own)
+                return
+            value = work._collective.outputs(work._parts)  # noqa: SLF001
+        else:
+            work._settle()  # noqa: SLF001
+        self.future.set_result(value)
+
+    def release(self) -> None:
+        """Complete with the fake answer."""
+        if self._first():
+            work = self._work
+            work._abandon()  # noqa: SLF001
+            self.future.set_result(work._collective.outputs(work._parts))  # noqa: SLF001
+
+    def _first(self) -> bool:
+        with self._lock:
+            first, self._over = not self._over, True
+        return first
+
+
+class ThreadedWork(GuardedWork):
+    """A Gloo work that cannot be waited for in slices, so another thread waits in Gloo.
+
+    To a send or receive the end of a slice is a failed connection; a reduce-scatter ignores time-outs. The thread holds
+    nothing but this operation if a drain leaves it behind.
+    """
+
+    def _await(self, timeout: timedelta | None) -> bool:
+        over = threading.Event()
+        outcome: list[RuntimeError | None] = []
+        work = self._work
+        inference = torch.is_inference_mode_enabled()
+
+        def wait_in_gloo() -> None:
+            try:
+                # A reduce-scatter writes its outputs here, which must be allowed as it is where the user waits.
+                with torch.no_grad(), torch.inference_mode(inference):
+                    work.wait(timeout) if timeout else work.wait()
+            except RuntimeError as error:
+                outcome.append(error)
+            else:
+                outcome.append(None)
+            over.set()
+
+        registry = self._group.registry
+        registry.waiters.start(wait_in_gloo)
+        registry.releases.on(over.set, self._generation)
+        over.wait()
+        registry.releases.off(over.set)
+        ended = bool(outcome)
+        error = outcome.pop() if ended else None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # see `_fail`
+        return ended
+
+
+class RecordedWork(dist.Work):
+    """An NCCL work while a transcript is recorded: the same work, noting its outputs when it is waited for."""
+
+    def __init__(self, work: Any, transcript: Transcript, slot: Slot, outputs: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._work = work
+        self._notes: tuple[Transcript, Slot, list[torch.Tensor]] | None = (transcript, slot, outputs)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait as NCCL does: the current stream waits, the host does not."""
+        done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
+        self._note()
+        return done
+
+    def get_future(self) -> Future[Any]:
+        """Return NCCL's own future, with its stream semantics."""
+        future: Future[Any] = self._work.get_future()
+        return future
+
+    def _note(self) -> None:
+        if self._notes is not None:
+            transcript, slot, outputs = self._notes
+            self._notes = None
+            transcript.fill(slot, outputs)
+
+    def __getattribute__(self, name: str) -> Any:
+        """Everything else is NCCL's own."""
+        if name in _NCCL_OWN:
+            return getattr(object.__getattribute__(self, "_work"), name)
+        return object.__getattribute__(self, name)
+
+
+_NCCL_OWN = frozenset(
+    {
+        *("is_completed", "is_success", "exception", "result", "synchronize", "source_rank", "_source_rank"),
+        *("block_current_stream", "get_future_result", "_get_op_type", "_get_duration"),
+    }
+)
+
+
+def done_future(outputs: list[torch.Tensor]) -> Future[Any]:
+    """Return a completed future of tensors."""
+    future: Future[Any] = Future()
+    future.set_result(outputs)
+    return future

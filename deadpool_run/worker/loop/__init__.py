@@ -1,0 +1,1 @@
+"""The training loop: steps, repairs, batches. Only the job imports it."""

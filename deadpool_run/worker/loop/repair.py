@@ -1,0 +1,223 @@
+"""A rank's worker in a repair: it reports what it holds, brings its objects to the resume version, and attaches."""
+
+import functools
+from datetime import timedelta
+from typing import NoReturn
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from deadpool_run.errors import AttachError, RefusedError
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.board import Board, Phase
+from deadpool_run.wire import messages
+from deadpool_run.worker.compat import c10d
+from deadpool_run.worker.groups import registry
+from deadpool_run.worker.groups.connect import Source
+from deadpool_run.worker.groups.ddp_buckets import Wrappers
+from deadpool_run.worker.groups.rehearsal import Rehearsal
+from deadpool_run.worker.groups.transcript import Transcript
+from deadpool_run.worker.loop.script_failure import Straying
+from deadpool_run.worker.process import rehearsal_output
+from deadpool_run.worker.process.session import Session
+from deadpool_run.worker.snapshot.snapshot import Snapshots
+from deadpool_run.worker.verify.script_names import place
+
+ATTACH_TIMEOUT = timedelta(seconds=30)
+"""Bound of one attach. Every member is known to be ready when it starts, so that it takes milliseconds."""
+
+
+class Participant:
+    """What a member is made of, and its part in repairs.
+
+    The methods are the main thread's, but for `_heard_abort`, `_heard_interval`, `_captured` and `_suspect`, which only set
+    flags, free blocked waits, or send.
+    """
+
+    def __init__(self, session: Session, timeout: timedelta | None) -> None:
+        self.session = session
+        self.completed = Version(0)
+        self.rehearsing = session.newcomer
+        self._link = session.link
+        self._epoch = session.epoch  # the epoch that this member is attached to (a newcomer: is to join)
+        self._live: Version | None = None  # the version that the objects hold; None: none
+        self._straying = Straying(session.link)
+        self._rehearsal = Rehearsal()
+        self._first_of_epoch = False
+        self._take_cell()
+        self._store_address = (session.store_host, session.store_port)
+        self._first_store = c10d.open_store(*self._store_address)
+        self._store: Source = self._first_store
+        self._wrappers = Wrappers()
+        self.snapshots = Snapshots(
+            slot_fds=session.slot_fds,
+            board=self._board,
+            rank=Rank(session.rank),
+            on_skip=lambda version: self._link.send(messages.Skipped(version)),
+            on_captured=self._captured,
+            interval=session.capture_interval,
+            interrupted=lambda: self.interrupted,
+            wrappers=self._wrappers,
+        )
+        self.registry = registry.Registry(cell=self._cell, on_failure=self._suspect, timeout=timeout)
+        self.registry.refuse = self.refuse
+        if session.newcomer:
+            self.registry.playback = Transcript.read(session.transcript_fd)
+        else:
+            self.registry.recording = Transcript()
+        self._link.subscribe(on_abort=self._heard_abort, on_interval=self._heard_interval)
+
+    def _take_cell(self) -> None:
+        session = self.session
+        self._board = Board(session.board_fd, session.world_size)
+        self._cell = self._board.cells[session.rank]
+        self._cell.worker = session.worker
+        self._cell.epoch = session.epoch
+        self._cell.phase = Phase.REHEARSAL if session.newcomer else Phase.SETUP
+
+    def set_up_groups(self, timeout: timedelta | None) -> None:
+        """Create the default group: real with its peers, or rehearsing."""
+        session = self.session
+        registry.install(
+            self.registry, store=self._first_store, prefix=f"e{self._epoch}", attached=not session.newcomer
+        )
+        dist.init_process_group(
+            "deadpool",
+            store=PrefixStore(f"g{session.generation}", self._first_store),
+            rank=session.rank,
+            world_size=session.world_size,
+            timeout=timeout,
+        )
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a loss was noticed that this member has not been repaired from."""
+        return not self.rehearsing and (
+            self._link.orders.epoch > self._epoch or self.registry.state is registry.GroupState.DRAINING
+        )
+
+    def refuse(self, why: str, kind: type[RefusedError] = RefusedError) -> NoReturn:
+        """Stop the whole job, because its weights could not be kept exact. Any thread. Raises `kind`."""
+        where = place()
+        why = f"{why}\nNoticed by rank {self.session.rank}{' at ' if where else ''}{where}."
+        self._link.send(messages.Refused(why, kind.exit_code))
+        error = kind(why)
+        error.reported = True
+        raise error
+
+    # --- told by other threads -----------------------------------------------------------------------------------
+
+    def _heard_abort(self, epoch: int) -> None:
+        if not self.rehearsing:
+            self.registry.abort()
+        self.registry.interrupt_attach()
+        self._straying.tell(epoch, attached=self._epoch)
+
+    def _heard_interval(self, interval: int) -> None:
+        self.snapshots.interval = interval
+
+    def _captured(self, version: Version) -> None:
+        if self.session.replicate:
+            self._link.send(messages.Captured(version))
+
+    def _suspect(self, message: str) -> None:
+        self._link.send(messages.PeerSuspected(self._epoch, message))
+
+    # --- the repair ----------------------------------------------------------------------------------------------
+
+    def repair(self) -> None:
+        """Drained: take part in the repair until this member is attached again."""
+        self._cell.phase = Phase.DRAINED
+        self._negotiate(self._link.orders.wait_newer(self._epoch), rehearsed=True)
+
+    def join(self) -> None:
+        """Rehearsed: take the rank's state and part in the job. Raises `RehearsalError` if something was left out."""
+        if self.registry.playback is not None:
+            self._rehearsal.check(self.registry.playback)
+        self.registry.playback = None
+        self.registry.marks.inherit(self._cell)
+        if self.session.preparing:
+            self._wait_for_rank()
+        self._negotiate(self._link.orders.epoch, rehearsed=False)
+
+    def learn_replicas(self) -> None:
+        """Attached again: see which replicas differ as they were before the loss; the others have to stay equal."""
+        self.snapshots.agreement.compare(strict=False)
+        self.snapshots.agreement.repaired(self.completed)
+
+    def _wait_for_rank(self) -> None:
+        """Wait, as a spare that has rehearsed ahead of need, until the rank is given to it; take over its memory."""
+        self._link.send(messages.Prepared())
+        self.session.take(*self._link.orders.wait_assigned())
+        self._take_cell()
+        self._epoch = self.session.epoch
+        self.snapshots.interval = self.session.capture_interval
+        self.snapshots.move(self.session.slot_fds, self._board, Rank(self.session.rank))
+        self.registry.count_in(self._cell)
+
+    def _negotiate(self, epoch: int, *, rehearsed: bool) -> None:
+        """Report, restore, attach; begin again whenever a newer epoch comes between."""
+        orders = self._link.orders
+        has_state = rehearsed
+        while True:
+            if has_state:
+                self.snapshots.wait()
+                self._link.send(messages.Drained(epoch, self.completed, self._live, list(self.snapshots.held())))
+            else:
+                self._link.send(messages.Rehearsed(epoch))
+            version = orders.wait_resume(epoch)
+            if version is not None:
+                self._bring_to(Version(version))
+                has_state = True
+                self._link.send(messages.Restored(epoch))
+                order = orders.wait_attach(epoch)
+                if order is not None and self._attach(order):
+                    return
+            epoch = orders.wait_newer(epoch)
+
+    def _bring_to(self, version: Version) -> None:
+        self._cell.phase = Phase.RESTORING
+        if self._live == version:
+            self.snapshots.rewind(version)
+        else:
+            self._live = None
+            self.snapshots.restore(version)
+            self.snapshots.tell_buckets(self.registry)
+        self.snapshots.discard_newer(version)
+        self.completed = self._live = version
+        self._cell.completed = version
+        if version not in self.snapshots.held():
+            self.snapshots.begin(version)
+
+    def _attach(self, order: messages.Attach) -> bool:
+        """Attach to the order's epoch; False if it failed or a newer one came meanwhile."""
+        epoch = order.epoch
+        self._cell.phase = Phase.ATTACHING
+        self._follow_store(order)
+        try:
+            self.registry.attach(
+                self._store, f"e{epoch}", ATTACH_TIMEOUT, cancelled=lambda: self._link.orders.epoch > epoch
+            )
+        except AttachError as error:
+            if self._link.orders.epoch == epoch:
+                self._link.send(messages.AttachBroke(epoch, str(error)))
+            return False
+        self._epoch = epoch
+        if self.rehearsing:
+            self.rehearsing = False
+            rehearsal_output.lift()
+        if self._link.orders.epoch > epoch:  # heard while the groups were being attached: they are void
+            self.registry.abort()
+            return False
+        self._cell.epoch = epoch
+        self._cell.phase = Phase.BETWEEN
+        self._first_of_epoch = True
+        self._link.send(messages.Attached(epoch))
+        return True
+
+    def _follow_store(self, order: messages.Attach) -> None:
+        """Meet at the store where it is now. The connecting is left to the attach, which can be interrupted."""
+        address = (order.store_host, order.store_port)
+        if order.store_host and address != self._store_address:
+            self._store_address = address
+            self._store = functools.partial(c10d.open_store, *address, ATTACH_TIMEOUT)

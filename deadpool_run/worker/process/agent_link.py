@@ -1,0 +1,250 @@
+"""A worker's line to its agent: one thread reads orders, any thread sends facts.
+
+Orders are kept as the newest of their kind, never as a queue: an order of an older epoch is void once a newer epoch is
+known, so that a worker which was busy obeys only what still holds.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+from deadpool_run.errors import ProtocolError, RunLeft
+from deadpool_run.wire.messages import (
+    Abort,
+    Assign,
+    Attach,
+    Dismiss,
+    DrainBroke,
+    ExitNow,
+    FrameBuffer,
+    Message,
+    ReEnter,
+    Release,
+    Resume,
+    SetInterval,
+    Stop,
+    encode,
+)
+from deadpool_run.worker.process.unwind import Unwinding
+
+_READ_BYTES = 64 << 10
+_MAX_FDS = 8
+_AGENT_GONE = 1
+
+
+def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
+    """Wait until the agent gives a rank; return it with its descriptors, or None if the spare is dismissed.
+
+    Runs before the reading thread exists, and reads not one byte beyond the order: the rest is the thread's. Ends the
+    process if the agent is gone. Raises `ProtocolError` for any other order.
+    """
+    frames = FrameBuffer()
+    data, fds, _, _ = socket.recv_fds(control, 4, _MAX_FDS)
+    while data:
+        for message in frames.feed(data):
+            match message:
+                case Assign():
+                    return message, fds
+                case Dismiss() | Stop():
+                    return None
+                case ExitNow(code=code):
+                    os._exit(code)
+                case _:
+                    raise ProtocolError(f"a parked worker was sent {type(message).__name__}")
+        data = control.recv(frames.missing)
+    os._exit(_AGENT_GONE)
+
+
+class Orders:
+    """The newest orders, for the main thread to wait on.
+
+    Each wait raises SystemExit once the job ends, and `RunLeft` once the script is to be run again.
+    """
+
+    def __init__(self, epoch: int, unwind: Callable[[], None] = lambda: None) -> None:
+        """Have `unwind` called, which raises `RunLeft` wherever the main thread is, once the script is to be run again."""
+        self._changed = threading.Condition()
+        self._unwind = unwind
+        self.epoch = epoch  # the newest epoch heard of; never falls
+        self._resume: Resume | None = None
+        self._attach: Attach | None = None
+        self._released = False
+        self._assigned: tuple[Assign, list[int]] | None = None
+        self._stopping = False
+        self._leaving = False
+        self.moved_store: tuple[str, int] | None = None
+        """Where the store is for the next run of the script; None: where it was."""
+
+    def _wait_for(self, come: Callable[[], bool]) -> None:
+        """Block until `come()`; raise SystemExit if the job ends before. The lock is held."""
+        self._changed.wait_for(lambda: self._stopping or self._leaving or come())
+        if self._stopping and not come():
+            raise SystemExit(1)
+        if self._leaving:
+            raise RunLeft
+
+    def _leave(self) -> None:
+        """Unwind before any wait is over: whoever leaves by that may be out before, and would be raised at on its way back."""
+        self._leaving = True
+        self._unwind()
+
+    def put_assigned(self, order: Assign, fds: list[int], *, leave: bool) -> None:
+        """Note the rank that a spare is given; `leave`: it has rehearsed as another one."""
+        with self._changed:
+            self._assigned = order, fds
+            self.epoch = max(self.epoch, order.epoch)
+            if leave:
+                self._leave()
+            self._changed.notify_all()
+
+    def take_assigned(self) -> tuple[Assign, list[int]] | None:
+        """Return, once, the rank that this spare was given since it was parked."""
+        with self._changed:
+            assigned, self._assigned = self._assigned, None
+            return assigned
+
+    def wait_assigned(self) -> tuple[Assign, list[int]]:
+        """Block until a spare is given a rank; return it with its descriptors."""
+        with self._changed:
+            self._wait_for(lambda: self._assigned is not None)
+        assigned = self.take_assigned()
+        assert assigned is not None
+        return assigned
+
+    def left(self) -> None:
+        """Note that the run that was to be left is."""
+        with self._changed:
+            self._leaving = False
+
+    def put(self, order: Abort | ReEnter | Resume | Attach | Release | Stop) -> bool:
+        """Note the order; return False if it is of an older epoch and therefore void."""
+        with self._changed:
+            match order:
+                case Release():
+                    self._released = True
+                case Stop():
+                    self._stopping = True
+                case Abort(epoch=epoch) | Resume(epoch=epoch) | Attach(epoch=epoch) if epoch < self.epoch:
+                    return False
+                case ReEnter(store_host=host, store_port=port):
+                    self._leave()
+                    self.moved_store = (host, port) if host else None
+                case Abort(epoch=epoch):
+                    self.epoch = epoch
+                    self._resume = self._attach = None
+                case Resume():
+                    self._resume = order
+                case Attach():
+                    self._attach = order
+            self._changed.notify_all()
+            return True
+
+    def wait_newer(self, epoch: int) -> int:
+        """Block until an epoch newer than this is known; return it."""
+        with self._changed:
+            self._wait_for(lambda: self.epoch > epoch)
+            return self.epoch
+
+    def wait_resume(self, epoch: int) -> int | None:
+        """Block until the resume version of this epoch is known; None if a newer epoch came first."""
+        with self._changed:
+            self._wait_for(lambda: self.epoch > epoch or self._resume is not None)
+            return None if self.epoch > epoch or self._resume is None else self._resume.version
+
+    def wait_attach(self, epoch: int) -> Attach | None:
+        """Block until this epoch may be attached to; None if a newer epoch came first."""
+        with self._changed:
+            self._wait_for(lambda: self.epoch > epoch or self._attach is not None)
+            return None if self.epoch > epoch else self._attach
+
+    def wait_release(self, epoch: int) -> bool:
+        """Block until the loop may end; False if a newer epoch came first."""
+        with self._changed:
+            self._wait_for(lambda: self.epoch > epoch or self._released)
+            return self._released
+
+
+class Link:
+    """The socket and its reading thread."""
+
+    def __init__(self, control: socket.socket, epoch: int) -> None:
+        self._unwinding = Unwinding()
+        self.orders = Orders(epoch, self._unwinding.begin)
+        self._control = control
+        self._sending = threading.Lock()
+        self._on_abort: Callable[[int], None] | None = None
+        self._on_interval: Callable[[int], None] | None = None
+        self._interval: int | None = None
+        self._fds: list[int] = []
+        self.preparing: int | None = None
+        """The rank as which a spare rehearses ahead of need."""
+        self.reentrant = False
+        """Whether whoever runs the script can run it again."""
+        self._owner_pid = os.getpid()
+        self._thread = threading.Thread(target=self._read, name="deadpool-link", daemon=True)
+        self._thread.start()
+
+    def subscribe(self, *, on_abort: Callable[[int], None], on_interval: Callable[[int], None]) -> None:
+        """Have these called from the reading thread. `on_abort` comes after the epoch is in `orders`."""
+        self._on_abort = on_abort
+        self._on_interval = on_interval
+        if self._interval is not None:
+            on_interval(self._interval)
+
+    def left(self) -> None:
+        """Have nobody called any more: the run of the script is over. On the main thread."""
+        self._unwinding.end()
+        self.orders.left()
+        self._on_abort = self._on_interval = None
+
+    def send(self, message: Message) -> None:
+        """Tell the agent. If it is gone, so is this worker (its parent-death signal is on the way)."""
+        with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._control.sendall(encode(message))
+
+    def _read(self) -> None:
+        frames = FrameBuffer()
+        while data := self._receive():
+            for message in frames.feed(data):
+                self._obey(message)
+        if os.getpid() == self._owner_pid:
+            os._exit(_AGENT_GONE)
+
+    def _receive(self) -> bytes:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, _READ_BYTES, _MAX_FDS)
+        except ConnectionResetError:
+            return b""
+        self._fds += fds
+        return data
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case Abort(epoch=epoch):
+                if self.orders.put(message) and self._on_abort is not None:
+                    self._on_abort(epoch)
+            case Assign() if self.preparing is not None:
+                fds, self._fds = self._fds, []
+                self.orders.put_assigned(message, fds, leave=message.rank != self.preparing)
+            case Dismiss() if self.preparing is not None:
+                os._exit(0)
+            case ReEnter(epoch=epoch):
+                self._leave(message, epoch)
+            case Resume() | Attach() | Release() | Stop():
+                self.orders.put(message)
+            case SetInterval(interval=interval):
+                self._interval = interval
+                if self._on_interval is not None:
+                    self._on_interval(interval)
+            case ExitNow(code=code):
+                os._exit(code)
+            case _:
+                raise ProtocolError(f"a worker was sent {type(message).__name__}")
+
+    def _leave(self, order: ReEnter, epoch: int) -> None:
+        if self.reentrant:
+            self.orders.put(order)
+        else:
+            self.send(DrainBroke(epoch, "its process cannot run the script again"))

@@ -1,0 +1,40 @@
+"""What a run of a script leaves in torch itself, and how torch is made fresh for another run in the same process."""
+
+import torch
+
+from deadpool_run.worker.compat import c10d, modules
+
+_CUDA_SEED = 67280421310721
+"""What a CUDA generator begins with in a new process (c10::detail, default_rng_seed_val)."""
+
+
+class TorchBeginning:
+    """What of torch a run begins with."""
+
+    def __init__(self) -> None:
+        self._rng = torch.get_rng_state()
+        self._dtype = torch.get_default_dtype()
+        self._hooks = {place: dict(hooks) for place, hooks in modules.global_hooks()}
+
+    def put_back(self) -> None:
+        """Have torch be as it was; the groups of the last run are given up."""
+        c10d.forget_world()
+        modules.forget_meshes()
+        torch.set_grad_enabled(True)
+        torch.clear_autocast_cache()
+        torch.set_default_dtype(self._dtype)
+        torch.set_default_device(None)
+        for place, hooks in modules.global_hooks():
+            hooks.clear()
+            hooks.update(self._hooks[place])
+        torch.set_rng_state(self._rng)
+        if torch.cuda.is_initialized():
+            for generator in torch.cuda.default_generators:
+                generator.manual_seed(_CUDA_SEED)
+
+
+def free_cuda() -> None:
+    """Give the memory of the last run's tensors back to the device."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()

@@ -1,0 +1,180 @@
+"""From a parked process to the user's script as `__main__`."""
+
+import builtins
+import importlib.machinery
+import io
+import json
+import os
+import pkgutil
+import runpy
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import NoReturn
+
+from deadpool_run.errors import RefusedError, RunLeft, ScriptError
+from deadpool_run.wire.messages import Assign, PrepareBroke, Raised, Ready, Refused, encode
+from deadpool_run.worker.process import rehearsal_output, rerun, session
+from deadpool_run.worker.process.agent_link import park
+from deadpool_run.worker.process.blame import blame, refusal
+
+
+def main(control_fd: int) -> None:
+    """Park until a rank is given, then become it. Returns when the script has; raises SystemExit with its code."""
+    control = socket.socket(fileno=control_fd)
+    control.sendall(encode(Ready()))
+    given = park(control)
+    if given is None:
+        raise SystemExit(0)
+    assign, fds = given
+    _take(assign, dict(zip(assign.fds, fds, strict=True)), control_fd)
+    target = json.loads(assign.env["DEADPOOL_TARGET"])
+    argv = _argv(target["argv"], assign.local_rank)
+    control.detach()
+    if target["mode"] == "exec":
+        _execute(argv, assign, [control_fd, *fds])
+    _write_whole_lines()
+    sys.argv[:] = argv
+    sys.path[0] = str(Path.cwd() if target["mode"] == "module" else Path(argv[0]).resolve().parent)
+    worker = session.current()
+    worker.link.reentrant = True
+    if worker.preparing:
+        worker.link.preparing = worker.rank
+    beginning = rerun.Beginning()
+    while not _run(target["mode"], argv[0], worker):
+        rerun.leave(worker, beginning)
+        sys.argv[:] = _argv(target["argv"], worker.local_rank)
+
+
+def _argv(words: list[str], local_rank: int) -> list[str]:
+    return [word.replace("${local_rank}", str(local_rank)) for word in words]
+
+
+def _take(assign: Assign, fds: dict[str, int], control_fd: int) -> None:
+    """Make the process the rank's: environment, output, descriptors."""
+    session.redirect(fds)
+    assign.env["DEADPOOL_CONTROL_FD"] = str(control_fd)
+    session.put_in_environment(assign, fds, whole=True)
+    assign.env.update(os.environ)
+
+
+def _write_whole_lines() -> None:
+    """Have standard output, unless it is a terminal, written a line at a time.
+
+    Unbuffered (`-u`), `print` writes its text and the line's end apart, and the lines of several ranks run together.
+    """
+    if not sys.stdout.isatty() and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
+
+
+def _execute(argv: list[str], assign: Assign, fds: list[int]) -> NoReturn:
+    for fd in fds:
+        if fd > 2:  # the standard streams are handed on anyway
+            try:
+                os.set_inheritable(fd, True)
+            except OSError:  # stdout's or stderr's own number, closed after its dup2
+                continue
+    try:
+        os.execvpe(argv[0], argv, assign.env)  # noqa: S606 - running the user's program is the purpose
+    except OSError as error:
+        sys.stderr.write(f"deadpool-run: cannot execute {argv[0]!r}: {error.strerror}\n")
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _run(mode: str, target: str, worker: session.Session) -> bool:
+    """Run the script; False if it is to be run again: its step was interrupted, and could not be drained."""
+    ours = sys.modules["__main__"]
+    try:
+        if worker.newcomer or worker.resume >= 0:
+            rehearsal_output.install()
+        _run_once(mode, target, worker)
+    except RunLeft:
+        sys.modules["__main__"] = ours  # the script's holds the model, of which there shall not be two
+        return False
+    return True
+
+
+def _run_once(mode: str, target: str, worker: session.Session) -> None:
+    try:
+        if mode == "module":
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            _run_file(target)
+        if worker.disturbed():
+            worker.give_up("it ended")
+    except SystemExit as leaving:
+        if worker.disturbed():
+            worker.give_up(leaving)
+        if (
+            leaving.code and (refused := refusal(leaving, newcomer=worker.newcomer)) is not None
+        ):  # a framework made an exit of it
+            worker.link.send(_told(refused))
+            raise SystemExit(refused.exit_code) from None
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the script raises is reported, then ends the process
+        if worker.disturbed():
+            worker.give_up(error)
+        refused = refusal(error, newcomer=worker.newcomer)
+        _report(error, worker)
+        raise SystemExit(1 if refused is None else refused.exit_code) from None
+
+
+def _run_file(target: str) -> None:
+    """Run what `python TARGET` runs, and as that does: `runpy` would change `sys.argv[0]`, and leave `__file__` relative."""
+    where = os.path.abspath(target)  # noqa: PTH100 - a link stays one
+    # What is compiled, and a folder or archive with a __main__.py.
+    if target.endswith(".pyc") or pkgutil.get_importer(where) is not None:
+        runpy.run_path(target, run_name="__main__")
+        return
+    with io.open_code(where) as file:
+        code = compile(file.read(), where, "exec", dont_inherit=True)
+    main_module = ModuleType("__main__")
+    loader = importlib.machinery.SourceFileLoader("__main__", where)
+    vars(main_module).update(__file__=where, __cached__=None, __loader__=loader, __builtins__=builtins)
+    sys.modules["__main__"] = main_module
+    exec(code, vars(main_module))  # noqa: S102 - running the user's program is the purpose
+
+
+def _report(error: Exception, worker: session.Session) -> None:
+    """Say once what the script raised: to the user, to the agent, and in torchrun's error file."""
+    whose = blame(error)
+    error.__traceback__ = _script_frames(error.__traceback__)
+    text = "".join(traceback.format_exception(error))
+    if not (isinstance(error, RefusedError) and error.reported):  # the launcher says that once, for all ranks
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    refused = refusal(error, newcomer=worker.newcomer)
+    if worker.preparing:
+        kind = type(error).__name__
+        worker.link.send(PrepareBroke(f"{kind}: {error}") if refused is None else _told(refused))
+        os._exit(1)  # nothing of it is anybody's
+    _write_error_file(error, text)  # before the agent knows: it ends the job, and this process with it
+    if refused is None:
+        worker.link.send(Raised(worker.step, type(error).__name__, str(error), text, whose))
+    else:
+        worker.link.send(_told(refused))
+
+
+def _told(refused: ScriptError) -> Refused:
+    return Refused(str(refused), refused.exit_code)
+
+
+def _write_error_file(error: Exception, text: str) -> None:
+    """Leave torchrun's error file, unless torch's `@record` has."""
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file and not Path(error_file).exists():
+        extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
+        body = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
+        Path(error_file).write_text(json.dumps(body), encoding="utf-8")
+
+
+def _script_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Leave out our own frames and runpy's, which come first."""
+    ours = {__file__, runpy.__file__, "<frozen runpy>"}
+    found = frames
+    while found is not None and found.tb_frame.f_code.co_filename in ours:
+        found = found.tb_next
+    return found or frames

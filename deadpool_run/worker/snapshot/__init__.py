@@ -1,0 +1,1 @@
+"""Snapshots of the protected state: captured, copied in the background, restored. The loop imports it."""

@@ -1,0 +1,94 @@
+"""What is looked at when a script protects something: state that no snapshot could hold is refused there, not at a recovery."""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from deadpool_run.errors import ScriptError
+from deadpool_run.vault.segments import Role
+from deadpool_run.worker.codec import TreeWriter
+from deadpool_run.worker.compat.modules import buffers_of
+from deadpool_run.worker.snapshot.capture import describe
+from deadpool_run.worker.state import hooks
+from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
+from deadpool_run.worker.state.state import ModuleState
+
+_USUAL = frozenset({"state", "param_groups"})
+
+
+def check_module(state: ModuleState) -> None:
+    """Raise `ScriptError` if a snapshot could not hold the module; warn of what is not known how to be taken."""
+    _check_tensors(state.parameters, Role.PARAMETER)
+    buffers = [(name, buffers_of(child)[key]) for name, child, key in state.buffers()]
+    _check_tensors(((name, buffer) for name, buffer in buffers if buffer is not None), Role.BUFFER)
+    _check_tree(state.extra(), state.name)
+    for ddp in state.replicated:
+        for hook in filter(hooks.is_unknown, hooks.hook_states(ddp)):
+            warnings.warn(
+                f"protect(): DDP's communication hook in {state.name!r} keeps a {type(hook).__qualname__}, which has no "
+                "state_dict() and load_state_dict(): what it remembers is not protected.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+
+def check_optimizer(state: OptimizerState) -> None:
+    """Raise `ScriptError` if a snapshot could not hold the optimizer."""
+    _check_tensors(state.parameters(), Role.PARAMETER)
+    names = {id(parameter): name for name, parameter in state.parameters()}
+    _check_tensors(((tracked.name, tracked.tensor) for tracked in state.tensors(names)), Role.OPTIMIZER)
+    _check_tree([state.take(), state.plain(names)], state.name)
+    if state.keeper is state.optimizer:
+        more = sorted(set(state.optimizer.state_dict()) - _USUAL)
+        if more:
+            kind = type(state.optimizer).__qualname__
+            raise ScriptError(
+                f"protect(): the state of {state.name!r}, a {kind}, holds {', '.join(map(repr, more))} beside the state of "
+                "its parameters, which is not protected.\nKeep that in the optimizer's param_groups, or protect an object "
+                "of your own that has it."
+            )
+
+
+def check_object(name: str, obj: Any) -> None:
+    """Raise `ScriptError` if a snapshot could not hold what `obj.state_dict()` returns."""
+    _check_tree(obj.state_dict(), name)
+
+
+def _check_tree(tree: Any, name: str) -> None:
+    writer = TreeWriter()
+    writer.encode(tree, f"protect(): the state of {name!r}")
+    _check_tensors(((f"the state of {name!r}", tensor) for tensor in writer.tensors), Role.VALUE)
+
+
+def _check_tensors(named: Iterable[tuple[str, Tensor]], role: Role) -> None:
+    for name, tensor in named:
+        if is_lazy(tensor):
+            raise ScriptError(
+                f"protect(): {name} is not initialized: its shape is known only after a first forward.\n"
+                "Run one before protect(), or give the layer its sizes."
+            )
+        if tensor.is_meta:
+            raise ScriptError(
+                f"protect(): {name} is on the meta device, where it has no values.\n"
+                "Give it memory (to_empty(), or load a checkpoint) before protect()."
+            )
+        describe(Tracked(f"protect(): {name}", role, tensor), 0)
+
+
+class GeneratorState:
+    """A generator of a script's own, as something that has state."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its state."""
+        return {"state": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set it."""
+        self._generator.set_state(state["state"].cpu())

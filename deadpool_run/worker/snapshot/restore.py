@@ -1,0 +1,252 @@
+"""Bringing live objects to a snapshot: compare everything first, then change everything."""
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from deadpool_run.errors import SnapshotError
+from deadpool_run.vault.segments import Manifest, Role, TensorEntry, read_exactly
+from deadpool_run.worker.codec import TreeReader
+from deadpool_run.worker.compat.modules import buffers_of, local
+from deadpool_run.worker.snapshot.capture import SlotMemory, copy_each, dtype_of, placement_of
+from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
+from deadpool_run.worker.state.rng import RngStates, rng_states
+from deadpool_run.worker.state.state import Protected
+
+_SHOWN = 10
+_SHARD = re.compile(r"S\((\d+)\)")
+
+
+class Restoration:
+    """One restore of `protected` from the slot `memory`, whose manifest has been read."""
+
+    def __init__(self, protected: Protected, memory: SlotMemory, manifest: Manifest) -> None:
+        self._protected = protected
+        self._memory = memory
+        self._manifest = manifest
+        self._parameters = protected.parameters()
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._saved = {entry.name: entry for entry in manifest.tensors}
+        self._live = {tracked.name: tracked for tracked in protected.heavy(self._names)}
+        for (name, _, _), buffer in zip(protected.buffers(), protected.buffer_values(), strict=True):
+            self._live[name] = Tracked(name, Role.BUFFER, buffer)
+        self._owners = {name: (module, key) for name, module, key in protected.places()}
+        # Of every parameter, not only of those that the optimizer has now: a script may have given it more since.
+        self._homes = {
+            f"{optimizer.name}/{name}": (optimizer, name)
+            for optimizer in protected.optimizers.values()
+            for name in self._parameters
+        }
+
+    def check(self) -> None:
+        """Raise `SnapshotError` if the snapshot is not one of objects like the live ones; nothing is changed."""
+        found = [*self._differences_of_tensors(), *self._differences_of_values()]
+        if found:
+            shown = "\n".join(f"  {difference}" for difference in found[:_SHOWN])
+            more = f"\n  ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            raise SnapshotError(
+                f"snapshot {self._manifest.version} of rank {self._manifest.rank} is not one of these objects:\n"
+                f"{shown}{more}\nEvery process of a rank must build the same model and optimizer."
+            )
+
+    def apply(self) -> tuple[dict[str, Any], RngStates]:
+        """Set everything but gradients and generators; return all small values, and what generators are to be (last)."""
+        self._protected.reset()
+        values = self._values()
+        for name, optimizer in self._protected.optimizers.items():
+            optimizer.put_members(values["members"][name])
+        self._trim_optimizers()
+        targets, sources = [], []
+        for entry in self._saved.values():
+            targets.append(local(self._target(entry)).detach())
+            sources.append(self._memory.view(entry))
+        copy_each(targets, sources)
+        for name, optimizer in self._protected.optimizers.items():
+            optimizer.put_plain(values["plain"][name], self._names)
+        self._protected.put(values)
+        return values, rng_states(values["rng"])
+
+    def _target(self, entry: TensorEntry) -> Tensor:
+        """Return the tensor that an entry is copied into: the live one, or a new one in its place."""
+        tracked = self._live.get(entry.name)
+        if entry.role is Role.OPTIMIZER:
+            same = tracked is not None and not _differences(entry, tracked)
+            return tracked.tensor if tracked is not None and same else self._created(entry)
+        if entry.role is Role.BUFFER and (tracked is None or _differences(entry, tracked)):
+            return self._new_buffer(entry)
+        assert tracked is not None
+        return tracked.tensor
+
+    def _new_buffer(self, entry: TensorEntry) -> Tensor:
+        """Return a new buffer: the live one is None, or of another shape, as a lazy one may be."""
+        module, key = self._owners[entry.name]
+        live = buffers_of(module)[key]  # a buffer that is None has no other place
+        device = torch.device(entry.device) if live is None else live.device
+        made = torch.empty_strided(entry.shape, entry.stride, dtype=dtype_of(entry.dtype), device=device)
+        buffers_of(module)[key] = made
+        return made
+
+    def _differences_of_tensors(self) -> list[str]:
+        found = []
+        for name, entry in self._saved.items():
+            tracked = self._live.get(name)
+            if entry.role is Role.BUFFER and entry.placement is None and name in self._owners:
+                continue
+            if entry.role is Role.OPTIMIZER:
+                found += self._obstacles(entry) if tracked is None or _differences(entry, tracked) else []
+            elif tracked is not None:
+                found += _differences(entry, tracked)
+            else:
+                found.append(f"{name}: in the snapshot only")
+        absent = {name for module in self._manifest.values["modules"].values() for name in module["absent"]}
+        for name, tracked in self._live.items():
+            if name not in self._saved and name not in absent and tracked.role is not Role.OPTIMIZER:
+                found.append(f"{name}: not in the snapshot")
+        return found
+
+    def _obstacles(self, entry: TensorEntry) -> list[str]:
+        """Return why the live optimizer could not be given this piece of state."""
+        home, _, _ = entry.name.rpartition("/")
+        if home not in self._homes:
+            return [f"{entry.name}: in the snapshot only"]
+        if entry.placement is None:
+            return []
+        _, name = self._homes[home]
+        own = placement_of(self._parameters[name])
+        if own is None or (own.mesh, own.names, own.at) != (
+            entry.placement.mesh,
+            entry.placement.names,
+            entry.placement.at,
+        ):
+            return [f"{entry.name}: its place {entry.placement} is not on the mesh of its parameter ({own})"]
+        if own.placements != entry.placement.placements and None in map(_placement, entry.placement.placements):
+            return [f"{entry.name}: cannot be made with the placements {entry.placement.placements}"]
+        return []
+
+    def _differences_of_values(self) -> list[str]:
+        saved, own = self._manifest.values, self._protected
+        found = []
+        kinds = (("modules", own.modules), ("optimizers", own.optimizers), ("objects", own.objects))
+        for kind, live in kinds:
+            found += [f"{name}: not in the snapshot ({kind})" for name in live if name not in saved[kind]]
+            found += [f"{name}: in the snapshot only ({kind})" for name in saved[kind] if name not in live]
+        for name, module in own.modules.items():
+            theirs = saved["modules"].get(name, {"extra": {}, "hooks": []})
+            if module.shape() != (frozenset(theirs["extra"]), [len(states) for states in theirs["hooks"]]):
+                found.append(
+                    f"{name}: other children have extra state, or other communication hooks under DDP, than in the snapshot"
+                )
+        for name, optimizer in own.optimizers.items():
+            found += self._differences_of_groups(name, optimizer, saved["members"].get(name, []))
+        return found
+
+    def _differences_of_groups(self, name: str, optimizer: OptimizerState, saved: list[list[str]]) -> list[str]:
+        """Return why the groups could not be made those of the snapshot: whole ones may have come in training, at the end."""
+        live = [[self._names[id(parameter)] for parameter in group] for group in optimizer.members()]
+        if any(then != now for then, now in zip(saved, live, strict=False)):
+            return [f"{name}: {len(live)} groups here, {len(saved)} in the snapshot, of other parameters"]
+        unknown = [each for group in saved for each in group if each not in self._parameters]
+        return [f"{name}: trains {each} in the snapshot, which is not here" for each in unknown]
+
+    def _trim_optimizers(self) -> None:
+        """Remove optimizer state that the snapshot does not have."""
+        for optimizer in self._protected.optimizers.values():
+            for tracked in list(optimizer.tensors(self._names)):
+                if tracked.name not in self._saved:
+                    home, _, key = tracked.name.rpartition("/")
+                    _, name = self._homes[home]
+                    del optimizer.optimizer.state[self._parameters[name]][key]
+
+    def _created(self, entry: TensorEntry) -> Tensor:
+        """Return a new tensor for a piece of optimizer state, placed into the optimizer's state."""
+        home, _, key = entry.name.rpartition("/")
+        optimizer, name = self._homes[home]
+        parameter = self._parameters[name]
+        own = local(parameter)
+        device = own.device if entry.device == own.device.type else torch.device(entry.device)
+        made = torch.empty_strided(entry.shape, entry.stride, dtype=dtype_of(entry.dtype), device=device)
+        if entry.placement is not None:
+            made = _distributed(made, entry, parameter)
+        _state(optimizer, parameter)[key] = made
+        return made
+
+    def _values(self) -> dict[str, Any]:
+        """Return every small value."""
+        reader = TreeReader(blob=self._blob, tensor=self._tensor)
+        saved = self._manifest.values
+        like: dict[str, Any] = {}
+        if self._manifest.value_tensors:
+            like = self._protected.take() | {"gradients": self._parameters}
+        values = {
+            part: {name: reader.decode(node, like.get(part, {}).get(name)) for name, node in saved[part].items()}
+            for part in ("modules", "optimizers", "objects", "plain", "members", "gradients", "keeps")
+        }
+        values["members"] = {
+            name: [[self._parameters[parameter] for parameter in group] for group in groups]
+            for name, groups in values["members"].items()
+        }
+        gradients = [(self._parameters[name], gradient) for name, gradient in values["gradients"].items()]
+        return values | {"gradients": gradients, "rng": reader.decode(saved["rng"])}
+
+    def _blob(self, index: int) -> bytes:
+        offset, nbytes = self._manifest.blobs[index]
+        return read_exactly(self._memory.fd, nbytes, offset)
+
+    def _tensor(self, index: int, like: Any) -> Tensor:
+        entry = self._manifest.value_tensors[index]
+        device = local(like).device if isinstance(like, Tensor) else torch.device(entry.device)
+        made = torch.empty_strided(entry.shape, entry.stride, dtype=dtype_of(entry.dtype), device=device)
+        made.copy_(self._memory.view(entry))
+        if entry.placement is None:
+            return made
+        if not isinstance(like, DTensor):
+            raise SnapshotError(f"a value of the snapshot has the place {entry.placement}, the live one has none")
+        return _distributed(made, entry, like)
+
+
+def _state(optimizer: OptimizerState, parameter: Tensor) -> dict[str, Any]:
+    """Return the state of a parameter, which may be new."""
+    state: dict[str, Any] = optimizer.optimizer.state[parameter]
+    return state
+
+
+def _differences(entry: TensorEntry, tracked: Tracked) -> list[str]:
+    """Return in what the live tensor differs from the saved one."""
+    own = local(tracked.tensor)
+    pairs = (
+        ("is a", entry.role, tracked.role),
+        ("has dtype", entry.dtype, str(own.dtype).removeprefix("torch.")),
+        ("has shape", entry.shape, tuple(own.shape)),
+        ("has the place", entry.placement, placement_of(tracked.tensor)),
+    )
+    return [
+        f"{entry.name}: {what} {live} here, {saved} in the snapshot" for what, saved, live in pairs if saved != live
+    ]
+
+
+def _distributed(shard: Tensor, entry: TensorEntry, like: Tensor) -> DTensor:
+    """Return the shard as a DTensor on the mesh of `like`."""
+    assert entry.placement is not None
+    assert isinstance(like, DTensor)
+    placements: list[Placement] = list(like.placements)
+    if tuple(map(str, placements)) != entry.placement.placements:
+        placements = [placed for text in entry.placement.placements if (placed := _placement(text)) is not None]
+    return DTensor.from_local(
+        shard,
+        like.device_mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(entry.placement.shape),
+        stride=entry.placement.stride,
+    )
+
+
+def _placement(text: str) -> Replicate | Shard | None:
+    """Return the placement that torch writes as `text`; None for one that only its parameter could give."""
+    if text == "R":
+        return Replicate()
+    match = _SHARD.fullmatch(text)
+    return Shard(int(match[1])) if match else None

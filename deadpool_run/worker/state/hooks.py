@@ -1,0 +1,82 @@
+"""State that torch keeps beside modules and optimizers, where a script that protects those expects it to be safe.
+
+What a communication hook of DDP remembers (PowerSGD's errors and projections), and what a `GradScaler` remembers of a
+step that did not come to its end.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from deadpool_run.worker.codec import copied, has_state
+from deadpool_run.worker.compat.modules import comm_hooks, forget_unscaled
+
+_TORCHS_OWN = "torch.distributed.algorithms."
+_GENERATOR = "numpy.random.RandomState"
+
+
+def hook_states(ddp: DistributedDataParallel) -> list[Any]:
+    """Return the states of the communication hooks that were registered, in order."""
+    return [state for _, state in comm_hooks(ddp)]
+
+
+def take_hook(state: Any) -> Any:
+    """Return a copy of what a hook's state holds; None of one without state, or of one that nobody can take."""
+    if not is_stateful(state):
+        return None
+    if has_state(state):
+        return copied(state.state_dict())
+    return {name: _taken(value) for name, value in _attributes(state) if _is_kept(value)}
+
+
+def put_hook(state: Any, values: Any) -> None:
+    """Set what `take_hook` returned."""
+    if values is None:
+        return
+    if has_state(state):
+        state.load_state_dict(copied(values))
+        return
+    for name, value in values.items():
+        if isinstance(value, dict) and set(value) == {_GENERATOR}:
+            getattr(state, name).set_state(value[_GENERATOR])
+        else:
+            setattr(state, name, copied(value))
+
+
+def is_stateful(state: Any) -> bool:
+    """Say whether a hook's state is an object that remembers something, and is known how to be taken."""
+    return has_state(state) or type(state).__module__.startswith(_TORCHS_OWN)
+
+
+def is_unknown(state: Any) -> bool:
+    """Say whether a hook may remember something that is not known how to be taken."""
+    return state is not None and not isinstance(state, dist.ProcessGroup) and not is_stateful(state)
+
+
+def settle(obj: Any) -> None:
+    """Have an object forget a step that was interrupted, where its `load_state_dict` does not."""
+    if isinstance(obj, GradScaler):
+        # It notes that gradients are unscaled until its next `update()`, to which the interrupted step did not come.
+        forget_unscaled(obj)
+
+
+def _attributes(state: Any) -> Iterator[tuple[str, Any]]:
+    names = [name for kind in type(state).__mro__ for name in getattr(kind, "__slots__", ())]
+    for name in dict.fromkeys([*names, *getattr(state, "__dict__", {})]):
+        if hasattr(state, name):
+            yield name, getattr(state, name)
+
+
+def _is_kept(value: Any) -> bool:
+    return not isinstance(value, dist.ProcessGroup) and not callable(value)
+
+
+def _taken(value: Any) -> Any:
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None and isinstance(value, numpy.RandomState):
+        return {_GENERATOR: value.get_state(legacy=False)}
+    return copied(value)

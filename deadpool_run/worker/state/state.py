@@ -1,0 +1,375 @@
+"""What a script protects: where its tensors are, and how its small values are taken and put back.
+
+Parameters and optimizer state change only inside `optimizer.step()`; everything else may change at any time. References
+to parameters are taken once, when the module is protected: FSDP2 swaps what `named_parameters()` shows as it gathers
+and frees shards, but the sharded parameters themselves stay.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from deadpool_run.errors import ScriptError, SnapshotError
+from deadpool_run.vault.segments import Role
+from deadpool_run.worker.codec import copied, has_state
+from deadpool_run.worker.compat import fsdp
+from deadpool_run.worker.compat.modules import buffers_of, children_of, inside_compiled, local, parameters_of
+from deadpool_run.worker.state import gradients, hooks
+from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
+
+_EXTRA = nn.Module.get_extra_state
+
+
+class ModuleState:
+    """The parameters (by reference), buffers and extra state of a module."""
+
+    def __init__(self, name: str, module: nn.Module, wrappers: Iterable[DistributedDataParallel] = ()) -> None:
+        """`wrappers` are the DDPs of the process: one may be around the module, which was protected without it."""
+        self.name = name
+        self._module = module
+        self._wrappers = wrappers
+        self._root = unwrapped(module)
+        self.buckets: list[bytes | None] = []
+        """What was decided of the buckets of each DDP after set-up and the first steps, if it was: see `buckets`."""
+        self._likeness: dict[str, str] = {}
+        """Every parameter and buffer by name and what it is like, as newcomers make them; empty before the step loop."""
+        self._walk()
+        self._find()
+
+    def roots(self) -> list[nn.Module]:
+        """Return the module as it was protected, as the user wrote it, and what is around it."""
+        return [self._module, self._root, *self.replicated]
+
+    def find_wrappers(self) -> None:
+        """Take in the DDPs around the module that were made after it was protected."""
+        inside = [child for child in self._module.modules() if isinstance(child, DistributedDataParallel)]
+        wrapped = {id(child) for _, child in self._modules}
+        around = [ddp for ddp in self._wrappers if id(unwrapped(ddp)) in wrapped and ddp not in inside]
+        self.replicated = [*inside, *around]
+        self.buckets += [None] * (len(self.replicated) - len(self.buckets))
+
+    def _walk(self) -> None:
+        self._modules = list(self._root.named_modules())
+        # What is looked at at the end of each step, found once: a walk over the tree costs as much as a small copy.
+        self._buffered = [(path, child) for path, child in self._modules if buffers_of(child)]
+        self._tables = [
+            table
+            for _, child in self._modules
+            for table in (parameters_of(child), buffers_of(child), children_of(child))
+        ]
+        self._lengths = list(map(len, self._tables))
+        self._children = [children_of(child) for _, child in self._modules if children_of(child)]
+        self.sharding = [child for _, child in self._modules if isinstance(child, FSDPModule)]
+        self.find_wrappers()
+        self._extra = [(path, child) for path, child in self._modules if type(child).get_extra_state is not _EXTRA]
+
+    def _find(self) -> None:
+        """Take the references to the parameters, and their places in their modules."""
+        self.reshard()  # after an evaluation the root shows gathered parameters, which are not the optimizer's
+        self.parameters = [(f"{self.name}/{path}", parameter) for path, parameter in self._root.named_parameters()]
+        self._sharded = [parameter for _, parameter in self.parameters if isinstance(parameter, DTensor)]
+        plain = {id(parameter) for _, parameter in self.parameters if not isinstance(parameter, DTensor)}
+        self._plain: list[tuple[dict[str, nn.Parameter | None], str]] = []
+        for _, child in self._modules:
+            for key, parameter in parameters_of(child).items():  # a parameter's place, not its name
+                if id(parameter) in plain:
+                    plain.remove(id(parameter))
+                    self._plain.append((parameters_of(child), key))
+
+    def all_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the module and all that is in it, by path."""
+        yield from self._root.named_modules()
+
+    def refresh(self, *, final: bool) -> None:
+        """Take references anew: something was moved, replaced, or made when it was first needed.
+
+        Raises `ScriptError` for what no newcomer would have. It makes the module as set-up and the first steps do; with
+        `final` those are over.
+        """
+        self._walk()
+        likeness = self._look()
+        difference = _first_difference(self._likeness, likeness) if final and self._likeness else ""
+        if difference:
+            raise ScriptError(
+                f"protect(): {difference} {self.name!r} during training, and a newcomer, which runs set-up and the first "
+                "two steps, makes it otherwise.\nMake every parameter and buffer in set-up, in its final shape; freeze what "
+                "is not to be trained yet, and give it to the optimizer by add_param_group() later."
+            )
+        if not self._likeness or not self._sharded:  # FSDP2 may show gathered ones; the sharded ones stay
+            self._find()
+        self._likeness = likeness
+
+    def _look(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for path, child in self._modules:
+            found |= {f"buffer {path}.{key}": "" for key in buffers_of(child)}  # buffers may change their shape
+            for key, parameter in parameters_of(child).items():  # shared ones under all their names
+                if parameter is not None:
+                    found[f"parameter {path}.{key}"] = f"{tuple(parameter.shape)} of {parameter.dtype}"
+        return found
+
+    def fingerprint(self) -> list[int]:
+        """Return numbers that change as parameters are moved, replaced, added or removed.
+
+        They are places in memory; of shards the identities, since FSDP2 makes new ones.
+        """
+        found = [id(local(parameter)) for parameter in self._sharded]
+        for place, key in self._plain:
+            parameter = place.get(key)
+            found.append(0 if parameter is None else parameter.data_ptr())
+        found += map(len, self._tables)
+        for children in self._children:
+            found += map(id, children.values())
+        return found
+
+    def buffer_values(self) -> list[Tensor]:
+        """Return the buffers of this moment, non-persistent ones too, in the order of `buffers()`."""
+        if list(map(len, self._tables)) != self._lengths:  # the first steps may make some
+            self._walk()
+        return [
+            buffer
+            for _, child in self._buffered
+            for buffer in buffers_of(child).values()  # buffers() would walk the tree again on each step
+            if buffer is not None
+        ]
+
+    def places(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yield name, owner and key of each buffer, those included that are None."""
+        for path, child in self._buffered:
+            for key in buffers_of(child):
+                yield f"{self.name}/{path}.{key}" if path else f"{self.name}/{key}", child, key
+
+    def buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yield name, owner and key of each buffer that is not None."""
+        return (place for place in self.places() if buffers_of(place[1])[place[2]] is not None)
+
+    def take(self) -> dict[str, Any]:
+        """Return what is no tensor of the module: extra state, which parameters train, which buffers are None, DDP's."""
+        return {
+            "extra": copied(self.extra()),
+            "frozen": [name for name, parameter in self.parameters if not parameter.requires_grad],
+            "absent": [name for name, child, key in self.places() if buffers_of(child)[key] is None],
+            # Whether the next forward begins by broadcasting the buffers: ranks that differ in it would hang.
+            "synchronizes": [ddp.require_forward_param_sync for ddp in self.replicated],
+            "buckets": list(self.buckets),
+            "hooks": [[hooks.take_hook(state) for state in hooks.hook_states(ddp)] for ddp in self.replicated],
+        }
+
+    def extra(self) -> dict[str, Any]:
+        """Return the extra state of those children that have one."""
+        return {path: child.get_extra_state() for path, child in self._extra}
+
+    def put(self, values: dict[str, Any]) -> None:
+        """Set what `take` returned."""
+        if any(own and not saved for own, saved in zip(self.buckets, values["buckets"], strict=True)):
+            raise SnapshotError(f"DDP has decided its buckets for {self.name!r} in a step that is to be undone")
+        self.buckets = list(values["buckets"])
+        frozen = set(values["frozen"])
+        for name, parameter in self.parameters:
+            if parameter.requires_grad == (name in frozen):
+                parameter.requires_grad_(name not in frozen)
+        absent = set(values["absent"])
+        for name, child, key in self.places():
+            if name in absent:
+                buffers_of(child)[key] = None
+        for ddp, states in zip(self.replicated, values["hooks"], strict=True):
+            for state, saved in zip(hooks.hook_states(ddp), states, strict=True):
+                hooks.put_hook(state, saved)
+        for path, child in self._extra:
+            child.set_extra_state(copied(values["extra"][path]))
+        for ddp, synchronizes in zip(self.replicated, values["synchronizes"], strict=True):
+            ddp.require_forward_param_sync = synchronizes
+
+    def shape(self) -> tuple[frozenset[str], list[int]]:
+        """Return what must be the same of two modules for `put` to take what the other's `take` returned."""
+        extra = frozenset(path for path, _ in self._extra)
+        return extra, [len(hooks.hook_states(ddp)) for ddp in self.replicated]
+
+    def reshard(self) -> None:
+        """Free the parameters that FSDP2 keeps gathered, as it does after an evaluation."""
+        for child in self.sharding:
+            child.reshard()
+
+
+class Protected:
+    """Everything that the script protects, by the name that it gave."""
+
+    def __init__(self, wrappers: Iterable[DistributedDataParallel] = ()) -> None:
+        self._wrappers = wrappers
+        self.modules: dict[str, ModuleState] = {}
+        self.optimizers: dict[str, OptimizerState] = {}
+        self.objects: dict[str, Any] = {}
+        self._loose: set[int] = set()
+        self._views = gradients.BucketViews()
+
+    def add(self, name: str, obj: object) -> None:
+        """Protect `obj`. Raises `ScriptError` for what has no state that could be taken, and for a name used twice."""
+        if name in self.modules or name in self.optimizers or name in self.objects:
+            raise ScriptError(f"{name!r} is protected already.\nGive each object a name of its own.")
+        if isinstance(obj, nn.Module):
+            self.modules[name] = ModuleState(name, obj, self._wrappers)
+        elif isinstance(obj, Optimizer):
+            self.optimizers[name] = OptimizerState(name, obj)
+            obj.register_step_pre_hook(self._note_views)
+        elif has_state(obj):
+            self.objects[name] = obj
+        else:
+            kind = type(obj).__qualname__
+            raise ScriptError(
+                f"{name!r} cannot be protected: a {kind} has no state_dict() and load_state_dict().\n"
+                "Protect modules, optimizers, schedulers, or any object that has both methods."
+            )
+
+    def _note_views(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        self._views.note(optimizer, [ddp for module in self.modules.values() for ddp in module.replicated])
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return every parameter once, however many modules and optimizers hold it, by name."""
+        found: dict[str, Tensor] = {}
+        known: set[int] = set()
+        for module in self.modules.values():
+            _add_new(found, known, module.parameters)
+        for optimizer in self.optimizers.values():
+            _add_new(found, known, optimizer.parameters())
+        return found
+
+    def fingerprint(self, *, plain: bool) -> list[int]:
+        """Return numbers that stay the same as long as the tensors of `heavy()` are the same, in the same memory."""
+        found: list[int] = []
+        for module in self.modules.values():
+            found += module.fingerprint()
+        for optimizer in self.optimizers.values():
+            found += optimizer.fingerprint(plain=plain)
+        return found
+
+    def has_plain(self) -> bool:
+        """Say whether some optimizer keeps state that is not a tensor."""
+        return any(optimizer.has_plain() for optimizer in self.optimizers.values())
+
+    def heavy(self, names: dict[int, str]) -> Iterator[Tracked]:
+        """Yield the parameters and the optimizer state; `names` gives a parameter's name by its identity."""
+        for name, parameter in self.parameters().items():
+            yield Tracked(name, Role.PARAMETER, parameter)
+        for optimizer in self.optimizers.values():
+            yield from optimizer.tensors(names)
+
+    def buffer_values(self) -> list[Tensor]:
+        """Return the buffers of this moment, in the order of `buffers()`."""
+        return [buffer for module in self.modules.values() for buffer in module.buffer_values()]
+
+    def buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yield name, owner and key of each buffer that is not None."""
+        for module in self.modules.values():
+            yield from module.buffers()
+
+    def places(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yield name, owner and key of each buffer, those included that are None."""
+        for module in self.modules.values():
+            yield from module.places()
+
+    def refresh(self, *, final: bool) -> None:
+        """Take references anew. Raises `ScriptError` if, with `final`, something is there that no newcomer would have."""
+        for module in self.modules.values():
+            module.refresh(final=final)
+        known = {id(parameter) for module in self.modules.values() for _, parameter in module.parameters}
+        loose = {id(each) for optimizer in self.optimizers.values() for _, each in optimizer.parameters()} - known
+        if final and not loose <= self._loose:
+            raise ScriptError(
+                "protect(): an optimizer was given a parameter during training that belongs to no protected module; a "
+                "newcomer would not have it.\nMake it in set-up, as a part of a module that is protected."
+            )
+        self._loose = loose
+
+    def take(self, stepped: Collection[int] = ()) -> dict[str, Any]:
+        """Return copies of all small values, but for buffers, generator states and plain optimizer state.
+
+        `stepped` are the identities of the optimizers that have updated since the last time: what they have used up of
+        the gradients is not state.
+        """
+        return {
+            "modules": {name: module.take() for name, module in self.modules.items()},
+            "optimizers": {name: optimizer.take() for name, optimizer in self.optimizers.items()},
+            "members": {name: optimizer.members() for name, optimizer in self.optimizers.items()},
+            "gradients": self.gradients(stepped),
+            "objects": {name: copied(obj.state_dict()) for name, obj in self.objects.items()},
+        }
+
+    def reset(self) -> None:
+        """Have FSDP2 stand as it does where nothing has run yet, so that every rank gathers the same, in the same order.
+
+        Gradients may be lost. An interrupted step leaves some that are not reduced, which would be added to the next
+        one's; an evaluation leaves gathered parameters, and forwards that no backward followed.
+        """
+        for module in self.modules.values():
+            module.reshard()
+            fsdp.reset(module.sharding)
+            gradients.drop_gathered(module.sharding)
+
+    def is_shadowed(self) -> bool:
+        """Say whether some module is trained by no optimizer, as an average of the weights is.
+
+        Nothing tells when a script writes to it: often through `.data`, which no counter of torch's sees.
+        """
+        trained = {id(each) for optimizer in self.optimizers.values() for _, each in optimizer.parameters()}
+        return any(
+            module.parameters and not any(id(parameter) in trained for _, parameter in module.parameters)
+            for module in self.modules.values()
+        )
+
+    def gradients(self, stepped: Collection[int]) -> list[tuple[Tensor, Tensor]]:
+        """Return each parameter whose gradient is state, with a copy of that; `stepped` as in `take`."""
+        kept = gradients.take(self.modules.values(), self.optimizers.values(), stepped)
+        if not stepped:
+            for module in self.modules.values():
+                gradients.refuse_gathered(module.sharding)
+        return kept
+
+    def put(self, values: dict[str, Any]) -> None:
+        """Set what `take` returned, but for the values of `gradients`."""
+        self._views.lend(values["gradients"])
+        for name, module in self.modules.items():
+            module.put(values["modules"][name])
+        for name, optimizer in self.optimizers.items():  # first: a scheduler sets rates of groups as it is loaded
+            optimizer.put_members(values["members"][name])
+        for name, obj in self.objects.items():
+            obj.load_state_dict(copied(values["objects"][name]))
+            hooks.settle(obj)
+        for name, optimizer in self.optimizers.items():  # last: a scheduler may set a rate as it is loaded
+            optimizer.put(values["optimizers"][name])
+
+
+def _first_difference(then: dict[str, str], now: dict[str, str]) -> str:
+    """Return in words what differs first; an empty string if nothing does."""
+    for name in [*then, *now]:
+        kind, _, path = name.partition(" ")
+        what = f"the {kind} {path.removeprefix('.')!r}"
+        if name not in now:
+            return f"{what} has vanished from"
+        if name not in then:
+            return f"{what} was added to"
+        if then[name] != now[name]:
+            return f"{what} became {now[name]}, from {then[name]}, in"
+    return ""
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module that the user wrote: names shall not depend on DDP or torch.compile around it."""
+    while True:
+        inner = module.module if isinstance(module, DistributedDataParallel) else inside_compiled(module)
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def _add_new(found: dict[str, Tensor], known: set[int], named: Any) -> None:
+    for name, parameter in named:
+        if id(parameter) not in known:
+            known.add(id(parameter))
+            if name in found:
+                raise ScriptError(f"two parameters are called {name!r}.\nProtect them under different names.")
+            found[name] = parameter

@@ -1,0 +1,143 @@
+"""Agreement of replicas: what DDP and DTensor keep equal on several ranks is compared after each repair.
+
+It is the net under all rules: whatever a repair has done wrong, a difference between replicas that was not there before
+the loss stops the job. What differs anyway (running statistics of a batch norm, weights between two averages) is learnt
+from looks at ever longer distances, and belongs to the snapshot.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from deadpool_run.ids import Version
+from deadpool_run.worker.state.digest import digest, sample
+from deadpool_run.worker.state.state import Protected
+
+_AFTER_REPAIR = (1, 2, 4, 8)
+"""Versions after the resumed one that are compared: an optimizer need not update in each step."""
+_SHOWN = 3
+
+Named = list[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Tensors that differ between replicas and should not, and the ranks of the group that were compared."""
+
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    odd: tuple[int, ...]
+    """Those of the ranks whose tensors are not those of most."""
+    group: Any
+
+    def wait_for_all(self) -> None:
+        """Return when every rank of the group has come here: what the first one says ends the others."""
+        dist.barrier(group=self.group)
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        more = f" and {len(self.names) - _SHOWN} more" if len(self.names) > _SHOWN else ""
+        odd = ", ".join(map(str, self.odd))
+        return f"{', '.join(self.names[:_SHOWN])}{more} on rank {odd} (of ranks {', '.join(map(str, self.ranks))})"
+
+
+class Agreement:
+    """Which replicas are meant to be equal, and whether they are. A collective: on every rank, at the same version."""
+
+    def __init__(self, protected: Protected) -> None:
+        self._protected = protected
+        self._strict: frozenset[int] = frozenset()
+        self.unequal: set[str] = set()
+        """Names of the tensors that differed without a loss."""
+
+    def repaired(self, version: Version) -> None:
+        """Note that training goes on from this version after a repair."""
+        self._strict = frozenset(version + later for later in _AFTER_REPAIR)
+
+    def is_strict(self, version: int) -> bool:
+        """Say whether a difference at this version would be the repair's."""
+        return version in self._strict
+
+    def compare(self, *, strict: bool) -> Difference | None:
+        """Compare with the other holders; return what differs and should not. Without `strict`, only learn it."""
+        found = None
+        for group, tensors in self._by_group():
+            found = self._compare_in(group, tensors, strict=strict) or found
+        return found
+
+    def _compare_in(self, group: dist.ProcessGroup, tensors: Named, *, strict: bool) -> Difference | None:
+        names = [name for name, _ in tensors if name not in self.unequal]
+        take: Callable[[Tensor], int] = digest if strict else sample
+        own = [take(tensor) for name, tensor in tensors if name not in self.unequal]
+        whole = torch.tensor([zlib.crc32("\n".join(names).encode()), len(own), _folded(own)])
+        rows = _gathered(whole, group)
+        if any(row[:2] != rows[0][:2] for row in rows) or all(row == rows[0] for row in rows):
+            return None  # not the same tensors everywhere, as of an optimizer that is itself sharded; or equal
+        table = _gathered(torch.tensor(own), group)
+        wrong = [name for name, column in zip(names, zip(*table, strict=True), strict=True) if len(set(column)) > 1]
+        if not strict:
+            self.unequal.update(wrong)
+            return None
+        ranks = dist.get_process_group_ranks(group)
+        usual = max(table, key=table.count)
+        odd = tuple(rank for rank, row in zip(ranks, table, strict=True) if row != usual)
+        return Difference(tuple(wrong), tuple(ranks), odd, group)
+
+    def _by_group(self) -> Iterator[tuple[Any, Named]]:
+        """Yield each group with the tensors that its members hold alike, parameters and optimizer state apart.
+
+        In the same order on all its members: each runs the same program.
+        """
+        parameters = self._protected.parameters()
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        under_ddp: dict[int, Any] = {}
+        buffers: dict[Any, Named] = {}
+        for module in self._protected.modules.values():
+            for ddp in module.replicated:
+                under_ddp |= {id(parameter): ddp.process_group for parameter in ddp.parameters()}
+                inside = {id(buffer): buffer for buffer in ddp.buffers()}
+                named = zip(module.buffers(), module.buffer_values(), strict=True)
+                own = [(name, buffer) for (name, _, _), buffer in named if id(buffer) in inside]
+                buffers.setdefault(ddp.process_group, []).extend(own)
+        held: dict[Any, Named] = {}
+        for name, parameter in parameters.items():
+            for group in _groups_of(parameter, under_ddp.get(id(parameter))):
+                held.setdefault(group, []).append((name, parameter))
+        of_optimizers: dict[Any, Named] = {}
+        for optimizer in self._protected.optimizers.values():
+            for parameter, tracked in optimizer.tensors_of(names):
+                for group in _groups_of(tracked.tensor, under_ddp.get(id(parameter))):
+                    of_optimizers.setdefault(group, []).append((tracked.name, tracked.tensor))
+        for group in dict.fromkeys([*held, *buffers, *of_optimizers]):
+            yield group, [*held.get(group, []), *buffers.get(group, [])]
+            yield group, of_optimizers.get(group, [])
+
+
+def _groups_of(tensor: Tensor, ddp: Any) -> list[Any]:
+    """Return the groups whose members all hold what this rank holds of a tensor."""
+    if isinstance(tensor, DTensor):
+        mesh = tensor.device_mesh
+        dims = [
+            dim for dim, placement in enumerate(tensor.placements) if placement.is_replicate() and mesh.size(dim) > 1
+        ]
+        return [mesh.get_group(dim) for dim in dims]
+    return [] if ddp is None or ddp.size() < 2 else [ddp]
+
+
+def _gathered(row: Tensor, group: Any) -> list[list[int]]:
+    rows = [torch.zeros_like(row) for _ in range(group.size())]
+    dist.all_gather(rows, row, group=group)
+    return [each.tolist() for each in rows]
+
+
+def _folded(digests: list[int]) -> int:
+    found = 0
+    for each in digests:
+        found = (found * 0x9E3779B97F4A7C15 + each) % (1 << 63)
+    return found

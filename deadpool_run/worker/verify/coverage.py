@@ -1,0 +1,293 @@
+"""Coverage: whether all that a script trains is protected. What is not would silently differ on a replacement.
+
+Optimizers are known by their steps. Modules, and tensors that a script trains by hand, are found among all live objects as
+the loop begins, and looked at again as it goes on: what changed is state.
+"""
+
+import gc
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from deadpool_run.worker.compat.modules import buffers_of, local, parameters_of
+from deadpool_run.worker.state.digest import sample
+from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.verify.script_names import path_to
+
+_PLAIN = (Tensor, nn.Parameter)
+_LOOP_END = "before job.steps()"
+_DEPTH = 4
+"""How deep in a protected object an optimizer is looked for."""
+
+
+def is_sampled(step: int) -> bool:
+    """Say whether what nobody protects, and what must be equal on replicas, is looked at after this step: ever more rarely."""
+    return step & (step - 1) == 0
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A tensor that nobody protects, as it was when it was looked at first."""
+
+    owner: "weakref.ref[Any]"
+    name: str
+    tensor: "weakref.ref[Tensor]"
+    before: int
+    trains: bool
+    """Whether it belongs to something that has parameters, and is not a mere count (a metric, say)."""
+
+
+class Coverage:
+    """What is protected, held against what trains. For the main thread."""
+
+    def __init__(self, protected: Protected) -> None:
+        self._protected = protected
+        self._watched: list[_Watched] = []
+        self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._helpers: list[tuple[weakref.ref[Any], str]] = []
+        """Schedulers and scalers that nobody protects, each with its state as the loop began."""
+        self._made_in_setup: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._settled: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._pending: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
+
+    def begin(self) -> None:
+        """Find, as the loop begins, what is there and nobody protects. Takes some tens of milliseconds."""
+        modules, optimizers, loose, helpers = _live_objects()
+        for helper in helpers:
+            if not any(_refers_to(obj, helper, _DEPTH) for obj in self._protected.objects.values()):
+                self._helpers.append((weakref.ref(helper), repr(helper.state_dict())))
+        for optimizer in optimizers:
+            self._made_in_setup.add(optimizer)
+        inside = self._modules_inside()
+        known = {id(local(each)) for each in self._protected.parameters().values()}
+        for module in modules:
+            if id(module) in inside:
+                continue
+            self._watched += _watch(module, known)
+            if isinstance(module, (DistributedDataParallel, FSDPModule)):
+                self._wrappers.add(module)
+        for tensor in loose:
+            if id(tensor) not in known:
+                self._watched += _watched_tensor(tensor, "", tensor, trains=True)
+
+    def note(self, optimizer: Optimizer, step: int) -> None:
+        """Note that an optimizer begins to update in this step."""
+        if optimizer in self._settled or id(optimizer) in self._pending:
+            return
+        if self._is_protected(optimizer):
+            self._settled.add(optimizer)
+        else:
+            self._pending[id(optimizer)] = weakref.ref(optimizer), step
+
+    def problem(self, step: int, *, look: bool) -> str:
+        """Return what a step that ends has trained and nobody protects, with what to do, or an empty string.
+
+        With `look` the tensors that nobody protects are compared, too.
+        """
+        for key, (reference, first) in list(self._pending.items()):
+            optimizer = reference()
+            if optimizer is None:  # made in a step, for this step
+                del self._pending[key]
+            elif self._is_held_by_objects(optimizer):
+                del self._pending[key]
+                self._settled.add(optimizer)
+            elif optimizer in self._made_in_setup or step != first:
+                return _unprotected_optimizer(optimizer, step)
+        if not look:
+            return ""
+        for reference, before in self._helpers:
+            helper = reference()
+            if helper is not None and repr(helper.state_dict()) != before:
+                return _unprotected_helper(helper, step)
+        wrapped = self._unprotected_wrapper()
+        if wrapped is not None:
+            return _unprotected_module(wrapped, "its parameters are trained", step)
+        return self._changed(step)
+
+    def _changed(self, step: int) -> str:
+        kept = []
+        for watched in self._watched:
+            owner, tensor = watched.owner(), watched.tensor()
+            if owner is None or tensor is None:
+                continue
+            if sample(tensor) == watched.before:
+                kept.append(watched)
+            elif not watched.trains:
+                _warn_of_metric(owner, watched.name)
+            elif isinstance(owner, nn.Module):
+                return _unprotected_module(owner, f"its {watched.name!r} changed", step)
+            else:
+                return _unprotected_tensor(tensor, step)
+        self._watched = kept
+        return ""
+
+    # --- what is protected -----------------------------------------------------------------------------------------
+
+    def _modules_inside(self) -> set[int]:
+        return {
+            id(child)
+            for module in self._protected.modules.values()
+            for root in module.roots()
+            for child in root.modules()
+        }
+
+    def _is_protected(self, optimizer: Optimizer) -> bool:
+        """Say whether a snapshot takes this optimizer's state: by itself, or through one that has the same."""
+        return any(
+            optimizer in (state.optimizer, state.keeper) or optimizer.state is state.optimizer.state
+            for state in self._protected.optimizers.values()
+        )
+
+    def _is_held_by_objects(self, optimizer: Optimizer) -> bool:
+        """Say whether some protected object refers to the optimizer, and has in its `state_dict()` all of its tensors."""
+        for obj in self._protected.objects.values():
+            if _refers_to(obj, optimizer, _DEPTH):
+                held = {id(each) for each in _tensors_in(obj.state_dict())}
+                own = {id(each) for each in _tensors_in(optimizer.state)}
+                if own <= held:
+                    return True
+        return False
+
+    def _unprotected_wrapper(self) -> nn.Module | None:
+        """Return a module under DDP or FSDP2 that nobody protects, and whose parameters a protected optimizer trains."""
+        trained: set[int] | None = None
+        for module in self._wrappers:
+            if trained is None:
+                trained = {id(each) for state in self._protected.optimizers.values() for _, each in state.parameters()}
+            if any(id(parameter) in trained for parameter in module.parameters()):
+                return module
+        return None
+
+
+# --- what is there -------------------------------------------------------------------------------------------------
+
+
+def _live_objects() -> tuple[list[nn.Module], list[Optimizer], list[Tensor], list[Any]]:
+    """Return the modules, the optimizers, the plain tensors that train and are no module's, and schedulers and scalers."""
+    kinds: dict[type, int] = {}
+    found: tuple[list[Any], list[Any], list[Any], list[Any]] = ([], [], [], [])
+    for obj in gc.get_objects():
+        kind = type(obj)
+        place = kinds.get(kind)
+        if place is None:
+            place = kinds[kind] = _place_of(kind)
+        if place < len(found):
+            found[place].append(obj)
+    modules, optimizers, tensors, helpers = found
+    return modules, optimizers, [each for each in tensors if each.is_leaf and each.requires_grad], helpers
+
+
+def _place_of(kind: type) -> int:
+    if issubclass(kind, nn.Module):
+        return 0
+    if issubclass(kind, Optimizer):
+        return 1
+    if issubclass(kind, (LRScheduler, GradScaler)):
+        return 3
+    return 2 if kind is Tensor else 4
+
+
+def _watch(module: nn.Module, known: set[int]) -> Iterator[_Watched]:
+    """Yield the module's own tensors that are not in `known`."""
+    parameters = {name: each for name, each in parameters_of(module).items() if each is not None}
+    trains = any(True for _ in module.parameters())
+    for name, tensor in [*parameters.items(), *buffers_of(module).items()]:
+        if tensor is not None and id(local(tensor)) not in known:
+            yield from _watched_tensor(module, name, tensor, trains=trains)
+
+
+def _watched_tensor(owner: Any, name: str, tensor: Tensor, *, trains: bool) -> list[_Watched]:
+    own = local(tensor)
+    if type(own) not in _PLAIN or own.is_meta or own.layout is not torch.strided or own.is_quantized:
+        return []
+    return [_Watched(weakref.ref(owner), name, weakref.ref(tensor), sample(tensor), trains)]
+
+
+def _refers_to(obj: Any, wanted: object, depth: int) -> bool:
+    if obj is wanted:
+        return True
+    if depth == 0 or isinstance(obj, (Tensor, nn.Module, str, bytes, int, float)):
+        return False
+    children: Iterable[Any]
+    if isinstance(obj, dict):
+        children = obj.values()
+    elif isinstance(obj, (list, tuple, set)):
+        children = obj
+    else:
+        children = getattr(obj, "__dict__", {}).values()
+    return any(_refers_to(child, wanted, depth - 1) for child in list(children))
+
+
+def _tensors_in(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for child in tree.values():
+            yield from _tensors_in(child)
+    elif isinstance(tree, (list, tuple)):
+        for child in tree:
+            yield from _tensors_in(child)
+
+
+# --- what is said --------------------------------------------------------------------------------------------------
+
+
+def _unprotected_optimizer(optimizer: Optimizer, step: int) -> str:
+    where = path_to(optimizer)
+    return (
+        f"{_called('optimizer', optimizer, where)} updated weights in step {step}, but nobody protects it: a replacement for "
+        f"a lost rank would begin with an empty one.\nCall {_line(where or 'optimizer')} {_LOOP_END}."
+    )
+
+
+def _unprotected_helper(helper: Any, step: int) -> str:
+    where, what = path_to(helper), "scaler" if isinstance(helper, GradScaler) else "scheduler"
+    return (
+        f"{_called(what, helper, where)} is not protected, and its state changed in step {step}: a replacement for a lost rank "
+        f"would begin with what set-up made.\nCall {_line(where or what)} {_LOOP_END}."
+    )
+
+
+def _unprotected_module(module: nn.Module, why: str, step: int) -> str:
+    where = path_to(module)
+    return (
+        f"{_called('module', module, where)} is not protected, and {why} in step {step}: a replacement for a lost rank would "
+        f"begin with what set-up made.\nCall {_line(where or 'model')} {_LOOP_END}."
+    )
+
+
+def _unprotected_tensor(tensor: Tensor, step: int) -> str:
+    where = path_to(tensor)
+    return (
+        f"{_called('tensor', tensor, where)} of shape {tuple(tensor.shape)} requires gradients and changed in step {step}, "
+        f"but nobody protects it.\nMake it an nn.Parameter of a module, and call job.protect() with that {_LOOP_END}."
+    )
+
+
+def _called(what: str, obj: object, where: str) -> str:
+    kind = "" if type(obj) is Tensor else f" ({type(obj).__name__})"
+    article = "an" if what[0] in "aeiou" else "a"
+    return f"the {what} {where!r}{kind}" if where else f"{article} {what}{kind}"
+
+
+def _line(where: str) -> str:
+    return f"job.protect({where.rpartition('.')[2]}={where})"
+
+
+def _warn_of_metric(module: Any, name: str) -> None:
+    warnings.warn(
+        f"{type(module).__name__}.{name} changes in training and is not protected: after a loss it differs on the "
+        "replaced rank. If it matters, protect the module that has it.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
