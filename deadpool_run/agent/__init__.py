@@ -1,1 +1,1 @@
-"""The process of a node: starts, watches and ends workers."""
+"""The agent of a node: starts the workers, watches them, ends them. The command line imports it."""

@@ -13,23 +13,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent import processes, rendezvous
-from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN
+from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN
+from deadpool_run.agent.cluster import rendezvous
+from deadpool_run.agent.cluster.follower import EndedError, Follower, LostError, RedirectError
+from deadpool_run.agent.cluster.leader import Head
+from deadpool_run.agent.cluster.participation import Membership
+from deadpool_run.agent.cluster.peer_server import PeerServer
+from deadpool_run.agent.cluster.slurm_cancel import end_job_given_up, end_job_if_nobody_waits
+from deadpool_run.agent.console import announcement, tell
 from deadpool_run.agent.environment import omp_banner
-from deadpool_run.agent.follower import EndedError, Follower, LostError, RedirectError
-from deadpool_run.agent.head import Head
-from deadpool_run.agent.membership import Membership
-from deadpool_run.agent.node import Node
-from deadpool_run.agent.nursery import Nursery
-from deadpool_run.agent.nursery_main import MARK
-from deadpool_run.agent.nursery_process import NurseryProcess, NurserySpec
-from deadpool_run.agent.output import Output
-from deadpool_run.agent.peer_server import PeerServer
-from deadpool_run.agent.performer import Situation
-from deadpool_run.agent.run_record import make_run_dir
-from deadpool_run.agent.slurm_end import end_job_given_up, end_job_if_nobody_waits
+from deadpool_run.agent.node.node import Node
+from deadpool_run.agent.node.orders import Situation
+from deadpool_run.agent.processes import children
+from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.processes.forkserver_main import MARK
+from deadpool_run.agent.processes.forkserver_process import NurseryProcess, NurserySpec
+from deadpool_run.agent.records.logs import Output
+from deadpool_run.agent.records.run_record import make_run_dir
 from deadpool_run.agent.spec import DurableSpec, LaunchSpec
-from deadpool_run.agent.tell import announcement, tell
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.core.events import Event, JobSubmitted, Place, StopRequested
 from deadpool_run.core.settings import Settings
@@ -47,7 +48,7 @@ _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 
 def run(spec: LaunchSpec, nursery_spec: NurserySpec, nursery: NurseryProcess) -> int:
     """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
-    processes.become_subreaper()
+    children.become_subreaper()
     agent = _Agent(spec, nursery_spec, nursery)
     exit_code = asyncio.run(agent.main())
     if agent.living is not None or agent.given_up:
@@ -333,7 +334,7 @@ class _Agent:
         if node is not None:
             node.end_workers()
             await self._nursery.settled(_END_TIMEOUT_S)  # none is on its way any more
-            await processes.wait_gone(self._nursery.children(), _END_TIMEOUT_S)
+            await children.wait_gone(self._nursery.children(), _END_TIMEOUT_S)
         self._nursery.kill_strangers(_END_TIMEOUT_S)
         if output is not None:
             output.close()
@@ -344,5 +345,5 @@ class _Agent:
     async def _end(self) -> None:
         """End what is left, however the job ended; nothing outlives this."""
         self._nursery.close()
-        await processes.wait_gone(self._nursery.processes(), _END_TIMEOUT_S)
-        processes.kill_strangers(_END_TIMEOUT_S)
+        await children.wait_gone(self._nursery.processes(), _END_TIMEOUT_S)
+        children.kill_strangers(_END_TIMEOUT_S)

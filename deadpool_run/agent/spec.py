@@ -10,7 +10,7 @@ from enum import IntFlag, StrEnum
 from pathlib import Path
 from string import Template
 
-from deadpool_run.agent.discovery.slurm import Discovery
+from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 

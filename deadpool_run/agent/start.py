@@ -4,9 +4,9 @@ import os
 import uuid
 
 from deadpool_run.agent.environment import base_environment
-from deadpool_run.agent.nursery_main import MARK
-from deadpool_run.agent.nursery_process import NurserySpec
-from deadpool_run.agent.run_record import make_run_dir
+from deadpool_run.agent.processes.forkserver_main import MARK
+from deadpool_run.agent.processes.forkserver_process import NurserySpec
+from deadpool_run.agent.records.run_record import make_run_dir
 from deadpool_run.agent.spec import LaunchSpec
 
 _OURS = ("deadpool_run.worker.process.bootstrap", "deadpool_run.worker.process.store_main", "deadpool_run.worker.job")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent.run_record import RECORD_NAME
+from deadpool_run.agent.records.run_record import RECORD_NAME
 from deadpool_run.wire.check import FAULT_FILE, LOOP_FILE, VARIABLE, CheckPlan, Fault
 
 OUTPUT = "output.log"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deadpool_run.agent.binding import BindingMode
+from deadpool_run.agent.numa import BindingMode
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, DurableSpec, LaunchSpec, Mode, StartMethod, Streams, Target
 from deadpool_run.cli import torchrun_words
 from deadpool_run.cli.cluster import cluster, host_of, shape

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from deadpool_run.agent.binding import BindingMode, Machine
+from deadpool_run.agent.numa import BindingMode, Machine
 from deadpool_run.cli.cluster import read_token
 from deadpool_run.errors import UsageError
 

@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from deadpool_run.agent.discovery import batch_script
-from deadpool_run.agent.discovery.slurm import Discovery, discover
-from deadpool_run.agent.meeting import Meeting
+from deadpool_run.agent.cluster.shared_folder import Meeting
+from deadpool_run.agent.slurm import batch_script
+from deadpool_run.agent.slurm.discovery import Discovery, discover
 from deadpool_run.cli.launch import directory_name
 from deadpool_run.cli.machine import state_dir
 from deadpool_run.cli.options import INSIDE_WORKER, Values

@@ -11,8 +11,8 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from deadpool_run.agent.discovery.slurm import Discovery
-from deadpool_run.agent.outcome import outcome
+from deadpool_run.agent.records.outcome import outcome
+from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.cli import say
 from deadpool_run.cli.slurm_place import srun_command

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent.discovery.hostlist import expand
-from deadpool_run.agent.run_record import RECORD_NAME
+from deadpool_run.agent.records.run_record import RECORD_NAME
+from deadpool_run.agent.slurm.hostlist import expand
 from deadpool_run.cli.machine import state_dir
 from deadpool_run.cli.slurm_start import own_command
 from deadpool_run.errors import NoSuchRunError, UsageError

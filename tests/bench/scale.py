@@ -35,7 +35,7 @@ from common import header, result, table
 from scale_agents import Agents, beat
 from scale_head import STANDBYS, Head
 
-from deadpool_run.agent.authority import LOOKS
+from deadpool_run.agent.cluster.leadership import LOOKS
 from deadpool_run.core import election, electorate
 from deadpool_run.core import events as ev
 from deadpool_run.core.lifecycle import JobPhase

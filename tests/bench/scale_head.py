@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent.tracking import Tracking
+from deadpool_run.agent.cluster.tracking import Tracking
 from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import effects as do

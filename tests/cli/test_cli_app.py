@@ -63,7 +63,7 @@ def test_the_nursery_is_started_before_the_rest_of_the_agent_is_imported():
     trace = "import deadpool_run.cli.app, deadpool_run.agent.start, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", trace], check=True, capture_output=True, text=True)
     imported = set(done.stdout.split())
-    assert "deadpool_run.agent.nursery_process" in imported
+    assert "deadpool_run.agent.processes.forkserver_process" in imported
     assert not imported & {"asyncio", "rich", "deadpool_run.agent.agent", "deadpool_run.core.events"}
 
 

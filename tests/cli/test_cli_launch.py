@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deadpool_run.agent.binding import BindingMode
+from deadpool_run.agent.numa import BindingMode
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, LOGS_OFF, Mode, StartMethod, Streams
 from deadpool_run.cli.launch import directory_name, plan, split_needles
 from deadpool_run.cli.machine import Surroundings, count_gpus, look_around, state_dir

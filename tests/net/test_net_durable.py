@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kit.processes import marked
 
-from deadpool_run.agent.nursery_main import COMMAND
+from deadpool_run.agent.processes.forkserver_main import COMMAND
 from deadpool_run.view.client import ControlClient
 
 STEPS = 24

@@ -12,8 +12,8 @@ import pytest
 from kit.ends import BOUND_S, Changes, within_bound
 from kit.processes import descriptors
 
-from deadpool_run.agent import peer_server
-from deadpool_run.agent.peer_server import PeerServer
+from deadpool_run.agent.cluster import peer_server
+from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.coordinator import handshake
 from deadpool_run.wire import auth
 from deadpool_run.wire.auth import WRONG_TOKEN, Challenge, Hello, Proof, Refused, RefusedError, Role

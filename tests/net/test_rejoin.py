@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from kit.ends import LOOPBACK, Changes, End, listening, within_bound
 
-from deadpool_run.agent import membership
-from deadpool_run.agent.authority import Authority
-from deadpool_run.agent.follower import Limbo
-from deadpool_run.agent.membership import Membership
-from deadpool_run.agent.peer_server import PeerServer
+from deadpool_run.agent.cluster import participation
+from deadpool_run.agent.cluster.follower import Limbo
+from deadpool_run.agent.cluster.leadership import Authority
+from deadpool_run.agent.cluster.participation import Membership
+from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.core import election
 from deadpool_run.core.electorate import Roster
 from deadpool_run.core.events import NodeResynced, Place, StopRequested
@@ -166,7 +166,7 @@ def test_one_that_does_not_lead_yet_is_asked_again_and_again_but_ever_more_rarel
         times = [at for at, _ in claimed.came]
         gaps = [later - before for before, later in itertools.pairwise(times)]
         for number, gap in enumerate(gaps):
-            assert gap >= min(membership._AGAIN_S * 2**number, membership._AGAIN_AT_MOST_S)
+            assert gap >= min(participation._AGAIN_S * 2**number, participation._AGAIN_AT_MOST_S)
         await mine.close()
 
     run(main)

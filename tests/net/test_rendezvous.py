@@ -9,8 +9,8 @@ from contextlib import ExitStack, closing
 import pytest
 from kit.ends import Changes, within_bound
 
-from deadpool_run.agent.peer_server import PeerServer
-from deadpool_run.agent.rendezvous import Found, Founder, Over, dial, find
+from deadpool_run.agent.cluster.peer_server import PeerServer
+from deadpool_run.agent.cluster.rendezvous import Found, Founder, Over, dial, find
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.auth import Role

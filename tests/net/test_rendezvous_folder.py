@@ -8,9 +8,9 @@ import pytest
 from kit.ends import within_bound
 from net.test_rendezvous import LONG_S, TOKEN, Led, free_port, never
 
-from deadpool_run.agent import rendezvous, whereabouts
-from deadpool_run.agent.meeting import End, Head, Meeting
-from deadpool_run.agent.rendezvous import Found, Founder, Over, find
+from deadpool_run.agent.cluster import leader_file, rendezvous
+from deadpool_run.agent.cluster.rendezvous import Found, Founder, Over, find
+from deadpool_run.agent.cluster.shared_folder import End, Head, Meeting
 from deadpool_run.agent.spec import Cluster
 
 
@@ -121,9 +121,9 @@ def test_one_that_was_in_the_job_asks_who_leads_it_by_what_the_run_directory_say
         later = Founder("127.0.0.1", socket.create_server(("127.0.0.1", 0)))
         port = later.listener.getsockname()[1]
         if told:
-            whereabouts.write(tmp_path, whereabouts.Whereabouts(2, "n3", "here", "127.0.0.1", port, str(tmp_path)))
-            old = whereabouts.Whereabouts(1, "n2", "here", "127.0.0.1", 1, str(tmp_path))
-            whereabouts.write(tmp_path, old)  # which comes late, and does not count
+            leader_file.write(tmp_path, leader_file.Whereabouts(2, "n3", "here", "127.0.0.1", port, str(tmp_path)))
+            old = leader_file.Whereabouts(1, "n2", "here", "127.0.0.1", 1, str(tmp_path))
+            leader_file.write(tmp_path, old)  # which comes late, and does not count
         where = Cluster(endpoints=(("127.0.0.1", free_port()),), token=TOKEN, node_name="n")
         with closing(Led(later)):
             found = await find(where, never(), may_found=False, timeout_s=LONG_S, base=tmp_path)
@@ -138,7 +138,7 @@ def test_one_that_was_in_the_job_asks_who_leads_it_by_what_the_run_directory_say
 def test_what_is_torn_or_foreign_in_the_run_directory_is_nothing(tmp_path):
     for text in ("", "{", "[]", '{"term": 1}', '{"term": "x", "port": 1}'):
         (tmp_path / "head.json").write_text(text)
-        assert whereabouts.read(tmp_path) is None
+        assert leader_file.read(tmp_path) is None
 
 
 def test_only_the_node_that_the_scheduler_calls_first_founds_the_job():

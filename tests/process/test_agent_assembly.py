@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from kit.ends import Changes, End, within_bound
 
-from deadpool_run.agent.assembly import Assembly
+from deadpool_run.agent.cluster.followers import Assembly
 from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import coordinator, election, electorate

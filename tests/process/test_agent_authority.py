@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from deadpool_run.agent.authority import Authority
+from deadpool_run.agent.cluster.leadership import Authority
 from deadpool_run.core import election
 from deadpool_run.core import electorate as el
 from deadpool_run.ids import NodeId

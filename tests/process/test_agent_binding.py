@@ -2,7 +2,7 @@
 
 import pytest
 
-from deadpool_run.agent.binding import BindingMode, Machine
+from deadpool_run.agent.numa import BindingMode, Machine
 from deadpool_run.errors import UsageError
 
 CPUS = 16

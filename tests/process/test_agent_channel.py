@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from kit.orders import assign
 
-from deadpool_run.agent import channel, processes
-from deadpool_run.agent.channel import Channel
-from deadpool_run.agent.processes import Exit, Process
+from deadpool_run.agent.processes import children, worker_channel
+from deadpool_run.agent.processes.children import Exit, Process
+from deadpool_run.agent.processes.worker_channel import Channel
 from deadpool_run.wire.messages import Abort, FrameBuffer, Raised, Ready, encode
 
 TIMEOUT_S = 10
@@ -106,7 +106,7 @@ def test_what_the_peer_does_not_take_yet_waits_in_order():
 
 
 def test_a_peer_that_never_reads_is_broken(monkeypatch):
-    monkeypatch.setattr(channel, "MAX_UNSENT_BYTES", 1_000_000)
+    monkeypatch.setattr(worker_channel, "MAX_UNSENT_BYTES", 1_000_000)
 
     async def main():
         with Peer() as peer:
@@ -239,7 +239,7 @@ def test_strangers_are_reaped_and_ours_are_told():
         process = Process(ours.pid, ends.append)
         while process.alive or exists(stranger.pid):
             wait_for_any_child()
-            processes.reap_strangers({ours.pid: process}.get)
+            children.reap_strangers({ours.pid: process}.get)
         assert ends == [Exit(0, None)]
         for child in (ours, stranger):
             child.stdout.close()
@@ -249,6 +249,6 @@ def test_strangers_are_reaped_and_ours_are_told():
 
 def test_children_that_are_left_are_killed():
     child = start("import signal; signal.pause()")
-    processes.kill_strangers(5)
+    children.kill_strangers(5)
     assert not exists(child.pid)
     child.stdout.close()

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from deadpool_run.agent import durable
-from deadpool_run.agent.durable_head import DurableHead, Nodes
-from deadpool_run.agent.share import Share
+from deadpool_run.agent.checkpoint import durable
+from deadpool_run.agent.checkpoint.durable_head import DurableHead, Nodes
+from deadpool_run.agent.checkpoint.participant import Share
 from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import Seat, State

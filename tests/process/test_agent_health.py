@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from deadpool_run.agent.health import LOOKS, Health, Sight, Stillness, is_stopped, judge, looked, sights_of
+from deadpool_run.agent.node.hang_detector import LOOKS, Health, Sight, Stillness, is_stopped, judge, looked, sights_of
 from deadpool_run.core import coordinator
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import KillWorker

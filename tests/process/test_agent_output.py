@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deadpool_run.agent import output
-from deadpool_run.agent.output import Output, line_prefix
+from deadpool_run.agent.records import logs as output
+from deadpool_run.agent.records.logs import Output, line_prefix
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode, Streams, Target
 from deadpool_run.core.settings import Settings
 

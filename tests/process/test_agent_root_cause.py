@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from deadpool_run.agent.root_cause import RootCause
+from deadpool_run.agent.records.error_file import RootCause
 from deadpool_run.ids import WorkerId
 
 FIRST, SECOND, THIRD = WorkerId(1), WorkerId(2), WorkerId(3)

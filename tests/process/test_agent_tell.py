@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from deadpool_run.agent.tell import announcement, report_request
+from deadpool_run.agent.console import announcement, report_request
 
 
 def test_a_reason_of_one_line_is_on_the_line():

@@ -5,8 +5,8 @@ import typing
 
 import pytest
 
-from deadpool_run.agent.incident_line import incident_line
-from deadpool_run.agent.translate import to_event
+from deadpool_run.agent.processes.worker_events import to_event
+from deadpool_run.agent.records.incident_line import incident_line
 from deadpool_run.core.effects import Incident, Loss
 from deadpool_run.core.events import SurvivorDrained
 from deadpool_run.errors import ProtocolError

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from kit.orders import assign
 
-from deadpool_run.agent.workforce import Workforce, _Worker
+from deadpool_run.agent.processes.workers import Workforce, _Worker
 from deadpool_run.core.events import SetupCompleted
 from deadpool_run.ids import Rank, Version, WorkerId
 from deadpool_run.wire import messages

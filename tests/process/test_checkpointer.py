@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from deadpool_run.agent import checkpointer
-from deadpool_run.agent.checkpointer import Checkpointers
-from deadpool_run.agent.processes import Process
+from deadpool_run.agent.checkpoint import checkpointer
+from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
+from deadpool_run.agent.processes.children import Process
 from deadpool_run.ids import Rank
 from deadpool_run.vault.board import EMPTY
 from deadpool_run.vault.vault import Vault

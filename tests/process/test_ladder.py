@@ -7,7 +7,7 @@ import pytest
 from kit.choice import often
 from kit.cluster import Cluster
 
-from deadpool_run.agent.health import is_stopped
+from deadpool_run.agent.node.hang_detector import is_stopped
 from deadpool_run.vault.board import Phase
 
 STEPS = 12

@@ -12,7 +12,7 @@ import uuid
 import pytest
 from kit.cluster import SCRIPTS
 
-from deadpool_run.agent.nursery_main import COMMAND, MARK
+from deadpool_run.agent.processes.forkserver_main import COMMAND, MARK
 
 
 @pytest.fixture

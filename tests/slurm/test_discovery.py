@@ -2,8 +2,8 @@
 
 import pytest
 
-from deadpool_run.agent.discovery import batch_script
-from deadpool_run.agent.discovery.slurm import ArrayTask, Step, discover
+from deadpool_run.agent.slurm import batch_script
+from deadpool_run.agent.slurm.discovery import ArrayTask, Step, discover
 from deadpool_run.errors import UsageError
 
 BATCH = {

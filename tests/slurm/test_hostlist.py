@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deadpool_run.agent.discovery.hostlist import MAX_NODES, expand, expand_counts
+from deadpool_run.agent.slurm.hostlist import MAX_NODES, expand, expand_counts
 from deadpool_run.errors import UsageError
 
 LISTS = {

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from deadpool_run.agent.meeting import Head, Meeting
+from deadpool_run.agent.cluster.shared_folder import Head, Meeting
 from deadpool_run.errors import UsageError
 
 RACE = """
 import sys
 from pathlib import Path
-from deadpool_run.agent.meeting import Head, Meeting
+from deadpool_run.agent.cluster.shared_folder import Head, Meeting
 meeting = Meeting(Path(sys.argv[1]))
 sys.stdin.read()
 print(meeting.token(), meeting.claim(Head(1, "10.0.0.1", int(sys.argv[2]))), meeting.head().port)

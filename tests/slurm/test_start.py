@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deadpool_run.agent.discovery.slurm import discover
-from deadpool_run.agent.outcome import outcome
+from deadpool_run.agent.records.outcome import outcome
+from deadpool_run.agent.slurm.discovery import discover
 from deadpool_run.cli import slurm_place
 from deadpool_run.cli.options import Values, resolve
 from deadpool_run.cli.slurm_start import own_command

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from vault_kit import FakeBuddy, cluster, connect, content, in_loop, off
 
-from deadpool_run.agent.node import Node
+from deadpool_run.agent.node.node import Node
 from deadpool_run.ids import Rank, Version
 from deadpool_run.wire.peers import Buddies
 

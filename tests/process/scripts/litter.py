@@ -6,10 +6,10 @@ import signal
 import socket
 import uuid
 
-from deadpool_run.agent import processes
-from deadpool_run.agent.nursery import Nursery
-from deadpool_run.agent.nursery_main import MARK
-from deadpool_run.agent.nursery_process import NurserySpec
+from deadpool_run.agent.processes import children
+from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.processes.forkserver_main import MARK
+from deadpool_run.agent.processes.forkserver_process import NurserySpec
 
 WORKERS = 4
 BOUND_S = 30
@@ -47,5 +47,5 @@ async def main():
 
 
 if __name__ == "__main__":
-    processes.become_subreaper()
+    children.become_subreaper()
     asyncio.run(main())

@@ -9,8 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from deadpool_run.agent.discovery.slurm import discover
-from deadpool_run.agent.slurm_end import end_job_given_up, end_job_if_nobody_waits
+from deadpool_run.agent.cluster.slurm_cancel import end_job_given_up, end_job_if_nobody_waits
+from deadpool_run.agent.slurm.discovery import discover
 
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 place = discover(os.environ)

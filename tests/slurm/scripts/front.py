@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from deadpool_run.agent.discovery.slurm import discover
+from deadpool_run.agent.slurm.discovery import discover
 from deadpool_run.agent.spec import LaunchSpec, Mode, Target
 from deadpool_run.cli.slurm_start import start
 from deadpool_run.core.settings import Settings

@@ -5,18 +5,18 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, assert_never
 
-from deadpool_run.agent.authority import Authority
-from deadpool_run.agent.report import Seen
+from deadpool_run.agent.cluster.leadership import Authority
 from deadpool_run.coordinator.hub import Hub
 from deadpool_run.core import electorate
 from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodeResynced, NodesLost
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
+from deadpool_run.view.status_report import Seen
 from deadpool_run.wire import peers, typed
 from deadpool_run.wire.facts import decode_event, encode
 
 if TYPE_CHECKING:
-    from deadpool_run.agent.head import Head
+    from deadpool_run.agent.cluster.leader import Head
 
 PULSES = 5
 """Signs of life per time-out."""

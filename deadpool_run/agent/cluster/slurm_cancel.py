@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from deadpool_run.agent import whereabouts
-from deadpool_run.agent.discovery import hostlist
-from deadpool_run.agent.discovery.slurm import Discovery
-from deadpool_run.agent.run_record import RECORD_NAME
+from deadpool_run.agent.cluster import leader_file
+from deadpool_run.agent.records.run_record import RECORD_NAME
+from deadpool_run.agent.slurm import hostlist
+from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.errors import UsageError
 
 _CONNECT_TIMEOUT_S = 3.0
@@ -49,7 +49,7 @@ async def end_job_given_up(place: Discovery | None, base: Path, say: Callable[[s
     """
     if place is None or place.step is None or not place.batch or not place.step.starter:
         return False
-    leads = whereabouts.read(base)
+    leads = leader_file.read(base)
     name = "" if leads is None else leads.node.partition("~")[0]  # a node that came back has its number behind that
     if leads is None:
         why = f"others may go on with it, and {base}, which would tell, cannot be read here"

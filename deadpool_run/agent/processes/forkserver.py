@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from deadpool_run.agent import processes
-from deadpool_run.agent.nursery_main import MAX_PACKET_BYTES
-from deadpool_run.agent.nursery_process import NurseryProcess, NurserySpec
-from deadpool_run.agent.processes import Exit, Process
+from deadpool_run.agent.processes import children as processes
+from deadpool_run.agent.processes.children import Exit, Process
+from deadpool_run.agent.processes.forkserver_main import MAX_PACKET_BYTES
+from deadpool_run.agent.processes.forkserver_process import NurseryProcess, NurserySpec
 
 _MAX_DEATHS_UNPREPARED = 3
 """Nurseries in a row that may die before they can fork; then the job cannot be run."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from deadpool_run.agent.checkpointer import Checkpointer, Checkpointers
+from deadpool_run.agent.checkpoint.checkpointer import Checkpointer, Checkpointers
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.board import EMPTY
 from deadpool_run.vault.durable import NOTHING, Step

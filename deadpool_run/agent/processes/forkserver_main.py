@@ -32,7 +32,7 @@ from typing import Any
 
 COMMAND = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); "
-    "from deadpool_run.agent.nursery_main import main; entry = main(); entry and entry()"
+    "from deadpool_run.agent.processes.forkserver_main import main; entry = main(); entry and entry()"
 )
 """Keeps modules of the working directory from being taken for the library's (what `-P` is for, but children inherit that
 as `sys.flags.safe_path`), and calls what a child is to become from the bottom of the stack, as if started by itself."""

@@ -7,20 +7,19 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, assert_never
 
-from deadpool_run.agent.assembly import Assembly
-from deadpool_run.agent.durable_head import DurableHead
-from deadpool_run.agent.health import Health, sights_of
-from deadpool_run.agent.incident_line import incident_line
-from deadpool_run.agent.node import Node
-from deadpool_run.agent.nursery import Nursery
-from deadpool_run.agent.output import Output
-from deadpool_run.agent.performer import Situation
-from deadpool_run.agent.report import Nodes, Seen, status_object
-from deadpool_run.agent.run_record import RunRecord
+from deadpool_run.agent.checkpoint.durable_head import DurableHead
+from deadpool_run.agent.cluster.followers import Assembly
+from deadpool_run.agent.cluster.tracking import Tracking
+from deadpool_run.agent.console import announcement, report_request, tell
+from deadpool_run.agent.node.hang_detector import Health, sights_of
+from deadpool_run.agent.node.node import Node
+from deadpool_run.agent.node.orders import Situation
+from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.processes.store import LOOPBACK, Store
+from deadpool_run.agent.records.incident_line import incident_line
+from deadpool_run.agent.records.logs import Output
+from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.agent.store import LOOPBACK, Store
-from deadpool_run.agent.tell import announcement, report_request, tell
-from deadpool_run.agent.tracking import Tracking
 from deadpool_run.coordinator.desk import Desk
 from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.replica import Known
@@ -33,6 +32,7 @@ from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import State
 from deadpool_run.core.outline import outline
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
+from deadpool_run.view.status_report import Nodes, Seen, status_object
 from deadpool_run.wire import peers, typed
 from deadpool_run.wire.facts import encode
 

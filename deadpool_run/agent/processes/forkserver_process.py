@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from deadpool_run.agent.nursery_main import COMMAND
+from deadpool_run.agent.processes.forkserver_main import COMMAND
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from deadpool_run.agent.channel import Channel
-from deadpool_run.agent.nursery import Nursery
-from deadpool_run.agent.processes import Exit, Process
-from deadpool_run.agent.translate import to_event
+from deadpool_run.agent.processes.children import Exit, Process
+from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.processes.worker_channel import Channel
+from deadpool_run.agent.processes.worker_events import to_event
 from deadpool_run.core.events import Event, WorkerExited, WorkerStarted, WorkerStartFailed
 from deadpool_run.ids import Rank, Version, WorkerId
 from deadpool_run.wire.messages import Assign, Captured, Dismiss, ExitNow, Message, Stop

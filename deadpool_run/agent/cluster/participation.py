@@ -8,20 +8,20 @@ import socket
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from deadpool_run.agent import rendezvous
-from deadpool_run.agent.assembly import Assembly
-from deadpool_run.agent.authority import Authority, rosters_of
-from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN, Job
-from deadpool_run.agent.durable_head import DurableHead, Nodes
-from deadpool_run.agent.follower import Follower, Limbo, LostError
-from deadpool_run.agent.head import Head
-from deadpool_run.agent.node import Node
-from deadpool_run.agent.nursery import Nursery
-from deadpool_run.agent.output import Output
-from deadpool_run.agent.performer import Situation
-from deadpool_run.agent.presence import Presence
+from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, Job
+from deadpool_run.agent.checkpoint.durable_head import DurableHead, Nodes
+from deadpool_run.agent.cluster import rendezvous
+from deadpool_run.agent.cluster.advertisement import Presence
+from deadpool_run.agent.cluster.follower import Follower, Limbo, LostError
+from deadpool_run.agent.cluster.followers import Assembly
+from deadpool_run.agent.cluster.leader import Head
+from deadpool_run.agent.cluster.leadership import Authority, rosters_of
+from deadpool_run.agent.console import tell
+from deadpool_run.agent.node.node import Node
+from deadpool_run.agent.node.orders import Situation
+from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.records.logs import Output
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.agent.tell import tell
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.link import Link
 from deadpool_run.coordinator.replica import Replica

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from deadpool_run.agent.copies import Copies
 from deadpool_run.agent.environment import Seat, worker_environment
-from deadpool_run.agent.output import Output
+from deadpool_run.agent.node.copies import Copies
+from deadpool_run.agent.processes.workers import Workforce
+from deadpool_run.agent.records.logs import Output
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.agent.workforce import Workforce
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import FetchFailed

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from deadpool_run.agent.checkpointer import Checkpointer, Checkpointers
-from deadpool_run.agent.durable_schedule import Schedule
+from deadpool_run.agent.checkpoint.checkpointer import Checkpointer, Checkpointers
+from deadpool_run.agent.checkpoint.durable_schedule import Schedule
 from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.durable import NOTHING

@@ -11,11 +11,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent import whereabouts
-from deadpool_run.agent.meeting import Head, Meeting
+from deadpool_run.agent.cluster import leader_file
+from deadpool_run.agent.cluster.shared_folder import Head, Meeting
+from deadpool_run.agent.console import tell
+from deadpool_run.agent.processes.store import family_of
 from deadpool_run.agent.spec import Cluster
-from deadpool_run.agent.store import family_of
-from deadpool_run.agent.tell import tell
 from deadpool_run.coordinator import handshake
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.auth import WRONG_TOKEN, RefusedError, Role
@@ -137,7 +137,7 @@ class _ByEndpoint:
 
     def _ask_later(self, error: OSError) -> Found | Over | OSError:
         """Ask who leads the job by what is said in its directory; without an answer, say what that means."""
-        later = None if self._base is None else whereabouts.read(self._base)
+        later = None if self._base is None else leader_file.read(self._base)
         if later is not None:
             try:
                 return _found(dial(Role.MEMBER, later.address, later.port, self._cluster.token), self._cluster)

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deadpool_run.agent.discovery import hostlist
+from deadpool_run.agent.slurm import hostlist
 from deadpool_run.errors import UsageError
 
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0

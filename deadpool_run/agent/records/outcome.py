@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent.run_record import RECORD_NAME
+from deadpool_run.agent.records.run_record import RECORD_NAME
 
 _PLACES = (RECORD_NAME, f"*/{RECORD_NAME}", f"*/*/{RECORD_NAME}")
 """The run's own directory, and those of its nodes in it."""

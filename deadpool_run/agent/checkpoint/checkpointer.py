@@ -8,9 +8,9 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 
-from deadpool_run.agent.channel import Channel
-from deadpool_run.agent.nursery import Nursery
-from deadpool_run.agent.processes import Exit, Process
+from deadpool_run.agent.processes.children import Exit, Process
+from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.processes.worker_channel import Channel
 from deadpool_run.ids import Rank
 from deadpool_run.vault.board import EMPTY
 from deadpool_run.vault.vault import Vault

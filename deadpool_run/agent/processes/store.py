@@ -5,9 +5,9 @@ import signal
 import socket
 from collections.abc import Callable
 
-from deadpool_run.agent.channel import Channel
-from deadpool_run.agent.nursery import Nursery
-from deadpool_run.agent.processes import Exit, Process
+from deadpool_run.agent.processes.children import Exit, Process
+from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.processes.worker_channel import Channel
 from deadpool_run.wire.messages import Message, StoreListening
 
 LOOPBACK = "127.0.0.1"

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from deadpool_run.agent.beginning import Beginning
-from deadpool_run.agent.checkpointer import Checkpointers
-from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN, Job
-from deadpool_run.agent.durable_attempt import Attempt
-from deadpool_run.agent.durable_schedule import Schedule
+from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
+from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, Job
+from deadpool_run.agent.checkpoint.durable_attempt import Attempt
+from deadpool_run.agent.checkpoint.durable_schedule import Schedule
+from deadpool_run.agent.checkpoint.initial_load import Beginning
 from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import State

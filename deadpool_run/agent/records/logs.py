@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from deadpool_run.agent.root_cause import RootCause
+from deadpool_run.agent.records.error_file import RootCause
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Streams
 from deadpool_run.errors import UsageError
 

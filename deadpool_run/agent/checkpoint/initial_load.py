@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deadpool_run.agent.checkpointer import Checkpointer, Checkpointers
+from deadpool_run.agent.checkpoint.checkpointer import Checkpointer, Checkpointers
 from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.ids import NodeId, Rank
 from deadpool_run.wire import peers

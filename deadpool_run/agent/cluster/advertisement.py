@@ -6,15 +6,15 @@ None of it is needed to train: what a disk refuses is told, and the job goes on.
 import asyncio
 import socket
 
-from deadpool_run.agent import whereabouts
-from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN
-from deadpool_run.agent.head import Head
-from deadpool_run.agent.meeting import End, Meeting
-from deadpool_run.agent.meeting import Head as Leader
-from deadpool_run.agent.output import Output
-from deadpool_run.agent.run_record import RunRecord
+from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN
+from deadpool_run.agent.cluster import leader_file
+from deadpool_run.agent.cluster.leader import Head
+from deadpool_run.agent.cluster.shared_folder import End, Meeting
+from deadpool_run.agent.cluster.shared_folder import Head as Leader
+from deadpool_run.agent.console import tell
+from deadpool_run.agent.records.logs import Output
+from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.agent.tell import tell
 from deadpool_run.errors import UsageError
 from deadpool_run.ids import NodeId
 
@@ -68,7 +68,7 @@ class Presence:
     def _announce(self, term: int) -> None:
         base = self._spec.base_dir or self._spec.run_dir
         here = (socket.gethostname(), self._address, self._port)
-        whereabouts.write(base, whereabouts.Whereabouts(term, self._node, *here, str(self._spec.run_dir)))
+        leader_file.write(base, leader_file.Whereabouts(term, self._node, *here, str(self._spec.run_dir)))
         last = None if self._meeting is None or term == 0 else self._meeting.head()
         if self._meeting is not None and last is not None:
             self._meeting.claim(Leader(last.founded + term, self._address, self._port, last.founded))

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Protocol, assert_never
 
-from deadpool_run.agent.checkpointer import Checkpointers
-from deadpool_run.agent.copies import Copies
-from deadpool_run.agent.durable import EXIT_QUEUE_AGAIN, Durable, Job
-from deadpool_run.agent.nursery import Nursery
-from deadpool_run.agent.output import Output
-from deadpool_run.agent.performer import Performer, Situation
-from deadpool_run.agent.roll import Roll
-from deadpool_run.agent.share import Share
+from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
+from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, Durable, Job
+from deadpool_run.agent.checkpoint.participant import Share
+from deadpool_run.agent.console import tell
+from deadpool_run.agent.node.copies import Copies
+from deadpool_run.agent.node.inventory import Roll
+from deadpool_run.agent.node.orders import Performer, Situation
+from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.processes.workers import Workforce
+from deadpool_run.agent.records.logs import Output
 from deadpool_run.agent.spec import DEFAULT_DURABLE_TIMEOUT_S, LaunchSpec
-from deadpool_run.agent.tell import tell
-from deadpool_run.agent.workforce import Workforce
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent.tell import tell
+from deadpool_run.agent.console import tell
 from deadpool_run.ids import WorkerId
 
 _MAX_BYTES = 16 << 20

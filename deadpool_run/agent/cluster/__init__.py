@@ -1,0 +1,1 @@
+"""Nodes together: rendezvous, leadership, the leader and its followers. Only the agent imports it."""
