@@ -1,1 +1,1 @@
-"""The command line: options and one module per sub-command."""
+"""The command line. Nothing imports it."""

@@ -8,13 +8,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from deadpool_run.cli import say
-from deadpool_run.cli.check_command import SETTINGS, CheckCommand, check
-from deadpool_run.cli.kill_command import kill_rank
-from deadpool_run.cli.launch_command import EPILOG, launch, with_options
-from deadpool_run.cli.options import canonical
-from deadpool_run.cli.show_commands import config_show, env
-from deadpool_run.cli.status_command import status
+from deadpool_run.cli import console
+from deadpool_run.cli.commands.check import SETTINGS, CheckCommand, check
+from deadpool_run.cli.commands.kill_rank import kill_rank
+from deadpool_run.cli.commands.launch import EPILOG, launch, with_options
+from deadpool_run.cli.commands.show import config_show, env
+from deadpool_run.cli.commands.status import status
+from deadpool_run.cli.options.resolve import canonical
 from deadpool_run.errors import DeadpoolError
 
 USAGE = 2
@@ -74,10 +74,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     try:
         code = app(arguments, prog_name="deadpool-run", standalone_mode=False)
     except DeadpoolError as error:
-        say.error(str(error))
+        console.error(str(error))
         code = error.exit_code
     except TyperException as error:
-        say.error(f"{error.format_message()}\nadd --help to see what can be written")
+        console.error(f"{error.format_message()}\nadd --help to see what can be written")
         code = USAGE
     except typer.Abort:
         code = ABORTED

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deadpool_run.cli.launch_command import EXAMPLES
-from deadpool_run.cli.table import OPTIONS
+from deadpool_run.cli.commands.launch import EXAMPLES
+from deadpool_run.cli.options.table import OPTIONS
 
 WAIT_S = 60
 COMMANDS = ("", "check", "status", "kill-rank", "config show", "env")

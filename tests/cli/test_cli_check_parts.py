@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from deadpool_run.agent.environment import base_environment
-from deadpool_run.cli.check_compare import Difference, States, in_words, split
-from deadpool_run.cli.check_plan import FIRST_STEP, LEAST_STEPS, STEPS_AFTER, plan_faults
-from deadpool_run.cli.check_report import Report, Verdict, judge
-from deadpool_run.cli.check_run import Run
+from deadpool_run.cli.check.compare import Difference, States, in_words, split
+from deadpool_run.cli.check.plan import FIRST_STEP, LEAST_STEPS, STEPS_AFTER, plan_faults
+from deadpool_run.cli.check.report import Report, Verdict, judge
+from deadpool_run.cli.check.run import Run
 from deadpool_run.errors import ProtocolError, UsageError
 from deadpool_run.wire.check import FAULT_FILE, VARIABLE, CheckPlan, Fault, FaultPhase
 from deadpool_run.worker.check import probe

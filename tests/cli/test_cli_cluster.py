@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deadpool_run.cli.cluster import Shape, cluster, host_of, read_token, shape
-from deadpool_run.cli.machine import existing_token, find_token
-from deadpool_run.cli.options import Values, resolve
+from deadpool_run.cli.cluster.nodes import Shape, cluster, host_of, read_token, shape
+from deadpool_run.cli.options.machine import existing_token, find_token
+from deadpool_run.cli.options.resolve import Values, resolve
 from deadpool_run.errors import UsageError
 
 TOKEN = b"secret"

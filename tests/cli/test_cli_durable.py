@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from deadpool_run.agent.spec import DurableSpec
-from deadpool_run.cli.launch import plan
-from deadpool_run.cli.launch_command import resolved
-from deadpool_run.cli.machine import Surroundings
+from deadpool_run.cli.cluster.spec_builder import plan
+from deadpool_run.cli.commands.launch import resolved
+from deadpool_run.cli.options.machine import Surroundings
 from deadpool_run.errors import UsageError
 
 HERE = Surroundings(

@@ -8,9 +8,9 @@ import pytest
 
 from deadpool_run.agent.numa import BindingMode
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, LOGS_OFF, Mode, StartMethod, Streams
-from deadpool_run.cli.launch import directory_name, plan, split_needles
-from deadpool_run.cli.machine import Surroundings, count_gpus, look_around, state_dir
-from deadpool_run.cli.options import Values, resolve
+from deadpool_run.cli.cluster.spec_builder import directory_name, plan, split_needles
+from deadpool_run.cli.options.machine import Surroundings, count_gpus, look_around, state_dir
+from deadpool_run.cli.options.resolve import Values, resolve
 from deadpool_run.errors import UsageError
 
 PYTHON = "/usr/bin/python3"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from deadpool_run.cli.options import DEFAULT, Value, Values, canonical, resolve
-from deadpool_run.cli.table import OPTIONS
+from deadpool_run.cli.options.resolve import DEFAULT, Value, Values, canonical, resolve
+from deadpool_run.cli.options.table import OPTIONS
 from deadpool_run.errors import UsageError
 
 

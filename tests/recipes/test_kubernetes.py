@@ -7,7 +7,7 @@ import pytest
 import yaml
 from launches import RECIPES
 
-from deadpool_run.cli.table import OPTIONS
+from deadpool_run.cli.options.table import OPTIONS
 
 FOLDER = RECIPES / "kubernetes"
 FILES = ("job.yaml", "jobset.yaml")

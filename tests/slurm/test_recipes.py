@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deadpool_run.agent.slurm import batch_script
-from deadpool_run.cli.table import BY_NAME
+from deadpool_run.cli.options.table import BY_NAME
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "slurm"
 SCRIPTS = sorted(FOLDER.glob("*.sbatch"))

@@ -8,9 +8,9 @@ import pytest
 
 from deadpool_run.agent.records.outcome import outcome
 from deadpool_run.agent.slurm.discovery import discover
-from deadpool_run.cli import slurm_place
-from deadpool_run.cli.options import Values, resolve
-from deadpool_run.cli.slurm_start import own_command
+from deadpool_run.cli.cluster import slurm_place
+from deadpool_run.cli.cluster.slurm_start import own_command
+from deadpool_run.cli.options.resolve import Values, resolve
 from deadpool_run.errors import UsageError
 
 FRONT = Path(__file__).parent / "scripts" / "front.py"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deadpool_run.agent.slurm.discovery import discover
 from deadpool_run.agent.spec import LaunchSpec, Mode, Target
-from deadpool_run.cli.slurm_start import start
+from deadpool_run.cli.cluster.slurm_start import start
 from deadpool_run.core.settings import Settings
 
 HANDLED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deadpool_run.cli.machine import state_dir
+from deadpool_run.cli.options.machine import state_dir
 from deadpool_run.view.client import ControlClient, connect
 
 RunDir = Annotated[

@@ -13,12 +13,13 @@ from typing import Annotated, Any
 import typer
 
 from deadpool_run.agent.spec import LaunchSpec, Mode, StartMethod
-from deadpool_run.cli import say, slurm_place
-from deadpool_run.cli.config import NO_FILE, read_config
-from deadpool_run.cli.launch import Launch, plan
-from deadpool_run.cli.machine import existing_token, look_around
-from deadpool_run.cli.options import Values, resolve
-from deadpool_run.cli.table import OPTIONS
+from deadpool_run.cli import console
+from deadpool_run.cli.cluster import slurm_place
+from deadpool_run.cli.cluster.spec_builder import Launch, plan
+from deadpool_run.cli.options.config import NO_FILE, read_config
+from deadpool_run.cli.options.machine import existing_token, look_around
+from deadpool_run.cli.options.resolve import Values, resolve
+from deadpool_run.cli.options.table import OPTIONS
 from deadpool_run.errors import UsageError
 
 COMMANDS = {
@@ -66,19 +67,19 @@ def launch(*, target: list[str] | None = None, **given: str | bool | None) -> No
         here = replace(here, token=slurm_place.token_reader(values, os.environ, place, here.token))
     planned = plan(values, tuple(target), here)
     planned = replace(planned, spec=replace(planned.spec, slurm=place))
-    say.set_color(values.choice("color", {"auto": "auto", "always": "always", "never": "never"}))
+    console.set_color(values.choice("color", {"auto": "auto", "always": "always", "never": "never"}))
     _check_target(planned.spec)
     if place is not None and nodes:
         planned = replace(planned, notes=(*planned.notes, *slurm_place.notes(place, nodes, os.environ)))
     if values.flag("dry_run"):
-        from deadpool_run.cli.dry_run import describe  # noqa: PLC0415 - seldom needed
+        from deadpool_run.cli.commands.dry_run import describe  # noqa: PLC0415 - seldom needed
 
         sys.stdout.write(describe(planned, values, os.environ))
         return
     for note in planned.notes:
-        say.note(note)
+        console.note(note)
     if place is not None and nodes:
-        from deadpool_run.cli.slurm_start import start  # noqa: PLC0415 - only a batch script needs it
+        from deadpool_run.cli.cluster.slurm_start import start  # noqa: PLC0415 - only a batch script needs it
 
         raise typer.Exit(start(place, nodes, sys.argv[1:], os.environ, planned.spec))
     raise typer.Exit(_start(planned))

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from deadpool_run.agent.numa import BindingMode, Machine
-from deadpool_run.cli.cluster import read_token
+from deadpool_run.cli.cluster.nodes import read_token
 from deadpool_run.errors import UsageError
 
 DEVICES = Path("/dev")

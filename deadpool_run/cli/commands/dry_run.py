@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from deadpool_run.agent.environment import Seat, worker_environment
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode
-from deadpool_run.cli.launch import Launch
-from deadpool_run.cli.option import Option
-from deadpool_run.cli.options import Values
-from deadpool_run.cli.table import OPTIONS
+from deadpool_run.cli.cluster.spec_builder import Launch
+from deadpool_run.cli.options.option import Option
+from deadpool_run.cli.options.resolve import Values
+from deadpool_run.cli.options.table import OPTIONS
 from deadpool_run.core.events import Place
 from deadpool_run.core.membership import Node
 from deadpool_run.core.outline import outline

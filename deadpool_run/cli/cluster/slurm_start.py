@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from deadpool_run.agent.records.outcome import outcome
 from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.cli import say
-from deadpool_run.cli.slurm_place import srun_command
+from deadpool_run.cli import console
+from deadpool_run.cli.cluster.slurm_place import srun_command
 from deadpool_run.errors import UsageError
 
 TOKEN = "DEADPOOL_TOKEN"  # noqa: S105 - the variable's name
@@ -54,7 +54,9 @@ def start(place: Discovery, nodes: int, words: Sequence[str], environment: Mappi
     code = asyncio.run(front.run(command, agent_environment(environment, spec)))
     found = outcome(spec.run_dir)
     if found is None:
-        say.note(f"the run's own record of its end is not to be read here ({spec.run_dir}): exit code {code} is srun's")
+        console.note(
+            f"the run's own record of its end is not to be read here ({spec.run_dir}): exit code {code} is srun's"
+        )
     return code if found is None else found
 
 
@@ -121,7 +123,7 @@ class _Front:
         for step in ours:
             await _output("scancel", f"--signal={number.name.removeprefix('SIG')}", step)
         if not ours:
-            say.note(f"{number.name} is not passed on: Slurm knows no step {self._step_name} of job {self._job_id}")
+            console.note(f"{number.name} is not passed on: Slurm knows no step {self._step_name} of job {self._job_id}")
 
 
 def _forward(srun: asyncio.subprocess.Process, number: signal.Signals) -> None:
@@ -136,13 +138,13 @@ async def _output(*command: str) -> str:
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, process_group=0
         )
     except OSError as error:
-        say.note(f"{command[0]}: {error.strerror}")
+        console.note(f"{command[0]}: {error.strerror}")
         return ""
     try:
         output, _ = await asyncio.wait_for(process.communicate(), _ANSWER_TIMEOUT_S)
     except TimeoutError:
         process.kill()
         await process.wait()
-        say.note(f"{command[0]} did not answer within {_ANSWER_TIMEOUT_S:.0f} s")
+        console.note(f"{command[0]} did not answer within {_ANSWER_TIMEOUT_S:.0f} s")
         return ""
     return output.decode(errors="replace")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from deadpool_run.agent.numa import BindingMode
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, DurableSpec, LaunchSpec, Mode, StartMethod, Streams, Target
-from deadpool_run.cli import torchrun_words
-from deadpool_run.cli.cluster import cluster, host_of, shape
-from deadpool_run.cli.machine import Surroundings
-from deadpool_run.cli.options import Values
-from deadpool_run.cli.table import BY_NAME
+from deadpool_run.cli.cluster.nodes import cluster, host_of, shape
+from deadpool_run.cli.options import accepted_only
+from deadpool_run.cli.options.machine import Surroundings
+from deadpool_run.cli.options.resolve import Values
+from deadpool_run.cli.options.table import BY_NAME
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 
@@ -33,7 +33,7 @@ class Launch:
 
 def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
     """Return what to launch: `argv` is the script and its arguments. Raises `UsageError`."""
-    torchrun_words.check(values, here.plugins)
+    accepted_only.check(values, here.plugins)
     _refuse_another_machine(values, here)
     ranks = _ranks(values, here)
     wanted = shape(values)
@@ -46,7 +46,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         spare_nodes=wanted.spare_nodes,
         replicas=values.count("replicas", 0),
         durable=durable is not None and bool(durable.target),
-        join_timeout_s=torchrun_words.join_timeout_s(values),
+        join_timeout_s=accepted_only.join_timeout_s(values),
         max_restarts=values.count("max_restarts", 0) if values["max_restarts"].text else None,
         hot_spares=_hot_spares(values, here.environment),
         drain_timeout_s=values.seconds("drain_timeout"),
@@ -80,7 +80,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         cluster=cluster(values, wanted.machines, here.host_name, here.token),
         durable=durable,
     )
-    return Launch(spec, tuple(torchrun_words.notes(values, ranks, several=wanted.machines > 1)))
+    return Launch(spec, tuple(accepted_only.notes(values, ranks, several=wanted.machines > 1)))
 
 
 def directory_name(run_id: str) -> str:

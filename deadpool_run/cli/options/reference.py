@@ -1,10 +1,10 @@
-"""The options as markdown, for docs/command-line.md: `python -m deadpool_run.cli.reference` prints them."""
+"""The options as markdown, for docs/command-line.md: `python -m deadpool_run.cli.options.reference` prints them."""
 
 import sys
 from collections.abc import Iterator
 
-from deadpool_run.cli.option import PANELS, Option
-from deadpool_run.cli.table import OPTIONS
+from deadpool_run.cli.options.option import PANELS, Option
+from deadpool_run.cli.options.table import OPTIONS
 
 
 def options_reference() -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deadpool_run.cli.machine import xdg_dir
+from deadpool_run.cli.options.machine import xdg_dir
 from deadpool_run.errors import UsageError
 
 LOCAL_FILE = "deadpool.yaml"

@@ -1,6 +1,6 @@
 """The options that torchrun has too, as data."""
 
-from deadpool_run.cli.option import INERT, LOGS, TORCHRUN, Option
+from deadpool_run.cli.options.option import INERT, LOGS, TORCHRUN, Option
 
 TORCHRUN_OPTIONS = (
     Option(

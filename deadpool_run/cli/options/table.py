@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from deadpool_run.cli.option import DURABLE, LOGS, NODES, RUN, SPARES, Option
-from deadpool_run.cli.table_torchrun import INERT_OPTIONS, LOGS_OPTIONS, TORCHRUN_OPTIONS
+from deadpool_run.cli.options.option import DURABLE, LOGS, NODES, RUN, SPARES, Option
+from deadpool_run.cli.options.table_torchrun import INERT_OPTIONS, LOGS_OPTIONS, TORCHRUN_OPTIONS
 
 _SPARES = (
     Option(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deadpool_run.cli.find import RunDir, find_run
+from deadpool_run.cli.commands.find import RunDir, find_run
 from deadpool_run.errors import NoSuchRunError
 
 
@@ -33,7 +33,7 @@ def status(
     try:
         found = find_run(run_dir, os.environ)
     except NoSuchRunError:
-        from deadpool_run.cli.slurm_status import job_of  # noqa: PLC0415 - seldom needed
+        from deadpool_run.cli.cluster.slurm_status import job_of  # noqa: PLC0415 - seldom needed
 
         job = job_of(run_dir, os.environ)
         if job is None:
@@ -51,7 +51,7 @@ def status(
 
 
 def _through_slurm(job: str, words: tuple[str, ...], run_dir: Path | None) -> int:
-    from deadpool_run.cli.slurm_status import run_dir_of, status_through_slurm  # noqa: PLC0415 - seldom needed
+    from deadpool_run.cli.cluster.slurm_status import run_dir_of, status_through_slurm  # noqa: PLC0415 - seldom needed
 
     place = run_dir or run_dir_of(job, os.environ)
     return status_through_slurm(job, (*words, *(() if place is None else ("--run-dir", str(place.absolute())))))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from deadpool_run.cli.check_plan import LEAST_STEPS, fault_count
+from deadpool_run.cli.check.plan import LEAST_STEPS, fault_count
 from deadpool_run.errors import UsageError
 
 SETTINGS = {
@@ -153,7 +153,7 @@ def check(  # noqa: PLR0913 - one parameter for each option
     }
     options = [f"{name}={value}" for name, value in valued.items() if value is not None]
     options += [name for name, given in {"--module": module, "--no-config": no_config}.items() if given]
-    from deadpool_run.cli.check import Wanted, check_script  # noqa: PLC0415 - help does without rich and the agent
+    from deadpool_run.cli.check.campaign import Wanted, check_script  # noqa: PLC0415 - help does without rich and the agent
 
     wanted = Wanted(
         options=options, target=target, steps=steps, faults=faults, seed=seed, timeout_s=timeout, log_dir=log_dir

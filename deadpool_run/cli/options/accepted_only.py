@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from deadpool_run.cli.option import INERT
-from deadpool_run.cli.options import Values
-from deadpool_run.cli.table import BY_NAME
+from deadpool_run.cli.options.option import INERT
+from deadpool_run.cli.options.resolve import Values
+from deadpool_run.cli.options.table import BY_NAME
 
 _BACKENDS = frozenset({"static", "c10d", "etcd", "etcd-v2"})
 _EVENT_HANDLERS = frozenset({"null", "console", "dynamic_rendezvous"})

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from deadpool_run.cli.launch_command import resolved
-from deadpool_run.cli.machine import DEVICES, count_gpus
+from deadpool_run.cli.commands.launch import resolved
+from deadpool_run.cli.options.machine import DEVICES, count_gpus
 
 _PACKAGES = ("deadpool-run", "torch", "numpy", "psutil", "rich", "typer", "PyYAML")
 _PREFIXES = ("DEADPOOL_", "PET_", "TORCH", "NCCL_", "GLOO_", "CUDA_", "OMP_", "MASTER_", "SLURM_J", "SLURM_N")
@@ -21,7 +21,7 @@ def config_show(
     no_config: Annotated[bool | None, typer.Option("--no-config", help="As for a run.")] = None,
 ) -> None:
     """Print every option's value as a run would take it, and where it comes from."""
-    from deadpool_run.cli.dry_run import settings_lines  # noqa: PLC0415 - a launch does without the core
+    from deadpool_run.cli.commands.dry_run import settings_lines  # noqa: PLC0415 - a launch does without the core
 
     values = resolved({"config": config, "no_config": no_config}, os.environ)
     sys.stdout.write("".join(f"{line}\n" for line in settings_lines(values)))

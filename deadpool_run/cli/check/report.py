@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from deadpool_run.cli.check_compare import Difference, States, in_words
-from deadpool_run.cli.check_run import Run
+from deadpool_run.cli.check.compare import Difference, States, in_words
+from deadpool_run.cli.check.run import Run
 from deadpool_run.errors import RefusedError, ReplicasDifferError
 from deadpool_run.view.text import printable, table
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from deadpool_run.agent.cluster.shared_folder import Meeting
 from deadpool_run.agent.slurm import batch_script
 from deadpool_run.agent.slurm.discovery import Discovery, discover
-from deadpool_run.cli.launch import directory_name
-from deadpool_run.cli.machine import state_dir
-from deadpool_run.cli.options import INSIDE_WORKER, Values
+from deadpool_run.cli.cluster.spec_builder import directory_name
+from deadpool_run.cli.options.machine import state_dir
+from deadpool_run.cli.options.resolve import INSIDE_WORKER, Values
 from deadpool_run.errors import UsageError
 
 _ANCESTORS = 16

@@ -11,8 +11,8 @@ from typing import Any
 
 from deadpool_run.agent.records.run_record import RECORD_NAME
 from deadpool_run.agent.slurm.hostlist import expand
-from deadpool_run.cli.machine import state_dir
-from deadpool_run.cli.slurm_start import own_command
+from deadpool_run.cli.cluster.slurm_start import own_command
+from deadpool_run.cli.options.machine import state_dir
 from deadpool_run.errors import NoSuchRunError, UsageError
 
 _ANSWERS = (0, 3)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from deadpool_run.cli import say
-from deadpool_run.cli.find import RunDir, find_run
+from deadpool_run.cli import console
+from deadpool_run.cli.commands.find import RunDir, find_run
 from deadpool_run.core.injection import KillHow
 from deadpool_run.view.health import ready_spares
 
@@ -25,7 +25,7 @@ def kill_rank(
     with find_run(run_dir, os.environ) as run:
         status = run.ask({"do": "status"})
         if not ready_spares(status):
-            say.note("no spare is ready: the rank's place will be started again")
+            console.note("no spare is ready: the rank's place will be started again")
         if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
             typer.confirm(f"End rank {rank} of {run.run_dir.name} by {how}?", abort=True, err=True)
         done = run.ask({"do": "kill-rank", "rank": rank, "how": how.value})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deadpool_run.agent.spec import Cluster
-from deadpool_run.cli.options import DETECTED, Values
+from deadpool_run.cli.options.resolve import DETECTED, Values
 from deadpool_run.errors import UsageError
 from deadpool_run.vault.lanes import MAX_PARTS
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from deadpool_run.cli.option import Option
-from deadpool_run.cli.table import BY_NAME, BY_SHORT, OPTIONS
+from deadpool_run.cli.options.option import Option
+from deadpool_run.cli.options.table import BY_NAME, BY_SHORT, OPTIONS
 from deadpool_run.errors import UsageError
 
 DEFAULT = "default"

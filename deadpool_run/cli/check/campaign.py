@@ -13,11 +13,11 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from deadpool_run.cli import say
-from deadpool_run.cli.check_compare import States, split
-from deadpool_run.cli.check_plan import plan_faults
-from deadpool_run.cli.check_report import Report, Row, Verdict, judge, judge_unfailed
-from deadpool_run.cli.check_run import Run, Runner
+from deadpool_run.cli import console
+from deadpool_run.cli.check.compare import States, split
+from deadpool_run.cli.check.plan import plan_faults
+from deadpool_run.cli.check.report import Report, Row, Verdict, judge, judge_unfailed
+from deadpool_run.cli.check.run import Run, Runner
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.check import Fault
 
@@ -66,7 +66,7 @@ class _Folder(AbstractContextManager["_Folder"]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Remove a temporary folder unless it is to be kept or something went wrong, and name the one that stays."""
         if self.keep or kind is not None:
-            say.note(f"the output of each run is in {self.path}")
+            console.note(f"the output of each run is in {self.path}")
         else:
             shutil.rmtree(self.path)
 
@@ -116,7 +116,7 @@ def _unfailed(runner: Runner, folder: Path, report: Report) -> States | None:
 
 
 def _run(runner: Runner, folder: Path, fault: Fault | None, said: str) -> Run:
-    say.note(said)
+    console.note(said)
     run = runner.run(folder, fault, os.environ)
     if runner.stopping:
         raise typer.Abort
