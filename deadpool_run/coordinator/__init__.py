@@ -1,1 +1,1 @@
-"""The shell around the core: sole owner of its state, journal, control socket."""
+"""The shell around the core: owner of its state, journal and control socket. Agent and view import it."""

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.coordinator.address import SOCKET_NAME, control_address
-from deadpool_run.coordinator.desk import RefusedError
+from deadpool_run.coordinator.requests import RefusedError
 
 Answers = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """From a request to its answer."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from deadpool_run.coordinator.journal import Journal
-from deadpool_run.coordinator.replica import Known
+from deadpool_run.coordinator.log_follower import Known
 from deadpool_run.core import coordinator
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, TimeAdvanced

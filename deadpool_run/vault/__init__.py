@@ -1,1 +1,1 @@
-"""Memory that outlives a worker: board, slots, transcripts. No torch."""
+"""Memory that outlives a worker: status page, slots, transcripts. No torch. Worker and agent import it."""

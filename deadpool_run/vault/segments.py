@@ -23,7 +23,7 @@ from typing import Any
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.board import BUSY, EMPTY, Cell
+from deadpool_run.vault.status_page import BUSY, EMPTY, Cell
 
 FORMAT = 2
 HEADER_BYTES = 4096

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Self
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.board import BUSY, EMPTY, Board, create_board
 from deadpool_run.vault.segments import (
     SegmentState,
     blob_bytes,
@@ -22,6 +21,7 @@ from deadpool_run.vault.segments import (
     identity,
     read_identified,
 )
+from deadpool_run.vault.status_page import BUSY, EMPTY, Board, create_board
 
 
 @dataclass(frozen=True, slots=True)

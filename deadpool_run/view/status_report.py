@@ -13,7 +13,7 @@ from typing import Any
 from deadpool_run.core import status
 from deadpool_run.core.membership import State
 from deadpool_run.ids import NodeId
-from deadpool_run.vault.board import Board, Cell, Phase
+from deadpool_run.vault.status_page import Board, Cell, Phase
 from deadpool_run.wire.peers import Traffic
 
 SCHEMA_VERSION = 1

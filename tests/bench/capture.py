@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.board import Board, create_board
 from deadpool_run.vault.segments import create_segment
+from deadpool_run.vault.status_page import Board, create_board
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 ROUNDS = 200

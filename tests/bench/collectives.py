@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
-from deadpool_run.vault.board import Board, create_board
+from deadpool_run.vault.status_page import Board, create_board
 from deadpool_run.worker.groups.registry import Registry, install
 
 BLOCK = 100

@@ -24,8 +24,8 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "vault")]
 from vault_kit import Node, fill_slot
 
 from deadpool_run.ids import Rank
-from deadpool_run.vault.board import BUSY
-from deadpool_run.vault.stream import PIECE_BYTES
+from deadpool_run.vault.status_page import BUSY
+from deadpool_run.vault.transfer.framing import PIECE_BYTES
 
 RANK = Rank(0)
 

@@ -6,7 +6,7 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import Effect
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
-from deadpool_run.vault.board import WORDS
+from deadpool_run.vault.status_page import WORDS
 from deadpool_run.wire import peers
 from deadpool_run.wire.facts import decode_effect, encode
 from deadpool_run.wire.frames import Frames

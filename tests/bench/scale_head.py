@@ -21,7 +21,7 @@ from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import State
 from deadpool_run.core.settings import Settings
 from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.vault.board import Board, create_board
+from deadpool_run.vault.status_page import Board, create_board
 from deadpool_run.wire import peers
 from deadpool_run.wire.facts import decode_event, encode
 from deadpool_run.wire.frames import Frames

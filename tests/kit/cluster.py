@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.vault.board import Board, Cell
+from deadpool_run.vault.status_page import Board, Cell
 from kit.account import Account, Event, States
 from kit.processes import MARK, kill_marked, marked, thread_names, wait_gone
 

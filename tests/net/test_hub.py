@@ -5,7 +5,7 @@ import socket
 import pytest
 from kit.ends import Changes, End, within_bound
 
-from deadpool_run.coordinator.hub import Hub
+from deadpool_run.coordinator.connections import Hub
 from deadpool_run.core import events as ev
 from deadpool_run.wire import facts, peers
 
@@ -304,7 +304,7 @@ def test_after_the_end_nobody_is_taken_in():
 
 
 def test_the_end_does_not_wait_for_one_that_does_not_read(monkeypatch):
-    monkeypatch.setattr("deadpool_run.coordinator.hub._FLUSH_S", 0.2)
+    monkeypatch.setattr("deadpool_run.coordinator.connections._FLUSH_S", 0.2)
 
     async def main(house):
         ours, deaf = socket.socketpair()

@@ -12,8 +12,8 @@ from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import Seat, State
 from deadpool_run.ids import Rank
-from deadpool_run.vault.board import EMPTY
-from deadpool_run.vault.durable import Step
+from deadpool_run.vault.checkpoint_format import Step
+from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
 from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, StepTaken

@@ -16,7 +16,7 @@ from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.timers import UNWIND_S
 from deadpool_run.ids import Epoch, Rank, Version, WorkerId
-from deadpool_run.vault.board import Board, Phase, create_board
+from deadpool_run.vault.status_page import Board, Phase, create_board
 
 SETTINGS = Settings(world_size=3)
 

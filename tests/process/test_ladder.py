@@ -8,7 +8,7 @@ from kit.choice import often
 from kit.cluster import Cluster
 
 from deadpool_run.agent.node.hang_detector import is_stopped
-from deadpool_run.vault.board import Phase
+from deadpool_run.vault.status_page import Phase
 
 STEPS = 12
 

@@ -8,7 +8,7 @@ import pytest
 from kit.choice import often
 from kit.cluster import LAYOUTS
 
-from deadpool_run.vault.board import BUSY
+from deadpool_run.vault.status_page import BUSY
 
 PLACES = {
     "before the step": "at=before",

@@ -8,7 +8,7 @@ import pytest
 from simulator import nodes_simulation
 
 from deadpool_run.coordinator.journal import Journal
-from deadpool_run.coordinator.replica import Known, Replica
+from deadpool_run.coordinator.log_follower import Known, Replica
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import coordinator
 from deadpool_run.core.electorate import LogIndex

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from deadpool_run.vault.board import EMPTY, MAX_ABANDONED, Board, Phase, create_board
 from deadpool_run.vault.segments import free_slot
+from deadpool_run.vault.status_page import EMPTY, MAX_ABANDONED, Board, Phase, create_board
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from kit import processes
 from vault_kit import KIB, LIMIT_S, Node, connect, content, fill_slot, in_loop, off
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import segments, stream
+from deadpool_run.vault import segments
+from deadpool_run.vault.transfer import framing
 
 
 class Owner:
@@ -29,8 +30,8 @@ class Owner:
         self.bytes = os.pread(self.fd, header.used_bytes, 0)
 
     def ask(self, **message):
-        stream.send_frame(self.sock, message)
-        return stream.receive_frame(self.sock)
+        framing.send_frame(self.sock, message)
+        return framing.receive_frame(self.sock)
 
     def offer(self, version, life=0, held=None):
         held = [[version, self.token.hex()]] if held is None else held
@@ -51,11 +52,11 @@ class Owner:
     def send(self, data=None, status=0):
         """Send the pieces of a segment, and return the answer."""
         data = self.bytes if data is None else data
-        for at in range(0, len(data), stream.PIECE_BYTES):
-            piece = data[at : at + stream.PIECE_BYTES]
+        for at in range(0, len(data), framing.PIECE_BYTES):
+            piece = data[at : at + framing.PIECE_BYTES]
             self.sock.sendall(struct.pack("<II", len(piece), zlib.crc32(piece)) + piece)
         self.sock.sendall(struct.pack("<II", 0, status))
-        return stream.receive_frame(self.sock)
+        return framing.receive_frame(self.sock)
 
     def put_all(self, version, life=0, **other):
         assert self.put(version, life, **other) == {"say": "go"}
@@ -130,7 +131,7 @@ async def test_a_flipped_byte_is_found_and_the_copy_before_stays(at):
         piece = owner.bytes
         owner.sock.sendall(struct.pack("<II", len(piece), zlib.crc32(piece)) + flipped(piece, at % len(piece)))
         owner.sock.sendall(bytes(8))
-        assert await off(stream.receive_frame, owner.sock) == {"say": "no", "why": "damaged"}
+        assert await off(framing.receive_frame, owner.sock) == {"say": "no", "why": "damaged"}
         assert node.replicator.versions(Rank(0)) == (5,)
         assert node.copy_of(0, 5) == content(0, 5)
         assert (await off(owner.put_all, 6, held=[*held, [6, owner.token.hex()]]))["say"] == "held"
@@ -364,14 +365,14 @@ async def test_a_frame_cut_short_is_nothing(cut):
     async with pair() as (node, owner):
         stranger = connect(*node.listener.getsockname())
         stranger.sendall(frame(json.dumps(BASE).encode())[:cut])
-        stranger.shutdown(stream.socket.SHUT_WR)
+        stranger.shutdown(framing.socket.SHUT_WR)
         await off(lambda: expect_end(stranger))
         stranger.close()
         owner.write(5)
         assert (await off(owner.put_all, 5))["say"] == "held"
 
 
-@pytest.mark.parametrize("length", [stream.PIECE_BYTES + 1, 300 * KIB, (1 << 32) - 1])
+@pytest.mark.parametrize("length", [framing.PIECE_BYTES + 1, 300 * KIB, (1 << 32) - 1])
 @in_loop
 async def test_a_piece_that_is_too_long_ends_the_connection(length):
     async with pair() as (node, owner):
@@ -394,7 +395,7 @@ async def test_a_segment_that_ends_early_ends_the_connection():
 
 @in_loop
 async def test_a_peer_that_stops_in_the_middle_of_a_message_is_given_up(monkeypatch):
-    monkeypatch.setattr(stream, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(framing, "TIMEOUT_S", 0.3)
     async with pair() as (_node, owner):
         owner.sock.sendall(struct.pack(">I", 100) + b"{")
         await off(lambda: expect_end(owner.sock))
@@ -402,14 +403,14 @@ async def test_a_peer_that_stops_in_the_middle_of_a_message_is_given_up(monkeypa
 
 @in_loop
 async def test_a_peer_that_is_silent_between_messages_is_not(monkeypatch):
-    monkeypatch.setattr(stream, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(framing, "TIMEOUT_S", 0.05)
     asked = []
-    honest = stream.receive_frame
+    honest = framing.receive_frame
 
     def receive_frame(sock, *, idle=lambda: False):
         return honest(sock, idle=lambda: idle() and not asked.append(True))
 
-    monkeypatch.setattr(stream, "receive_frame", receive_frame)
+    monkeypatch.setattr(framing, "receive_frame", receive_frame)
     async with pair() as (_node, owner):
         while len(asked) < 3:
             await off(owner.sock.gettimeout)

@@ -9,9 +9,9 @@ from vault_kit import KIB, LIMIT_S, cluster, connect, content, in_loop, off
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank
-from deadpool_run.vault import lanes, stream
-from deadpool_run.vault.lanes import Arrival, Arrivals, Crew, cut, worthwhile
-from deadpool_run.vault.stream import Outcome
+from deadpool_run.vault.transfer import framing, streams
+from deadpool_run.vault.transfer.framing import Outcome
+from deadpool_run.vault.transfer.streams import Arrival, Arrivals, Crew, cut, worthwhile
 
 BODY_BYTES = 3000 * KIB
 """More than one piece a part."""
@@ -19,7 +19,7 @@ BODY_BYTES = 3000 * KIB
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(lanes, "MIN_PART_BYTES", 64 * KIB)
+    monkeypatch.setattr(streams, "MIN_PART_BYTES", 64 * KIB)
 
 
 class Dialled:
@@ -51,9 +51,9 @@ def test_parts_are_all_of_it_in_order_and_of_about_one_size(ranges, count):
 
 
 def test_what_is_small_goes_over_one_connection():
-    least = lanes.MIN_PART_BYTES
+    least = streams.MIN_PART_BYTES
     assert [worthwhile(nbytes, 4) for nbytes in (1, 2 * least - 1, 2 * least, 100 * least)] == [1, 1, 2, 4]
-    assert worthwhile(1000 * least, 99) == lanes.MAX_PARTS
+    assert worthwhile(1000 * least, 99) == streams.MAX_PARTS
 
 
 # --- between nodes ---------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ async def test_what_the_buddy_has_is_left_out_of_every_part(small_parts):
 
 @in_loop
 async def test_a_connection_that_breaks_takes_the_delivery_with_it_and_it_is_made_again(small_parts, monkeypatch):
-    monkeypatch.setattr(stream, "TIMEOUT_S", 60.0)  # nobody waits for that
+    monkeypatch.setattr(framing, "TIMEOUT_S", 60.0)  # nobody waits for that
     dial = Dialled()
     async with cluster("a", "b", dial=dial, streams=4) as (a, b):
         b.replicator.keep({Rank(0)})
@@ -113,7 +113,7 @@ async def test_a_connection_that_breaks_takes_the_delivery_with_it_and_it_is_mad
         a.capture(0, 0, body=content(0, 0, nbytes=BODY_BYTES))
         a.replicator.set_buddies({Rank(0): (b.peer,)})
         await a.until_safe(0, 0)
-        stream.shut_down(dial.socks[2])
+        framing.shut_down(dial.socks[2])
         a.capture(0, 1, body=content(0, 1, nbytes=BODY_BYTES))
         await a.until_safe(0, 0, 1)
         assert b.copy_of(0, 1) == content(0, 1, nbytes=BODY_BYTES)
@@ -126,11 +126,11 @@ def sent(sock, body, ranges, outcome=Outcome.WHOLE):
     """Send what a part consists of."""
     for begin, end in ranges:
         stream_piece(sock, body[begin:end])
-    sock.sendall(stream._PIECE.pack(0, outcome))
+    sock.sendall(framing._PIECE.pack(0, outcome))
 
 
 def stream_piece(sock, data):
-    sock.sendall(stream._PIECE.pack(len(data), stream.zlib.crc32(data)) + data)
+    sock.sendall(framing._PIECE.pack(len(data), framing.zlib.crc32(data)) + data)
 
 
 def bring(arrival, part, of, outcome=Outcome.WHOLE, *, cut_off=False):
@@ -140,7 +140,7 @@ def bring(arrival, part, of, outcome=Outcome.WHOLE, *, cut_off=False):
     def run():
         with theirs:
             try:
-                arrival.bring(part, of, theirs, stream.Meter())
+                arrival.bring(part, of, theirs, framing.Meter())
             except OSError:
                 assert cut_off
 
@@ -172,7 +172,7 @@ def test_the_whole_is_as_good_as_its_worst_part(first, second, expected):
 
 
 def test_a_part_that_breaks_off_or_never_comes_leaves_it_torn(monkeypatch):
-    monkeypatch.setattr(stream, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(framing, "TIMEOUT_S", 0.2)
     with memoryview(bytearray(400)) as view:
         broken = Arrival(view, cut([(0, 400)], 2))
         bring(broken, 1, 2, cut_off=True)
@@ -186,7 +186,7 @@ def test_a_part_that_is_not_due_is_refused(part, of):
     with memoryview(bytearray(400)) as view:
         arrival = Arrival(view, cut([(0, 400)], 2))
         with pytest.raises(ProtocolError):
-            arrival.bring(part, of, None, stream.Meter())
+            arrival.bring(part, of, None, framing.Meter())
 
 
 def test_a_part_comes_once_and_not_after_the_end():
@@ -194,14 +194,14 @@ def test_a_part_comes_once_and_not_after_the_end():
         arrival = Arrival(view, cut([(0, 400)], 2))
         bring(arrival, 1, 2)
         with pytest.raises(ProtocolError):
-            arrival.bring(1, 2, None, stream.Meter())
+            arrival.bring(1, 2, None, framing.Meter())
         late = Arrival(view, cut([(0, 400)], 2))
         late.close()
         with pytest.raises(ProtocolError):
-            late.bring(1, 2, None, stream.Meter())
+            late.bring(1, 2, None, framing.Meter())
 
 
-class Told(stream.Meter):
+class Told(framing.Meter):
     """Tells that the first piece has come."""
 
     def __init__(self):
@@ -275,9 +275,9 @@ def test_a_crew_says_what_went_wrong_and_leaves_no_thread():
 
 @in_loop
 async def test_what_was_never_offered_has_no_parts(monkeypatch):
-    monkeypatch.setattr(stream, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(framing, "TIMEOUT_S", 0.2)
     async with cluster("a") as (a,):
         with connect(a.peer.address, a.peer.port) as sock:
-            stream.send_frame(sock, {"do": "part", "delivery": bytes(16).hex(), "part": 1, "of": 2})
+            framing.send_frame(sock, {"do": "part", "delivery": bytes(16).hex(), "part": 1, "of": 2})
             assert await off(sock.recv, 1) == b"", "the connection is given up"
         assert a.replicator.versions(Rank(0)) == ()

@@ -10,10 +10,10 @@ from vault_kit import FakeBuddy, cluster, content, in_loop, off
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank
-from deadpool_run.vault import likeness
-from deadpool_run.vault.likeness import CHUNK_BYTES, Hopes, Search, chunk, chunks, rest
 from deadpool_run.vault.segments import HEADER_BYTES
-from deadpool_run.vault.sources import find
+from deadpool_run.vault.transfer import dedup
+from deadpool_run.vault.transfer.catalog import find
+from deadpool_run.vault.transfer.dedup import CHUNK_BYTES, Hopes, Search, chunk, chunks, rest
 
 WEIGHTS = content(7, 7, nbytes=20 * CHUNK_BYTES)
 """Bytes that more than one rank has."""
@@ -217,7 +217,7 @@ async def test_a_slot_that_is_overwritten_while_it_is_compared_is_torn():
         offer = await off(fake.offered)
         assert offer["compare"]
         a.capture(0, 2, slot=0, body=WEIGHTS, announce=False)
-        assert await off(fake.take, offer) is likeness.stream.Outcome.TORN
+        assert await off(fake.take, offer) is dedup.stream.Outcome.TORN
         fake.say(say="no", why="torn")
         await off(fake.close)
 

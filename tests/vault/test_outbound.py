@@ -7,9 +7,10 @@ import pytest
 from vault_kit import KIB, FakeBuddy, Node, content, in_loop, off
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import segments, stream
-from deadpool_run.vault.board import BUSY
-from deadpool_run.vault.stream import Outcome
+from deadpool_run.vault import segments
+from deadpool_run.vault.status_page import BUSY
+from deadpool_run.vault.transfer import framing
+from deadpool_run.vault.transfer.framing import Outcome
 
 LARGE = os.urandom(32 * KIB * KIB)
 """More than the sockets between two ends take in."""
@@ -113,11 +114,11 @@ async def test_a_slot_that_is_overwritten_while_it_is_sent_is_said_to_be_torn():
         await begin(owner, buddy)
         offer = await off(buddy.offered)
         await off(buddy.go, offer)
-        head = bytearray(8 + stream.PIECE_BYTES)
-        await off(stream.receive_into, buddy.sock, memoryview(head))  # it is on its way
+        head = bytearray(8 + framing.PIECE_BYTES)
+        await off(framing.receive_into, buddy.sock, memoryview(head))  # it is on its way
         owner.vault.board.cells[0].set_slot(0, BUSY)
         with memoryview(bytearray(offer["nbytes"])) as view:
-            assert await off(stream.receive_segment, buddy.sock, view, buddy.meter) is Outcome.TORN
+            assert await off(framing.receive_segment, buddy.sock, view, buddy.meter) is Outcome.TORN
 
 
 @in_loop
@@ -151,7 +152,7 @@ async def test_pages_that_change_on_their_way_are_found_out():
         assert peeked[-8:] == bytes(8), "the owner saw no change"
         os.pwrite(owner.vault.descriptors(Rank(0))["slot0"], b"\0" * 4096, segments.HEADER_BYTES)
         with memoryview(bytearray(offer["nbytes"])) as view:
-            outcome = await off(stream.receive_segment, buddy.sock, view, buddy.meter)
+            outcome = await off(framing.receive_segment, buddy.sock, view, buddy.meter)
             changed = view[segments.HEADER_BYTES : segments.HEADER_BYTES + 4096] == b"\0" * 4096
         assert outcome is (Outcome.DAMAGED if changed else Outcome.WHOLE)
 
@@ -162,7 +163,7 @@ async def test_a_buddy_that_hangs_up_midway_is_tried_again():
         owner.capture(0, 1, body=LARGE)
         await begin(owner, buddy)
         await off(buddy.go, await off(buddy.offered))
-        await off(stream.receive_into, buddy.sock, memoryview(bytearray(100 * KIB)))
+        await off(framing.receive_into, buddy.sock, memoryview(bytearray(100 * KIB)))
         await off(buddy.accept)
         offer = await off(buddy.offered)
         assert offer["version"] == 1
@@ -194,7 +195,7 @@ async def test_nonsense_for_an_answer_is_not_believed(answer):
 
 @in_loop
 async def test_a_buddy_that_does_not_answer_is_given_up(monkeypatch):
-    monkeypatch.setattr(stream, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(framing, "TIMEOUT_S", 0.3)
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
         await begin(owner, buddy)
@@ -205,7 +206,7 @@ async def test_a_buddy_that_does_not_answer_is_given_up(monkeypatch):
 
 @in_loop
 async def test_a_buddy_that_does_not_read_is_given_up(monkeypatch):
-    monkeypatch.setattr(stream, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(framing, "TIMEOUT_S", 0.3)
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE)
         await begin(owner, buddy)
@@ -261,7 +262,7 @@ async def test_a_cap_on_bandwidth_holds():
         began = owner.loop.time()
         assert await off(buddy.take, offer) is Outcome.WHOLE
         took = owner.loop.time() - began
-        assert took > (offer["nbytes"] - stream.PIECE_BYTES) / rate * 0.9
+        assert took > (offer["nbytes"] - framing.PIECE_BYTES) / rate * 0.9
         report = owner.replicator.report()
         assert report["sent_bytes"] == offer["nbytes"]
 

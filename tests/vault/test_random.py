@@ -14,8 +14,8 @@ from vault_kit import KIB, LIMIT_S, Node, content, in_loop, off
 
 from deadpool_run.core.commit import Commits
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import inbound, likeness
 from deadpool_run.vault.segments import free_slot
+from deadpool_run.vault.transfer import dedup, receiver
 
 RANKS = 4
 SKIP = 0.1
@@ -222,8 +222,8 @@ class Job:
 @pytest.mark.parametrize("seed", range(12))
 @in_loop
 async def test_what_is_delivered_is_what_was_captured(seed, monkeypatch):
-    monkeypatch.setattr(likeness, "CHUNK_BYTES", 4 * KIB)
-    monkeypatch.setattr(inbound, "_CAPTURE_WAIT_S", 0.05)
+    monkeypatch.setattr(dedup, "CHUNK_BYTES", 4 * KIB)
+    monkeypatch.setattr(receiver, "_CAPTURE_WAIT_S", 0.05)
     job = Job(seed)
     try:
         job.start()

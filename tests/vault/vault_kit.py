@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable
 
 from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.vault import likeness, segments, stream
-from deadpool_run.vault.board import BUSY, EMPTY
-from deadpool_run.vault.replication import Peer, Replicator
+from deadpool_run.vault import segments
 from deadpool_run.vault.segments import HEADER_BYTES, SegmentState, SlotHeader
+from deadpool_run.vault.status_page import BUSY, EMPTY
+from deadpool_run.vault.transfer import dedup, framing
+from deadpool_run.vault.transfer.replicator import Peer, Replicator
 from deadpool_run.vault.vault import Vault
 
 LIMIT_S = 10.0
@@ -170,7 +171,7 @@ class Node:
     async def close(self):
         if self._open:
             self._open = False
-            stream.shut_down(self.listener)
+            framing.shut_down(self.listener)
             await asyncio.to_thread(self._thread.join)
             self.listener.close()
             await asyncio.sleep(0)  # what was accepted last is given to the replicator
@@ -202,19 +203,19 @@ class FakeBuddy:
         self.listener.settimeout(LIMIT_S)
         self.peer = Peer(NodeId(name), *self.listener.getsockname())
         self.sock = None
-        self.meter = stream.Meter()
+        self.meter = framing.Meter()
 
     def accept(self):
         self.hang_up()
         self.sock, _ = self.listener.accept()
-        stream.prepare(self.sock)
+        framing.prepare(self.sock)
 
     def offered(self):
         """Return the next message, which must come."""
-        return stream.receive_frame(self.sock)
+        return framing.receive_frame(self.sock)
 
     def say(self, **message):
-        stream.send_frame(self.sock, message)
+        framing.send_frame(self.sock, message)
 
     def say_held(self, *held, transcript=None):
         self.say(say="held", held=[[version, token] for version, token in held], transcript=transcript)
@@ -224,13 +225,13 @@ class FakeBuddy:
         self.say(say="go")
         if offer["compare"]:
             with memoryview(bytearray(offer["nbytes"])) as view:
-                assert likeness.Search([]).answer(self.sock, view) == set()
+                assert dedup.Search([]).answer(self.sock, view) == set()
 
     def take(self, offer):
         """Have the offered segment sent; return how it came."""
         self.go(offer)
         with memoryview(bytearray(offer["nbytes"])) as view:
-            return stream.receive_segment(self.sock, view, self.meter)
+            return framing.receive_segment(self.sock, view, self.meter)
 
     def hang_up(self):
         if self.sock is not None:

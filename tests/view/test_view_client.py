@@ -16,7 +16,7 @@ import pytest
 
 from deadpool_run.coordinator.address import SOCKET_NAME, control_address
 from deadpool_run.coordinator.control import ControlServer
-from deadpool_run.coordinator.desk import Desk
+from deadpool_run.coordinator.requests import Desk
 from deadpool_run.core.events import KillRequested
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import NoSuchRunError

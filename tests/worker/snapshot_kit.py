@@ -14,8 +14,8 @@ from kit.world import LIMIT_S, _context
 from torch import nn
 
 from deadpool_run.ids import Rank
-from deadpool_run.vault.board import Board, create_board
 from deadpool_run.vault.segments import create_segment, read_exactly, read_manifest
+from deadpool_run.vault.status_page import Board, create_board
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 

@@ -8,9 +8,9 @@ from snapshot_kit import Child, Slots
 from test_snapshot_kill import Large, trains_for_ever
 
 from deadpool_run.errors import CheckpointError
-from deadpool_run.vault.board import EMPTY
-from deadpool_run.vault.durable import NOTHING
+from deadpool_run.vault.checkpoint_format import NOTHING
 from deadpool_run.vault.segments import mark_busy
+from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.worker.checkpoint import slots as durable_slots
 from deadpool_run.worker.checkpoint.slots import copy_committed
 

@@ -10,10 +10,10 @@ import torch.distributed.checkpoint as dcp
 from snapshot_kit import Slots, Training
 
 from deadpool_run.errors import CheckpointError
-from deadpool_run.vault import durable
-from deadpool_run.vault.board import EMPTY
-from deadpool_run.vault.durable import Step
+from deadpool_run.vault import checkpoint_format
+from deadpool_run.vault.checkpoint_format import Step
 from deadpool_run.vault.segments import complete_version, read_exactly, read_header, read_manifest
+from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, LoadCheckpoint, TakeStep
 from deadpool_run.worker.checkpoint import write as durable_write
 from deadpool_run.worker.checkpoint.read import choose, fill, load
@@ -31,7 +31,7 @@ def lent(slots):
 
 def write(slots, target, run=RUN, keep=2):
     """Write the newest committed version as the checkpointer does; return its name."""
-    copies = copy_committed(slots.board, lent(slots), durable.NOTHING)
+    copies = copy_committed(slots.board, lent(slots), checkpoint_format.NOTHING)
     storage = storage_at(str(target))
     name, _ = durable_write.write(storage, copies, run)
     durable_write.prune(storage, copies[0].header.version, keep)
@@ -55,8 +55,8 @@ def write_shared(slots, nodes, target, keep=2):
                 order = (str(step), str(target), RUN, "a1", version, keep, sum(map(len, nodes)), firsts, leads)
                 taken = share.take(TakeStep(*order))
     assert slots.board.kept == EMPTY
-    assert taken.where == storage_at(str(target)).where(durable.name_of(version))
-    return durable.name_of(version)
+    assert taken.where == storage_at(str(target)).where(checkpoint_format.name_of(version))
+    return checkpoint_format.name_of(version)
 
 
 def read(slots, target, *, resume="auto", run=RUN, first=True, world_size=RANKS):
@@ -139,7 +139,7 @@ def test_what_several_nodes_write_is_what_one_would(trained, tmp_path, kind, nod
     assert write_shared(slots, nodes, kind(shared)) == name
     for one, other in zip(files_of(alone, name), files_of(shared, name), strict=True):
         assert one.name == other.name
-        if one.name not in (durable.RECORD, ".metadata"):  # which have a time, and an id of the writer's
+        if one.name not in (checkpoint_format.RECORD, ".metadata"):  # which have a time, and an id of the writer's
             assert one.read_bytes() == other.read_bytes(), one.name
     first, second = (metadata_of(place / name) for place in (alone, shared))
     assert first == second
@@ -205,7 +205,7 @@ def test_what_another_attempt_left_is_removed(trained, tmp_path):
 
 def test_nothing_there_is_nothing_to_go_on_from(made, tmp_path):
     for resume in ("auto", "never"):
-        assert read(made(), tmp_path / "kept", resume=resume).version == durable.NOTHING
+        assert read(made(), tmp_path / "kept", resume=resume).version == checkpoint_format.NOTHING
 
 
 def test_as_many_as_are_wanted_are_kept(trained, tmp_path):
@@ -232,7 +232,7 @@ def test_what_a_killed_writer_left_is_passed_over_and_then_removed(trained, made
 def test_a_checkpoint_that_was_refused_is_made_again_in_its_place(trained, made, tmp_path):
     slots, _ = trained
     write(slots, tmp_path)
-    (tmp_path / "step-00000001" / durable.RECORD).unlink()
+    (tmp_path / "step-00000001" / checkpoint_format.RECORD).unlink()
     write(slots, tmp_path)
     assert read(made(), tmp_path).version == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
@@ -267,7 +267,14 @@ DAMAGES = {
     "missing": lambda path: path.unlink(),
     "empty": lambda path: os.truncate(path, 0),
 }
-FILES = (".metadata", "__0_0.distcp", "__1_0.distcp", durable.RECORD, "rank-00000.deadpool", "rank-00001.deadpool")
+FILES = (
+    ".metadata",
+    "__0_0.distcp",
+    "__1_0.distcp",
+    checkpoint_format.RECORD,
+    "rank-00000.deadpool",
+    "rank-00001.deadpool",
+)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -316,7 +323,7 @@ def test_if_none_is_whole_the_job_does_not_begin(trained, made, tmp_path):
     step()
     write(slots, tmp_path)
     for version in (1, 2):
-        flip(tmp_path / durable.name_of(version) / "rank-00001.deadpool", 2000)
+        flip(tmp_path / checkpoint_format.name_of(version) / "rank-00001.deadpool", 2000)
     other = made()
     with pytest.raises(CheckpointError) as refused:
         read(other, tmp_path)
@@ -335,7 +342,9 @@ def test_foreign_ones_are_refused_and_never_unpickled(trained, made, tmp_path, m
     write(slots, kept)
     dcp.save({"model": {"weight": torch.ones(3)}}, checkpoint_id=kept / "step-00000005", no_dist=True)
     (kept / "step-00000006").mkdir()
-    (kept / "step-00000006" / durable.RECORD).write_text('{"kind": "something else", "format": 2, "digest": ""}')
+    (kept / "step-00000006" / checkpoint_format.RECORD).write_text(
+        '{"kind": "something else", "format": 2, "digest": ""}'
+    )
     shutil.copytree(kept / "step-00000001", kept / "step-00000007")
     shutil.copytree(kept / "step-00000001", tmp_path / "bomb")
     (tmp_path / "bomb" / ".metadata").write_bytes(pickle.dumps(Bomb()))
@@ -356,10 +365,10 @@ def test_foreign_ones_are_refused_and_never_unpickled(trained, made, tmp_path, m
 
 def test_one_of_another_format_is_refused(trained, made, tmp_path):
     slots, _ = trained
-    path = tmp_path / write(slots, tmp_path) / durable.RECORD
-    path.write_text(path.read_text().replace(f'"format": {durable.FORMAT}', '"format": 99'))
+    path = tmp_path / write(slots, tmp_path) / checkpoint_format.RECORD
+    path.write_text(path.read_text().replace(f'"format": {checkpoint_format.FORMAT}', '"format": 99'))
     with pytest.raises(
-        CheckpointError, match=f"of format 99; this version of deadpool-run reads format {durable.FORMAT}"
+        CheckpointError, match=f"of format 99; this version of deadpool-run reads format {checkpoint_format.FORMAT}"
     ):
         read(made(), tmp_path)
 
@@ -389,16 +398,16 @@ def test_a_world_that_begins_again_goes_on_from_what_its_run_has_written(trained
     slots, step = trained
     write(slots, tmp_path, run="an older one")
     again = {"resume": "never", "first": False}
-    assert read(made(), tmp_path, **again).version == durable.NOTHING
+    assert read(made(), tmp_path, **again).version == checkpoint_format.NOTHING
     step()
     write(slots, tmp_path)
     assert read(made(), tmp_path, **again).version == 2
 
 
 def test_names():
-    assert durable.version_in(durable.name_of(12)) == 12
-    assert durable.version_in("step-00000012.tmp") is None
-    assert durable.leftover("step-00000012.tmp")
-    assert durable.leftover("step-00000012.0a1b.tmp")
-    assert durable.leftover("step-00000012.old")
-    assert not durable.leftover("notes.tmp")
+    assert checkpoint_format.version_in(checkpoint_format.name_of(12)) == 12
+    assert checkpoint_format.version_in("step-00000012.tmp") is None
+    assert checkpoint_format.leftover("step-00000012.tmp")
+    assert checkpoint_format.leftover("step-00000012.0a1b.tmp")
+    assert checkpoint_format.leftover("step-00000012.old")
+    assert not checkpoint_format.leftover("notes.tmp")

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from deadpool_run.vault.board import Board, create_board
+from deadpool_run.vault.status_page import Board, create_board
 from deadpool_run.worker.groups.marks import Marks
 
 

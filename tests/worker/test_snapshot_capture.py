@@ -9,8 +9,8 @@ from snapshot_kit import Slots, Training, digest, draws, raw
 from torch import nn
 
 from deadpool_run.errors import SnapshotError
-from deadpool_run.vault.board import BUSY, EMPTY
 from deadpool_run.vault.segments import mark_busy, read_header, read_manifest
+from deadpool_run.vault.status_page import BUSY, EMPTY
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 BIG = 1 << 22

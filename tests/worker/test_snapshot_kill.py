@@ -8,8 +8,8 @@ import torch
 from snapshot_kit import Child, Slots, given, raw
 from torch import nn
 
-from deadpool_run.vault.board import BUSY
 from deadpool_run.vault.segments import complete_versions, read_header, read_manifest
+from deadpool_run.vault.status_page import BUSY
 
 ELEMENTS = 1 << 20
 """Of the large parameter: a snapshot has three times 4 MiB, whose copy takes milliseconds."""

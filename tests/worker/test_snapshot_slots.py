@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from deadpool_run.vault.board import BUSY, EMPTY, Board, create_board
 from deadpool_run.vault.segments import free_slot
+from deadpool_run.vault.status_page import BUSY, EMPTY, Board, create_board
 
 RANKS = 3
 

@@ -12,7 +12,7 @@ from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.forkserver import Nursery
 from deadpool_run.agent.processes.worker_channel import Channel
 from deadpool_run.ids import Rank
-from deadpool_run.vault.board import EMPTY
+from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.checkpoints import (
     CheckpointFailed,

@@ -14,7 +14,7 @@ from deadpool_run.agent.checkpoint.checkpointer import Checkpointer, Checkpointe
 from deadpool_run.agent.checkpoint.durable_schedule import Schedule
 from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.durable import NOTHING
+from deadpool_run.vault.checkpoint_format import NOTHING
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.checkpoints import (
     CheckpointFailed,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.vault.durable import NOTHING, Step
+from deadpool_run.vault.checkpoint_format import NOTHING, Step
 from deadpool_run.wire import peers
 
 _STEPS = tuple(Step)

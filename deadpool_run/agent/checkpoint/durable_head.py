@@ -21,7 +21,7 @@ from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import State
 from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.vault.durable import Step
+from deadpool_run.vault.checkpoint_format import Step
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
 from deadpool_run.wire.checkpoints import CheckpointLoaded

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.ids import Version
-from deadpool_run.vault.durable import NOTHING
+from deadpool_run.vault.checkpoint_format import NOTHING
 from deadpool_run.vault.vault import Vault
 
 _LOOK_MIN_S = 0.02

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointer, Checkpointers
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.board import EMPTY
-from deadpool_run.vault.durable import NOTHING, Step
+from deadpool_run.vault.checkpoint_format import NOTHING, Step
+from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
 from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, FillSlots, StepTaken, TakeStep

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, assert_never
 
 from deadpool_run.agent.cluster.leadership import Authority
-from deadpool_run.coordinator.hub import Hub
+from deadpool_run.coordinator.connections import Hub
 from deadpool_run.core import electorate
 from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodeResynced, NodesLost
 from deadpool_run.errors import ProtocolError

@@ -20,9 +20,9 @@ from deadpool_run.agent.records.incident_line import incident_line
 from deadpool_run.agent.records.logs import Output
 from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.coordinator.desk import Desk
 from deadpool_run.coordinator.journal import Journal
-from deadpool_run.coordinator.replica import Known
+from deadpool_run.coordinator.log_follower import Known
+from deadpool_run.coordinator.requests import Desk
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import effects as do
 from deadpool_run.core import nodes

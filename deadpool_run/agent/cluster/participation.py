@@ -24,14 +24,14 @@ from deadpool_run.agent.records.logs import Output
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.link import Link
-from deadpool_run.coordinator.replica import Replica
+from deadpool_run.coordinator.log_follower import Replica
 from deadpool_run.core import election, electorate
 from deadpool_run.core.electorate import Role
 from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place, StopRequested
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
-from deadpool_run.vault.replication import Replicator
+from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import Role as Purpose
 from deadpool_run.wire.facts import decode_effect, encode

@@ -12,7 +12,7 @@ from deadpool_run.core.events import Event, WorkerHung
 from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.membership import State
 from deadpool_run.ids import Rank, WorkerId
-from deadpool_run.vault.board import Board, Phase
+from deadpool_run.vault.status_page import Board, Phase
 
 LOOKS = 4
 """Looks per time-out. Counted, not timed: while this process was suspended, so were the workers, and nobody hung."""

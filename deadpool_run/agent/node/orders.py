@@ -17,8 +17,8 @@ from deadpool_run.core.events import FetchFailed
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
-from deadpool_run.vault.board import create_board
 from deadpool_run.vault.segments import create_memory
+from deadpool_run.vault.status_page import create_board
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages
 from deadpool_run.wire.peers import Peer, World

@@ -11,7 +11,7 @@ from pathlib import Path
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.cli.options.resolve import DETECTED, Values
 from deadpool_run.errors import UsageError
-from deadpool_run.vault.lanes import MAX_PARTS
+from deadpool_run.vault.transfer.streams import MAX_PARTS
 
 DEFAULT_PORT = 29400
 """Of torchrun's c10d rendezvous."""

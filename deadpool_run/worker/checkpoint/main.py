@@ -12,8 +12,8 @@ from typing import assert_never
 
 from deadpool_run.errors import DeadpoolError, VersionGoneError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.board import Board
-from deadpool_run.vault.durable import NOTHING, Step
+from deadpool_run.vault.checkpoint_format import NOTHING, Step
+from deadpool_run.vault.status_page import Board
 from deadpool_run.wire.checkpoints import (
     CheckpointFailed,
     CheckpointLoaded,

@@ -15,8 +15,16 @@ import torch
 
 from deadpool_run.errors import CheckpointError, SnapshotError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import durable, segments
-from deadpool_run.vault.durable import Place, Record, decode_part, decode_record, name_of, part_name, version_in
+from deadpool_run.vault import checkpoint_format, segments
+from deadpool_run.vault.checkpoint_format import (
+    Place,
+    Record,
+    decode_part,
+    decode_record,
+    name_of,
+    part_name,
+    version_in,
+)
 from deadpool_run.vault.segments import TensorEntry
 from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, LoadCheckpoint
 from deadpool_run.worker.checkpoint.slots import THREADS, Filling, Slots
@@ -52,7 +60,7 @@ def load(order: LoadCheckpoint, slots: Slots) -> Loaded:
     except CheckpointError:
         _empty(slots)
         raise
-    if found.version == durable.NOTHING:
+    if found.version == checkpoint_format.NOTHING:
         _empty(slots)
     return found
 
@@ -102,7 +110,7 @@ def _first_good(
             continue
         return Loaded(record.version, where, tuple(refused), record.written)
     if not refused and not passed_over:
-        return Loaded(durable.NOTHING, "", ())
+        return Loaded(checkpoint_format.NOTHING, "", ())
     advice = "there is no other to go on from; to begin anew, give --durable another place"
     raise CheckpointError("\n".join((*refused, advice)))
 
@@ -150,7 +158,7 @@ def _refuse_what_is_in_the_way(target: str, resume: str) -> None:
     if not target or resume == AUTO:
         return
     storage, named = storage_at(target), _named(resume)
-    start = (version_in(named.name) if named is not None else None) or durable.NOTHING
+    start = (version_in(named.name) if named is not None else None) or checkpoint_format.NOTHING
     newer = [name_of(version) for version in _versions(storage) if version > start]
     if newer:
         raise CheckpointError(
@@ -168,7 +176,7 @@ def _read(candidate: _Candidate, file: str) -> bytes:
 
 
 def _read_record(candidate: _Candidate) -> Record:
-    return decode_record(_read(candidate, durable.RECORD))
+    return decode_record(_read(candidate, checkpoint_format.RECORD))
 
 
 def _record(candidate: _Candidate, world_size: int) -> Record:
@@ -176,16 +184,18 @@ def _record(candidate: _Candidate, world_size: int) -> Record:
     try:
         record = _read_record(candidate)
     except FileNotFoundError as error:
-        raise CheckpointError(f"it has no {durable.RECORD}: it was never finished, or is of another program") from error
+        raise CheckpointError(
+            f"it has no {checkpoint_format.RECORD}: it was never finished, or is of another program"
+        ) from error
     except CheckpointError as error:
-        raise CheckpointError(f"{durable.RECORD} is {error}") from error
+        raise CheckpointError(f"{checkpoint_format.RECORD} is {error}") from error
     if record.world_size != world_size:
         raise CheckpointError(
             f"it is of {record.world_size} ranks, and this world has {world_size}; "
             "a checkpoint cannot be spread over another number of ranks yet"
         )
     if version_in(candidate.name) not in (None, record.version):
-        raise CheckpointError(f"its {durable.RECORD} is of version {record.version}")
+        raise CheckpointError(f"its {checkpoint_format.RECORD} is of version {record.version}")
     return record
 
 

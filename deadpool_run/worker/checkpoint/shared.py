@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from deadpool_run.errors import VersionGoneError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import durable
-from deadpool_run.vault.board import Board
-from deadpool_run.vault.durable import PartStamp, Step
+from deadpool_run.vault import checkpoint_format
+from deadpool_run.vault.checkpoint_format import PartStamp, Step
+from deadpool_run.vault.status_page import Board
 from deadpool_run.wire import typed
 from deadpool_run.wire.checkpoints import StepTaken, TakeStep
 from deadpool_run.worker.checkpoint import write
@@ -68,7 +68,7 @@ class Share:
             raise VersionGoneError(f"version {order.version} is not held by every rank any more")
         self._copies = sorted(copies, key=lambda copy: copy.rank)
         if order.leads:
-            storage_at(order.target).begin(durable.name_of(Version(order.version)), order.attempt)
+            storage_at(order.target).begin(checkpoint_format.name_of(Version(order.version)), order.attempt)
 
     def _survey(self, order: TakeStep) -> None:
         with ThreadPoolExecutor(THREADS) as pool:
@@ -111,7 +111,7 @@ class Share:
             found_meshes=meshes(piece.entry for piece in self._pieces),
         )
         write.prune(storage, version, order.keep)
-        return storage.where(durable.name_of(version))
+        return storage.where(checkpoint_format.name_of(version))
 
     # --- what nodes tell each other ------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Share:
 
 
 def _unfinished(order: TakeStep) -> str:
-    return storage_at(order.target).unfinished(durable.name_of(Version(order.version)), order.attempt)
+    return storage_at(order.target).unfinished(checkpoint_format.name_of(Version(order.version)), order.attempt)
 
 
 def _file(order: TakeStep, step: Step, first: int) -> str:

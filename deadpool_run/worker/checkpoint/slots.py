@@ -13,8 +13,8 @@ from torch import Tensor
 from deadpool_run.errors import CheckpointError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.board import EMPTY, Board
 from deadpool_run.vault.segments import Manifest, SegmentState, SlotHeader, TensorEntry
+from deadpool_run.vault.status_page import EMPTY, Board
 from deadpool_run.worker.snapshot.capture import dtype_of
 
 Slots = Mapping[Rank, tuple[int, int]]

@@ -14,7 +14,7 @@ from typing import IO, Any, Protocol
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from deadpool_run.errors import CheckpointError
-from deadpool_run.vault import durable
+from deadpool_run.vault import checkpoint_format
 from deadpool_run.worker.compat import checkpoints
 
 
@@ -78,13 +78,13 @@ class _Directory:
     def begin(self, name: str, attempt: str = "") -> str:
         self.prepare()
         for each in self.names():
-            if durable.leftover(each):
+            if checkpoint_format.leftover(each):
                 shutil.rmtree(self._root / each)
         (self._root / (unfinished := self.unfinished(name, attempt))).mkdir()
         return unfinished
 
     def unfinished(self, name: str, attempt: str = "") -> str:
-        return f"{name}.{attempt}{durable.UNFINISHED}" if attempt else name + durable.UNFINISHED
+        return f"{name}.{attempt}{checkpoint_format.UNFINISHED}" if attempt else name + checkpoint_format.UNFINISHED
 
     def writer(self, name: str) -> Any:
         return FileSystemWriter(self._root / name, per_thread_copy_ahead=0)
@@ -97,7 +97,7 @@ class _Directory:
 
     def complete(self, unfinished: str, name: str) -> None:
         _sync(self._root / unfinished)
-        final, former = self._root / name, self._root / (name + durable.SUPERSEDED)
+        final, former = self._root / name, self._root / (name + checkpoint_format.SUPERSEDED)
         if final.exists():  # refused when the job began, and now made again
             final.rename(former)
         (self._root / unfinished).rename(final)
@@ -112,7 +112,9 @@ class _Directory:
         (self._root / path).unlink()
 
     def remove(self, name: str) -> None:
-        doomed = self._root / (name + durable.SUPERSEDED)  # so that half a removal is not taken for a checkpoint
+        doomed = self._root / (
+            name + checkpoint_format.SUPERSEDED
+        )  # so that half a removal is not taken for a checkpoint
         (self._root / name).rename(doomed)
         shutil.rmtree(doomed)
 
@@ -179,7 +181,7 @@ class _Remote:
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm(self._path(f"{name}/{durable.RECORD}"))  # first: without it the rest is no checkpoint
+            self._fs.rm(self._path(f"{name}/{checkpoint_format.RECORD}"))  # first: without it the rest is no checkpoint
         self._fs.rm(self._path(name), recursive=True)
 
     def _path(self, path: str) -> str:

@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import durable, segments
-from deadpool_run.vault.durable import Part, PartStamp, Place, Record
+from deadpool_run.vault import checkpoint_format, segments
+from deadpool_run.vault.checkpoint_format import Part, PartStamp, Place, Record
 from deadpool_run.worker.checkpoint.plan import (
     Path,
     Piece,
@@ -54,7 +54,7 @@ _METADATA = ".metadata"
 def write(storage: Storage, copies: Sequence[Copy], run: str) -> tuple[str, int]:
     """Write the checkpoint of all ranks' copies; return its name and size in bytes. Raises OSError."""
     version = Version(copies[0].header.version)
-    name = durable.name_of(version)
+    name = checkpoint_format.name_of(version)
     with ThreadPoolExecutor(THREADS) as pool:
         pieces = [piece for copy in copies for piece in survey(copy, pool)]
     homes = homes_of(pieces)
@@ -72,8 +72,8 @@ def write(storage: Storage, copies: Sequence[Copy], run: str) -> tuple[str, int]
 
 def write_part(storage: Storage, unfinished: str, part: Part) -> PartStamp:
     """Write a rank's part and return what the record has of it."""
-    data = durable.encode_part(part)
-    storage.put(f"{unfinished}/{durable.part_name(part.rank)}", data)
+    data = checkpoint_format.encode_part(part)
+    storage.put(f"{unfinished}/{checkpoint_format.part_name(part.rank)}", data)
     return PartStamp(part.rank, len(data), segments.digest_of(data).hex())
 
 
@@ -99,15 +99,15 @@ def complete(  # noqa: PLR0913 - what the record says
         metadata=metadata,
         parts=tuple(stamps),
     )
-    storage.put(f"{unfinished}/{durable.RECORD}", durable.encode_record(record))
-    storage.complete(unfinished, durable.name_of(version))
+    storage.put(f"{unfinished}/{checkpoint_format.RECORD}", checkpoint_format.encode_record(record))
+    storage.complete(unfinished, checkpoint_format.name_of(version))
 
 
 def prune(storage: Storage, newest: Version, keep: int) -> list[str]:
     """Remove all but the newest `keep` checkpoints up to this version; return their names."""
     names = storage.names()
-    known = sorted(version for name in names if (version := durable.version_in(name)) is not None)
-    doomed = [durable.name_of(version) for version in known if version <= newest][:-keep]
+    known = sorted(version for name in names if (version := checkpoint_format.version_in(name)) is not None)
+    doomed = [checkpoint_format.name_of(version) for version in known if version <= newest][:-keep]
     for name in doomed:
         storage.remove(name)
     return doomed

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from deadpool_run.vault.board import Cell
+from deadpool_run.vault.status_page import Cell
 from deadpool_run.worker.state.digest import sample
 
 DIFFERENT = (

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from deadpool_run.errors import AttachError, RefusedError
-from deadpool_run.vault.board import Cell
+from deadpool_run.vault.status_page import Cell
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.group_api import BACKEND
 from deadpool_run.worker.groups import gloo, nccl

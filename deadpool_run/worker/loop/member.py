@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deadpool_run.errors import ReplicasDifferError, StepAborted
 from deadpool_run.ids import Version
-from deadpool_run.vault.board import Phase
+from deadpool_run.vault.status_page import Phase
 from deadpool_run.wire import messages
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.modules import local

@@ -9,7 +9,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from deadpool_run.errors import AttachError, RefusedError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.board import Board, Phase
+from deadpool_run.vault.status_page import Board, Phase
 from deadpool_run.wire import messages
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import registry

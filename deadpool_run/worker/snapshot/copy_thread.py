@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.board import BUSY, EMPTY, Board, Cell, Copying
 from deadpool_run.vault.segments import free_slot, mark_empty
+from deadpool_run.vault.status_page import BUSY, EMPTY, Board, Cell, Copying
 from deadpool_run.worker.snapshot.capture import Capture, SlotMemory, Writer
 
 _SLOT_POLL_S = 0.0005

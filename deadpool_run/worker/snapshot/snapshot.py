@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.board import EMPTY, Board
 from deadpool_run.vault.segments import Role
+from deadpool_run.vault.status_page import EMPTY, Board
 from deadpool_run.worker.compat.modules import has_buckets, local
 from deadpool_run.worker.groups import ddp_buckets
 from deadpool_run.worker.snapshot import checks

@@ -24,10 +24,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from deadpool_run.errors import ProtocolError
-from deadpool_run.vault import stream
 from deadpool_run.vault.segments import HEADER_BYTES
-from deadpool_run.vault.sources import Source
-from deadpool_run.vault.stream import Range
+from deadpool_run.vault.transfer import framing
+from deadpool_run.vault.transfer.catalog import Source
+from deadpool_run.vault.transfer.framing import Range
 
 CHUNK_BYTES = 256 << 10
 """Small enough that what differs, at a snapshot's end, does not cost much; the first chunk begins behind the header."""
@@ -116,7 +116,7 @@ def ask(sock: socket.socket, fd: int, nbytes: int, wanted: Sequence[int], still:
 
 def _answer(sock: socket.socket, block: Sequence[int]) -> Iterator[int]:
     bits = bytearray(-(-len(block) // 8))
-    stream.receive_into(sock, memoryview(bits))
+    framing.receive_into(sock, memoryview(bits))
     return (index for at, index in enumerate(block) if bits[at // 8] >> at % 8 & 1)
 
 
@@ -158,14 +158,14 @@ class Search:
         found: set[int] = set()
         head = bytearray(_COUNT.size)
         while True:
-            stream.receive_into(sock, memoryview(head))
+            framing.receive_into(sock, memoryview(head))
             (count,) = _COUNT.unpack(head)
             if count == 0:
                 return found
             if count > _BLOCK_CHUNKS:
                 raise ProtocolError(f"a block of {count} chunks is longer than {_BLOCK_CHUNKS}")
             body = bytearray(count * _CHUNK.size)
-            stream.receive_into(sock, memoryview(body))
+            framing.receive_into(sock, memoryview(body))
             bits = bytearray(-(-count // 8))
             for at, (index, digest) in enumerate(_CHUNK.iter_unpack(body)):
                 if index >= chunks(len(view)):

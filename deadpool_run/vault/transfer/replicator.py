@@ -14,14 +14,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.vault import fetching
-from deadpool_run.vault.fetching import Errand
-from deadpool_run.vault.inbound import Served
-from deadpool_run.vault.lanes import Arrivals, Crew
-from deadpool_run.vault.outbound import Dial, Home, Link
-from deadpool_run.vault.replicas import Memory, Replicas
-from deadpool_run.vault.sources import Captures, Life, Shared
-from deadpool_run.vault.stream import Bucket, Meter
+from deadpool_run.vault.transfer import fetch as fetching
+from deadpool_run.vault.transfer.catalog import Captures, Life, Shared
+from deadpool_run.vault.transfer.fetch import Errand
+from deadpool_run.vault.transfer.framing import Bucket, Meter
+from deadpool_run.vault.transfer.receiver import Served
+from deadpool_run.vault.transfer.replicas import Memory, Replicas
+from deadpool_run.vault.transfer.sender import Dial, Home, Link
+from deadpool_run.vault.transfer.streams import Arrivals, Crew
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
 

@@ -9,11 +9,12 @@ from functools import partial
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import segments, stream
-from deadpool_run.vault.lanes import Arrivals
-from deadpool_run.vault.replicas import TRANSCRIPT, Replicas
+from deadpool_run.vault import segments
 from deadpool_run.vault.segments import SegmentState
-from deadpool_run.vault.stream import Bucket, Meter, Outcome, Range
+from deadpool_run.vault.transfer import framing
+from deadpool_run.vault.transfer.framing import Bucket, Meter, Outcome, Range
+from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Replicas
+from deadpool_run.vault.transfer.streams import Arrivals
 from deadpool_run.vault.vault import Held, Vault
 
 
@@ -97,7 +98,7 @@ class Source:
         end: bool = True,
     ) -> Outcome:
         """Send these ranges of it (None: all of it), while it is wanted. Raises OSError."""
-        return stream.send_segment(
+        return framing.send_segment(
             sock,
             self.fd,
             [(0, self.nbytes)] if ranges is None else ranges,

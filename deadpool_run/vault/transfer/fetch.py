@@ -9,13 +9,14 @@ from functools import partial
 
 from deadpool_run.errors import DeadpoolError, ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import fields, lanes, segments, stream
-from deadpool_run.vault.board import BUSY, EMPTY
-from deadpool_run.vault.lanes import Crew
-from deadpool_run.vault.outbound import Dial
-from deadpool_run.vault.replicas import TRANSCRIPT, Memory
-from deadpool_run.vault.sources import Shared, is_sound
-from deadpool_run.vault.stream import Outcome, Range
+from deadpool_run.vault import segments
+from deadpool_run.vault.status_page import BUSY, EMPTY
+from deadpool_run.vault.transfer import fields, framing, streams
+from deadpool_run.vault.transfer.catalog import Shared, is_sound
+from deadpool_run.vault.transfer.framing import Outcome, Range
+from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Memory
+from deadpool_run.vault.transfer.sender import Dial
+from deadpool_run.vault.transfer.streams import Crew
 from deadpool_run.wire.peers import Peer
 
 
@@ -49,7 +50,7 @@ class Errand:
         with self._lock:
             self._stopping = True
             if self._sock is not None:
-                stream.shut_down(self._sock)
+                framing.shut_down(self._sock)
         self._crew.shut_down()
 
     def _run(self) -> None:
@@ -74,7 +75,7 @@ class Errand:
                     raise ConnectionError("no longer wanted")
                 self._sock = sock
             try:
-                stream.prepare(sock)
+                framing.prepare(sock)
                 self._act(sock, self._crew)
             finally:
                 self._crew.close()
@@ -106,7 +107,7 @@ def bring_snapshot(  # noqa: PLR0913, PLR0917 - what is asked for, of whom, and 
     """
     content = _ask(sock, rank, version, life, of=shared.streams)
     nbytes, token, of = content
-    ranges = lanes.cut([(0, nbytes)], of)
+    ranges = streams.cut([(0, nbytes)], of)
     helpers = crew.open(of - 1)
 
     def bring(part: int, view: memoryview, sock: socket.socket) -> None:
@@ -169,8 +170,8 @@ def _ask(  # noqa: PLR0913 - what is asked for
 ) -> tuple[int, bytes, int]:
     """Ask for a part of a segment; return its size, its token, and into how many parts it is cut. The part follows."""
     content = {"rank": rank, "version": version, "life": life}
-    stream.send_frame(sock, {"do": "get", **content, "part": part, "of": of})
-    answer = stream.receive_frame(sock)
+    framing.send_frame(sock, {"do": "get", **content, "part": part, "of": of})
+    answer = framing.receive_frame(sock)
     if answer is None:
         raise ConnectionError("the peer hung up")
     if answer.get("say") != "have":
@@ -179,6 +180,6 @@ def _ask(  # noqa: PLR0913 - what is asked for
 
 
 def _receive(sock: socket.socket, shared: Shared, view: memoryview, ranges: list[Range]) -> None:
-    outcome = stream.receive_segment(sock, view, shared.received, ranges)
+    outcome = framing.receive_segment(sock, view, shared.received, ranges)
     if outcome is not Outcome.WHOLE:
         raise ProtocolError(f"what was asked for came {outcome.name.lower()}")

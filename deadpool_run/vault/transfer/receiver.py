@@ -12,10 +12,10 @@ from typing import Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank
-from deadpool_run.vault import fields, lanes, likeness, stream
-from deadpool_run.vault.replicas import TRANSCRIPT, Copy
-from deadpool_run.vault.sources import Shared, find, is_sound, like
-from deadpool_run.vault.stream import Outcome, Range
+from deadpool_run.vault.transfer import dedup, fields, framing, streams
+from deadpool_run.vault.transfer.catalog import Shared, find, is_sound, like
+from deadpool_run.vault.transfer.framing import Outcome, Range
+from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Copy
 
 _LOG = logging.getLogger("deadpool_run")
 _LIFE_WAIT_S = 5.0
@@ -34,14 +34,14 @@ class Served:
 
     def stop(self) -> None:
         """Have the thread end."""
-        stream.shut_down(self._sock)
+        framing.shut_down(self._sock)
 
     def _run(self) -> None:
         with self._sock:
             try:
-                stream.prepare(self._sock)
+                framing.prepare(self._sock)
                 while not self._shared.closing.is_set():
-                    message = stream.receive_frame(self._sock, idle=lambda: not self._shared.closing.is_set())
+                    message = framing.receive_frame(self._sock, idle=lambda: not self._shared.closing.is_set())
                     if message is None:
                         return
                     self._obey(message)
@@ -72,16 +72,16 @@ class Served:
         delivery = fields.token(message.get("delivery")) if parts > 1 else b""
         refusal = "it lives here" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, life)
         if refusal is None and not replicas.has(rank, version, token, life):
-            stream.send_frame(self._sock, {"say": "go"})
+            framing.send_frame(self._sock, {"say": "go"})
             copy = Copy(version, token, nbytes, life, replicas.spare(rank, version))
             refusal = self._receive(rank, copy, parts, delivery, compare=compare)
         if refusal is not None:
-            stream.send_frame(self._sock, {"say": "no", "why": refusal})
+            framing.send_frame(self._sock, {"say": "no", "why": refusal})
             return
         left = replicas.trim(rank, life, held)
         transcript = replicas.transcript(rank)
         told = {"held": fields.encode(left), "transcript": None if transcript is None else transcript.hex()}
-        stream.send_frame(self._sock, {"say": "held", **told})
+        framing.send_frame(self._sock, {"say": "held", **told})
 
     def _receive(self, rank: Rank, copy: Copy, parts: int, delivery: bytes, *, compare: bool) -> str | None:
         """Receive a copy and take it among the others; return why not."""
@@ -89,7 +89,7 @@ class Served:
         try:
             with copy.memory.view(copy.nbytes) as view:
                 found = self._search(rank, copy, view) if compare else ()
-                ranges = lanes.cut(likeness.rest(copy.nbytes, found), parts)
+                ranges = streams.cut(dedup.rest(copy.nbytes, found), parts)
                 outcome = self._receive_parts(delivery, view, ranges)
             whole = outcome is Outcome.WHOLE and is_sound(copy.memory.fd, copy.version, copy.token, copy.nbytes)
         finally:
@@ -103,11 +103,11 @@ class Served:
         """Receive the first part here, while other connections bring the others."""
         arrivals, meter = self._shared.arrivals, self._shared.received
         if len(parts) == 1:
-            return stream.receive_segment(self._sock, view, meter, parts[0])
-        arrival = lanes.Arrival(view, parts)
+            return framing.receive_segment(self._sock, view, meter, parts[0])
+        arrival = streams.Arrival(view, parts)
         arrivals.begin(delivery, arrival)
         try:
-            return arrival.outcome(stream.receive_segment(self._sock, view, meter, parts[0]))
+            return arrival.outcome(framing.receive_segment(self._sock, view, meter, parts[0]))
         finally:
             arrivals.end(delivery)
 
@@ -121,7 +121,7 @@ class Served:
         """Fill in what is here already; return which chunks that is."""
         assert copy.version is not TRANSCRIPT
         places = like(self._shared, rank, copy.version, patience_s=_CAPTURE_WAIT_S)
-        with contextlib.closing(likeness.Search(places)) as search:
+        with contextlib.closing(dedup.Search(places)) as search:
             return search.answer(self._sock, view)
 
     # --- get -----------------------------------------------------------------------------------------------------
@@ -133,13 +133,13 @@ class Served:
         source = find(self._shared, rank, version)
         if source is None:
             what = "transcript" if version is TRANSCRIPT else f"snapshot {version}"
-            stream.send_frame(self._sock, {"say": "no", "why": f"it holds no {what} of rank {rank}"})
+            framing.send_frame(self._sock, {"say": "no", "why": f"it holds no {what} of rank {rank}"})
             return
         try:
-            of = lanes.worthwhile(source.nbytes, fields.parts(message))
+            of = streams.worthwhile(source.nbytes, fields.parts(message))
             told = {"nbytes": source.nbytes, "token": source.token.hex(), "of": of}
-            stream.send_frame(self._sock, {"say": "have", **told})
+            framing.send_frame(self._sock, {"say": "have", **told})
             part = fields.number(message, "part", below=of)
-            source.send(self._sock, self._shared, ranges=lanes.cut([(0, source.nbytes)], of)[part])
+            source.send(self._sock, self._shared, ranges=streams.cut([(0, source.nbytes)], of)[part])
         finally:
             source.close()

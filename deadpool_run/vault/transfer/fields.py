@@ -5,7 +5,7 @@ from typing import Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.lanes import MAX_PARTS
+from deadpool_run.vault.transfer.streams import MAX_PARTS
 
 TOKEN_BYTES = 16
 _MAX_HELD = 2

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from deadpool_run.errors import ProtocolError
-from deadpool_run.vault import stream
-from deadpool_run.vault.stream import Outcome, Range
+from deadpool_run.vault.transfer import framing
+from deadpool_run.vault.transfer.framing import Outcome, Range
 
 MIN_PART_BYTES = 32 << 20
 """What is smaller is not worth a further connection."""
@@ -58,8 +58,8 @@ class Crew:
                 with self._lock:
                     self._socks.append(sock)
                     if self._stopping:
-                        stream.shut_down(sock)
-                stream.prepare(sock)
+                        framing.shut_down(sock)
+                framing.prepare(sock)
         except OSError:  # what there is must do
             pass
         return min(count, len(self._socks))
@@ -112,7 +112,7 @@ class Crew:
     def _shut_down_now(self) -> None:
         with self._lock:
             for sock in self._socks:
-                stream.shut_down(sock)
+                framing.shut_down(sock)
 
 
 class Arrival:
@@ -126,7 +126,7 @@ class Arrival:
         self._ended: dict[int, Outcome | None] = {}
         self._over = False
 
-    def bring(self, part: int, of: int, sock: socket.socket, meter: stream.Meter) -> None:
+    def bring(self, part: int, of: int, sock: socket.socket, meter: framing.Meter) -> None:
         """Receive a part, on its own thread. Raises OSError and `ProtocolError`."""
         with self._changed:
             if self._over or of != len(self._parts) or not 0 < part < of or part in self._taken:
@@ -134,7 +134,7 @@ class Arrival:
             self._taken[part] = sock
         outcome = None
         try:
-            outcome = stream.receive_segment(sock, self._view, meter, self._parts[part])
+            outcome = framing.receive_segment(sock, self._view, meter, self._parts[part])
         finally:
             with self._changed:
                 self._ended[part] = outcome
@@ -143,7 +143,7 @@ class Arrival:
     def outcome(self, first: Outcome) -> Outcome:
         """Wait for all parts; return what became of the whole. A part whose connection broke leaves it torn."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._ended) == len(self._parts) - 1, stream.TIMEOUT_S)
+            self._changed.wait_for(lambda: len(self._ended) == len(self._parts) - 1, framing.TIMEOUT_S)
             found = {first, *(Outcome.TORN if each is None else each for each in self._ended.values())}
             if len(self._ended) < len(self._parts) - 1:
                 found.add(Outcome.TORN)
@@ -155,7 +155,7 @@ class Arrival:
             self._over = True
             for part, sock in self._taken.items():
                 if part not in self._ended:
-                    stream.shut_down(sock)
+                    framing.shut_down(sock)
             self._changed.wait_for(lambda: len(self._ended) == len(self._taken))
 
 
@@ -183,7 +183,7 @@ class Arrivals:
     def find(self, delivery: bytes) -> Arrival:
         """Return it once it has begun. Raises `ProtocolError` if it does not in good time."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or delivery in self._found, stream.TIMEOUT_S)
+            self._changed.wait_for(lambda: self._closed or delivery in self._found, framing.TIMEOUT_S)
             found = self._found.get(delivery)
         if found is None:
             raise ProtocolError("a part of a delivery that is not on its way")

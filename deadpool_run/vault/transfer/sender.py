@@ -16,13 +16,13 @@ from typing import Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import fields, lanes, likeness, stream
-from deadpool_run.vault.fields import Identity
-from deadpool_run.vault.lanes import Crew
-from deadpool_run.vault.likeness import Hopes
-from deadpool_run.vault.replicas import TRANSCRIPT
-from deadpool_run.vault.sources import Shared, Source, open_held, open_transcript
-from deadpool_run.vault.stream import Outcome, Range
+from deadpool_run.vault.transfer import dedup, fields, framing, streams
+from deadpool_run.vault.transfer.catalog import Shared, Source, open_held, open_transcript
+from deadpool_run.vault.transfer.dedup import Hopes
+from deadpool_run.vault.transfer.fields import Identity
+from deadpool_run.vault.transfer.framing import Outcome, Range
+from deadpool_run.vault.transfer.replicas import TRANSCRIPT
+from deadpool_run.vault.transfer.streams import Crew
 from deadpool_run.vault.vault import Held, Vault
 from deadpool_run.wire.peers import Peer
 
@@ -133,7 +133,7 @@ class Link:
             self._stopping = True
             self._changed.notify_all()
             if self._sock is not None:
-                stream.shut_down(self._sock)
+                framing.shut_down(self._sock)
         self._crew.shut_down()
 
     def safe(self, life: int) -> tuple[frozenset[Identity], bytes | None]:
@@ -208,8 +208,8 @@ class Link:
         found: set[int] | None = None
         spared = 0
         delivery = secrets.token_bytes(fields.TOKEN_BYTES)
-        parts = 1 + self._crew.open(lanes.worthwhile(nbytes, self._shared.streams) - 1)
-        stream.send_frame(
+        parts = 1 + self._crew.open(streams.worthwhile(nbytes, self._shared.streams) - 1)
+        framing.send_frame(
             sock,
             {
                 "do": "put",
@@ -226,9 +226,9 @@ class Link:
         )
         answer = self._answer(sock)
         if answer.get("say") == "go":
-            found = likeness.ask(sock, offer.source.fd, nbytes, asked, offer.source.still) if asked else set()
-            left = likeness.rest(nbytes, found)
-            self._send(sock, offer, delivery, lanes.cut(left, parts))
+            found = dedup.ask(sock, offer.source.fd, nbytes, asked, offer.source.still) if asked else set()
+            left = dedup.rest(nbytes, found)
+            self._send(sock, offer, delivery, streams.cut(left, parts))
             answer = self._answer(sock)
             spared = nbytes - sum(end - begin for begin, end in left)
         if answer.get("say") != "held":
@@ -249,7 +249,7 @@ class Link:
 
         def send(part: int, sock: socket.socket) -> None:
             if part:
-                stream.send_frame(sock, {"do": "part", "delivery": delivery.hex(), "part": part, "of": len(parts)})
+                framing.send_frame(sock, {"do": "part", "delivery": delivery.hex(), "part": part, "of": len(parts)})
             outcomes.append(
                 offer.source.send(
                     sock,
@@ -261,7 +261,7 @@ class Link:
             )
 
         self._crew.work([partial(send, part) for part in range(1, len(parts))], lambda: send(0, sock))
-        stream.end_segment(sock, max(outcomes))
+        framing.end_segment(sock, max(outcomes))
 
     def _learn(self, offer: _Offer, answer: dict[str, Any]) -> None:
         held, content = fields.identities(answer.get("held")), answer.get("transcript")
@@ -277,7 +277,7 @@ class Link:
         self._on_change(self._rank)
 
     def _answer(self, sock: socket.socket) -> dict[str, Any]:
-        answer = stream.receive_frame(sock)
+        answer = framing.receive_frame(sock)
         if answer is None:
             raise ConnectionError("the peer hung up")
         return answer
@@ -289,7 +289,7 @@ class Link:
                 self._sock = sock
                 if self._stopping:
                     raise ConnectionError("no longer wanted")
-            stream.prepare(sock)
+            framing.prepare(sock)
         return self._sock
 
     def _hang_up(self) -> None:
