@@ -13,8 +13,8 @@ from typing import Any
 from deadpool_run.core import coordinator
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
-from deadpool_run.core.membership import State
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import typed
 from deadpool_run.wire.facts import decode_effect, decode_event, encode

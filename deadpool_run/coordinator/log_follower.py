@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from deadpool_run.core import coordinator
-from deadpool_run.core.electorate import LogIndex
-from deadpool_run.core.membership import State
+from deadpool_run.core.leadership.electorate import LogIndex
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import typed
 from deadpool_run.wire.facts import decode_event

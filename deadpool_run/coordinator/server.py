@@ -10,8 +10,8 @@ from deadpool_run.coordinator.log_follower import Known
 from deadpool_run.core import coordinator
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, TimeAdvanced
-from deadpool_run.core.membership import State
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import State
 
 
 class Performer(Protocol):

@@ -5,14 +5,16 @@ Pure: it is told facts and the time, and returns the next state and orders. It n
 
 from typing import assert_never
 
-from deadpool_run.core import ending, nodes, pool, processes, repair, takeover, timers, words, world
 from deadpool_run.core import events as ev
+from deadpool_run.core import nodes, processes, reports, timers
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
 from deadpool_run.core.invariants import check_invariants
-from deadpool_run.core.lifecycle import JobPhase, MemberPhase
-from deadpool_run.core.membership import State, all_done
+from deadpool_run.core.leadership import takeover
+from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import State, all_done
+from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.core.turn import Turn
 
 __all__ = ["check_invariants", "new_state", "next_deadline", "step"]
@@ -23,7 +25,7 @@ def new_state(settings: Settings) -> State:
     return State(
         phase=JobPhase.NEW,
         capture_interval=settings.capture_interval,
-        seats=world.vacant_seats(settings.world_size),
+        seats=restart.vacant_seats(settings.world_size),
     )
 
 
@@ -49,17 +51,17 @@ def _hear(turn: Turn, event: Event) -> None:
     if isinstance(event, processes.ProcessNews):
         processes.hear(turn, event)
         return
-    if isinstance(event, words.Word):
-        words.hear(turn, event)
+    if isinstance(event, reports.Word):
+        reports.hear(turn, event)
         return
     if isinstance(event, nodes.NodeNews):
         nodes.hear(turn, event)
         return
     match event:
         case ev.JobSubmitted():
-            world.submitted(turn, event)
+            restart.submitted(turn, event)
         case ev.StopRequested():
-            ending.stop_requested(turn, event)
+            shutdown.stop_requested(turn, event)
         case ev.KillRequested():
             processes.kill_requested(turn, event)
         case ev.TimeAdvanced():
@@ -75,22 +77,22 @@ def _advance(turn: Turn) -> None:
     if turn.state.phase is JobPhase.REPAIRING:
         repair.advance(turn)
     if turn.state.phase is JobPhase.RESTARTING:
-        world.advance_restarting(turn)
+        restart.advance_restarting(turn)
     if turn.state.phase is JobPhase.STARTING:
-        world.advance_starting(turn)
+        restart.advance_starting(turn)
     if turn.state.phase is JobPhase.UNPROTECTED:
-        world.advance_unprotected(turn)
+        restart.advance_unprotected(turn)
     if turn.state.phase is JobPhase.RUNNING:
         repair.report(turn)
     if turn.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING) and _every_rank_is_through(turn.state):
-        ending.release(turn)
-    pool.heal(turn)
-    pool.prepare(turn)
+        shutdown.release(turn)
+    spare_pool.heal(turn)
+    spare_pool.prepare(turn)
     nodes.set_buddies(turn)
     if turn.state.phase is JobPhase.FINISHING:
-        ending.advance_finishing(turn)
+        shutdown.advance_finishing(turn)
     if turn.state.phase is JobPhase.STOPPING:
-        ending.advance_stopping(turn)
+        shutdown.advance_stopping(turn)
 
 
 def _every_rank_is_through(state: State) -> bool:

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from deadpool_run.core import pool, timers
-from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, ATTACHED, HOLDS_RANK, JobPhase, MemberPhase
-from deadpool_run.core.membership import State
+from deadpool_run.core import timers
+from deadpool_run.core.recovery import spare_pool
 from deadpool_run.core.rows import Members, Seats
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import State
+from deadpool_run.core.transitions import AT_WORK_IN_REPAIR, ATTACHED, HOLDS_RANK, JobPhase, MemberPhase
 
 _OVER = frozenset({JobPhase.STOPPING, JobPhase.STOPPED})
 
@@ -46,7 +47,7 @@ def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:
     leaving = (MemberPhase.ENDING, MemberPhase.DISMISSED)
     for node in state.nodes:
         alive = sum(member.phase not in leaving for member in state.on_node(node))
-        if alive > (room := pool.capacity(settings, state, node)):
+        if alive > (room := spare_pool.capacity(settings, state, node)):
             yield f"{alive} workers are alive on {node}, which has room for {room}"
     for member in state.members.values():
         if member.node not in state.nodes:

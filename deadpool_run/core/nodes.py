@@ -3,13 +3,13 @@
 from collections.abc import Collection
 from typing import assert_never
 
-from deadpool_run.core import buddies, holders
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.changes import changed
-from deadpool_run.core.lifecycle import JobPhase
-from deadpool_run.core.membership import Member, Node, State
+from deadpool_run.core.copies import buddies, holders
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import Member, Node, State
+from deadpool_run.core.transitions import JobPhase
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import NodeId
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deadpool_run.core.lifecycle import MemberPhase
-from deadpool_run.core.membership import Member, Node, Seat, State
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import Member, Node, Seat, State
+from deadpool_run.core.transitions import MemberPhase
 from deadpool_run.ids import NodeId, Rank
 
 SPARES_WAIT_S = 10.0

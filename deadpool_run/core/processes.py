@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import ending, faults, holders, nodes, pool, repair, replicas, world
 from deadpool_run.core import events as ev
-from deadpool_run.core.lifecycle import ATTACHED, JobPhase, MemberPhase
-from deadpool_run.core.membership import Member
+from deadpool_run.core import nodes
+from deadpool_run.core.copies import holders, replicas
+from deadpool_run.core.recovery import blame, repair, restart, shutdown, spare_pool
+from deadpool_run.core.state import Member
+from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.core.turn import Turn
 
 ProcessNews = (
@@ -67,9 +69,9 @@ def _ended(turn: Turn, event: ev.WorkerExited | ev.WorkerStartFailed) -> None:
         return  # it was given a rank, so that it did start: its exit follows
     turn.remove(member)
     if isinstance(event, ev.WorkerStartFailed):
-        pool.parked_died(turn, member, f"it could not be started: {event.reason}")
+        spare_pool.parked_died(turn, member, f"it could not be started: {event.reason}")
     elif member.rank is None:
-        pool.parked_died(turn, member, ending.describe_exit(event))
+        spare_pool.parked_died(turn, member, shutdown.describe_exit(event))
     elif event.code == 0 and member.phase not in (MemberPhase.ENDING, MemberPhase.RAISED):
         _left(turn, member, event)
     else:
@@ -82,13 +84,13 @@ def _left(turn: Turn, member: Member, event: ev.WorkerExited) -> None:
     holders.left_behind(turn, member.rank, member.node, replicas.held_after_death(event))
     turn.set_seat(member.rank, done=True)
     if turn.state.phase is JobPhase.REPAIRING and member.phase not in ATTACHED:
-        ending.stop(turn, 1, f"rank {member.rank} left the script while the world was repaired, so nobody can go on")
+        shutdown.stop(turn, 1, f"rank {member.rank} left the script while the world was repaired, so nobody can go on")
 
 
 def _lost(turn: Turn, member: Member, event: ev.WorkerExited) -> None:
     fallen = repair.Fallen(member, _cause(turn, member, event), replicas.held_after_death(event))
     if turn.state.phase is JobPhase.FINISHING and _by_its_own_will(member, event):
-        ending.stop(turn, 1, f"{fallen.why} after its last step")
+        shutdown.stop(turn, 1, f"{fallen.why} after its last step")
     else:
         _ranks_lost(turn, [fallen], fallen.why)
 
@@ -137,7 +139,7 @@ def _fetch_failed(turn: Turn, event: ev.FetchFailed) -> None:
 def _ranks_lost(turn: Turn, fallen: list[repair.Fallen], why: str) -> None:
     match turn.state.phase:
         case JobPhase.UNPROTECTED:
-            world.restart(turn, why)
+            restart.restart(turn, why)
         case JobPhase.RUNNING | JobPhase.REPAIRING:
             repair.lost(turn, fallen, why)
         case JobPhase.FINISHING:
@@ -161,7 +163,7 @@ def _cause(turn: Turn, member: Member, event: ev.WorkerExited) -> str:
         if one.worker == member.worker:
             where = "" if one.step is None else f" in step {one.step}"
             return f"raised {one.kind}{where}: {one.message}"
-    return ending.describe_exit(event)
+    return shutdown.describe_exit(event)
 
 
 def _raised(turn: Turn, event: ev.WorkerRaised) -> None:
@@ -169,7 +171,7 @@ def _raised(turn: Turn, event: ev.WorkerRaised) -> None:
     before = turn.state.members.get(event.worker)
     if turn.accept(event.worker, event) is None or before is None or before.rank is None:
         return
-    repair.weigh(turn, faults.evidence(turn.state, before, event))
+    repair.weigh(turn, blame.evidence(turn.state, before, event))
 
 
 def _refused(turn: Turn, event: ev.JobRefused) -> None:
@@ -178,9 +180,9 @@ def _refused(turn: Turn, event: ev.JobRefused) -> None:
     if member is None:
         return
     if member.rank is None:
-        pool.unprepared(turn, event.message)
+        spare_pool.unprepared(turn, event.message)
     else:
-        ending.stop(turn, event.exit_code, event.message)
+        shutdown.stop(turn, event.exit_code, event.message)
 
 
 def end_for(turn: Turn, event: ev.WorkerHung, why: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from deadpool_run.core.lifecycle import TIMED, MemberPhase
 from deadpool_run.core.shelves import ByNode, Shelves, Times
+from deadpool_run.core.transitions import TIMED, MemberPhase
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
 
 LEAVING = frozenset({MemberPhase.ENDING, MemberPhase.DISMISSED})

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from deadpool_run.core import capture, ending, placement, pool, repair, world
-from deadpool_run.core.lifecycle import AT_WORK_IN_REPAIR, TIMED, JobPhase, MemberPhase
-from deadpool_run.core.membership import Member, State
+from deadpool_run.core import placement
+from deadpool_run.core.copies import interval
+from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import Member, State
 from deadpool_run.core.tallies import patience_from
+from deadpool_run.core.transitions import AT_WORK_IN_REPAIR, TIMED, JobPhase, MemberPhase
 from deadpool_run.core.turn import Turn
 
 SUSPICION_S = 5.0
@@ -100,10 +102,10 @@ def _with_deadlines(state: State) -> list[Member]:
 def _of_the_job(settings: Settings, state: State) -> Iterator[Deadline]:
     if state.suspicion is not None:
         yield Deadline(state.suspicion.at + SUSPICION_S, Due.SUSPICION)
-    calm_at = capture.calm_deadline(settings, state)
+    calm_at = interval.calm_deadline(settings, state)
     if calm_at is not None and state.phase is JobPhase.RUNNING:
         yield Deadline(calm_at, Due.CALM)
-    heal_at = pool.heal_deadline(settings, state)
+    heal_at = spare_pool.heal_deadline(settings, state)
     if heal_at is not None:
         yield Deadline(heal_at, Due.HEAL)
     if state.phase is JobPhase.UNPROTECTED and state.warn_at is not None:
@@ -118,7 +120,7 @@ def _of_nodes(settings: Settings, state: State) -> Iterator[Deadline]:
             yield Deadline(state.joined_at + settings.join_timeout_s, Due.NODES)
         elif begin_at is not None and not state.spares_waited_for:
             yield Deadline(begin_at, Due.SPARE_NODES)
-    if state.phase is JobPhase.REPAIRING and state.repair is not None and pool.is_exhausted(settings, state):
+    if state.phase is JobPhase.REPAIRING and state.repair is not None and spare_pool.is_exhausted(settings, state):
         yield Deadline(max(state.repair.began_at, state.joined_at) + settings.join_timeout_s, Due.NO_PLACE)
 
 
@@ -127,7 +129,7 @@ def _of_phase(settings: Settings, state: State, phase: MemberPhase, since: float
     repairing = state.phase is JobPhase.REPAIRING
     match phase:
         case MemberPhase.ENDING:
-            found = since + ending.UNREAPED_S, Due.UNREAPED
+            found = since + shutdown.UNREAPED_S, Due.UNREAPED
         case MemberPhase.RAISED if state.managed:
             found = since + RAISED_S, Due.RAISED
         case MemberPhase.UNATTACHED if not state.count(MemberPhase.RAISED, MemberPhase.ENDING):
@@ -182,13 +184,13 @@ def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901, PLR0912, PLR0915
             _end(turn, member, "it could not build its communicators, and nobody else was lost")
         case Due.UNREAPED:
             assert member is not None
-            ending.unreaped(turn, member)
+            shutdown.unreaped(turn, member)
         case Due.NOT_STARTED:
             assert member is not None
             _end(turn, member, f"it was not ready {turn.now - member.since:.0f} s after it was ordered")
         case Due.NOT_PREPARED:
             assert member is not None
-            pool.unprepared(turn, f"worker {member.worker} had not rehearsed within {START_S:g} s")
+            spare_pool.unprepared(turn, f"worker {member.worker} had not rehearsed within {START_S:g} s")
             turn.kill(member.worker, "it had not rehearsed in time")
         case Due.LINGERING:
             assert member is not None
@@ -196,23 +198,23 @@ def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901, PLR0912, PLR0915
         case Due.SUSPICION:
             _suspicion(turn)
         case Due.CALM:
-            capture.calm(turn)
+            interval.calm(turn)
         case Due.HEAL:
-            pool.heal(turn)
+            spare_pool.heal(turn)
         case Due.SPARE_NODES:
             turn.set(spares_waited_for=True)
         case Due.NODES:
             count = f"{len(turn.state.nodes)} of the {settings.nodes} nodes that the world needs are there"
-            ending.stop(turn, 1, f"{count}, and no other came within {settings.join_timeout_s:g} s")
+            shutdown.stop(turn, 1, f"{count}, and no other came within {settings.join_timeout_s:g} s")
         case Due.MOVED:
             pass  # met in `takeover`, before anything else
         case Due.UNPROTECTED:
-            world.unprotected(turn)
+            restart.unprotected(turn)
         case Due.NO_PLACE:
             ranks = ", ".join(str(seat.rank) for seat in turn.state.vacant())
             left = f"every worker of the {len(turn.state.nodes)} nodes that are left holds another"
             waited = f"no other node came within {settings.join_timeout_s:g} s"
-            ending.stop(turn, 1, f"no place is left for rank {ranks}: {left}, and {waited}")
+            shutdown.stop(turn, 1, f"no place is left for rank {ranks}: {left}, and {waited}")
 
 
 def _end(turn: Turn, member: Member, why: str) -> None:
@@ -238,6 +240,6 @@ def _suspicion(turn: Turn) -> None:
         case JobPhase.RUNNING | JobPhase.REPAIRING:
             repair.retry(turn, why)
         case JobPhase.UNPROTECTED:
-            world.restart(turn, why)
+            restart.restart(turn, why)
         case _:
             pass

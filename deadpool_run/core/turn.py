@@ -8,12 +8,12 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.changes import changed
 from deadpool_run.core.injection import KillHow
-from deadpool_run.core.lifecycle import JOB_TRANSITIONS, MEMBER_TRANSITIONS, JobPhase, MemberPhase, trigger_of
-from deadpool_run.core.membership import Member, Repair, Seat, State
 from deadpool_run.core.placement import Seating
 from deadpool_run.core.rows import Members, Seats, members_of, seats_of
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.shelves import Draft
+from deadpool_run.core.state import Member, Repair, Seat, State
+from deadpool_run.core.transitions import JOB_TRANSITIONS, MEMBER_TRANSITIONS, JobPhase, MemberPhase, trigger_of
 from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 
 MemberOrder = (

@@ -1,1 +1,1 @@
-"""What users are shown of a run."""
+"""What users are shown of a run. No torch. Agent and command line import it."""

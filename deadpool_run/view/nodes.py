@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from deadpool_run.core.outline import numbers
 from deadpool_run.view.health import Status, ranks_per_node, ready_spares
+from deadpool_run.view.plan import numbers
 from deadpool_run.view.text import shown, size, table
 
 _MS_PER_S = 1e3

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deadpool_run.core import status
-from deadpool_run.core.membership import State
+from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId
 from deadpool_run.vault.status_page import Board, Cell, Phase
+from deadpool_run.view import job_status
 from deadpool_run.wire.peers import Traffic
 
 SCHEMA_VERSION = 1
@@ -50,7 +50,7 @@ def status_object(
     nodes: Nodes | None = None,
 ) -> dict[str, Any]:
     """Return an object fit for JSON; see `coordinator.control` for its shape. `nodes` is None on one machine."""
-    summary = status.summary(state).to_json()
+    summary = job_status.summary(state).to_json()
     ranks = [{**rank, **_cell(cell)} for rank, cell in zip(summary["ranks"], board.cells, strict=True)]
     several = {} if nodes is None else _several(state, summary["nodes"], nodes)
     return {

@@ -1,1 +1,1 @@
-"""Messages as bytes: no sockets."""
+"""Messages as bytes: no sockets. Vault and all above import it."""

@@ -36,10 +36,10 @@ from scale_agents import Agents, beat
 from scale_head import STANDBYS, Head
 
 from deadpool_run.agent.cluster.leadership import LOOKS
-from deadpool_run.core import election, electorate
 from deadpool_run.core import events as ev
-from deadpool_run.core.lifecycle import JobPhase
+from deadpool_run.core.leadership import election, electorate
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
 

@@ -17,9 +17,9 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core import nodes
 from deadpool_run.core.effects import Effect
-from deadpool_run.core.lifecycle import JobPhase
-from deadpool_run.core.membership import State
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import State
+from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.status_page import Board, create_board
 from deadpool_run.wire import peers

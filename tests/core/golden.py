@@ -14,9 +14,9 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.status import summary
 from deadpool_run.errors import Blame
 from deadpool_run.ids import ONLY_NODE
+from deadpool_run.view.job_status import summary
 
 _BAR = "----"
 

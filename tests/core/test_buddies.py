@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deadpool_run.core import buddies, coordinator
+from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.copies import buddies
 from deadpool_run.core.events import Place
-from deadpool_run.core.membership import Node
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import Node
 
 
 def world(count, per_node, replicas, leaves=("",), shards=0):

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from deadpool_run.core.commit import MAX_TOLD, Commits
+from deadpool_run.core.copies.commit import MAX_TOLD, Commits
 from deadpool_run.ids import Rank, Version
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from deadpool_run.core import election
-from deadpool_run.core import electorate as el
+from deadpool_run.core.leadership import election
+from deadpool_run.core.leadership import electorate as el
 
 T = 5.0
 

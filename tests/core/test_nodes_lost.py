@@ -3,11 +3,12 @@
 import pytest
 
 from deadpool_run.coordinator import journal
-from deadpool_run.core import coordinator, faults, processes
+from deadpool_run.core import coordinator, processes
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.lifecycle import JobPhase
+from deadpool_run.core.recovery import blame
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.transitions import JobPhase
 
 NODES, EACH, SPARE = 6, 8, 4
 SETTINGS = Settings(world_size=NODES * EACH, nodes=NODES, spare_nodes=SPARE, replicas=2)
@@ -126,7 +127,7 @@ def test_a_node_that_is_lost_in_the_repair_is_an_epoch_of_its_own():
     effects = job.lose(newcomers_on)
     assert job.state.epoch == epoch + 2
     assert job.state.repair.attempts == 2, f"{EACH} ranks that were lost together are one attempt"
-    assert faults.MAX_ATTEMPTS < EACH
+    assert blame.MAX_ATTEMPTS < EACH
     job.obey(effects)
     assert job.state.phase is JobPhase.RUNNING
 

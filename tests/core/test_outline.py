@@ -3,12 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deadpool_run.core import buddies, coordinator
+from deadpool_run.core import coordinator
 from deadpool_run.core import events as ev
-from deadpool_run.core.lifecycle import JobPhase
-from deadpool_run.core.membership import Node
-from deadpool_run.core.outline import begun, outline
+from deadpool_run.core.copies import buddies
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import Node
+from deadpool_run.core.transitions import JobPhase
+from deadpool_run.view.plan import begun, outline
 
 
 def nodes(count, orders=(), leaves=("",)):

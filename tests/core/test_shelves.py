@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deadpool_run.core.changes import changed
-from deadpool_run.core.membership import Seat
 from deadpool_run.core.shelves import ByNode, Draft, Shelves, Times
+from deadpool_run.core.state import Seat
 
 NUMBERS = st.integers(0, 3 << 20)
 CHANGES = st.lists(st.tuples(st.sampled_from(["put", "drop"]), st.integers(0, 400), st.integers(0, 3)), max_size=40)

@@ -4,7 +4,7 @@ import json
 
 from golden import Run
 
-from deadpool_run.core.status import summary
+from deadpool_run.view.job_status import summary
 
 
 def run(*commands):

@@ -11,7 +11,9 @@ from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.injection import KillHow
-from deadpool_run.core.lifecycle import (
+from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import Member, State
+from deadpool_run.core.transitions import (
     HOLDS_RANK,
     JOB_TRANSITIONS,
     MEMBER_TRANSITIONS,
@@ -21,8 +23,6 @@ from deadpool_run.core.lifecycle import (
     diagram,
     trigger_of,
 )
-from deadpool_run.core.membership import Member, State
-from deadpool_run.core.settings import Settings
 
 SETTINGS = Settings(world_size=2, spares=1, hot_spares=True, max_restarts=1)
 MOST_STATES = 2000

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 from test_table import NOW, SETTINGS, states
 
-from deadpool_run.core import coordinator, holders
+from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.lifecycle import JobPhase, MemberPhase
-from deadpool_run.core.membership import Node, State
+from deadpool_run.core.copies import holders
+from deadpool_run.core.state import Node, State
+from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import ONLY_NODE
 
 NODE = ONLY_NODE

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deadpool_run.core.lifecycle import MemberPhase
-from deadpool_run.core.membership import Member, Seat
 from deadpool_run.core.rows import Members, Seats, members_of, seats_of
+from deadpool_run.core.state import Member, Seat
+from deadpool_run.core.transitions import MemberPhase
 
 MEMBERS = st.builds(
     Member,

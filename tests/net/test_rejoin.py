@@ -13,9 +13,9 @@ from deadpool_run.agent.cluster.follower import Limbo
 from deadpool_run.agent.cluster.leadership import Authority
 from deadpool_run.agent.cluster.participation import Membership
 from deadpool_run.agent.cluster.peer_server import PeerServer
-from deadpool_run.core import election
-from deadpool_run.core.electorate import Roster
 from deadpool_run.core.events import NodeResynced, Place, StopRequested
+from deadpool_run.core.leadership import election
+from deadpool_run.core.leadership.electorate import Roster
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import Role
 from deadpool_run.wire.peers import Peer

@@ -9,8 +9,9 @@ from kit.ends import Changes, End, within_bound
 from deadpool_run.agent.cluster.followers import Assembly
 from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.server import CoordinatorServer
-from deadpool_run.core import coordinator, election, electorate
+from deadpool_run.core import coordinator
 from deadpool_run.core import events as ev
+from deadpool_run.core.leadership import election, electorate
 from deadpool_run.core.settings import Settings
 from deadpool_run.wire import peers
 

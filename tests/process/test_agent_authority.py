@@ -6,8 +6,8 @@ import inspect
 import pytest
 
 from deadpool_run.agent.cluster.leadership import Authority
-from deadpool_run.core import election
-from deadpool_run.core import electorate as el
+from deadpool_run.core.leadership import election
+from deadpool_run.core.leadership import electorate as el
 from deadpool_run.ids import NodeId
 
 LONG_S = 1000.0

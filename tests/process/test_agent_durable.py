@@ -9,8 +9,8 @@ from deadpool_run.agent.checkpoint import durable
 from deadpool_run.agent.checkpoint.durable_head import DurableHead, Nodes
 from deadpool_run.agent.checkpoint.participant import Share
 from deadpool_run.agent.spec import DurableSpec
-from deadpool_run.core.lifecycle import JobPhase
-from deadpool_run.core.membership import Seat, State
+from deadpool_run.core.state import Seat, State
+from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import Rank
 from deadpool_run.vault.checkpoint_format import Step
 from deadpool_run.vault.status_page import EMPTY

@@ -12,9 +12,9 @@ from deadpool_run.agent.node.hang_detector import LOOKS, Health, Sight, Stillnes
 from deadpool_run.core import coordinator
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import KillWorker
-from deadpool_run.core.lifecycle import JobPhase, MemberPhase
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.timers import UNWIND_S
+from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import Epoch, Rank, Version, WorkerId
 from deadpool_run.vault.status_page import Board, Phase, create_board
 

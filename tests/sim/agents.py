@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from workers import Worker
 
-from deadpool_run.core import coordinator, election
+from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
-from deadpool_run.core import electorate as el
 from deadpool_run.core import events as ev
+from deadpool_run.core.leadership import election
+from deadpool_run.core.leadership import electorate as el
 
 if TYPE_CHECKING:
     from heads import Cluster

@@ -18,11 +18,11 @@ from wires import CutGathering, CutStorage, Net
 from workers import Mode, Worker
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import election
-from deadpool_run.core import electorate as el
 from deadpool_run.core import events as ev
-from deadpool_run.core.lifecycle import JobPhase
+from deadpool_run.core.leadership import election
+from deadpool_run.core.leadership import electorate as el
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.transitions import JobPhase
 
 BOUND_S = 40.0
 HORIZON_S = 600.0

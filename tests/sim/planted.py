@@ -10,31 +10,21 @@ import pytest
 from outages import KINDS as OUTAGES
 from simulator import KINDS, NODE_KINDS, REFUSAL_KINDS
 
-from deadpool_run.core import (
-    buddies,
-    election,
-    holders,
-    pool,
-    processes,
-    reconcile,
-    repair,
-    replicas,
-    takeover,
-    timers,
-    words,
-    world,
-)
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.lifecycle import MEMBER_TRANSITIONS, MemberPhase
-from deadpool_run.core.membership import State
+from deadpool_run.core import processes, reports, timers
+from deadpool_run.core.copies import buddies, holders, replicas
+from deadpool_run.core.leadership import election, reconcile, takeover
+from deadpool_run.core.recovery import repair, restart, spare_pool
+from deadpool_run.core.state import State
+from deadpool_run.core.transitions import MEMBER_TRANSITIONS, MemberPhase
 from deadpool_run.core.turn import Turn
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def stale_words_are_obeyed(patch):
-    patch.setattr(words, "is_current", lambda _state, _epoch: True)
+    patch.setattr(reports, "is_current", lambda _state, _epoch: True)
 
 
 def acks_are_kept_over_epochs(patch):
@@ -77,13 +67,13 @@ def an_unready_spare_is_promoted(patch):
 
 
 def the_pool_never_heals(patch):
-    honest = pool.heal
+    honest = spare_pool.heal
 
     def heal(turn):
         if turn.state.next_worker == 0:
             honest(turn)
 
-    patch.setattr(pool, "heal", heal)
+    patch.setattr(spare_pool, "heal", heal)
 
 
 def a_dead_ranks_slots_are_ignored(patch):
@@ -140,13 +130,13 @@ def what_is_far_is_taken_for_near(patch):
 
 
 def nobody_waits_for_the_first_copies(patch):
-    honest = world.advance_unprotected
+    honest = restart.advance_unprotected
 
     def advance_unprotected(turn):
         turn.set(committed=True)
         honest(turn)
 
-    patch.setattr(world, "advance_unprotected", advance_unprotected)
+    patch.setattr(restart, "advance_unprotected", advance_unprotected)
 
 
 def what_an_unwound_rank_holds_is_not_asked(patch):
@@ -176,12 +166,12 @@ def who_cannot_be_drained_is_waited_for(patch):
 
 
 def an_unwound_rank_counts_as_a_survivor(patch):
-    honest = words._changes
+    honest = reports._changes
 
     def changes(turn, event):
         return {} if isinstance(event, ev.RunUnwound) else honest(turn, event)
 
-    patch.setattr(words, "_changes", changes)
+    patch.setattr(reports, "_changes", changes)
 
 
 _ANY = KINDS

@@ -12,13 +12,14 @@ from machine import Clock
 from storage import Storage
 from workers import Gathering, Mode, Worker
 
-from deadpool_run.core import coordinator, faults, pool, timers
+from deadpool_run.core import coordinator, timers
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.injection import KillHow
-from deadpool_run.core.lifecycle import JobPhase, MemberPhase
-from deadpool_run.core.membership import Member
+from deadpool_run.core.recovery import blame, spare_pool
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import Member
+from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import Rank
 
 KINDS = (
@@ -331,9 +332,9 @@ class Simulation:
             return  # it waits for a node, or stops: check_end looks at the reason
         assert phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING), f"still {phase} after {quiet:g} s"
         ready = len(self.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING))
-        crashed = sum(self.clock.now < at + pool.CRASH_WINDOW_S for at in self.state.crashes)
-        if phase is JobPhase.RUNNING and crashed < pool.CRASHES:
-            room = sum(pool.capacity(self.settings, self.state, node) for node in self.state.nodes)
+        crashed = sum(self.clock.now < at + spare_pool.CRASH_WINDOW_S for at in self.state.crashes)
+        if phase is JobPhase.RUNNING and crashed < spare_pool.CRASHES:
+            room = sum(spare_pool.capacity(self.settings, self.state, node) for node in self.state.nodes)
             spare = room - self.settings.world_size
             assert ready == spare, f"{ready} spares are ready, not {spare}"
 
@@ -349,9 +350,9 @@ class Simulation:
         excuses = {
             "stopped by SIGTERM": self.asked_to_stop,
             "refused by": bool(self.refused),
-            "without one completed step": self.rank_faults >= faults.MAX_ATTEMPTS,
+            "without one completed step": self.rank_faults >= blame.MAX_ATTEMPTS,
             "the world was started again": self.setup_faults + self.parked_faults > self.state.restarts,
-            "workers died before they were given a rank": self.crashes >= pool.CRASHES,
+            "workers died before they were given a rank": self.crashes >= spare_pool.CRASHES,
             "rank ": not self.state.managed,  # a loss before anyone called init()
             "lost: power": not self.state.managed,
             "and no other came": len(self.nodes_lost) > self.settings.spare_nodes,
@@ -403,12 +404,12 @@ def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS, *, durable:
 def drain_simulation(seed: int) -> Simulation:
     """Return the job of this seed, whose script often cannot be drained when a rank is lost."""
     rng = random.Random(f"drain {seed}")
-    at, faults = rng.uniform(1.0, 4.0), []
+    at, blame = rng.uniform(1.0, 4.0), []
     for _ in range(rng.choice((1, 1, 2, 3))):
-        faults += [Fault(at, rng.choice(DRAIN_KINDS), rng.randrange(12)) for _ in range(rng.randint(1, 3))]
+        blame += [Fault(at, rng.choice(DRAIN_KINDS), rng.randrange(12)) for _ in range(rng.randint(1, 3))]
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             kind = rng.choice(("kill rank", "kill rank", "kill rank", "freeze rank", "suspect", "inject", "attach"))
-            faults.append(Fault(at + rng.uniform(0.0, 0.5), kind, rng.randrange(12)))
+            blame.append(Fault(at + rng.uniform(0.0, 0.5), kind, rng.randrange(12)))
             at += rng.choice((0.0, rng.uniform(0.0, 1.0)))
         at += rng.uniform(0.5, 8.0)
     settings = Settings(
@@ -421,7 +422,7 @@ def drain_simulation(seed: int) -> Simulation:
         capture_interval=rng.choice((1, 1, 2)),
         hot_spares=rng.random() < 0.3,
     )
-    return Simulation(seed, settings, tuple(faults), steps=rng.choice((60, 150)))
+    return Simulation(seed, settings, tuple(blame), steps=rng.choice((60, 150)))
 
 
 def simulation(seed: int, kinds: tuple[str, ...] = KINDS) -> Simulation:

@@ -7,8 +7,8 @@ from outages import Fault
 from planted import ELECTION_PLANTS, HEAD_PLANTS
 from workers import Worker
 
-from deadpool_run.core.lifecycle import JobPhase
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.transitions import JobPhase
 
 PARTS = 6
 SEEDS = 90

@@ -11,7 +11,7 @@ from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.log_follower import Known, Replica
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import coordinator
-from deadpool_run.core.electorate import LogIndex
+from deadpool_run.core.leadership.electorate import LogIndex
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import facts, peers, typed
 

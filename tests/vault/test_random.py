@@ -12,7 +12,7 @@ import random
 import pytest
 from vault_kit import KIB, LIMIT_S, Node, content, in_loop, off
 
-from deadpool_run.core.commit import Commits
+from deadpool_run.core.copies.commit import Commits
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import free_slot
 from deadpool_run.vault.transfer import dedup, receiver

@@ -18,8 +18,8 @@ from deadpool_run.agent.checkpoint.durable_attempt import Attempt
 from deadpool_run.agent.checkpoint.durable_schedule import Schedule
 from deadpool_run.agent.checkpoint.initial_load import Beginning
 from deadpool_run.agent.spec import DurableSpec
-from deadpool_run.core.lifecycle import JobPhase
-from deadpool_run.core.membership import State
+from deadpool_run.core.state import State
+from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.checkpoint_format import Step
 from deadpool_run.vault.vault import Vault

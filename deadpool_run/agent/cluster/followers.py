@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, assert_never
 
 from deadpool_run.agent.cluster.leadership import Authority
 from deadpool_run.coordinator.connections import Hub
-from deadpool_run.core import electorate
 from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodeResynced, NodesLost
+from deadpool_run.core.leadership import electorate
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.view.status_report import Seen

@@ -28,10 +28,10 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import nodes
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import CaptureSkipped, Event, SnapshotCommitted, StopRequested
-from deadpool_run.core.lifecycle import JobPhase
-from deadpool_run.core.membership import State
-from deadpool_run.core.outline import outline
+from deadpool_run.core.state import State
+from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
+from deadpool_run.view.plan import outline
 from deadpool_run.view.status_report import Nodes, Seen, status_object
 from deadpool_run.wire import peers, typed
 from deadpool_run.wire.facts import encode

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol, assert_never
 
 from deadpool_run.agent.cluster.vote_links import Canvass
-from deadpool_run.core import election, electorate
-from deadpool_run.core.electorate import Agent, Event, HeardFromAgent, Output, Role, Roster
+from deadpool_run.core.leadership import election, electorate
+from deadpool_run.core.leadership.electorate import Agent, Event, HeardFromAgent, Output, Role, Roster
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
 from deadpool_run.wire.peers import Peer

@@ -25,10 +25,10 @@ from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.link import Link
 from deadpool_run.coordinator.log_follower import Replica
-from deadpool_run.core import election, electorate
-from deadpool_run.core.electorate import Role
 from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place, StopRequested
-from deadpool_run.core.lifecycle import JobPhase
+from deadpool_run.core.leadership import election, electorate
+from deadpool_run.core.leadership.electorate import Role
+from deadpool_run.core.transitions import JobPhase
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.vault.transfer.replicator import Replicator

@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from deadpool_run.core.commit import Commits
-from deadpool_run.core.membership import State
+from deadpool_run.core.copies.commit import Commits
+from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.wire.peers import Buddies, Committed, Peer
 

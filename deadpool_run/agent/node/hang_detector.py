@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deadpool_run.core.events import Event, WorkerHung
-from deadpool_run.core.lifecycle import JobPhase
-from deadpool_run.core.membership import State
+from deadpool_run.core.state import State
+from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import Rank, WorkerId
 from deadpool_run.vault.status_page import Board, Phase
 

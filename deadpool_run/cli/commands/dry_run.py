@@ -11,9 +11,9 @@ from deadpool_run.cli.options.option import Option
 from deadpool_run.cli.options.resolve import Values
 from deadpool_run.cli.options.table import OPTIONS
 from deadpool_run.core.events import Place
-from deadpool_run.core.membership import Node
-from deadpool_run.core.outline import outline
+from deadpool_run.core.state import Node
 from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
+from deadpool_run.view.plan import outline
 
 _CHOSEN_AT_START = {
     "MASTER_PORT": "<a free port>",

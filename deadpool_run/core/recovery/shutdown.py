@@ -4,8 +4,8 @@ from signal import SIGTERM, Signals
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.lifecycle import JobPhase, MemberPhase
-from deadpool_run.core.membership import Member, Stop, all_done
+from deadpool_run.core.state import Member, Stop, all_done
+from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.core.turn import Turn
 
 UNREAPED_S = 30.0

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterator
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import ending
-from deadpool_run.core.lifecycle import JobPhase, MemberPhase
-from deadpool_run.core.membership import Member, State
+from deadpool_run.core.recovery import shutdown
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import Member, State
 from deadpool_run.core.tallies import LEAVING
+from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import NodeId
 
@@ -30,7 +30,7 @@ def heal(turn: Turn) -> None:
         return
     if _crashed_lately(state, turn.now) >= CRASHES:
         if _needs_worker(state):
-            ending.stop(
+            shutdown.stop(
                 turn, 1, f"{CRASHES} workers died before they were given a rank; see their output for the cause"
             )
         return

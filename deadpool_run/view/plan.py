@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from deadpool_run.core import buddies, placement, pool, world
-from deadpool_run.core.lifecycle import JobPhase
-from deadpool_run.core.membership import Node, Seat, State
+from deadpool_run.core import placement
+from deadpool_run.core.copies import buddies
+from deadpool_run.core.recovery import restart, spare_pool
 from deadpool_run.core.rows import Seats
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import Node, Seat, State
+from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank
 
 
@@ -35,7 +37,7 @@ def begun(settings: Settings, nodes: Sequence[Node]) -> State:
     state = State(
         phase=JobPhase.UNPROTECTED,
         capture_interval=settings.capture_interval,
-        seats=world.vacant_seats(settings.world_size),
+        seats=restart.vacant_seats(settings.world_size),
         nodes={node.node: node for node in nodes},
         arrivals=len(nodes),
     )
@@ -64,7 +66,7 @@ def _purpose(settings: Settings, state: State, node: Node) -> str:
     ranks = sorted(state.seat_tally.homes.get(node.node, ()))
     if not ranks:
         return "in reserve"
-    spares = pool.capacity(settings, state, node.node) - settings.ranks_per_node
+    spares = spare_pool.capacity(settings, state, node.node) - settings.ranks_per_node
     return f"{_ranks(ranks)} and {_count(spares, 'spare worker')}" if spares > 0 else _ranks(ranks)
 
 

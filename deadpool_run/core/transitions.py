@@ -1,7 +1,7 @@
 """The job's phases and a member's phases, and every transition between them, as data.
 
 The coordinator moves phases only along these tables, and the diagram in the documentation is drawn from them:
-`python -m deadpool_run.core.lifecycle` prints it.
+`python -m deadpool_run.core.transitions` prints it.
 """
 
 from collections.abc import Iterator, Mapping

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core import nodes, reconcile
-from deadpool_run.core.lifecycle import JobPhase, MemberPhase
-from deadpool_run.core.membership import Member, Move
+from deadpool_run.core import nodes
+from deadpool_run.core.leadership import reconcile
+from deadpool_run.core.state import Member, Move
+from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Epoch, NodeId, WorkerId
 

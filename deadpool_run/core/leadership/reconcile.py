@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from signal import SIGTERM
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import ending, holders, pool, repair, world
 from deadpool_run.core import events as ev
+from deadpool_run.core.copies import holders
 from deadpool_run.core.events import WorkerFound
 from deadpool_run.core.injection import KillHow
-from deadpool_run.core.lifecycle import PARKED, JobPhase, MemberPhase
-from deadpool_run.core.membership import NO_EPOCH, Member, Repair
-from deadpool_run.core.repair import Fallen
+from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
+from deadpool_run.core.recovery.repair import Fallen
+from deadpool_run.core.state import NO_EPOCH, Member, Repair
+from deadpool_run.core.transitions import PARKED, JobPhase, MemberPhase
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
@@ -108,7 +109,7 @@ def _gone(turn: Turn, member: Member, found: WorkerFound | None) -> list[Fallen]
     if found is not None and found.code == 0 and chose_to:
         turn.set_seat(member.rank, done=True)
         return []
-    how = "ended" if found is None else ending.describe_exit(ev.WorkerExited(found.worker, found.code, found.signal))
+    how = "ended" if found is None else shutdown.describe_exit(ev.WorkerExited(found.worker, found.code, found.signal))
     return [Fallen(member, f"{how} while the coordinator moved", None)]
 
 
@@ -191,7 +192,7 @@ def _end_unrehearsed(turn: Turn, truth: Truth) -> None:
 
 def _end_surplus(turn: Turn) -> None:
     """End parked workers for which a node has no room: the last coordinator had ended them, and started others."""
-    for node, room in list(pool.rooms(turn.settings, turn.state, turn.state.nodes.keys())):
+    for node, room in list(spare_pool.rooms(turn.settings, turn.state, turn.state.nodes.keys())):
         on_node = [member for member in turn.state.on_node(node) if member.phase is not MemberPhase.ENDING]
         surplus = len(on_node) - room
         parked = [member for member in on_node if member.phase in PARKED]
@@ -268,13 +269,13 @@ def _begin_again(turn: Turn, truth: Truth, why: str) -> None:
     begun = any(found.rank >= 0 for found in truth.found.values())
     _end_strays(turn, truth.heirs)
     if turn.state.phase is JobPhase.UNPROTECTED:
-        if not world.restarts_allowed(turn.settings, turn.state):
-            ending.stop(turn, 1, f"{why} before the world was protected, and no restart is allowed")
+        if not restart.restarts_allowed(turn.settings, turn.state):
+            shutdown.stop(turn, 1, f"{why} before the world was protected, and no restart is allowed")
             return
-        world.end(turn, "starting the world again", why)
+        restart.end(turn, "starting the world again", why)
     elif turn.state.phase is JobPhase.STARTING and begun:
         turn.enter(JobPhase.UNPROTECTED, "ranks had been given")
-        world.end(turn, "starting the world again", why)
+        restart.end(turn, "starting the world again", why)
     elif turn.state.phase is JobPhase.STARTING:
         turn.effects.append(do.BeginGeneration(turn.state.generation))
 

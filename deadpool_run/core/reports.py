@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, assert_never
 
-from deadpool_run.core import capture, pool, repair, world
 from deadpool_run.core import events as ev
-from deadpool_run.core.membership import State, Suspicion
+from deadpool_run.core.copies import interval
+from deadpool_run.core.recovery import repair, restart, spare_pool
+from deadpool_run.core.state import State, Suspicion
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Epoch
 
@@ -67,18 +68,18 @@ def _plain(turn: Turn, event: PlainWord) -> None:
         case ev.WorkerReady() | ev.LoopFinished() | ev.SparePrepared():
             pass  # its fields say it all
         case ev.PrepareFailed():
-            pool.unprepared(turn, f"the script could not be rehearsed: {event.message}")
+            spare_pool.unprepared(turn, f"the script could not be rehearsed: {event.message}")
         case ev.ScriptInitialized():
             turn.set(managed=True)
         case ev.SetupCompleted():
             turn.set(entered=True)
         case ev.LoopBypassed():
-            world.bypassed(turn)
+            restart.bypassed(turn)
         case ev.TranscriptSealed():
             assert member.rank is not None
             turn.set_seat(member.rank, sealed=True, like=event.like)
         case ev.CaptureSkipped():
-            capture.skipped(turn, event)
+            interval.skipped(turn, event)
         case ev.RunUnwound():
             repair.unwound(turn, member, event)
         case _:

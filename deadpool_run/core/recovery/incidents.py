@@ -1,7 +1,7 @@
 """What is told of a repair that is over."""
 
 from deadpool_run.core.effects import Incident, Loss
-from deadpool_run.core.membership import LossSoFar, Repair
+from deadpool_run.core.state import LossSoFar, Repair
 from deadpool_run.ids import Epoch, Version
 
 KEPT = 20

@@ -2,9 +2,9 @@
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.lifecycle import HOLDS_RANK, MemberPhase
-from deadpool_run.core.membership import NO_VERSION, State
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import NO_VERSION, State
+from deadpool_run.core.transitions import HOLDS_RANK, MemberPhase
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Version
 

@@ -7,8 +7,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
-from deadpool_run.core.membership import Node, State
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import Node, State
 from deadpool_run.ids import NodeId, Rank
 
 _FEW = 64

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.events import Event, Place, WorkerFound
-from deadpool_run.core.lifecycle import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.core.rows import members_of, seats_of
 from deadpool_run.core.tallies import MemberTally, SeatTally
+from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.errors import Blame
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
-from deadpool_run.core.electorate import (
+from deadpool_run.core.leadership.electorate import (
     FOREVER,
     NEVER,
     Agent,

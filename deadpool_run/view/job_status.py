@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deadpool_run.core import world
 from deadpool_run.core.effects import Incident
-from deadpool_run.core.lifecycle import JobPhase, MemberPhase
-from deadpool_run.core.membership import State
+from deadpool_run.core.recovery import restart
+from deadpool_run.core.state import State
+from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import NodeId
 
 INCIDENTS_SHOWN = 5
@@ -100,7 +100,7 @@ def summary(state: State) -> Status:
 def _unprotected(state: State) -> str:
     if state.phase is not JobPhase.UNPROTECTED or not state.unprotected:
         return ""
-    return ": ".join(world.describe_unprotected(state))
+    return ": ".join(restart.describe_unprotected(state))
 
 
 def _rank(state: State, rank: int) -> RankStatus:

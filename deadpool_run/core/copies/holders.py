@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.membership import NO_VERSION, Member, Seat, State
+from deadpool_run.core.state import NO_VERSION, Member, Seat, State
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import NodeId, Rank, Version
 

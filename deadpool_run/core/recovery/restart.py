@@ -3,12 +3,13 @@
 from signal import SIGTERM
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import ending, faults, nodes, placement
 from deadpool_run.core import events as ev
-from deadpool_run.core.lifecycle import JobPhase, MemberPhase
-from deadpool_run.core.membership import NO_VERSION, Seat, State
+from deadpool_run.core import nodes, placement
+from deadpool_run.core.recovery import blame, shutdown
 from deadpool_run.core.rows import Seats
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import NO_VERSION, Seat, State
+from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Rank
 
@@ -47,7 +48,7 @@ def restart(turn: Turn, reason: str) -> None:
     """End the world, to begin it again; or stop the job if that was done often enough."""
     allowed = restarts_allowed(turn.settings, turn.state)
     if turn.state.restarts >= allowed:
-        ending.stop(turn, 1, f"{reason}{describe_limit(turn.state, allowed)}")
+        shutdown.stop(turn, 1, f"{reason}{describe_limit(turn.state, allowed)}")
         return
     turn.set(restarts=turn.state.restarts + 1)
     end(turn, f"starting the world again ({turn.state.restarts} of at most {allowed})", reason)
@@ -128,7 +129,7 @@ def advance_unprotected(turn: Turn) -> None:
     tally = turn.state.seat_tally
     if not tally.unsealed and not tally.done:
         turn.enter(JobPhase.RUNNING, "every rank can be replaced from now on")
-        turn.set(raises=faults.still_evidence(turn.state.raises))
+        turn.set(raises=blame.still_evidence(turn.state.raises))
 
 
 def _begin(turn: Turn, reason: str) -> None:

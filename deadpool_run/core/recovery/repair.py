@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from signal import SIGTERM
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import ending, faults, holders, incidents, placement, replicas, world
 from deadpool_run.core import events as ev
+from deadpool_run.core import placement
 from deadpool_run.core.changes import changed
-from deadpool_run.core.lifecycle import MEMBER_TRANSITIONS, JobPhase, MemberPhase
-from deadpool_run.core.membership import LossSoFar, Member, Raise, Repair, all_attached
+from deadpool_run.core.copies import holders, replicas
+from deadpool_run.core.recovery import blame, incidents, restart, shutdown
+from deadpool_run.core.state import LossSoFar, Member, Raise, Repair, all_attached
+from deadpool_run.core.transitions import MEMBER_TRANSITIONS, JobPhase, MemberPhase
 from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Rank, Version
 
@@ -91,9 +93,9 @@ def lost_after_release(turn: Turn, fallen: Sequence[Fallen], why: str) -> None:
     after its loop is, so that this is bounded as restarts of the world are.
     """
     state = turn.state
-    allowed = world.restarts_allowed(turn.settings, state)
+    allowed = restart.restarts_allowed(turn.settings, state)
     if state.restarts >= allowed or not all(seat.sealed for seat in state.seats):
-        ending.stop(turn, 1, f"{why}{world.describe_limit(state, allowed)}")
+        shutdown.stop(turn, 1, f"{why}{restart.describe_limit(state, allowed)}")
         return
     turn.enter(JobPhase.REPAIRING, why)
     turn.set(repair=Repair(began_at=turn.now), restarts=state.restarts + 1, done_at=None)
@@ -120,11 +122,11 @@ def begin_epoch(turn: Turn, reason: str) -> None:
     assert turn.state.repair is not None
     gone = ", ".join(str(seat.rank) for seat in turn.state.seats if seat.done)
     if gone:
-        ending.stop(turn, 1, f"{reason}, and rank {gone} had left the job already, so that nobody can go on with it")
+        shutdown.stop(turn, 1, f"{reason}, and rank {gone} had left the job already, so that nobody can go on with it")
         return
-    if turn.state.repair.attempts > faults.MAX_ATTEMPTS:
-        limit = f"{faults.MAX_ATTEMPTS} attempts to repair it failed without one completed step"
-        ending.stop(turn, 1, f"{reason}; {limit}")
+    if turn.state.repair.attempts > blame.MAX_ATTEMPTS:
+        limit = f"{blame.MAX_ATTEMPTS} attempts to repair it failed without one completed step"
+        shutdown.stop(turn, 1, f"{reason}; {limit}")
         return
     if turn.state.phase is JobPhase.RUNNING:
         turn.enter(JobPhase.REPAIRING, reason)
@@ -167,7 +169,7 @@ def drain_failed(turn: Turn, event: ev.DrainFailed) -> None:
         return
     if event.again and member.phase is _M.UNWINDING:
         return  # it was told so already
-    if event.kind and member.rank is not None and weigh(turn, faults.evidence(turn.state, member, event)):
+    if event.kind and member.rank is not None and weigh(turn, blame.evidence(turn.state, member, event)):
         return
     why = f"its interrupted step could not be drained: {event.message}"
     if event.again and can_reenter(member):
@@ -180,18 +182,18 @@ def drain_failed(turn: Turn, event: ev.DrainFailed) -> None:
 def weigh(turn: Turn, new: Raise) -> bool:
     """Take an exception as evidence; stop, and return True, if it proves that another worker would do no better."""
     known = turn.state.raises
-    verdict = faults.judge(known, new)
-    turn.set(raises=(*known, new)[-faults.MAX_EVIDENCE :])
+    verdict = blame.judge(known, new)
+    turn.set(raises=(*known, new)[-blame.MAX_EVIDENCE :])
     if not turn.state.managed:
         return False
     if verdict is None:
-        if faults.is_first_of_ours(known, new):
+        if blame.is_first_of_ours(known, new):
             turn.announce(
-                f"rank {new.rank} met an error of deadpool-run, not of the script", faults.named(new), ours=True
+                f"rank {new.rank} met an error of deadpool-run, not of the script", blame.named(new), ours=True
             )
         return False
     turn.announce(verdict.tracebacks, verdict.why, ours=verdict.ours)
-    ending.stop(turn, 1, verdict.why)
+    shutdown.stop(turn, 1, verdict.why)
     return True
 
 
@@ -243,7 +245,7 @@ def report(turn: Turn) -> None:
     incident = incidents.finished(repair, turn.state.epoch, turn.now)
     turn.set(
         repair=None,
-        raises=faults.still_evidence(turn.state.raises),
+        raises=blame.still_evidence(turn.state.raises),
         crashes=() if repair.losses else turn.state.crashes,  # a worker that was started has proved good
         incidents=(*turn.state.incidents, incident)[-incidents.KEPT :],
     )
@@ -306,9 +308,9 @@ def _choose_version(turn: Turn) -> None:
         lost = holders.describe_loss(state)
         why = f"{lost}no version is held by every rank, so nobody can go on: {replicas.describe(state.seats)}"
         if turn.settings.durable:
-            world.end(turn, "starting the world again from the newest durable checkpoint", why)
+            restart.end(turn, "starting the world again from the newest durable checkpoint", why)
         else:
-            ending.stop(turn, 1, why)
+            shutdown.stop(turn, 1, why)
         return
     turn.set_repair(resume=resume)
     if state.buddies:
