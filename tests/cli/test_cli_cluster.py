@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deadpool_run.cli.cluster.nodes import Shape, cluster, host_of, read_token, shape
-from deadpool_run.cli.options.machine import existing_token, find_token
+from deadpool_run.cli.cluster.nodes import Shape, cluster, host_of, shape
+from deadpool_run.cli.options.machine import existing_token, find_token, read_token
 from deadpool_run.cli.options.resolve import Values, resolve
 from deadpool_run.errors import UsageError
 

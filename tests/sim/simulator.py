@@ -404,12 +404,12 @@ def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS, *, durable:
 def drain_simulation(seed: int) -> Simulation:
     """Return the job of this seed, whose script often cannot be drained when a rank is lost."""
     rng = random.Random(f"drain {seed}")
-    at, blame = rng.uniform(1.0, 4.0), []
+    at, faults = rng.uniform(1.0, 4.0), []
     for _ in range(rng.choice((1, 1, 2, 3))):
-        blame += [Fault(at, rng.choice(DRAIN_KINDS), rng.randrange(12)) for _ in range(rng.randint(1, 3))]
+        faults += [Fault(at, rng.choice(DRAIN_KINDS), rng.randrange(12)) for _ in range(rng.randint(1, 3))]
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             kind = rng.choice(("kill rank", "kill rank", "kill rank", "freeze rank", "suspect", "inject", "attach"))
-            blame.append(Fault(at + rng.uniform(0.0, 0.5), kind, rng.randrange(12)))
+            faults.append(Fault(at + rng.uniform(0.0, 0.5), kind, rng.randrange(12)))
             at += rng.choice((0.0, rng.uniform(0.0, 1.0)))
         at += rng.uniform(0.5, 8.0)
     settings = Settings(
@@ -422,7 +422,7 @@ def drain_simulation(seed: int) -> Simulation:
         capture_interval=rng.choice((1, 1, 2)),
         hot_spares=rng.random() < 0.3,
     )
-    return Simulation(seed, settings, tuple(blame), steps=rng.choice((60, 150)))
+    return Simulation(seed, settings, tuple(faults), steps=rng.choice((60, 150)))
 
 
 def simulation(seed: int, kinds: tuple[str, ...] = KINDS) -> Simulation:

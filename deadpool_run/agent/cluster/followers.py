@@ -2,30 +2,64 @@
 
 import asyncio
 import socket
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, assert_never
+from collections.abc import Iterable, Mapping
+from typing import Protocol, assert_never
 
+from deadpool_run.agent.checkpoint.durable_head import DurableHead
 from deadpool_run.agent.cluster.leadership import Authority
 from deadpool_run.coordinator.connections import Hub
+from deadpool_run.coordinator.requests import Desk
+from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodeResynced, NodesLost
 from deadpool_run.core.leadership import electorate
+from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.view.status_report import Seen
 from deadpool_run.wire import peers, typed
 from deadpool_run.wire.facts import decode_event, encode
 
-if TYPE_CHECKING:
-    from deadpool_run.agent.cluster.leader import Head
-
 PULSES = 5
 """Signs of life per time-out."""
+
+
+class Leading(Protocol):
+    """What followers need of the leader's coordinator."""
+
+    desk: Desk
+    durable: DurableHead | None
+
+    @property
+    def state(self) -> State:
+        """The job's state, to read only."""
+
+    @property
+    def server(self) -> CoordinatorServer:
+        """The shell of the coordinator."""
+
+    def submit(self, event: Event) -> None:
+        """Take in a fact."""
+
+    def safe(self, told: peers.Safe) -> None:
+        """Take in which copies are complete."""
+
+    def mirror(self, node: NodeId, cells: Iterable[tuple[int, ...]]) -> None:
+        """Publish the status pages of another node."""
+
+    def durable_news_of(self, node: NodeId, told: peers.Saved | peers.Loaded | peers.Foretold) -> None:
+        """Take in news of a durable checkpoint."""
+
+    def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
+        """Return what a node that joins is told first."""
+
+    def world(self) -> peers.World:
+        """Return the world as it is."""
 
 
 class Assembly:
     """Every node but our own, in the running loop."""
 
-    def __init__(self, head: "Head", authority: Authority, nproc_per_node: int) -> None:
+    def __init__(self, head: Leading, authority: Authority, nproc_per_node: int) -> None:
         self._head = head
         self._authority = authority
         self._nproc_per_node = nproc_per_node

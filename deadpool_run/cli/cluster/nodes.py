@@ -147,14 +147,3 @@ def _bandwidth(values: Values) -> int | None:
     if rate < 1:
         raise values.refuse("replica_bandwidth", "not a number of bytes per second", "write for example 500M or 2G")
     return rate
-
-
-def read_token(path: Path) -> bytes:
-    """Return the token of a file. Raises `UsageError`."""
-    try:
-        token = path.read_bytes().strip()
-    except OSError as error:
-        raise UsageError(f"token file {path}: {error.strerror}\ngive another with --token-file") from error
-    if not token:
-        raise UsageError(f"token file {path} is empty\nput some random text into it, the same on every machine")
-    return token

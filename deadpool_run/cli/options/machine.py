@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 
 from deadpool_run.agent.numa import BindingMode, Machine
-from deadpool_run.cli.cluster.nodes import read_token
 from deadpool_run.errors import UsageError
 
 DEVICES = Path("/dev")
@@ -145,3 +144,14 @@ def xdg_dir(environment: Mapping[str, str], variable: str, below_home: str) -> P
     given = Path(environment.get(variable, ""))
     home = Path(environment["HOME"]) if environment.get("HOME") else Path.home()
     return given if given.is_absolute() else home / below_home
+
+
+def read_token(path: Path) -> bytes:
+    """Return the token of a file. Raises `UsageError`."""
+    try:
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"token file {path}: {error.strerror}\ngive another with --token-file") from error
+    if not token:
+        raise UsageError(f"token file {path} is empty\nput some random text into it, the same on every machine")
+    return token

@@ -8,14 +8,24 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.check import FAULT_FILE, LOOP_FILE, VARIABLE, CheckPlan, Fault, FaultPhase
 
 if TYPE_CHECKING:
-    from deadpool_run.worker.job import Step
     from deadpool_run.worker.loop.member import Member
+
+
+class _Step(Protocol):
+    """What a probe needs of a step."""
+
+    @property
+    def index(self) -> int:
+        """The number of the step."""
+
+
+S = TypeVar("S", bound=_Step)
 
 CHEAP_BYTES = 1 << 29
 """State that is hashed at every version. Of N times as much, every Nth version is hashed."""
@@ -24,7 +34,7 @@ _LATE = 0.5
 """Between two steps: below, before the step that ends is counted; from here on, after that."""
 
 
-def watched(member: "Member", total: int, steps: "Callable[[Member, int], Iterator[Step]]") -> "Iterator[Step]":
+def watched(member: "Member", total: int, steps: "Callable[[Member, int], Iterator[S]]") -> Iterator[S]:
     """Return the step loop of this total; under `deadpool-run check` a shorter one that is watched."""
     text = os.environ.get(VARIABLE)
     if text is None:
@@ -48,7 +58,7 @@ class _Watch:
         self._states = States(member.snapshots)
         self._issued = 0  # collectives of this rank before the step that runs
 
-    def run(self, total: int, steps: "Callable[[Member, int], Iterator[Step]]") -> "Iterator[Step]":
+    def run(self, total: int, steps: "Callable[[Member, int], Iterator[S]]") -> Iterator[S]:
         """Yield the steps."""
         if self._is_real and self._member.session.rank == 0:
             about = {"script_steps": total, "steps": self._limit}

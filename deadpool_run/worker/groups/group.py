@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,10 +14,7 @@ from deadpool_run.worker.compat.group_api import GroupApi
 from deadpool_run.worker.groups import nccl
 from deadpool_run.worker.groups.collectives import COLLECTIVES, REDUCED, Collective, Parts, answer, tensors_in
 from deadpool_run.worker.groups.connect import Inner, Plan
-from deadpool_run.worker.groups.marks import Marks
-from deadpool_run.worker.groups.releases import Releases
-from deadpool_run.worker.groups.transcript import Transcript
-from deadpool_run.worker.groups.waiters import Waiters
+from deadpool_run.worker.groups.owner import Owner
 from deadpool_run.worker.groups.works import DoneWork, GuardedWork, Issue, RecordedWork, ThreadedWork
 
 _UNSLICED = frozenset(
@@ -26,38 +23,6 @@ _UNSLICED = frozenset(
         *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
     }
 )
-
-
-class Owner(Protocol):
-    """What a group needs of the registry that it belongs to."""
-
-    recording: Transcript | None
-    playback: Transcript | None
-    waiters: Waiters
-    releases: Releases
-    attempt: int
-    marks: Marks
-
-    def mark(self, what: str, tensors: list[torch.Tensor]) -> None:
-        """Mark the step that runs by what it reduces first."""
-
-    def waited_late(self, what: str, attempt: int) -> None:
-        """Refuse a collective that is waited for in a later step than the one that issued it."""
-
-    def count_issued(self) -> None:
-        """Count a collective that is issued."""
-
-    def count_waited(self) -> None:
-        """Count a collective that has completed."""
-
-    def note_fake(self) -> None:
-        """Note that a collective is answered by the fake."""
-
-    def failed(self, error: RuntimeError, what: str, generation: int, *, may_time_out: bool = False) -> None:
-        """Drain if a peer is to blame, else raise the error."""
-
-    def forget(self, group: "Group") -> None:
-        """Free a group that its user destroyed."""
 
 
 class Group(GroupApi):

@@ -4,17 +4,15 @@ import threading
 import time
 from datetime import timedelta
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 
 from deadpool_run.worker.groups.collectives import Collective, Parts
+from deadpool_run.worker.groups.owner import Issuer, Owner
 from deadpool_run.worker.groups.transcript import Slot, Transcript
-
-if TYPE_CHECKING:
-    from deadpool_run.worker.groups.group import Group, Owner
 
 LATE = (
     "{what}: this collective was issued in {where} and is waited for in a later step. If a rank is lost in between, its "
@@ -27,7 +25,7 @@ _ANY = -1
 """In the place of a step: threads of the script's own (a checkpoint that is written in the background) know no steps."""
 
 
-def issued_in(owner: "Owner") -> int:
+def issued_in(owner: Owner) -> int:
     """Return the step in which the main thread must wait for what it issues now; `_ANY` for other threads."""
     return owner.attempt if get_ident() == _MAIN else _ANY
 
@@ -37,7 +35,7 @@ class Issue:
 
     __slots__ = ("_attempt", "_owner", "_what")
 
-    def __init__(self, owner: "Owner", what: str) -> None:
+    def __init__(self, owner: Owner, what: str) -> None:
         self._owner = owner
         self._what = what
         self._attempt = issued_in(owner)
@@ -105,7 +103,7 @@ class GuardedWork(dist.Work):
     _failed = False
     _recorder: tuple[Transcript, Slot] | None = None
 
-    def __init__(self, group: "Group", work: Any, collective: Collective, parts: Parts) -> None:
+    def __init__(self, group: Issuer, work: Any, collective: Collective, parts: Parts) -> None:
         super().__init__()
         self._group = group
         self._work = work
