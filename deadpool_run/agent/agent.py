@@ -16,19 +16,19 @@ from typing import Any
 from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN
 from deadpool_run.agent.cluster import rendezvous
 from deadpool_run.agent.cluster.follower import EndedError, Follower, LostError, RedirectError
-from deadpool_run.agent.cluster.leader import Head
-from deadpool_run.agent.cluster.participation import Membership
+from deadpool_run.agent.cluster.leader import Leader
+from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.cluster.slurm_cancel import end_job_given_up, end_job_if_nobody_waits
 from deadpool_run.agent.console import announcement, tell
 from deadpool_run.agent.environment import omp_banner
-from deadpool_run.agent.node.node import Node
+from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.node.orders import Situation
 from deadpool_run.agent.processes import children
-from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.forkserver_main import MARK
-from deadpool_run.agent.processes.forkserver_process import NurseryProcess, NurserySpec
-from deadpool_run.agent.records.logs import Output
+from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
+from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import make_run_dir
 from deadpool_run.agent.spec import DurableSpec, LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
@@ -36,7 +36,7 @@ from deadpool_run.core.events import Event, JobSubmitted, Place, StopRequested
 from deadpool_run.core.settings import Settings
 from deadpool_run.ids import ONLY_NODE, NodeId
 from deadpool_run.wire import peers, typed
-from deadpool_run.wire.auth import Role
+from deadpool_run.wire.auth import ConnectionRole
 
 _END_TIMEOUT_S = 10.0
 """At the end: how long killed processes may take to be gone, before they are left to the kernel."""
@@ -46,10 +46,10 @@ _EXIT_LAUNCH_FAILED = 1
 _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 
 
-def run(spec: LaunchSpec, nursery_spec: NurserySpec, nursery: NurseryProcess) -> int:
+def run(spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServerProcess) -> int:
     """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
     children.become_subreaper()
-    agent = _Agent(spec, nursery_spec, nursery)
+    agent = _Agent(spec, forkserver_spec, forkserver)
     exit_code = asyncio.run(agent.main())
     if agent.living is not None or agent.given_up:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the Slurm job that is ended, this is one
@@ -69,13 +69,13 @@ def _founded_again(spec: LaunchSpec, term: int) -> LaunchSpec:
 class _Agent:
     """One launch. Everything is made in `main`, in the running loop, and unmade there in reverse."""
 
-    def __init__(self, spec: LaunchSpec, nursery_spec: NurserySpec, nursery: NurseryProcess) -> None:
+    def __init__(self, spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServerProcess) -> None:
         self._spec = spec
-        self._nursery_spec, self._first_nursery = nursery_spec, nursery
-        self._mark = {MARK: nursery_spec.environment[MARK]}
-        self._head: Head | None = None
-        self._node: Node | None = None
-        self._member: Membership | None = None
+        self._forkserver_spec, self._first_forkserver = forkserver_spec, forkserver
+        self._mark = {MARK: forkserver_spec.environment[MARK]}
+        self._leader: Leader | None = None
+        self._node: LocalNode | None = None
+        self._member: Participation | None = None
         self.base: Path | None = None
         """The directory of the run that this node was in last."""
         self._once_beside: list[peers.Peer] = []  # in this node's last life
@@ -90,12 +90,12 @@ class _Agent:
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[tuple[int, str]] = loop.create_future()
         loop.set_exception_handler(self._on_bug)
-        self._nursery = Nursery(self._nursery_spec, self._on_lost, self._first_nursery)
+        self._forkserver = ForkServer(self._forkserver_spec, self._on_lost, self._first_forkserver)
         for number in spec.signals_to_handle:
             loop.add_signal_handler(number, self._on_signal, number)
         if signal.SIGUSR1 not in spec.signals_to_handle:
-            loop.add_signal_handler(signal.SIGUSR1, self._on_end_foretold)
-        loop.add_signal_handler(signal.SIGCHLD, self._nursery.reap_strangers)
+            loop.add_signal_handler(signal.SIGUSR1, self._on_end_preemption_notice)
+        loop.add_signal_handler(signal.SIGCHLD, self._forkserver.reap_strangers)
         try:
             if banner := omp_banner(spec, os.environ):
                 tell(banner)
@@ -110,45 +110,45 @@ class _Agent:
         spec = self._spec
         situation = Situation(ONLY_NODE, "127.0.0.1", replicates=False)
         exit_code, reason = _FAILED
-        output = Output(spec)
+        output = Logs(spec)
         control = ControlServer(spec.run_dir, self._answer)
         try:
-            head = self._head = Head(
+            leader = self._leader = Leader(
                 spec,
                 situation,
-                nursery=self._nursery,
+                forkserver=self._forkserver,
                 output=output,
                 on_over=self._on_stop,
                 on_lost=self._on_lost,
                 on_news=control.notify,
             )
-            node = self._node = head.node = Node(
+            node = self._node = leader.node = LocalNode(
                 spec,
                 situation,
-                nursery=self._nursery,
+                forkserver=self._forkserver,
                 output=output,
                 mark=self._mark,
-                above=head,
+                above=leader,
                 on_lost=self._on_lost,
             )
-            head.begin()
+            leader.begin()
             await control.start()
-            head.submit(JobSubmitted())
+            leader.submit(JobSubmitted())
             exit_code, reason = await node.durable.finish(*await self._over, spec.signals_to_handle)
         finally:
-            if self._head is not None:
-                await self._head.end(peers.End(exit_code, reason))
+            if self._leader is not None:
+                await self._leader.end(peers.End(exit_code, reason))
             await control.close()
-            self._nursery.close()
+            self._forkserver.close()
             await self._end_node(output)
-            if self._head is not None:
-                self._head.close(exit_code, reason)
+            if self._leader is not None:
+                self._leader.close(exit_code, reason)
         return exit_code
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer a viewer."""
-        assert self._head is not None
-        return self._head.desk.answer(request)
+        assert self._leader is not None
+        return self._leader.request_handler.answer(request)
 
     # --- several machines -------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class _Agent:
             try:
                 return await self._be_member(found)
             except RedirectError as redirect:
-                found = await rendezvous.turn_to(cluster, redirect.head.address, redirect.head.port)
+                found = await rendezvous.turn_to(cluster, redirect.leader.address, redirect.leader.port)
                 if found is None:
                     await asyncio.wait({self._over}, timeout=_AGAIN_S)
             except EndedError as ended:
@@ -202,7 +202,7 @@ class _Agent:
         self._was_member = False
         server = PeerServer(found.listener, cluster.token, self._on_peer)
         try:
-            place = Place(cluster.node_name, found.address, server.port, cluster.leaf, cluster.node_rank)
+            place = Place(cluster.node_name, found.address, server.port, cluster.failure_domain, cluster.node_rank)
             if isinstance(found, rendezvous.Founder):
                 node_id = NodeId(cluster.node_name)
                 spec = self._spec if found.term == 0 else _founded_again(self._spec, found.term)
@@ -227,9 +227,9 @@ class _Agent:
         exit_code, reason, fenced = *_FAILED, False
         make_run_dir(spec.run_dir)
         self.base = spec.base_dir or spec.run_dir
-        output = Output(spec)
-        member = self._member = Membership(
-            spec, situation, place, nursery=self._nursery, mark=self._mark, output=output
+        output = Logs(spec)
+        member = self._member = Participation(
+            spec, situation, place, forkserver=self._forkserver, mark=self._mark, output=output
         )
         self._node, self._was_member = member.node, True
         try:
@@ -241,9 +241,9 @@ class _Agent:
                 await member.join(follower, agents)
             await asyncio.wait({member.over, self._over}, return_when=asyncio.FIRST_COMPLETED)
             exit_code, reason = member.over.result() if member.over.done() else self._over.result()
-            if member.over.done() and member.head is not None and member.head.durable is not None:
-                exit_code, reason = await member.head.durable.finish(exit_code, reason)
-            if exit_code and member.head is None:
+            if member.over.done() and member.leader is not None and member.leader.durable is not None:
+                exit_code, reason = await member.leader.durable.finish(exit_code, reason)
+            if exit_code and member.leader is None:
                 tell(announcement("the job has ended", reason))
         except LostError as error:
             fenced, reason = True, str(error)
@@ -252,11 +252,11 @@ class _Agent:
         finally:
             await member.end(exit_code, reason, fenced=fenced)
             if not fenced:
-                self._nursery.close()
+                self._forkserver.close()
             await self._end_node(output)
-            member.presence.close(exit_code, reason, fenced=fenced)
-            if member.head is not None and not fenced:
-                self.living = frozenset(node.place.name for node in member.head.state.nodes.values())
+            member.advertisement.close(exit_code, reason, fenced=fenced)
+            if member.leader is not None and not fenced:
+                self.living = frozenset(node.place.name for node in member.leader.state.nodes.values())
             self._member = None
         return exit_code
 
@@ -274,7 +274,7 @@ class _Agent:
             base_dir=base,
         )
 
-    def _on_peer(self, role: Role, sock: socket.socket) -> None:
+    def _on_peer(self, role: ConnectionRole, sock: socket.socket) -> None:
         if self._member is None:
             sock.close()
         else:
@@ -285,14 +285,14 @@ class _Agent:
     def _on_signal(self, number: int) -> None:
         """Pass a request to end on to the coordinator; before there is one, just end."""
         event: Event = StopRequested(number)
-        if self._head is not None:
-            self._head.submit(event)
+        if self._leader is not None:
+            self._leader.submit(event)
         elif self._member is not None:
             self._member.wish(event)
         else:
             self._on_stop(128 + number, f"it was ended by {signal.Signals(number).name} before it had joined a job")
 
-    def _on_end_foretold(self) -> None:
+    def _on_end_preemption_notice(self) -> None:
         """Have the job saved, if there is a place for it: somebody says that it is about to be ended.
 
         It is Slurm's `--signal=USR1@SECONDS`. Before there is a job among others, it is not waited for any more.
@@ -303,18 +303,18 @@ class _Agent:
                 "SIGUSR1: the job is about to be ended; there is nowhere to save it to, so training goes on until then"
             )
         elif self._member is not None:
-            self._member.foretold()
+            self._member.preemption_notice()
         elif self._spec.cluster is not None:
             self._on_stop(EXIT_QUEUE_AGAIN, "its end was foretold before it had joined a job")
         elif self._node is not None:
-            self._node.durable.foretold()
+            self._node.durable.preemption_notice()
 
     def _on_stop(self, exit_code: int, reason: str) -> None:
         if not self._over.done():
             self._over.set_result((exit_code, reason))
 
     def _on_lost(self, reason: str) -> None:
-        """End: without a nursery or a store nothing can be run."""
+        """End: without a fork server or a store nothing can be run."""
         tell(reason)
         if self._node is not None:
             self._node.durable.close()
@@ -328,14 +328,14 @@ class _Agent:
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
-    async def _end_node(self, output: Output | None) -> None:
+    async def _end_node(self, output: Logs | None) -> None:
         """End the node's workers, see all that serve them end, and let go of their memory."""
         node = self._node
         if node is not None:
             node.end_workers()
-            await self._nursery.settled(_END_TIMEOUT_S)  # none is on its way any more
-            await children.wait_gone(self._nursery.children(), _END_TIMEOUT_S)
-        self._nursery.kill_strangers(_END_TIMEOUT_S)
+            await self._forkserver.settled(_END_TIMEOUT_S)  # none is on its way any more
+            await children.wait_gone(self._forkserver.children(), _END_TIMEOUT_S)
+        self._forkserver.kill_strangers(_END_TIMEOUT_S)
         if output is not None:
             output.close()
         if node is not None:
@@ -344,6 +344,6 @@ class _Agent:
 
     async def _end(self) -> None:
         """End what is left, however the job ended; nothing outlives this."""
-        self._nursery.close()
-        await children.wait_gone(self._nursery.processes(), _END_TIMEOUT_S)
+        self._forkserver.close()
+        await children.wait_gone(self._forkserver.processes(), _END_TIMEOUT_S)
         children.kill_strangers(_END_TIMEOUT_S)

@@ -18,7 +18,7 @@ _OMP_BANNER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class WorkerPlace:
     """A worker in a rank's place."""
 
     worker: WorkerId
@@ -26,7 +26,7 @@ class Seat:
     local_rank: int
     epoch: Epoch
     generation: int
-    newcomer: bool
+    replacement: bool
     capture_interval: int
     store_host: str
     store_port: int
@@ -70,7 +70,7 @@ def omp_banner(spec: LaunchSpec, outer: Mapping[str, str]) -> str | None:
     return _OMP_BANNER.format(threads=threads, workers=spec.nproc_per_node)
 
 
-def worker_environment(spec: LaunchSpec, seat: Seat, outer: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(spec: LaunchSpec, seat: WorkerPlace, outer: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of the worker in this seat.
 
     GROUP_RANK is the place among the nodes that the rank was first given to: it stays the rank's when the rank moves.
@@ -100,7 +100,7 @@ def worker_environment(spec: LaunchSpec, seat: Seat, outer: Mapping[str, str]) -
         "DEADPOOL_RUN_DIR": str(spec.run_dir),
         "DEADPOOL_EPOCH": str(seat.epoch),
         "DEADPOOL_WORKER": str(seat.worker),
-        "DEADPOOL_NEWCOMER": str(int(seat.newcomer)),
+        "DEADPOOL_REPLACEMENT": str(int(seat.replacement)),
         "DEADPOOL_STORE": f"{seat.store_host}:{seat.store_port}",
         "DEADPOOL_CAPTURE_INTERVAL": str(seat.capture_interval),
         "DEADPOOL_RESUME_VERSION": str(seat.resume),

@@ -36,7 +36,7 @@ DEFAULT_PRELOAD = (
 )
 """What the first step of DDP, FSDP2 or tensor parallelism imports: with these, nothing is left to import in a worker.
 
-None of them starts a thread or touches a device (the nursery checks the first).
+None of them starts a thread or touches a device (the fork server checks the first).
 """
 
 
@@ -85,7 +85,7 @@ class Streams(IntFlag):
 class StartMethod(StrEnum):
     """How a worker's interpreter comes to be."""
 
-    NURSERY = "nursery"
+    FORKSERVER = "forkserver"
     """Forked from a process that has imported torch."""
     SPAWN = "spawn"
     """A fresh interpreter."""
@@ -102,7 +102,7 @@ class Cluster:
     node_name: str
     node_rank: int | None = None
     """This node's place among those that hold ranks; None if arrival decides."""
-    leaf: str = ""
+    failure_domain: str = ""
     """What it shares with its neighbours, such as a switch."""
     node_timeout_s: float = 5.0
     """A node that is silent for so long is lost."""
@@ -161,11 +161,11 @@ class LaunchSpec:
     """Tee'd lines that hold one of these also go to `filtered_stdout.log`."""
     duplicate_stderr_filters: tuple[str, ...] = ()
     role: str = "default"
-    start_method: StartMethod = StartMethod.NURSERY
+    start_method: StartMethod = StartMethod.FORKSERVER
     preload: tuple[str, ...] = DEFAULT_PRELOAD
-    """Modules that the nursery imports before it forks."""
+    """Modules that the fork server imports before it forks."""
     python: str = sys.executable
-    """Interpreter of spawned workers. The nursery's is always this process's own."""
+    """Interpreter of spawned workers. The fork server's is always this process's own."""
     omp_num_threads: int | None = None
     """OMP_NUM_THREADS of workers where the environment has none. None: torchrun's rule (1 if nproc_per_node > 1)."""
     virtual_local_rank: bool = False
@@ -189,8 +189,8 @@ class LaunchSpec:
                 f"{self.settings.ranks_per_node} ranks for each node of {self.nproc_per_node}: give all nodes the same "
                 "--nproc-per-node"
             )
-        if self.start_method is StartMethod.NURSERY and self.python != sys.executable:
-            raise UsageError(f"the nursery cannot fork workers of {self.python}: add --start-method spawn")
+        if self.start_method is StartMethod.FORKSERVER and self.python != sys.executable:
+            raise UsageError(f"the fork server cannot fork workers of {self.python}: add --start-method spawn")
 
     @property
     def shutdown_timeout_s(self) -> float:
@@ -200,7 +200,7 @@ class LaunchSpec:
     @property
     def command(self) -> Target:
         """What the forked child is told to run: in a fresh interpreter, a program."""
-        if self.target.mode is Mode.EXEC or self.start_method is StartMethod.NURSERY:
+        if self.target.mode is Mode.EXEC or self.start_method is StartMethod.FORKSERVER:
             return self.target
         module = ("-m",) if self.target.mode is Mode.MODULE else ()
         return Target(Mode.EXEC, (self.python, "-u", *module, *self.target.argv))
@@ -208,4 +208,4 @@ class LaunchSpec:
     @property
     def warm(self) -> bool:
         """Whether workers are forked with torch imported."""
-        return self.start_method is StartMethod.NURSERY and self.target.mode is not Mode.EXEC
+        return self.start_method is StartMethod.FORKSERVER and self.target.mode is not Mode.EXEC

@@ -5,7 +5,7 @@ import uuid
 
 from deadpool_run.agent.environment import base_environment
 from deadpool_run.agent.processes.forkserver_main import MARK
-from deadpool_run.agent.processes.forkserver_process import NurserySpec
+from deadpool_run.agent.processes.forkserver_process import ForkServerSpec
 from deadpool_run.agent.records.run_record import make_run_dir
 from deadpool_run.agent.spec import LaunchSpec
 
@@ -18,9 +18,9 @@ def run(spec: LaunchSpec) -> int:
     if spec.cluster is None:  # else the coordinator has a word in where it is
         make_run_dir(spec.run_dir)
     environment = base_environment(spec, os.environ) | {MARK: uuid.uuid4().hex}
-    nursery_spec = NurserySpec((*spec.preload, *_OURS) if spec.warm else (), environment)
-    nursery = nursery_spec.start()
+    forkserver_spec = ForkServerSpec((*spec.preload, *_OURS) if spec.warm else (), environment)
+    forkserver = forkserver_spec.start()
 
-    from deadpool_run.agent.agent import run as run_agent  # noqa: PLC0415 - 0.4 s, in which the nursery imports torch
+    from deadpool_run.agent.agent import run as run_agent  # noqa: PLC0415 - 0.4 s, in which the fork server imports torch
 
-    return run_agent(spec, nursery_spec, nursery)
+    return run_agent(spec, forkserver_spec, forkserver)

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOCKET_NAME = "control.sock"
-POINTER_NAME = "head.json"
-"""Beside it or above it: where the run is led from; see `agent.whereabouts`."""
+POINTER_NAME = "leader.json"
+"""Beside it or above it: where the run is led from; see `agent.leader_file`."""
 _MAX_PATH_BYTES = 107
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from deadpool_run.coordinator.link import Link
+from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.core.events import Event
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
@@ -19,7 +19,7 @@ _FLUSH_S = 2.0
 """At the end: how long agents may take to hear that the job is over."""
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """What the hub needs of the coordinator's agent."""
 
     def refusal(self, join: peers.Join | peers.Rejoin) -> str:
@@ -44,14 +44,14 @@ class Owner(Protocol):
 @dataclass(slots=True)
 class _Connection:
     number: int
-    link: Link
+    link: PeerLink
     node: NodeId | None = None
 
 
-class Hub:
+class Connections:
     """Every other agent by its node. Used in the running loop."""
 
-    def __init__(self, owner: Owner, taken: set[NodeId]) -> None:
+    def __init__(self, owner: ConnectionOwner, taken: set[NodeId]) -> None:
         """Serve nobody yet. `taken` are ids that nodes have had."""
         self._owner = owner
         self._names = taken
@@ -69,7 +69,7 @@ class Hub:
             return
         number = self._next
         self._next += 1
-        link = Link(
+        link = PeerLink(
             sock,
             lambda message: self._heard(number, message),
             lambda _, closed: self._lost(number, closed=closed),
@@ -129,7 +129,9 @@ class Hub:
             raise ProtocolError(f"it says {type(message).__name__} before it is taken in")
         elif isinstance(message, peers.Fact):
             self._owner.submit(decode_event(message.event))
-        elif isinstance(message, peers.Safe | peers.Beat | peers.Ask | peers.Saved | peers.Loaded | peers.Foretold):
+        elif isinstance(
+            message, peers.Safe | peers.HeartbeatAck | peers.Ask | peers.Saved | peers.Loaded | peers.PreemptionNotice
+        ):
             self._owner.heard(connection.node, message)
         else:
             raise ProtocolError(f"a node does not say {type(message).__name__}")
@@ -150,10 +152,10 @@ class Hub:
 
     def _new_name(self, name: str) -> NodeId:
         """Return an id that no life of any node has had."""
-        node, life = NodeId(name), 1
+        node, timeline = NodeId(name), 1
         while node in self._names:
-            life += 1
-            node = NodeId(f"{name}~{life}")
+            timeline += 1
+            node = NodeId(f"{name}~{timeline}")
         self._names.add(node)
         return node
 

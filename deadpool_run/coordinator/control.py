@@ -18,7 +18,7 @@ An agent that follows another has such a socket too: it passes requests on, and 
 
 The status object has what `core.status` publishes (`phase`, `epoch`, `ranks`, `spares`, `incidents` ...), and beside it
 `schema_version`, `run` (what `run.json` holds), `committed` (the newest snapshot that every rank has, or null) and in each
-of `ranks` what its worker says on the board: `activity` (a `vault.board.Phase`, in lower case), `step` (steps completed),
+of `ranks` what its worker says on the status page: `activity` (a `vault.status_page.Phase`, in lower case), `step` (steps completed),
 `step_ms`, `capture_ms` and `snapshots` (the versions held). `durable` is null, or has the `place` of durable checkpoints
 and of the newest one its `version`, `where` it is and when it was `written` (ISO-8601, UTC), or null for these.
 `agent.report` adds what is known of several nodes.
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.coordinator.address import SOCKET_NAME, control_address
-from deadpool_run.coordinator.requests import RefusedError
+from deadpool_run.coordinator.requests import RequestRefusedError
 
 Answers = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """From a request to its answer."""
@@ -103,7 +103,7 @@ class ControlServer:
                     await self._watch(_every_s(request), reader, writer)
                     return
                 answer = await self._answer(request)
-            except RefusedError as refusal:
+            except RequestRefusedError as refusal:
                 answer = {"error": str(refusal)}
             await _say(writer, answer)
 
@@ -127,16 +127,16 @@ def _parse(line: bytes) -> dict[str, Any]:
     try:
         request = json.loads(line)
     except ValueError as error:
-        raise RefusedError(f"not JSON: {error}") from error
+        raise RequestRefusedError(f"not JSON: {error}") from error
     if not isinstance(request, dict):
-        raise RefusedError("a request is a JSON object on one line")
+        raise RequestRefusedError("a request is a JSON object on one line")
     return request
 
 
 def _every_s(request: Mapping[str, Any]) -> float:
     every_s = request.get("every_s", 1.0)
     if not isinstance(every_s, int | float):
-        raise RefusedError(f"every_s must be a number of seconds, not {every_s!r}")
+        raise RequestRefusedError(f"every_s must be a number of seconds, not {every_s!r}")
     return min(max(float(every_s), _MIN_EVERY_S), _MAX_EVERY_S)
 
 

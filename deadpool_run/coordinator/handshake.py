@@ -11,7 +11,7 @@ import time
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import auth
-from deadpool_run.wire.auth import Caller, Listener, Refused, RefusedError, Role, Welcome
+from deadpool_run.wire.auth import Caller, ConnectionRole, GreetingRefused, GreetingRefusedError, Listener, Welcome
 from deadpool_run.wire.frames import Frames
 
 TIMEOUT_S = 5.0
@@ -20,8 +20,8 @@ _UNANSWERED_MS = 10_000
 """What the other side's kernel does not acknowledge for so long has been sent in vain: its machine is gone."""
 
 
-def dial(address: str, port: int, role: Role, token: bytes, timeout_s: float = TIMEOUT_S) -> socket.socket:
-    """Return a blocking connection to an agent that has the token. Raises OSError, and `RefusedError` if it has not."""
+def dial(address: str, port: int, role: ConnectionRole, token: bytes, timeout_s: float = TIMEOUT_S) -> socket.socket:
+    """Return a blocking connection to an agent that has the token. Raises OSError, and `GreetingRefusedError` if it has not."""
     sock = socket.create_connection((address, port), timeout=timeout_s)
     try:
         _prepare(sock)
@@ -37,14 +37,14 @@ def dial(address: str, port: int, role: Role, token: bytes, timeout_s: float = T
         raise ConnectionResetError(errno.ECONNRESET, why) from error
     except ProtocolError as error:
         sock.close()
-        raise RefusedError(f"{address}:{port} does not greet as an agent of deadpool-run: {error}") from error
+        raise GreetingRefusedError(f"{address}:{port} does not greet as an agent of deadpool-run: {error}") from error
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def receive(sock: socket.socket, token: bytes, timeout_s: float = TIMEOUT_S) -> Role | None:
+def receive(sock: socket.socket, token: bytes, timeout_s: float = TIMEOUT_S) -> ConnectionRole | None:
     """Greet whoever has connected, and return what it wants; None, and the connection closed, if it is none of ours."""
     listener = Listener(token)
     until = time.monotonic() + timeout_s
@@ -53,7 +53,7 @@ def receive(sock: socket.socket, token: bytes, timeout_s: float = TIMEOUT_S) -> 
         while True:
             answer = listener.answer(_read(sock, until))
             sock.sendall(auth.encode(answer))
-            if isinstance(answer, Refused):
+            if isinstance(answer, GreetingRefused):
                 break
             if isinstance(answer, Welcome):
                 sock.settimeout(None)

@@ -20,7 +20,7 @@ MAX_UNSENT_BYTES = 64 << 20
 _LINGER_S = 5.0
 
 
-class Link:
+class PeerLink:
     """An authenticated connection, used in the running loop.
 
     `on_message` is told every message, and `on_lost` once, why it ended, and whether the other side closed it: then its process

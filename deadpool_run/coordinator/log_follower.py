@@ -1,4 +1,4 @@
-"""What a standby knows: the coordinator's state, followed fact by fact, so that it can go on from there."""
+"""What a log follower knows: the coordinator's state, followed fact by fact, so that it can go on from there."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from deadpool_run.wire.peers import LogEntry, LogState
 
 
 @dataclass(slots=True)
-class Known:
+class FollowedLog:
     """The state after so many facts, the last of them decided on at `now`, a time of the coordinator's clock."""
 
     index: LogIndex
@@ -21,12 +21,12 @@ class Known:
     state: State
 
 
-class Replica:
+class LogFollower:
     """Follows one log at a time; a new one begins with `LogState`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.known: Known | None = None
+        self.known: FollowedLog | None = None
 
     def begin(self, told: LogState) -> None:
         """Take in a whole state. Raises `ProtocolError`."""
@@ -34,7 +34,7 @@ class Replica:
             state: State = typed.build(State, told.state)
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolError(f"not a coordinator's state: {error}") from error
-        self.known = Known(LogIndex(told.term, told.entries), told.now, state)
+        self.known = FollowedLog(LogIndex(told.term, told.entries), told.now, state)
 
     def follow(self, told: LogEntry) -> None:
         """Take in the next fact. Raises `ProtocolError` if one is missing."""
@@ -42,4 +42,4 @@ class Replica:
         if known is None or known.index != LogIndex(told.term, told.entries - 1):
             raise ProtocolError(f"entry {told.entries} of term {told.term} does not follow {known and known.index}")
         state, _ = coordinator.step(self._settings, known.state, decode_event(told.event), told.now)
-        self.known = Known(LogIndex(told.term, told.entries), told.now, state)
+        self.known = FollowedLog(LogIndex(told.term, told.entries), told.now, state)

@@ -25,11 +25,11 @@ class StatusSource(Protocol):
         """Take a user's wish in as a fact."""
 
 
-class RefusedError(Exception):
+class RequestRefusedError(Exception):
     """The request cannot be done; the text says why."""
 
 
-class Desk:
+class RequestHandler:
     """Beside the coordinator."""
 
     def __init__(self, world_size: int, source: StatusSource) -> None:
@@ -40,7 +40,7 @@ class Desk:
         """Return the answer to a request, which may say why there is none."""
         try:
             return self._do(request)
-        except RefusedError as refusal:
+        except RequestRefusedError as refusal:
             return {"error": str(refusal)}
 
     def _do(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -52,15 +52,15 @@ class Desk:
             case {"do": "stop"}:
                 self._source.submit(StopRequested(0))
                 return {"ok": True}
-        raise RefusedError(f"unknown request: {json.dumps(request)[:200]}")
+        raise RequestRefusedError(f"unknown request: {json.dumps(request)[:200]}")
 
     def _kill(self, number: int, how: Any) -> Mapping[str, Any]:
         if how not in list(KillHow):
-            raise RefusedError(f"how must be one of {', '.join(KillHow)}, not {how!r}")
+            raise RequestRefusedError(f"how must be one of {', '.join(KillHow)}, not {how!r}")
         if not 0 <= number < self._world_size:
-            raise RefusedError(f"there is no rank {number}: ranks are 0 to {self._world_size - 1}")
+            raise RequestRefusedError(f"there is no rank {number}: ranks are 0 to {self._world_size - 1}")
         holder = self._source.holder(Rank(number))
         if holder is None:
-            raise RefusedError(f"nobody holds rank {number} now")
+            raise RequestRefusedError(f"nobody holds rank {number} now")
         self._source.submit(KillRequested(Rank(number), KillHow(how)))
         return {"ok": True, "rank": number, "worker": holder[0], "pid": holder[1], "how": str(how)}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from deadpool_run.coordinator.journal import Journal
-from deadpool_run.coordinator.log_follower import Known
+from deadpool_run.coordinator.log_follower import FollowedLog
 from deadpool_run.core import coordinator
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, TimeAdvanced
@@ -33,7 +33,7 @@ class CoordinatorServer:
         performer: Performer,
         journal: Journal,
         on_decided: Callable[[], None],
-        known: Known | None = None,
+        known: FollowedLog | None = None,
     ) -> None:
         """Begin anew, or go on from what another coordinator is known to have decided."""
         self._settings = settings

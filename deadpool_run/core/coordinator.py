@@ -7,6 +7,7 @@ from typing import assert_never
 
 from deadpool_run.core import events as ev
 from deadpool_run.core import nodes, processes, reports, timers
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
 from deadpool_run.core.invariants import check_invariants
@@ -15,7 +16,6 @@ from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State, all_done
 from deadpool_run.core.transitions import JobPhase, MemberPhase
-from deadpool_run.core.turn import Turn
 
 __all__ = ["check_invariants", "new_state", "next_deadline", "step"]
 
@@ -34,12 +34,12 @@ def step(settings: Settings, state: State, event: Event, now: float) -> tuple[St
 
     `now` is in seconds of one monotonic clock and never falls. A fact that means nothing (any more) changes nothing.
     """
-    turn = Turn(settings, state, now)
-    for fact in takeover.sift(turn, event):
-        if turn.state.phase is not JobPhase.STOPPED:
-            _hear(turn, fact)
-            _advance(turn)
-    return turn.state, tuple(turn.effects)
+    decision = Decision(settings, state, now)
+    for fact in takeover.sift(decision, event):
+        if decision.state.phase is not JobPhase.STOPPED:
+            _hear(decision, fact)
+            _advance(decision)
+    return decision.state, tuple(decision.effects)
 
 
 def next_deadline(settings: Settings, state: State) -> float | None:
@@ -47,52 +47,52 @@ def next_deadline(settings: Settings, state: State) -> float | None:
     return timers.earliest(settings, state)
 
 
-def _hear(turn: Turn, event: Event) -> None:
+def _hear(decision: Decision, event: Event) -> None:
     if isinstance(event, processes.ProcessNews):
-        processes.hear(turn, event)
+        processes.hear(decision, event)
         return
     if isinstance(event, reports.Word):
-        reports.hear(turn, event)
+        reports.hear(decision, event)
         return
     if isinstance(event, nodes.NodeNews):
-        nodes.hear(turn, event)
+        nodes.hear(decision, event)
         return
     match event:
         case ev.JobSubmitted():
-            restart.submitted(turn, event)
+            restart.submitted(decision, event)
         case ev.StopRequested():
-            shutdown.stop_requested(turn, event)
+            shutdown.stop_requested(decision, event)
         case ev.KillRequested():
-            processes.kill_requested(turn, event)
+            processes.kill_requested(decision, event)
         case ev.TimeAdvanced():
-            timers.advance(turn)
+            timers.advance(decision)
         case ev.CoordinatorMoved() | ev.NodeResynced():
-            takeover.hear(turn, event)
+            takeover.hear(decision, event)
         case _:
             assert_never(event)
 
 
-def _advance(turn: Turn) -> None:
+def _advance(decision: Decision) -> None:
     """Decide all that follows from the facts, whichever of them came last. Each phase is left at most once."""
-    if turn.state.phase is JobPhase.REPAIRING:
-        repair.advance(turn)
-    if turn.state.phase is JobPhase.RESTARTING:
-        restart.advance_restarting(turn)
-    if turn.state.phase is JobPhase.STARTING:
-        restart.advance_starting(turn)
-    if turn.state.phase is JobPhase.UNPROTECTED:
-        restart.advance_unprotected(turn)
-    if turn.state.phase is JobPhase.RUNNING:
-        repair.report(turn)
-    if turn.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING) and _every_rank_is_through(turn.state):
-        shutdown.release(turn)
-    spare_pool.heal(turn)
-    spare_pool.prepare(turn)
-    nodes.set_buddies(turn)
-    if turn.state.phase is JobPhase.FINISHING:
-        shutdown.advance_finishing(turn)
-    if turn.state.phase is JobPhase.STOPPING:
-        shutdown.advance_stopping(turn)
+    if decision.state.phase is JobPhase.REPAIRING:
+        repair.advance(decision)
+    if decision.state.phase is JobPhase.RESTARTING:
+        restart.advance_restarting(decision)
+    if decision.state.phase is JobPhase.STARTING:
+        restart.advance_starting(decision)
+    if decision.state.phase is JobPhase.UNPROTECTED:
+        restart.advance_unprotected(decision)
+    if decision.state.phase is JobPhase.RUNNING:
+        repair.report(decision)
+    if decision.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING) and _every_rank_is_through(decision.state):
+        shutdown.release(decision)
+    spare_pool.heal(decision)
+    spare_pool.prepare(decision)
+    nodes.set_buddies(decision)
+    if decision.state.phase is JobPhase.FINISHING:
+        shutdown.advance_finishing(decision)
+    if decision.state.phase is JobPhase.STOPPING:
+        shutdown.advance_stopping(decision)
 
 
 def _every_rank_is_through(state: State) -> bool:

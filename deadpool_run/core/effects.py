@@ -29,7 +29,7 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class AssignRank:
-    """Give the worker this rank. A newcomer rehearses and is restored; any other sets up for real with its peers.
+    """Give the worker this rank. A replacement rehearses and is restored; any other sets up for real with its peers.
 
     `transcript_from` is the node that the rank's transcript is brought from; None if the worker's own node has it.
     """
@@ -37,7 +37,7 @@ class AssignRank:
     worker: WorkerId
     rank: Rank
     epoch: Epoch
-    newcomer: bool
+    replacement: bool
     local_rank: int
     transcript_from: NodeId | None = None
 
@@ -62,7 +62,7 @@ class AbortStep:
 
 @dataclass(frozen=True, slots=True)
 class ReEnter:
-    """Leave the run of the script that cannot be drained, report `RunUnwound`, and run it again as a newcomer."""
+    """Leave the run of the script that cannot be drained, report `RunUnwound`, and run it again as a replacement."""
 
     worker: WorkerId
     epoch: Epoch

@@ -11,7 +11,7 @@ _NO_EPOCH = Epoch(0)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node is. `leaf` names what it shares with its neighbours (a switch); empty if that is not known.
+    """Where a node is. `failure_domain` names what it shares with its neighbours (a switch); empty if that is not known.
 
     `order` is the user's or the scheduler's place for it among the nodes; None if arrival decides.
     """
@@ -19,7 +19,7 @@ class Place:
     name: str = "localhost"
     address: str = "127.0.0.1"
     port: int = 0
-    leaf: str = ""
+    failure_domain: str = ""
     order: int | None = None
 
 
@@ -81,7 +81,7 @@ class WorkerFound:
     initialized: bool = False
     """Its script called `init()`."""
     rehearsed: bool = False
-    """It has said `NewcomerRehearsed`: what it sets up is made, and it needs the store of that time no more."""
+    """It has said `ReplacementRehearsed`: what it sets up is made, and it needs the store of that time no more."""
     reentering: bool = False
     """It was told to run its script again (`rehearsed` is of that run), and has not said `RankRestored` since."""
     finished: bool = False
@@ -134,7 +134,7 @@ class ReplicasReported:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """What the newcomer needs could not be brought to its node from this one."""
+    """What the replacement needs could not be brought to its node from this one."""
 
     worker: WorkerId
     epoch: Epoch
@@ -196,7 +196,7 @@ class SetupCompleted:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptSealed:
-    """Set-up and the first two steps of this worker's rank can be rehearsed by a newcomer from now on.
+    """Set-up and the first two steps of this worker's rank can be rehearsed by a replacement from now on.
 
     `like` is the lowest of the ranks that hold the same parameters as this one; None if it is the only one.
     """
@@ -282,7 +282,7 @@ class DrainFailed:
 
 @dataclass(frozen=True, slots=True)
 class RunUnwound:
-    """The worker has left the run of its script that could not be drained, and runs it again from the top: a newcomer.
+    """The worker has left the run of its script that could not be drained, and runs it again from the top: a replacement.
 
     `captured` are the versions that its slots hold, `completed` the steps it had completed. True in any epoch: nothing
     is captured before the rank has its state again.
@@ -294,8 +294,8 @@ class RunUnwound:
 
 
 @dataclass(frozen=True, slots=True)
-class NewcomerRehearsed:
-    """The newcomer has run set-up and its two rehearsal steps."""
+class ReplacementRehearsed:
+    """The replacement has run set-up and its two rehearsal steps."""
 
     worker: WorkerId
     epoch: Epoch
@@ -414,7 +414,7 @@ Event = (
     | SurvivorDrained
     | DrainFailed
     | RunUnwound
-    | NewcomerRehearsed
+    | ReplacementRehearsed
     | RankRestored
     | RankAttached
     | AttachFailed

@@ -89,8 +89,8 @@ def _broken_members(state: State) -> Iterator[str]:
             yield f"worker {worker} was given rank {member.claimed} by another coordinator, and is not ended for it"
         if member.phase is MemberPhase.ENDED:
             yield f"worker {worker} has ended and is remembered"
-        if member.newcomer and member.phase in ATTACHED:
-            yield f"worker {worker} is attached and still a newcomer"
+        if member.replacement and member.phase in ATTACHED:
+            yield f"worker {worker} is attached and still a replacement"
 
 
 def _broken_phase(settings: Settings, state: State) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import Member, Node, Seat, State
+from deadpool_run.core.state import Member, NodeRecord, Seat, State
 from deadpool_run.core.transitions import MemberPhase
 from deadpool_run.ids import NodeId, Rank
 
@@ -21,7 +21,7 @@ class Seating:
     local_rank: int
 
 
-def in_order(state: State) -> list[Node]:
+def in_order(state: State) -> list[NodeRecord]:
     """Return the living nodes in the order in which they are given ranks."""
     return sorted(
         state.nodes.values(),
@@ -138,8 +138,8 @@ def _first(free: list[Member], seat: Seat) -> Member:
 
 
 def _distance(state: State, seat: Seat, node: NodeId) -> int:
-    """Return 0 for the rank's own node, 1 for its leaf, 2 for any other."""
+    """Return 0 for the rank's own node, 1 for its failure domain, 2 for any other."""
     if seat.node == node:
         return 0
-    home, there = state.leaves.get(seat.node), state.nodes[node].place.leaf
+    home, there = state.leaves.get(seat.node), state.nodes[node].place.failure_domain
     return 1 if home and home == there else 2

@@ -7,10 +7,10 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core import nodes
 from deadpool_run.core.copies import holders, replicas
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.recovery import blame, repair, restart, shutdown, spare_pool
 from deadpool_run.core.state import Member
 from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
-from deadpool_run.core.turn import Turn
 
 ProcessNews = (
     ev.WorkerStarted
@@ -28,90 +28,92 @@ _NAMED = 5
 """Nodes that are named in a reason, of many that are lost together."""
 
 
-def hear(turn: Turn, event: ProcessNews) -> None:
+def hear(decision: Decision, event: ProcessNews) -> None:
     """Take in news of a process."""
     match event:
         case ev.WorkerStarted():
-            _started(turn, event)
+            _started(decision, event)
         case ev.WorkerStartFailed() | ev.WorkerExited():
-            _ended(turn, event)
+            _ended(decision, event)
         case ev.WorkerRaised():
-            _raised(turn, event)
+            _raised(decision, event)
         case ev.JobRefused():
-            _refused(turn, event)
+            _refused(decision, event)
         case ev.WorkerHung():
-            end_for(turn, event, event.reason)
+            end_for(decision, event, event.reason)
         case ev.NodeLost():
-            _nodes_lost(turn, (event,))
+            _nodes_lost(decision, (event,))
         case ev.NodesLost():
-            _nodes_lost(turn, event.losses)
+            _nodes_lost(decision, event.losses)
         case ev.FetchFailed():
-            _fetch_failed(turn, event)
+            _fetch_failed(decision, event)
         case _:
             assert_never(event)
 
 
-def _started(turn: Turn, event: ev.WorkerStarted) -> None:
-    member = turn.state.members.get(event.worker)
+def _started(decision: Decision, event: ev.WorkerStarted) -> None:
+    member = decision.state.members.get(event.worker)
     if member is None:
         return
-    turn.set_member(event.worker, pid=event.pid)
+    decision.set_member(event.worker, pid=event.pid)
     if member.phase is MemberPhase.ENDING:
-        turn.kill(event.worker, member.ending_why)
+        decision.kill(event.worker, member.ending_why)
 
 
-def _ended(turn: Turn, event: ev.WorkerExited | ev.WorkerStartFailed) -> None:
+def _ended(decision: Decision, event: ev.WorkerExited | ev.WorkerStartFailed) -> None:
     """Forget the worker, and do what its end means in the job's phase."""
-    if not turn.obeys(event.worker, event):
+    if not decision.obeys(event.worker, event):
         return
-    member = turn.state.members[event.worker]
+    member = decision.state.members[event.worker]
     if isinstance(event, ev.WorkerStartFailed) and member.rank is not None:
         return  # it was given a rank, so that it did start: its exit follows
-    turn.remove(member)
+    decision.remove(member)
     if isinstance(event, ev.WorkerStartFailed):
-        spare_pool.parked_died(turn, member, f"it could not be started: {event.reason}")
+        spare_pool.parked_died(decision, member, f"it could not be started: {event.reason}")
     elif member.rank is None:
-        spare_pool.parked_died(turn, member, shutdown.describe_exit(event))
+        spare_pool.parked_died(decision, member, shutdown.describe_exit(event))
     elif event.code == 0 and member.phase not in (MemberPhase.ENDING, MemberPhase.RAISED):
-        _left(turn, member, event)
+        _left(decision, member, event)
     else:
-        _lost(turn, member, event)
+        _lost(decision, member, event)
 
 
-def _left(turn: Turn, member: Member, event: ev.WorkerExited) -> None:
+def _left(decision: Decision, member: Member, event: ev.WorkerExited) -> None:
     """Note a rank whose script ran to its end."""
     assert member.rank is not None
-    holders.left_behind(turn, member.rank, member.node, replicas.held_after_death(event))
-    turn.set_seat(member.rank, done=True)
-    if turn.state.phase is JobPhase.REPAIRING and member.phase not in ATTACHED:
-        shutdown.stop(turn, 1, f"rank {member.rank} left the script while the world was repaired, so nobody can go on")
+    holders.left_behind(decision, member.rank, member.node, replicas.held_after_death(event))
+    decision.set_seat(member.rank, done=True)
+    if decision.state.phase is JobPhase.REPAIRING and member.phase not in ATTACHED:
+        shutdown.stop(
+            decision, 1, f"rank {member.rank} left the script while the world was repaired, so nobody can go on"
+        )
 
 
-def _lost(turn: Turn, member: Member, event: ev.WorkerExited) -> None:
-    fallen = repair.Fallen(member, _cause(turn, member, event), replicas.held_after_death(event))
-    if turn.state.phase is JobPhase.FINISHING and _by_its_own_will(member, event):
-        shutdown.stop(turn, 1, f"{fallen.why} after its last step")
+def _lost(decision: Decision, member: Member, event: ev.WorkerExited) -> None:
+    fallen = repair.LostRank(member, _cause(decision, member, event), replicas.held_after_death(event))
+    if decision.state.phase is JobPhase.FINISHING and _by_its_own_will(member, event):
+        shutdown.stop(decision, 1, f"{fallen.why} after its last step")
     else:
-        _ranks_lost(turn, [fallen], fallen.why)
+        _ranks_lost(decision, [fallen], fallen.why)
 
 
-def _nodes_lost(turn: Turn, losses: Sequence[ev.NodeLost]) -> None:
+def _nodes_lost(decision: Decision, losses: Sequence[ev.NodeLost]) -> None:
     """Take every worker of the nodes for dead, all at once."""
-    reasons = {loss.node: loss.reason for loss in losses if loss.node in turn.state.nodes}
+    reasons = {loss.node: loss.reason for loss in losses if loss.node in decision.state.nodes}
     if not reasons:
         return
-    names = {node: turn.state.nodes[node].place.name for node in reasons}
+    names = {node: decision.state.nodes[node].place.name for node in reasons}
     fallen = []
-    for node, members in nodes.remove(turn, reasons).items():
-        turn.announce(f"node {names[node]} is lost: {reasons[node]}", f"{len(members)} workers were on it")
+    for node, members in nodes.remove(decision, reasons).items():
+        decision.announce(f"node {names[node]} is lost: {reasons[node]}", f"{len(members)} workers were on it")
         cause = f"was lost with node {names[node]}"
-        fallen += [repair.Fallen(member, cause, None) for member in members if member.rank is not None]
+        fallen += [repair.LostRank(member, cause, None) for member in members if member.rank is not None]
     why = _describe_loss(list(names.values()), list(reasons.values()))
     if fallen:
-        _ranks_lost(turn, fallen, why)
-    was_needed = holders.forget_nodes(turn, reasons.keys())
-    if not fallen and was_needed and turn.state.phase is JobPhase.REPAIRING:
-        repair.begin_epoch(turn, why)  # the version may have been chosen for what they held
+        _ranks_lost(decision, fallen, why)
+    was_needed = holders.forget_nodes(decision, reasons.keys())
+    if not fallen and was_needed and decision.state.phase is JobPhase.REPAIRING:
+        repair.begin_epoch(decision, why)  # the version may have been chosen for what they held
 
 
 def _describe_loss(names: Sequence[str], reasons: Sequence[str]) -> str:
@@ -120,30 +122,30 @@ def _describe_loss(names: Sequence[str], reasons: Sequence[str]) -> str:
     return f"{what} lost: {'; '.join(dict.fromkeys(reasons))}"
 
 
-def _fetch_failed(turn: Turn, event: ev.FetchFailed) -> None:
+def _fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
     """Try another holder of the rank's state, if there is one."""
-    member = turn.state.members.get(event.worker)
-    if member is None or member.rank is None or not member.newcomer or turn.state.repair is None:
+    member = decision.state.members.get(event.worker)
+    if member is None or member.rank is None or not member.replacement or decision.state.repair is None:
         return
     why = f"the state of rank {member.rank} could not be fetched from {event.source}: {event.message}"
     if member.phase is MemberPhase.REHEARSING:  # it could not even begin, whatever the epoch is now
-        turn.kill(member.worker, why)
-        turn.set_member(member.worker, blameless=True)
-    elif event.epoch != turn.state.epoch:
+        decision.kill(member.worker, why)
+        decision.set_member(member.worker, blameless=True)
+    elif event.epoch != decision.state.epoch:
         return
-    turn.set_repair(barren=turn.state.repair.barren | {(member.rank, event.source)})
-    holders.forget(turn, member.rank, event.source)
-    repair.begin_epoch(turn, why)
+    decision.set_repair(failed_sources=decision.state.repair.failed_sources | {(member.rank, event.source)})
+    holders.forget(decision, member.rank, event.source)
+    repair.begin_epoch(decision, why)
 
 
-def _ranks_lost(turn: Turn, fallen: list[repair.Fallen], why: str) -> None:
-    match turn.state.phase:
+def _ranks_lost(decision: Decision, fallen: list[repair.LostRank], why: str) -> None:
+    match decision.state.phase:
         case JobPhase.UNPROTECTED:
-            restart.restart(turn, why)
+            restart.restart(decision, why)
         case JobPhase.RUNNING | JobPhase.REPAIRING:
-            repair.lost(turn, fallen, why)
+            repair.lost(decision, fallen, why)
         case JobPhase.FINISHING:
-            repair.lost_after_release(turn, fallen, f"{why} after its last step")
+            repair.lost_after_release(decision, fallen, f"{why} after its last step")
         case JobPhase.NEW | JobPhase.STARTING | JobPhase.RESTARTING | JobPhase.STOPPING | JobPhase.STOPPED:
             pass  # nobody holds a rank, or every end is expected
         case unknown:
@@ -155,55 +157,55 @@ def _by_its_own_will(member: Member, event: ev.WorkerExited) -> bool:
     return event.code is not None and member.phase is MemberPhase.RELEASED and member.injected_at is None
 
 
-def _cause(turn: Turn, member: Member, event: ev.WorkerExited) -> str:
+def _cause(decision: Decision, member: Member, event: ev.WorkerExited) -> str:
     """Return what became of the worker: of several things known, the one that explains the others."""
     if member.phase is MemberPhase.ENDING:
         return f"was ended: {member.ending_why}"
-    for one in reversed(turn.state.raises):
+    for one in reversed(decision.state.raises):
         if one.worker == member.worker:
             where = "" if one.step is None else f" in step {one.step}"
             return f"raised {one.kind}{where}: {one.message}"
     return shutdown.describe_exit(event)
 
 
-def _raised(turn: Turn, event: ev.WorkerRaised) -> None:
+def _raised(decision: Decision, event: ev.WorkerRaised) -> None:
     """Take the exception as evidence; stop if it proves that the script is to blame."""
-    before = turn.state.members.get(event.worker)
-    if turn.accept(event.worker, event) is None or before is None or before.rank is None:
+    before = decision.state.members.get(event.worker)
+    if decision.accept(event.worker, event) is None or before is None or before.rank is None:
         return
-    repair.weigh(turn, blame.evidence(turn.state, before, event))
+    repair.weigh(decision, blame.evidence(decision.state, before, event))
 
 
-def _refused(turn: Turn, event: ev.JobRefused) -> None:
+def _refused(decision: Decision, event: ev.JobRefused) -> None:
     """Stop the job, whatever its phase: another process would come to the same. A spare that nobody needs yet is given up."""
-    member = turn.accept(event.worker, event)
+    member = decision.accept(event.worker, event)
     if member is None:
         return
     if member.rank is None:
-        spare_pool.unprepared(turn, event.message)
+        spare_pool.unprepared(decision, event.message)
     else:
-        shutdown.stop(turn, event.exit_code, event.message)
+        shutdown.stop(decision, event.exit_code, event.message)
 
 
-def end_for(turn: Turn, event: ev.WorkerHung, why: str) -> None:
+def end_for(decision: Decision, event: ev.WorkerHung, why: str) -> None:
     """End a worker for what was said of it, if that still has a meaning."""
-    if turn.obeys(event.worker, event):
-        rank = turn.state.members[event.worker].rank
-        turn.announce(f"ending worker {event.worker}" if rank is None else f"ending rank {rank}", why)
-        turn.kill(event.worker, why)
+    if decision.obeys(event.worker, event):
+        rank = decision.state.members[event.worker].rank
+        decision.announce(f"ending worker {event.worker}" if rank is None else f"ending rank {rank}", why)
+        decision.kill(event.worker, why)
 
 
-def kill_requested(turn: Turn, event: ev.KillRequested) -> None:
+def kill_requested(decision: Decision, event: ev.KillRequested) -> None:
     """Make a rank's worker die, as a user asked, or say why not."""
     what = f"fault for rank {event.rank} not injected"
-    if not 0 <= event.rank < turn.settings.world_size:
-        turn.announce(what, f"there is no such rank: the world has {turn.settings.world_size}")
+    if not 0 <= event.rank < decision.settings.world_size:
+        decision.announce(what, f"there is no such rank: the world has {decision.settings.world_size}")
         return
-    owner = turn.state.owner(event.rank)
+    owner = decision.state.owner(event.rank)
     if owner is None:
-        turn.announce(what, "no worker holds the rank now")
+        decision.announce(what, "no worker holds the rank now")
     elif owner.phase is MemberPhase.ENDING:
-        turn.announce(what, "its worker is being ended already")
+        decision.announce(what, "its worker is being ended already")
     else:
-        turn.set_member(owner.worker, injected_at=turn.now)
-        turn.order(do.KillWorker(owner.worker, event.how, f"fault injected into rank {event.rank}", injected=True))
+        decision.set_member(owner.worker, injected_at=decision.now)
+        decision.order(do.KillWorker(owner.worker, event.how, f"fault injected into rank {event.rank}", injected=True))

@@ -5,9 +5,9 @@ from typing import Any, assert_never
 
 from deadpool_run.core import events as ev
 from deadpool_run.core.copies import interval
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.recovery import repair, restart, spare_pool
 from deadpool_run.core.state import State, Suspicion
-from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Epoch
 
 PlainWord = (
@@ -25,7 +25,7 @@ PlainWord = (
 RepairWord = (
     ev.SurvivorDrained
     | ev.DrainFailed
-    | ev.NewcomerRehearsed
+    | ev.ReplacementRehearsed
     | ev.RankRestored
     | ev.RankAttached
     | ev.AttachFailed
@@ -41,65 +41,65 @@ def is_current(state: State, epoch: Epoch) -> bool:
     return epoch == state.epoch
 
 
-def hear(turn: Turn, event: Word) -> None:
+def hear(decision: Decision, event: Word) -> None:
     """Take in what a member said."""
     if not isinstance(event, RepairWord):
-        _plain(turn, event)
-    elif not is_current(turn.state, event.epoch):
+        _plain(decision, event)
+    elif not is_current(decision.state, event.epoch):
         return
     elif isinstance(event, ev.DrainFailed):
-        repair.drain_failed(turn, event)
-    elif isinstance(event, ev.NewcomerRehearsed) and not _is_newcomer(turn, event):
+        repair.drain_failed(decision, event)
+    elif isinstance(event, ev.ReplacementRehearsed) and not _is_replacement(decision, event):
         return
     else:
-        _in_epoch(turn, event)
+        _in_epoch(decision, event)
 
 
-def _is_newcomer(turn: Turn, event: ev.NewcomerRehearsed) -> bool:
-    member = turn.state.members.get(event.worker)
-    return member is not None and member.newcomer
+def _is_replacement(decision: Decision, event: ev.ReplacementRehearsed) -> bool:
+    member = decision.state.members.get(event.worker)
+    return member is not None and member.replacement
 
 
-def _plain(turn: Turn, event: PlainWord) -> None:
-    member = turn.accept(event.worker, event, **_changes(turn, event))
+def _plain(decision: Decision, event: PlainWord) -> None:
+    member = decision.accept(event.worker, event, **_changes(decision, event))
     if member is None:
         return
     match event:
         case ev.WorkerReady() | ev.LoopFinished() | ev.SparePrepared():
             pass  # its fields say it all
         case ev.PrepareFailed():
-            spare_pool.unprepared(turn, f"the script could not be rehearsed: {event.message}")
+            spare_pool.unprepared(decision, f"the script could not be rehearsed: {event.message}")
         case ev.ScriptInitialized():
-            turn.set(managed=True)
+            decision.set(managed=True)
         case ev.SetupCompleted():
-            turn.set(entered=True)
+            decision.set(entered=True)
         case ev.LoopBypassed():
-            restart.bypassed(turn)
+            restart.bypassed(decision)
         case ev.TranscriptSealed():
             assert member.rank is not None
-            turn.set_seat(member.rank, sealed=True, like=event.like)
+            decision.set_seat(member.rank, sealed=True, like=event.like)
         case ev.CaptureSkipped():
-            interval.skipped(turn, event)
+            interval.skipped(decision, event)
         case ev.RunUnwound():
-            repair.unwound(turn, member, event)
+            repair.unwound(decision, member, event)
         case _:
             assert_never(event)
 
 
 _ALWAYS_CHANGES: Mapping[type, dict[str, Any]] = {
-    ev.SurvivorDrained: {"newcomer": False},
-    ev.RunUnwound: {"newcomer": True},
-    ev.RankRestored: {"newcomer": False},
+    ev.SurvivorDrained: {"replacement": False},
+    ev.RunUnwound: {"replacement": True},
+    ev.RankRestored: {"replacement": False},
     ev.RankAttached: {"reentered": False},
     ev.FirstStepCompleted: {"stepped": True},
 }
 
 
-def _changes(turn: Turn, event: Word) -> dict[str, Any]:
+def _changes(decision: Decision, event: Word) -> dict[str, Any]:
     """Return what becomes of a member by what it says, beside its phase."""
     match event:
         case ev.WorkerReady():
-            return {"ready_at": turn.now}
+            return {"ready_at": decision.now}
         case ev.LoopFinished():
             return {"finished": event.version, "stepped": True}
         case _:
@@ -107,27 +107,27 @@ def _changes(turn: Turn, event: Word) -> dict[str, Any]:
 
 
 def _in_epoch(
-    turn: Turn,
+    decision: Decision,
     event: ev.SurvivorDrained
-    | ev.NewcomerRehearsed
+    | ev.ReplacementRehearsed
     | ev.RankRestored
     | ev.RankAttached
     | ev.AttachFailed
     | ev.FirstStepCompleted
     | ev.CollectiveFailed,
 ) -> None:
-    member = turn.accept(event.worker, event, **_changes(turn, event))
+    member = decision.accept(event.worker, event, **_changes(decision, event))
     if member is None:
         return
     match event:
         case ev.SurvivorDrained():
-            repair.drained(turn, member, event)
-        case ev.NewcomerRehearsed():
-            turn.set_repair(rehearsed_at=turn.now)
+            repair.drained(decision, member, event)
+        case ev.ReplacementRehearsed():
+            decision.set_repair(rehearsed_at=decision.now)
         case ev.RankRestored() | ev.RankAttached() | ev.AttachFailed() | ev.FirstStepCompleted():
             pass  # phase and fields say it all
         case ev.CollectiveFailed():
-            if turn.state.suspicion is None:
-                turn.set(suspicion=Suspicion(event.worker, turn.now, event.message))
+            if decision.state.suspicion is None:
+                decision.set(suspicion=Suspicion(event.worker, decision.now, event.message))
         case _:
             assert_never(event)

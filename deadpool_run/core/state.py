@@ -17,7 +17,7 @@ _FIRST_WORKER = WorkerId(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeRecord:
     """One living node."""
 
     node: NodeId
@@ -41,7 +41,7 @@ class Member:
     """Set exactly while the rank's seat names this worker as its owner."""
     prepared: Rank | None = None
     """The rank that a spare has rehearsed, or rehearses, ahead of need. Kept when it is given any."""
-    newcomer: bool = False
+    replacement: bool = False
     """It was assigned in a repair and has not held its rank's state yet."""
     reentered: bool = False
     """It was told to run its script again since it was last attached: should that fail, it is not told so again."""
@@ -69,7 +69,7 @@ class Seat:
     rank: Rank
     owner: WorkerId | None = None
     sealed: bool = False
-    """The rank can be rehearsed by a newcomer. Holds for the whole generation."""
+    """The rank can be rehearsed by a replacement. Holds for the whole generation."""
     like: Rank | None = None
     """The lowest of the ranks that hold the same parameters, as its worker says; None if no other does."""
     done: bool = False
@@ -108,7 +108,7 @@ class Repair:
     began_at: float
     losses: tuple[LossSoFar, ...] = ()
     attempts: int = 0
-    """Attempts at this repair that went as far as a newcomer's life or the choice of a version."""
+    """Attempts at this repair that went as far as a replacement's life or the choice of a version."""
     resume: Version | None = None
     """The version of this epoch; None until it is chosen. Held by every rank."""
     completed: Version | None = None
@@ -117,7 +117,7 @@ class Repair:
     """The newest version that a dead rank left behind."""
     reentered: frozenset[Rank] = frozenset()
     """Ranks whose workers were told to run their script again."""
-    barren: frozenset[tuple[Rank, NodeId]] = frozenset()
+    failed_sources: frozenset[tuple[Rank, NodeId]] = frozenset()
     """Nodes that could not give what they said they hold of a rank: they are not asked again."""
     detected_s: float | None = None
     drained_at: float | None = None
@@ -165,7 +165,7 @@ class Raise:
     repaired: bool
     """Its worker was being repaired, so that it alone proves nothing about the script."""
     rehearsed: bool
-    """It was raised by a newcomer's rehearsal."""
+    """It was raised by a replacement's rehearsal."""
     drained: bool
     """It interrupted only the drain of a step."""
     handled: bool
@@ -214,10 +214,10 @@ class State:
     """Some worker of this world has entered its step loop."""
     bypassed: bool = False
     """Some worker of this world updates weights outside its step loop."""
-    nodes: Mapping[NodeId, Node] = field(default_factory=dict)
+    nodes: Mapping[NodeId, NodeRecord] = field(default_factory=dict)
     """The living ones, in order of arrival. Never changed in place."""
     leaves: Mapping[NodeId | None, str] = field(default_factory=dict)
-    """The leaf of every node that ever joined. Never changed in place."""
+    """The failure domain of every node that ever joined. Never changed in place."""
     arrivals: int = 0
     """Nodes that ever joined."""
     joined_at: float = 0.0

@@ -6,12 +6,12 @@ from enum import StrEnum
 
 from deadpool_run.core import placement
 from deadpool_run.core.copies import interval
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import Member, State
 from deadpool_run.core.tallies import patience_from
 from deadpool_run.core.transitions import AT_WORK_IN_REPAIR, TIMED, JobPhase, MemberPhase
-from deadpool_run.core.turn import Turn
 
 SUSPICION_S = 5.0
 """After a collective failed by itself, the news of a loss is waited for so long."""
@@ -154,92 +154,94 @@ def _of_phase(settings: Settings, state: State, phase: MemberPhase, since: float
     return found
 
 
-def advance(turn: Turn) -> None:
+def advance(decision: Decision) -> None:
     """Do everything that is due by now, the oldest first."""
     while True:
-        due = [deadline for deadline in deadlines(turn.settings, turn.state) if deadline.at <= turn.now]
+        due = [deadline for deadline in deadlines(decision.settings, decision.state) if deadline.at <= decision.now]
         if not due:
             return
-        _do(turn, min(due, key=lambda deadline: deadline.at))
+        _do(decision, min(due, key=lambda deadline: deadline.at))
 
 
-def _do(turn: Turn, deadline: Deadline) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each reason
+def _do(decision: Decision, deadline: Deadline) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each reason
     member = deadline.member
-    settings = turn.settings
+    settings = decision.settings
     match deadline.due:
         case Due.STUCK:
             assert member is not None
-            _end(turn, member, f"no progress while {member.phase} for {settings.repair_timeout_s:g} s")
+            _end(decision, member, f"no progress while {member.phase} for {settings.repair_timeout_s:g} s")
         case Due.UNDRAINED:
             assert member is not None
-            _undrained(turn, member)
+            _undrained(decision, member)
         case Due.UNWINDING:
             assert member is not None
-            _end(turn, member, f"its run of the script could not be left within {UNWIND_S:g} s: it is not in Python")
+            _end(
+                decision, member, f"its run of the script could not be left within {UNWIND_S:g} s: it is not in Python"
+            )
         case Due.RAISED:
             assert member is not None
-            _end(turn, member, f"its script raised, but its process did not end within {RAISED_S:g} s")
+            _end(decision, member, f"its script raised, but its process did not end within {RAISED_S:g} s")
         case Due.UNATTACHED:
             assert member is not None
-            _end(turn, member, "it could not build its communicators, and nobody else was lost")
+            _end(decision, member, "it could not build its communicators, and nobody else was lost")
         case Due.UNREAPED:
             assert member is not None
-            shutdown.unreaped(turn, member)
+            shutdown.unreaped(decision, member)
         case Due.NOT_STARTED:
             assert member is not None
-            _end(turn, member, f"it was not ready {turn.now - member.since:.0f} s after it was ordered")
+            _end(decision, member, f"it was not ready {decision.now - member.since:.0f} s after it was ordered")
         case Due.NOT_PREPARED:
             assert member is not None
-            spare_pool.unprepared(turn, f"worker {member.worker} had not rehearsed within {START_S:g} s")
-            turn.kill(member.worker, "it had not rehearsed in time")
+            spare_pool.unprepared(decision, f"worker {member.worker} had not rehearsed within {START_S:g} s")
+            decision.kill(member.worker, "it had not rehearsed in time")
         case Due.LINGERING:
             assert member is not None
-            _end(turn, member, "every rank has finished, and it has not exited")
+            _end(decision, member, "every rank has finished, and it has not exited")
         case Due.SUSPICION:
-            _suspicion(turn)
+            _suspicion(decision)
         case Due.CALM:
-            interval.calm(turn)
+            interval.calm(decision)
         case Due.HEAL:
-            spare_pool.heal(turn)
+            spare_pool.heal(decision)
         case Due.SPARE_NODES:
-            turn.set(spares_waited_for=True)
+            decision.set(spares_waited_for=True)
         case Due.NODES:
-            count = f"{len(turn.state.nodes)} of the {settings.nodes} nodes that the world needs are there"
-            shutdown.stop(turn, 1, f"{count}, and no other came within {settings.join_timeout_s:g} s")
+            count = f"{len(decision.state.nodes)} of the {settings.nodes} nodes that the world needs are there"
+            shutdown.stop(decision, 1, f"{count}, and no other came within {settings.join_timeout_s:g} s")
         case Due.MOVED:
             pass  # met in `takeover`, before anything else
         case Due.UNPROTECTED:
-            restart.unprotected(turn)
+            restart.unprotected(decision)
         case Due.NO_PLACE:
-            ranks = ", ".join(str(seat.rank) for seat in turn.state.vacant())
-            left = f"every worker of the {len(turn.state.nodes)} nodes that are left holds another"
+            ranks = ", ".join(str(seat.rank) for seat in decision.state.vacant())
+            left = f"every worker of the {len(decision.state.nodes)} nodes that are left holds another"
             waited = f"no other node came within {settings.join_timeout_s:g} s"
-            shutdown.stop(turn, 1, f"no place is left for rank {ranks}: {left}, and {waited}")
+            shutdown.stop(decision, 1, f"no place is left for rank {ranks}: {left}, and {waited}")
 
 
-def _end(turn: Turn, member: Member, why: str) -> None:
+def _end(decision: Decision, member: Member, why: str) -> None:
     who = f"rank {member.rank}, worker {member.worker}" if member.rank is not None else f"worker {member.worker}"
-    turn.announce(f"ending {who}", why)
-    turn.kill(member.worker, why)
+    decision.announce(f"ending {who}", why)
+    decision.kill(member.worker, why)
 
 
-def _undrained(turn: Turn, member: Member) -> None:
-    why = f"no progress while {member.phase} for {turn.now - member.since:.0f} s"
+def _undrained(decision: Decision, member: Member) -> None:
+    why = f"no progress while {member.phase} for {decision.now - member.since:.0f} s"
     if repair.can_reenter(member):
-        repair.reenter(turn, member, why)
+        repair.reenter(decision, member, why)
     else:
-        _end(turn, member, why)
+        _end(decision, member, why)
 
 
-def _suspicion(turn: Turn) -> None:
-    suspicion = turn.state.suspicion
+def _suspicion(decision: Decision) -> None:
+    suspicion = decision.state.suspicion
     assert suspicion is not None
-    turn.set(suspicion=None)
+    decision.set(suspicion=None)
     why = f"a collective of worker {suspicion.worker} failed, and nobody was lost: {suspicion.message}"
-    match turn.state.phase:
+    match decision.state.phase:
         case JobPhase.RUNNING | JobPhase.REPAIRING:
-            repair.retry(turn, why)
+            repair.retry(decision, why)
         case JobPhase.UNPROTECTED:
-            restart.restart(turn, why)
+            restart.restart(decision, why)
         case _:
             pass

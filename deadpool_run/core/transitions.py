@@ -57,11 +57,11 @@ class MemberPhase(StrEnum):
     UNWINDING = "unwinding"
     """It could not be drained: its run of the script is left, from wherever it is."""
     RE_ENTERING = "re-entering"
-    """Its script runs again from the top in the same process, against fake groups, as a newcomer's."""
+    """Its script runs again from the top in the same process, against fake groups, as a replacement's."""
     REHEARSING = "rehearsing"
-    """A newcomer: its script sets up against fake groups."""
+    """A replacement: its script sets up against fake groups."""
     REHEARSED = "rehearsed"
-    """A newcomer that waits for the version to resume from."""
+    """A replacement that waits for the version to resume from."""
     RESTORING = "restoring"
     """Its objects are brought to the resume version."""
     RESTORED = "restored"
@@ -84,11 +84,11 @@ class MemberPhase(StrEnum):
     """Reaped."""
 
 
-class NewcomerAssigned:
-    """Trigger: `AssignRank(newcomer=True)`, which has another target than `AssignRank(newcomer=False)`."""
+class ReplacementAssigned:
+    """Trigger: `AssignRank(replacement=True)`, which has another target than `AssignRank(replacement=False)`."""
 
 
-Trigger = type[ev.Event | do.Effect | NewcomerAssigned]
+Trigger = type[ev.Event | do.Effect | ReplacementAssigned]
 _M = MemberPhase
 _J = JobPhase
 
@@ -106,7 +106,7 @@ _MORTAL: dict[Trigger, MemberPhase] = {
 _RANKED: dict[Trigger, MemberPhase] = {**_MORTAL, ev.WorkerRaised: _M.RAISED, ev.JobRefused: _M.RAISED}
 _SURVIVOR: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.DRAINING}
 _IN_REPAIR: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.RECALLED}
-_NEWCOMER: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.REHEARSING}
+_REPLACEMENT: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.REHEARSING}
 
 MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingProxyType(
     {
@@ -119,7 +119,7 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
         _M.READY: {
             **_MORTAL,
             do.AssignRank: _M.SETTING_UP,
-            NewcomerAssigned: _M.REHEARSING,
+            ReplacementAssigned: _M.REHEARSING,
             do.DismissWorker: _M.DISMISSED,
             do.PrepareSpare: _M.PREPARING,
         },
@@ -157,7 +157,7 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
         _M.RECALLED: {
             **_IN_REPAIR,
             ev.SurvivorDrained: _M.DRAINED,
-            ev.NewcomerRehearsed: _M.REHEARSED,  # a newcomer that was recalled before it had restored
+            ev.ReplacementRehearsed: _M.REHEARSED,  # a replacement that was recalled before it had restored
             ev.DrainFailed: _M.RECALLED,  # the coordinator has moved, and the last one had brought it into its script
             do.ReEnter: _M.UNWINDING,
         },
@@ -172,20 +172,20 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             do.AbortStep: _M.RE_ENTERING,
             ev.ScriptInitialized: _M.RE_ENTERING,
             ev.SetupCompleted: _M.RE_ENTERING,
-            ev.NewcomerRehearsed: _M.REHEARSED,
+            ev.ReplacementRehearsed: _M.REHEARSED,
             ev.SurvivorDrained: _M.DRAINED,  # the coordinator has moved: see REHEARSING
         },
         _M.DRAINED: {**_IN_REPAIR, do.ResumeFrom: _M.RESTORING},
         _M.REHEARSING: {
-            **_NEWCOMER,
+            **_REPLACEMENT,
             ev.ScriptInitialized: _M.REHEARSING,
             ev.SetupCompleted: _M.REHEARSING,
-            ev.NewcomerRehearsed: _M.REHEARSED,
+            ev.ReplacementRehearsed: _M.REHEARSED,
             # The coordinator has moved, and the last one had brought it further than was known.
             ev.SurvivorDrained: _M.DRAINED,
             ev.DrainFailed: _M.REHEARSING,
         },
-        _M.REHEARSED: {**_NEWCOMER, do.ResumeFrom: _M.RESTORING},
+        _M.REHEARSED: {**_REPLACEMENT, do.ResumeFrom: _M.RESTORING},
         _M.RESTORING: {
             **_IN_REPAIR,
             ev.RankRestored: _M.RESTORED,
@@ -256,8 +256,8 @@ TIMED = AT_WORK_IN_REPAIR | {_M.ENDING, _M.RAISED, _M.UNATTACHED, _M.STARTING, _
 def trigger_of(moved_by: ev.Event | do.Effect) -> Trigger | None:
     """Return the table's key for a fact or an order; None for an order that moves nobody (an injected fault)."""
     match moved_by:
-        case do.AssignRank(newcomer=True):
-            return NewcomerAssigned
+        case do.AssignRank(replacement=True):
+            return ReplacementAssigned
         case do.KillWorker(injected=True):
             return None
         case _:
@@ -294,7 +294,7 @@ def _member_diagram() -> Iterator[str]:
     for phase, moves in MEMBER_TRANSITIONS.items():
         for trigger, target in moves.items():
             if target is not phase and (trigger not in anywhere or phase in told_apart):
-                label = "AssignRank as newcomer" if trigger is NewcomerAssigned else trigger.__name__
+                label = "AssignRank as replacement" if trigger is ReplacementAssigned else trigger.__name__
                 yield f"    {_name(phase)} --> {_name(target)}: {label}"
     yield f"    {_name(_M.ENDED)} --> [*]"
     yield f"    note right of {_name(_M.RUNNING)}: what raises, ends or kills it here does so in every other phase too"

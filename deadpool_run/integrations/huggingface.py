@@ -54,7 +54,7 @@ class _Protected:
     args: Any
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """See `Trainer.train`. Raises ScriptError for a checkpoint: a newcomer might find a later one."""
+        """See `Trainer.train`. Raises ScriptError for a checkpoint: a replacement might find a later one."""
         if resume_from_checkpoint:
             raise ScriptError(
                 "a protected Trainer cannot go on from a checkpoint of the Trainer's.\n"

@@ -52,7 +52,7 @@ def leftover(name: str) -> bool:
     return _LEFTOVER.fullmatch(name) is not None
 
 
-class Step(StrEnum):
+class CheckpointStep(StrEnum):
     """What nodes do one after the other, each when all have done the one before, to write one checkpoint together."""
 
     PREPARE = "prepare"
@@ -102,7 +102,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartPlace:
     """Where a tensor is: this slice of that file is what `torch.save` wrote. The digest is of its plain bytes."""
 
     file: str
@@ -118,7 +118,7 @@ class Part:
     rank: Rank
     version: Version
     tail_offset: int
-    places: tuple[Place | None, ...]
+    places: tuple[PartPlace | None, ...]
     """Of the manifest's tensors, in its order; None for one without bytes."""
     manifest: bytes
     tail: bytes
@@ -165,7 +165,7 @@ def decode_part(data: bytes) -> Part:
             raise CheckpointError(f"not a rank's part of format {FORMAT}")
         body, manifest, tail = _cut(data, _PART.size, sizes)
         head = json.loads(body)
-        places = tuple(None if place is None else Place(**place) for place in head["places"])
+        places = tuple(None if place is None else PartPlace(**place) for place in head["places"])
         return Part(Rank(head["rank"]), Version(head["version"]), head["tail_offset"], places, manifest, tail)
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"not a rank's part of format {FORMAT}") from error

@@ -23,7 +23,7 @@ from typing import Any
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.status_page import BUSY, EMPTY, Cell
+from deadpool_run.vault.status_page import BUSY, EMPTY, RankEntry
 
 FORMAT = 2
 HEADER_BYTES = 4096
@@ -49,7 +49,7 @@ class SegmentState(IntEnum):
     COMPLETE = 2
 
 
-class Role(StrEnum):
+class SlotRole(StrEnum):
     """What a tensor of a snapshot is."""
 
     PARAMETER = "parameter"
@@ -76,11 +76,11 @@ class TensorEntry:
     """One tensor (of a DTensor its local shard) and where its bytes are.
 
     `shape` and `stride` count elements; the element with all indices 0 is at `offset`, and `nbytes` bytes hold all.
-    `device` is a device's type ("cpu", "cuda"): a newcomer may sit on another device of that type.
+    `device` is a device's type ("cpu", "cuda"): a replacement may sit on another device of that type.
     """
 
     name: str
-    role: Role
+    role: SlotRole
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -239,16 +239,16 @@ def manifest_is_whole(fd: int, header: SlotHeader) -> bool:
 
 
 def complete_version(fd: int) -> Version | None:
-    """Return the version that the slot's header says it holds complete, if any. The board must agree with it."""
+    """Return the version that the slot's header says it holds complete, if any. The status page must agree with it."""
     header = read_header(fd)
     if header is None or header.state is not SegmentState.COMPLETE:
         return None
     return Version(header.version)
 
 
-def complete_versions(fds: Sequence[int], cell: Cell) -> tuple[Version, ...]:
-    """Return, oldest first, the versions that both the board and the slots' headers call complete."""
-    both = zip(fds, cell.slots, strict=True)
+def complete_versions(fds: Sequence[int], rank_entry: RankEntry) -> tuple[Version, ...]:
+    """Return, oldest first, the versions that both the status page and the slots' headers call complete."""
+    both = zip(fds, rank_entry.slots, strict=True)
     return tuple(sorted(Version(said) for fd, said in both if said >= 0 and complete_version(fd) == said))
 
 
@@ -336,7 +336,7 @@ def _entry(parts: dict[str, Any]) -> TensorEntry:
             stride=tuple(placement["stride"]),
         )
     shape, stride = tuple(parts["shape"]), tuple(parts["stride"])
-    changed = {"role": Role(parts["role"]), "shape": shape, "stride": stride, "placement": placement}
+    changed = {"role": SlotRole(parts["role"]), "shape": shape, "stride": stride, "placement": placement}
     return TensorEntry(**(parts | changed))
 
 

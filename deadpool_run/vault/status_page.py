@@ -1,12 +1,12 @@
-"""The board: one shared page range per node, a cell per rank, written with plain stores and read by all.
+"""The status page: one shared page range per node, a rank entry per rank, written with plain stores and read by all.
 
 A worker says here, without a system call, where it is and which snapshots it holds; its peers on the node read from it
-which snapshot is committed; the agent reads it for status and health. A cell has one writer at a time: the worker that
+which snapshot is committed; the agent reads it for status and health. A rank entry has one writer at a time: the worker that
 holds the rank (the agent only while no worker does, or while the worker waits for what the agent brings). Every word is
 an aligned 8-byte integer, so that a reader sees either the old or the new value, never a mixture.
 
-Where a job spans nodes, its peers' cells are on other boards. What is committed is then told by the agent in the header,
-and the cells of ranks that live elsewhere are mirrored, for status only.
+Where a job spans nodes, its peers' rank entries are on other status pages. What is committed is then told by the agent in the header,
+and the rank entries of ranks that live elsewhere are mirrored, for status only.
 """
 
 import mmap
@@ -17,12 +17,12 @@ from enum import IntEnum
 from deadpool_run.ids import Version
 
 WORDS = 16
-CELL_BYTES = WORDS * 8
+RANK_ENTRY_BYTES = WORDS * 8
 _HEADER_WORDS = 64
 _COMMITTED = 1
 _ABANDONED_COUNT = 2
 _KEPT = 3
-"""One more than `Board.kept`, so that 0 is none."""
+"""One more than `StatusPage.kept`, so that 0 is none."""
 _ABANDONED = 8
 MAX_ABANDONED = _HEADER_WORDS - _ABANDONED
 """Abandoned versions that the header has room for."""
@@ -32,8 +32,8 @@ EMPTY = -1
 """A slot that holds nothing."""
 BUSY = -2
 """A slot that is being written."""
-FROM_CELLS = -2
-"""In the place of the committed version: it is to be read from the cells, all of which are written here."""
+FROM_RANK_ENTRIES = -2
+"""In the place of the committed version: it is to be read from the rank entries, all of which are written here."""
 
 
 class Phase(IntEnum):
@@ -79,19 +79,19 @@ class _Word(IntEnum):
 
 
 class _Field:
-    """One word of a cell as an attribute."""
+    """One word of a rank entry as an attribute."""
 
     def __init__(self, word: _Word) -> None:
         self._word = word
 
-    def __get__(self, cell: "Cell", owner: type["Cell"]) -> int:
-        return cell._words[cell._base + self._word]  # noqa: SLF001 - part of the class
+    def __get__(self, rank_entry: "RankEntry", owner: type["RankEntry"]) -> int:
+        return rank_entry._words[rank_entry._base + self._word]  # noqa: SLF001 - part of the class
 
-    def __set__(self, cell: "Cell", value: int) -> None:
-        cell._words[cell._base + self._word] = value  # noqa: SLF001 - part of the class
+    def __set__(self, rank_entry: "RankEntry", value: int) -> None:
+        rank_entry._words[rank_entry._base + self._word] = value  # noqa: SLF001 - part of the class
 
 
-class Cell:
+class RankEntry:
     """One rank's words. Reads and writes are single stores; nothing here blocks."""
 
     __slots__ = ("_base", "_words")
@@ -136,13 +136,13 @@ class Cell:
         self._words[self._base + _Word.SLOT0 + slot] = version
 
     def words(self) -> tuple[int, ...]:
-        """Return all words, to be mirrored on another node's board."""
+        """Return all words, to be mirrored on another node's status page."""
         return tuple(self._words[self._base : self._base + WORDS])
 
     def put(self, words: Sequence[int]) -> None:
-        """Become a mirror of a cell elsewhere. Nobody here waits for copies that are made there."""
+        """Become a mirror of a rank entry elsewhere. Nobody here waits for copies that are made there."""
         if len(words) != WORDS:
-            raise ValueError(f"a cell has {WORDS} words, not {len(words)}")
+            raise ValueError(f"a rank entry has {WORDS} words, not {len(words)}")
         for word, value in enumerate(words):
             self._words[self._base + word] = 0 if word == _Word.COPYING else value
 
@@ -152,20 +152,20 @@ class Cell:
         return tuple(sorted(Version(version) for version in self.slots if version >= 0))
 
 
-class Board:
-    """A view of a node's board. `close` releases the mapping; the descriptor stays the caller's."""
+class StatusPage:
+    """A view of a node's status page. `close` releases the mapping; the descriptor stays the caller's."""
 
     def __init__(self, fd: int, world_size: int) -> None:
-        """Map the board behind `fd`; its size must be that of `world_size` cells (raises ValueError)."""
-        size = board_bytes(world_size)
+        """Map the status page behind `fd`; its size must be that of `world_size` rank entries (raises ValueError)."""
+        size = status_page_bytes(world_size)
         if os.fstat(fd).st_size != size:
-            raise ValueError(f"a board of {world_size} ranks has {size} bytes, not {os.fstat(fd).st_size}")
+            raise ValueError(f"a status page of {world_size} ranks has {size} bytes, not {os.fstat(fd).st_size}")
         self._mmap = mmap.mmap(fd, size)
         self._words = memoryview(self._mmap).cast("q")
-        self.cells = tuple(Cell(self._words, rank) for rank in range(world_size))
+        self.rank_entries = tuple(RankEntry(self._words, rank) for rank in range(world_size))
 
     def tell(self, committed: Version | None, abandoned: Collection[int]) -> None:
-        """Say what is committed and which versions above it never will be. By the agent only; from now on the cells do not count.
+        """Say what is committed and which versions above it never will be. By the agent only; from now on the rank entries do not count.
 
         Of more than `MAX_ABANDONED` abandoned versions the newest are kept. A reader may see part of the old list with
         part of the new one: both were true.
@@ -180,11 +180,11 @@ class Board:
     @property
     def spans_nodes(self) -> bool:
         """Whether what is committed is told, because peers live on other nodes."""
-        return bool(self._words[_COMMITTED] != FROM_CELLS)
+        return bool(self._words[_COMMITTED] != FROM_RANK_ENTRIES)
 
     def mirror(self, rank: int, words: Sequence[int]) -> None:
-        """Show the cell of a rank that lives on another node, as its agent last sent it. Raises ValueError."""
-        self.cells[rank].put(words)
+        """Show the rank entry of a rank that lives on another node, as its agent last sent it. Raises ValueError."""
+        self.rank_entries[rank].put(words)
 
     @property
     def kept(self) -> int:
@@ -198,32 +198,32 @@ class Board:
     def committed(self) -> Version | None:
         """Return the newest version that every rank holds complete (and, over several nodes, its buddies), or None."""
         told = self._words[_COMMITTED]
-        if told != FROM_CELLS:
+        if told != FROM_RANK_ENTRIES:
             return Version(told) if told >= 0 else None
-        common = set(self.cells[0].slots)
-        for cell in self.cells[1:]:
-            common.intersection_update(cell.slots)
+        common = set(self.rank_entries[0].slots)
+        for rank_entry in self.rank_entries[1:]:
+            common.intersection_update(rank_entry.slots)
         newest = max(common, default=EMPTY)
         return Version(newest) if newest >= 0 else None
 
     def skipped(self) -> set[int]:
         """Return versions that some rank announced it will never hold."""
-        return {cell.skipped for cell in self.cells} - {EMPTY}
+        return {rank_entry.skipped for rank_entry in self.rank_entries} - {EMPTY}
 
     def abandoned(self) -> set[int]:
-        """Return versions on the board that some rank will never hold: it skipped them, or has gone on without them.
+        """Return versions on the status page that some rank will never hold: it skipped them, or has gone on without them.
 
         The second matters as much as the first: only the newest skip is announced, and a rank whose capture interval
         is another one for a moment passes over a version without a word.
         """
-        if self._words[_COMMITTED] != FROM_CELLS:
+        if self._words[_COMMITTED] != FROM_RANK_ENTRIES:
             count = min(self._words[_ABANDONED_COUNT], MAX_ABANDONED)
             return set(self._words[_ABANDONED : _ABANDONED + count])
-        held = {version for cell in self.cells for version in cell.slots if version >= 0}
+        held = {version for rank_entry in self.rank_entries for version in rank_entry.slots if version >= 0}
         lost = self.skipped()
-        for cell in self.cells:
-            slots = cell.slots
-            newest = max(*slots, cell.skipped)
+        for rank_entry in self.rank_entries:
+            slots = rank_entry.slots
+            newest = max(*slots, rank_entry.skipped)
             lost |= {version for version in held if version < newest and version not in slots}
         return lost
 
@@ -233,19 +233,19 @@ class Board:
         self._mmap.close()
 
 
-def board_bytes(world_size: int) -> int:
-    """Return the size of a board in bytes."""
-    return _HEADER_WORDS * 8 + world_size * CELL_BYTES
+def status_page_bytes(world_size: int) -> int:
+    """Return the size of a status page in bytes."""
+    return _HEADER_WORDS * 8 + world_size * RANK_ENTRY_BYTES
 
 
-def create_board(world_size: int) -> int:
-    """Return the descriptor of a new memfd that holds an empty board."""
-    fd = os.memfd_create("deadpool-board", os.MFD_CLOEXEC)
-    os.ftruncate(fd, board_bytes(world_size))
-    board = Board(fd, world_size)
-    board._words[0] = _MAGIC  # noqa: SLF001 - same module
-    board._words[_COMMITTED] = FROM_CELLS  # noqa: SLF001 - as above
-    for cell in board.cells:
-        cell.clear(keep_slots=False)
-    board.close()
+def create_status_page(world_size: int) -> int:
+    """Return the descriptor of a new memfd that holds an empty status page."""
+    fd = os.memfd_create("deadpool-status_page", os.MFD_CLOEXEC)
+    os.ftruncate(fd, status_page_bytes(world_size))
+    status_page = StatusPage(fd, world_size)
+    status_page._words[0] = _MAGIC  # noqa: SLF001 - same module
+    status_page._words[_COMMITTED] = FROM_RANK_ENTRIES  # noqa: SLF001 - as above
+    for rank_entry in status_page.rank_entries:
+        rank_entry.clear(keep_slots=False)
+    status_page.close()
     return fd

@@ -1,4 +1,4 @@
-"""The memory that outlives a worker: the node's board and, for each rank that lives here, two slots and a transcript.
+"""The memory that outlives a worker: the node's status page and, for each rank that lives here, two slots and a transcript.
 
 All are memfds that this process holds and hands to the rank's workers; they take no name and no disk, and are gone with
 their last holder. A rank's are made when they are first asked for, and a slot is empty until its worker gives it a size.
@@ -21,7 +21,7 @@ from deadpool_run.vault.segments import (
     identity,
     read_identified,
 )
-from deadpool_run.vault.status_page import BUSY, EMPTY, Board, create_board
+from deadpool_run.vault.status_page import BUSY, EMPTY, StatusPage, create_status_page
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,22 @@ class Vault:
         self.close()
 
     def descriptors(self, rank: Rank) -> dict[str, int]:
-        """Return what a worker of this rank needs: `board`, `slot0`, `slot1`, `transcript`."""
+        """Return what a worker of this rank needs: `status_page`, `slot0`, `slot1`, `transcript`."""
         with self._lock:
             own = self._ranks.get(rank)
             if own is None:
                 own = self._ranks[rank] = _create(rank)
-        return {"board": self._board_fd, "slot0": own.slots[0], "slot1": own.slots[1], "transcript": own.transcript}
+        return {
+            "status_page": self._status_page_fd,
+            "slot0": own.slots[0],
+            "slot1": own.slots[1],
+            "transcript": own.transcript,
+        }
 
     @property
-    def board_fd(self) -> int:
-        """The board's descriptor."""
-        return self._board_fd
+    def status_page_fd(self) -> int:
+        """The status page's descriptor."""
+        return self._status_page_fd
 
     def lives_here(self, rank: Rank) -> bool:
         """Tell whether there is memory of the rank's own, whatever it holds."""
@@ -90,22 +95,24 @@ class Vault:
         with self._lock:
             if rank not in self._ranks:
                 return True
-            cell = self.board.cells[rank]
-            return max(*cell.slots, cell.skipped) >= version or all(held == EMPTY for held in cell.slots)
+            rank_entry = self.status_page.rank_entries[rank]
+            return max(*rank_entry.slots, rank_entry.skipped) >= version or all(
+                held == EMPTY for held in rank_entry.slots
+            )
 
     def captured(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, the versions that a rank whose worker is dead has left complete."""
         with self._lock:
             own = self._ranks.get(rank)
-            return () if own is None else complete_versions(own.slots, self.board.cells[rank])
+            return () if own is None else complete_versions(own.slots, self.status_page.rank_entries[rank])
 
     def vacate(self, rank: Rank) -> None:
         """Forget the rank's dead owner, not its snapshots; what it was writing when it died is none."""
-        cell = self.board.cells[rank]
-        cell.clear(keep_slots=True)
-        for slot, version in enumerate(cell.slots):
+        rank_entry = self.status_page.rank_entries[rank]
+        rank_entry.clear(keep_slots=True)
+        for slot, version in enumerate(rank_entry.slots):
             if version == BUSY:
-                cell.set_slot(slot, EMPTY)
+                rank_entry.set_slot(slot, EMPTY)
 
     def held(self, rank: Rank) -> tuple[Held, ...]:
         """Return what the rank's own slots hold complete, oldest first."""
@@ -131,7 +138,7 @@ class Vault:
             own = self._ranks.get(rank)
             return (
                 own is not None
-                and self.board.cells[rank].slots[held.slot] == held.version
+                and self.status_page.rank_entries[rank].slots[held.slot] == held.version
                 and identity(own.slots[held.slot]) == held.token
             )
 
@@ -150,25 +157,25 @@ class Vault:
             return own is not None and blob_bytes(own.transcript) is not None
 
     def set_slot(self, rank: Rank, slot: int, fd: int, version: int) -> None:
-        """Say on the board what a slot of the rank holds, which has no worker now or one that waits for this.
+        """Say on the status page what a slot of the rank holds, which has no worker now or one that waits for this.
 
         `fd` is of the slot; if the rank has other memory by now, nothing is said.
         """
         with self._lock:
             own = self._ranks.get(rank)
             if own is not None and os.path.samestat(os.fstat(own.slots[slot]), os.fstat(fd)):
-                self.board.cells[rank].set_slot(slot, version)
+                self.status_page.rank_entries[rank].set_slot(slot, version)
 
     def committed(self) -> Version | None:
-        """Return what the board says is committed; None if it is closed."""
+        """Return what the status page says is committed; None if it is closed."""
         with self._lock:
-            return self.board.committed() if self._ranks else None
+            return self.status_page.committed() if self._ranks else None
 
     def take(self, rank: Rank) -> Segments | None:
         """Let the rank go: return its memory, which becomes the caller's, and show it as empty."""
         with self._lock:
             own = self._ranks.pop(rank, None)
-            self.board.cells[rank].clear(keep_slots=False)
+            self.status_page.rank_entries[rank].clear(keep_slots=False)
             return own
 
     def put(self, rank: Rank, slots: tuple[int | None, int | None], transcript: int | None) -> None:
@@ -177,11 +184,11 @@ class Vault:
         with self._lock:
             old = self._ranks.pop(rank, None)
             self._ranks[rank] = fresh
-            cell = self.board.cells[rank]
-            cell.clear(keep_slots=False)
+            rank_entry = self.status_page.rank_entries[rank]
+            rank_entry.clear(keep_slots=False)
             for slot, fd in enumerate(fresh.slots):
                 version = complete_version(fd)
-                cell.set_slot(slot, EMPTY if version is None else version)
+                rank_entry.set_slot(slot, EMPTY if version is None else version)
         if old is not None:
             old.close()
 
@@ -193,8 +200,8 @@ class Vault:
     def close(self) -> None:
         """Let go of all of it."""
         with self._lock:
-            self.board.close()
-            os.close(self._board_fd)
+            self.status_page.close()
+            os.close(self._status_page_fd)
             for own in self._ranks.values():
                 own.close()
             self._ranks.clear()
@@ -202,7 +209,7 @@ class Vault:
     def _held(self, rank: Rank) -> tuple[Held, ...]:
         own = self._ranks.get(rank)
         found = []
-        for slot, said in enumerate(self.board.cells[rank].slots if own is not None else ()):
+        for slot, said in enumerate(self.status_page.rank_entries[rank].slots if own is not None else ()):
             assert own is not None
             header, token = read_identified(own.slots[slot])
             if said >= 0 and header is not None and header.state is SegmentState.COMPLETE and header.version == said:
@@ -211,8 +218,8 @@ class Vault:
 
     def _fill(self) -> None:
         with self._lock:
-            self._board_fd = create_board(self.world_size)
-            self.board = Board(self._board_fd, self.world_size)
+            self._status_page_fd = create_status_page(self.world_size)
+            self.status_page = StatusPage(self._status_page_fd, self.world_size)
             self._ranks: dict[Rank, Segments] = {}
 
 

@@ -16,7 +16,7 @@ ANSWER_S = 5.0
 _MAX_CANDIDATES = 200
 
 
-class RefusedError(DeadpoolError):
+class ControlRefusedError(DeadpoolError):
     """The run understood, and cannot do it."""
 
 
@@ -48,7 +48,7 @@ class ControlClient:
         self._socket.close()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to one request. Raises `RefusedError`, `ProtocolError`."""
+        """Return the answer to one request. Raises `ControlRefusedError`, `ProtocolError`."""
         self._send(request)
         return self._receive()
 
@@ -82,7 +82,7 @@ class ControlClient:
         if not isinstance(answer, dict):
             raise ProtocolError(f"{self.run_dir}: answered with {line[:80]!r}")
         if "error" in answer:
-            raise RefusedError(str(answer["error"]))
+            raise ControlRefusedError(str(answer["error"]))
         return answer
 
 

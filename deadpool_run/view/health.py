@@ -8,7 +8,7 @@ Status = Mapping[str, Any]
 """The status object of `coordinator.control`."""
 
 
-class Health(StrEnum):
+class JobHealth(StrEnum):
     """What a script that asks wants to know."""
 
     HEALTHY = "healthy"
@@ -22,26 +22,28 @@ class Health(StrEnum):
     ENDING = "ending"
 
 
-EXIT_CODES: Mapping[Health, int] = {how: 0 if how in (Health.HEALTHY, Health.STARTING) else 3 for how in Health}
+EXIT_CODES: Mapping[JobHealth, int] = {
+    how: 0 if how in (JobHealth.HEALTHY, JobHealth.STARTING) else 3 for how in JobHealth
+}
 
 
-def health(status: Status) -> Health:  # noqa: PLR0911 - one case for each
+def health(status: Status) -> JobHealth:  # noqa: PLR0911 - one case for each
     """Return how the run is."""
     match status.get("phase"):
         case "unprotected" if status.get("unprotected"):
-            return Health.UNPROTECTED
+            return JobHealth.UNPROTECTED
         case "new" | "starting" | "unprotected":
-            return Health.STARTING
+            return JobHealth.STARTING
         case "repairing" | "restarting":
-            return Health.RECOVERING
+            return JobHealth.RECOVERING
         case "stopping" | "stopped":
-            return Health.ENDING
+            return JobHealth.ENDING
         case "running" if len(ready_spares(status)) < spares_asked(status):
-            return Health.DEGRADED
+            return JobHealth.DEGRADED
         case "running" if status.get("exposed_ms") is not None:
-            return Health.DEGRADED
+            return JobHealth.DEGRADED
         case _:
-            return Health.HEALTHY
+            return JobHealth.HEALTHY
 
 
 def ranks_per_node(status: Status) -> int:

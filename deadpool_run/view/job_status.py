@@ -42,7 +42,7 @@ class NodeStatus:
     node: str
     name: str
     address: str
-    leaf: str
+    failure_domain: str
     copies_of: tuple[int, ...]
 
 
@@ -120,4 +120,4 @@ def _nodes(state: State) -> Iterator[NodeStatus]:
                 copies_of[buddy].append(rank)
     for node in state.nodes.values():
         place = node.place
-        yield NodeStatus(node.node, place.name, place.address, place.leaf, tuple(copies_of[node.node]))
+        yield NodeStatus(node.node, place.name, place.address, place.failure_domain, tuple(copies_of[node.node]))

@@ -12,12 +12,12 @@ from deadpool_run.core.copies import buddies
 from deadpool_run.core.recovery import restart, spare_pool
 from deadpool_run.core.rows import Seats
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import Node, Seat, State
+from deadpool_run.core.state import NodeRecord, Seat, State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank
 
 
-def outline(settings: Settings, nodes: Sequence[Node]) -> Iterator[str]:
+def outline(settings: Settings, nodes: Sequence[NodeRecord]) -> Iterator[str]:
     """Yield the lines. `nodes` are those that are there, in order of arrival; the world may need more of them."""
     state = begun(settings, nodes)
     yield _summary(settings)
@@ -32,7 +32,7 @@ def outline(settings: Settings, nodes: Sequence[Node]) -> Iterator[str]:
         yield f"waits for {_count(missing, 'more node')}: the world begins with {settings.nodes}"
 
 
-def begun(settings: Settings, nodes: Sequence[Node]) -> State:
+def begun(settings: Settings, nodes: Sequence[NodeRecord]) -> State:
     """Return the state of a world that has begun on these nodes, as far as they are enough: seats, nodes and buddies."""
     state = State(
         phase=JobPhase.UNPROTECTED,
@@ -62,7 +62,7 @@ def _summary(settings: Settings) -> str:
     return f"{_count(settings.world_size, 'rank')}{each}; in reserve: {' and '.join(reserve) or 'nothing'}"
 
 
-def _purpose(settings: Settings, state: State, node: Node) -> str:
+def _purpose(settings: Settings, state: State, node: NodeRecord) -> str:
     ranks = sorted(state.seat_tally.homes.get(node.node, ()))
     if not ranks:
         return "in reserve"
@@ -70,7 +70,7 @@ def _purpose(settings: Settings, state: State, node: Node) -> str:
     return f"{_ranks(ranks)} and {_count(spares, 'spare worker')}" if spares > 0 else _ranks(ranks)
 
 
-def _copies(state: State, node: Node) -> str:
+def _copies(state: State, node: NodeRecord) -> str:
     """Return where the copies of the node's ranks are; ranks whose copies lie together are named together."""
     if not state.buddies:
         return ""

@@ -13,19 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from deadpool_run.view import nodes
-from deadpool_run.view.health import Health, Status, health, ready_spares, spares_asked
+from deadpool_run.view.health import JobHealth, Status, health, ready_spares, spares_asked
 from deadpool_run.view.text import printable, shown, table
 
 PLAIN_WIDTH = 200
 """Of what is not a terminal: wide enough that no line of ours is broken in a log."""
 
-_STYLES: Mapping[Health, str] = {
-    Health.HEALTHY: "bold green",
-    Health.STARTING: "bold yellow",
-    Health.UNPROTECTED: "bold red",
-    Health.DEGRADED: "bold yellow",
-    Health.RECOVERING: "bold red",
-    Health.ENDING: "bold yellow",
+_STYLES: Mapping[JobHealth, str] = {
+    JobHealth.HEALTHY: "bold green",
+    JobHealth.STARTING: "bold yellow",
+    JobHealth.UNPROTECTED: "bold red",
+    JobHealth.DEGRADED: "bold yellow",
+    JobHealth.RECOVERING: "bold red",
+    JobHealth.ENDING: "bold yellow",
 }
 _CALM_PHASES = frozenset({"running", "finished", "released", "ready", "done", "setting up"})
 _TIMES = ("detected", "drained", "promoted", "rehearsed", "restored", "attached", "first_step")
@@ -65,9 +65,9 @@ def to_rich(status: Status, now: datetime) -> RenderableType:
 def _why(status: Status) -> str:
     """Return the reason of a health that is not as it should be."""
     match health(status):
-        case Health.HEALTHY | Health.STARTING:
+        case JobHealth.HEALTHY | JobHealth.STARTING:
             return ""
-        case Health.UNPROTECTED:
+        case JobHealth.UNPROTECTED:
             return str(status.get("unprotected"))
         case _:
             return str(status.get("reason") or "")

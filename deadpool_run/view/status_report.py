@@ -12,7 +12,7 @@ from typing import Any
 
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId
-from deadpool_run.vault.status_page import Board, Cell, Phase
+from deadpool_run.vault.status_page import Phase, RankEntry, StatusPage
 from deadpool_run.view import job_status
 from deadpool_run.wire.peers import Traffic
 
@@ -30,10 +30,10 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class NodeReports:
     """What the coordinator's agent knows of a job's nodes, `now`."""
 
-    head: NodeId
+    leader: NodeId
     term: int
     seen: Mapping[NodeId, Seen]
     now: float
@@ -44,36 +44,39 @@ class Nodes:
 
 def status_object(
     state: State,
-    board: Board,
+    status_page: StatusPage,
     run: Mapping[str, Any],
     durable: Mapping[str, Any] | None,
-    nodes: Nodes | None = None,
+    nodes: NodeReports | None = None,
 ) -> dict[str, Any]:
     """Return an object fit for JSON; see `coordinator.control` for its shape. `nodes` is None on one machine."""
     summary = job_status.summary(state).to_json()
-    ranks = [{**rank, **_cell(cell)} for rank, cell in zip(summary["ranks"], board.cells, strict=True)]
+    ranks = [
+        {**rank, **_rank_entry(rank_entry)}
+        for rank, rank_entry in zip(summary["ranks"], status_page.rank_entries, strict=True)
+    ]
     several = {} if nodes is None else _several(state, summary["nodes"], nodes)
     return {
         "schema_version": SCHEMA_VERSION,
         "run": dict(run),
         **summary,
         "ranks": ranks,
-        "committed": board.committed(),
+        "committed": status_page.committed(),
         "durable": None if durable is None else dict(durable),
         **several,
     }
 
 
-def _several(state: State, shown: list[dict[str, Any]], nodes: Nodes) -> dict[str, Any]:
+def _several(state: State, shown: list[dict[str, Any]], nodes: NodeReports) -> dict[str, Any]:
     exposed_s = None if state.exposed_at is None else nodes.decided_at - state.exposed_at
     return {
-        "coordinator": {"node": nodes.head, "term": nodes.term},
+        "coordinator": {"node": nodes.leader, "term": nodes.term},
         "nodes": [{**node, **_node(state, NodeId(node["node"]), nodes)} for node in shown],
         "exposed_ms": None if exposed_s is None else exposed_s * _MS_PER_S,
     }
 
 
-def _node(state: State, node: NodeId, nodes: Nodes) -> dict[str, Any]:
+def _node(state: State, node: NodeId, nodes: NodeReports) -> dict[str, Any]:
     seen = nodes.seen.get(node, Seen(None, None))
     return {
         "port": state.nodes[node].place.port,
@@ -83,12 +86,12 @@ def _node(state: State, node: NodeId, nodes: Nodes) -> dict[str, Any]:
     }
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
-    """Return what a rank's worker last said of itself on the board."""
+def _rank_entry(rank_entry: RankEntry) -> dict[str, Any]:
+    """Return what a rank's worker last said of itself on the status page."""
     return {
-        "activity": Phase(cell.phase).name.lower(),
-        "step": cell.completed,
-        "step_ms": cell.step_ns / _NS_PER_MS,
-        "capture_ms": cell.capture_ns / _NS_PER_MS,
-        "snapshots": list(cell.held),
+        "activity": Phase(rank_entry.phase).name.lower(),
+        "step": rank_entry.completed,
+        "step_ms": rank_entry.step_ns / _NS_PER_MS,
+        "capture_ms": rank_entry.capture_ns / _NS_PER_MS,
+        "snapshots": list(rank_entry.held),
     }

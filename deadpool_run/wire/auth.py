@@ -25,7 +25,7 @@ MAX_BYTES = 4096
 _NONCE_BYTES = 32
 
 
-class Role(StrEnum):
+class ConnectionRole(StrEnum):
     """What a connection is for."""
 
     MEMBER = "member"
@@ -41,7 +41,7 @@ class Hello:
     """The first word of whoever connects."""
 
     version: int
-    role: Role
+    role: ConnectionRole
     nonce: str
 
 
@@ -66,19 +66,19 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class GreetingRefused:
     """The listener hangs up, and says why."""
 
     reason: str
 
 
-Word = Hello | Challenge | Proof | Welcome | Refused
-_KINDS: Mapping[str, type[Word]] = {kind.__name__: kind for kind in (Hello, Challenge, Proof, Welcome, Refused)}
+Word = Hello | Challenge | Proof | Welcome | GreetingRefused
+_KINDS: Mapping[str, type[Word]] = {kind.__name__: kind for kind in (Hello, Challenge, Proof, Welcome, GreetingRefused)}
 
 WRONG_TOKEN = "the tokens are not the same"  # noqa: S105 - no password
 
 
-class RefusedError(Exception):
+class GreetingRefusedError(Exception):
     """The other side is not one of ours, or says that we are none of theirs; the text says why."""
 
 
@@ -96,25 +96,25 @@ def decode(body: bytes) -> Word:
 class Caller:
     """The side that connects. Say `hello`, then send what `answer` returns until it returns None: then both are sure."""
 
-    def __init__(self, token: bytes, role: Role) -> None:
+    def __init__(self, token: bytes, role: ConnectionRole) -> None:
         self._token = token
         self._is_sure = False
         self.hello = Hello(VERSION, role, secrets.token_hex(_NONCE_BYTES))
 
     def answer(self, heard: Word) -> Word | None:
-        """Return what to say to this. Raises `RefusedError`."""
+        """Return what to say to this. Raises `GreetingRefusedError`."""
         match heard:
             case Challenge(nonce, proof):
                 if not _is_proof(proof, self._token, "listener", self.hello.role, self.hello.nonce, nonce):
-                    raise RefusedError(WRONG_TOKEN)
+                    raise GreetingRefusedError(WRONG_TOKEN)
                 self._is_sure = True
                 return Proof(_proof(self._token, "caller", self.hello.role, self.hello.nonce, nonce))
             case Welcome() if self._is_sure:
                 return None
-            case Refused(reason):
-                raise RefusedError(reason)
+            case GreetingRefused(reason):
+                raise GreetingRefusedError(reason)
             case _:
-                raise RefusedError(f"it answered with {type(heard).__name__}")
+                raise GreetingRefusedError(f"it answered with {type(heard).__name__}")
 
 
 class Listener:
@@ -126,32 +126,36 @@ class Listener:
         self._nonce = secrets.token_hex(_NONCE_BYTES)
 
     @property
-    def role(self) -> Role:
+    def role(self) -> ConnectionRole:
         """What the caller wants."""
         assert self._hello is not None
         return self._hello.role
 
     def answer(self, heard: Word) -> Word:
-        """Return what to say to this; after `Welcome` and `Refused` nothing more is said."""
+        """Return what to say to this; after `Welcome` and `GreetingRefused` nothing more is said."""
         match heard:
             case Hello(version, role, nonce) if self._hello is None:
                 if version != VERSION:
-                    return Refused(f"it speaks version {version} of the agents' protocol, and this one {VERSION}")
+                    return GreetingRefused(
+                        f"it speaks version {version} of the agents' protocol, and this one {VERSION}"
+                    )
                 self._hello = heard
                 return Challenge(self._nonce, _proof(self._token, "listener", role, nonce, self._nonce))
             case Proof(proof) if self._hello is not None:
                 known = _is_proof(proof, self._token, "caller", self._hello.role, self._hello.nonce, self._nonce)
-                return Welcome() if known else Refused(WRONG_TOKEN)
+                return Welcome() if known else GreetingRefused(WRONG_TOKEN)
             case _:
-                return Refused(f"{type(heard).__name__} was not expected")
+                return GreetingRefused(f"{type(heard).__name__} was not expected")
 
 
-def _proof(token: bytes, side: str, role: Role, caller_nonce: str, listener_nonce: str) -> str:
+def _proof(token: bytes, side: str, role: ConnectionRole, caller_nonce: str, listener_nonce: str) -> str:
     words = "\n".join((f"deadpool-run agents {VERSION}", side, role, caller_nonce, listener_nonce))
     return hmac.new(token, _bytes(words), "sha256").hexdigest()
 
 
-def _is_proof(claimed: str, token: bytes, side: str, role: Role, caller_nonce: str, listener_nonce: str) -> bool:  # noqa: PLR0913, PLR0917 - what a proof is over
+def _is_proof(  # noqa: PLR0913, PLR0917 - what a proof is over
+    claimed: str, token: bytes, side: str, role: ConnectionRole, caller_nonce: str, listener_nonce: str
+) -> bool:
     return hmac.compare_digest(_bytes(claimed), _bytes(_proof(token, side, role, caller_nonce, listener_nonce)))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LendBoard:
-    """Look at this board. Comes with one descriptor."""
+    """Look at this status page. Comes with one descriptor."""
 
     world_size: int
 

@@ -38,21 +38,21 @@ MAX_FRAME_BYTES = 4 << 20
 class Assign:
     """Take this rank. `env` is the worker's whole environment; `fds` names the descriptors that come along.
 
-    Names: `board`, `slot0`, `slot1`, `transcript`, and, where output is redirected, `stdout` and `stderr`.
+    Names: `status_page`, `slot0`, `slot1`, `transcript`, and, where output is redirected, `stdout` and `stderr`.
     """
 
     rank: int
     local_rank: int
     world_size: int
     epoch: int
-    newcomer: bool
+    replacement: bool
     store_host: str
     store_port: int
     capture_interval: int
     env: dict[str, str]
     fds: list[str] = field(default_factory=list)
     prepare: bool = False
-    """Only rehearse as this rank, ahead of need, and report `Prepared`; board and slots are nobody's. Another `Assign` follows."""
+    """Only rehearse as this rank, ahead of need, and report `Prepared`; status page and slots are nobody's. Another `Assign` follows."""
     resume: int = -1
     """The version that slot0 holds from before the job, to go on from after set-up and a rehearsal; -1: none."""
 
@@ -65,8 +65,8 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class ReEnter:
-    """Leave this run of the script, report `Unwound`, and run it again as a newcomer; or say `DrainBroke` if you cannot.
+class RunAgain:
+    """Leave this run of the script, report `Unwound`, and run it again as a replacement; or say `DrainBroke` if you cannot.
 
     An empty `store_host`: the store is where it was.
     """
@@ -172,7 +172,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ScriptRefused:
     """The library refuses to go on: the weights could not be kept exact. The job stops with this exit code."""
 
     message: str
@@ -288,7 +288,7 @@ class StoreListening:
     port: int
 
 
-ToWorker = Assign | Abort | ReEnter | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
+ToWorker = Assign | Abort | RunAgain | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
 FromWorker = (
     Ready
     | Prepared
@@ -297,7 +297,7 @@ FromWorker = (
     | SetupDone
     | Sealed
     | Raised
-    | Refused
+    | ScriptRefused
     | TrainsOutsideLoop
     | Drained
     | DrainBroke
@@ -318,7 +318,7 @@ Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer
 _TYPES: Mapping[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
-        *(Assign, Abort, ReEnter, Resume, Attach, SetInterval, Release, Dismiss, Stop, ExitNow),
+        *(Assign, Abort, RunAgain, Resume, Attach, SetInterval, Release, Dismiss, Stop, ExitNow),
         *(
             Ready,
             Prepared,
@@ -327,7 +327,7 @@ _TYPES: Mapping[str, type[Message]] = {
             SetupDone,
             Sealed,
             Raised,
-            Refused,
+            ScriptRefused,
             TrainsOutsideLoop,
             Drained,
             DrainBroke,

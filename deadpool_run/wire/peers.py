@@ -46,7 +46,7 @@ class Fact:
 class Safe:
     """What all holders of a rank's copies now have complete, in this life of the world."""
 
-    life: int
+    timeline: int
     rank: int
     versions: tuple[int, ...]
     transcript: bool
@@ -63,7 +63,7 @@ class Rejoin:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes of copies that went between this node and others: all so far, a second of late, and those of its last newcomer."""
+    """Bytes of copies that went between this node and others: all so far, a second of late, and those of its last replacement."""
 
     sent_bytes: int
     received_bytes: int
@@ -73,24 +73,24 @@ class Traffic:
     received_bytes_per_s: float
     fetched_bytes: int
     fetched_s: float
-    """How long a newcomer's last snapshot took to come here, the connection included; 0 if none came."""
+    """How long a replacement's last snapshot took to come here, the connection included; 0 if none came."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """The answer to a `Pulse`, at once. `cells` are what the node's workers say on its board: the rank, then a cell's words."""
+class HeartbeatAck:
+    """The answer to a `Heartbeat`, at once. `rank_entries` are what the node's workers say on its status page: the rank, then a rank entry's words."""
 
     term: int
     sent_at: float
-    roster: int
+    configuration: int
     node: str = ""
     """Said only where the connection does not tell it."""
-    cells: tuple[tuple[int, ...], ...] = ()
+    rank_entries: tuple[tuple[int, ...], ...] = ()
     traffic: Traffic | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Foretold:
+class PreemptionNotice:
     """The end of the job was announced to this node: a durable checkpoint is to be written."""
 
 
@@ -141,8 +141,8 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
-    """I live, and decide. `sent_at` is the coordinator's clock; of the rosters of the last `Agents`, these count."""
+class Heartbeat:
+    """I live, and decide. `sent_at` is the coordinator's clock; of the configurations of the last `Agents`, these count."""
 
     term: int
     sent_at: float
@@ -151,25 +151,25 @@ class Pulse:
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
-    """See `core.electorate.Roster`, with where the agents listen."""
+class ConfigurationMessage:
+    """See `core.electorate.ConfigurationMessage`, with where the agents listen."""
 
     number: int
-    head: NodeId
+    leader: NodeId
     agents: tuple[Peer, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """Who counts when a coordinator is to be chosen: all of these rosters, the newest last."""
+    """Who counts when a coordinator is to be chosen: all of these configurations, the newest last."""
 
     term: int
-    rosters: tuple[Roster, ...]
+    configurations: tuple[ConfigurationMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """To a standby: all that was decided so far. `entries` counts the facts that led to it; `now` is the last one's time."""
+    """To a log follower: all that was decided so far. `entries` counts the facts that led to it; `now` is the last one's time."""
 
     term: int
     entries: int
@@ -179,7 +179,7 @@ class LogState:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """To a standby: a further fact, decided on at `now`."""
+    """To a log follower: a further fact, decided on at `now`."""
 
     term: int
     entries: int
@@ -189,10 +189,10 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What every assignment depends on. `life` begins anew with each generation and each rollback."""
+    """What every assignment depends on. `timeline` begins anew with each generation and each rollback."""
 
     generation: int
-    life: int
+    timeline: int
     store_host: str
     store_port: int
 
@@ -218,7 +218,7 @@ class Buddies:
 class Committed:
     """The newest version that is safe everywhere (-1: none), and newer ones that will never be."""
 
-    life: int
+    timeline: int
     version: int
     abandoned: tuple[int, ...]
 
@@ -277,9 +277,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """I do not lead the job; this one does. `agents` are its rosters, in the term in which it leads."""
+    """I do not lead the job; this one does. `agents` are its configurations, in the term in which it leads."""
 
-    head: Peer
+    leader: Peer
     agents: Agents
 
 
@@ -302,14 +302,14 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class AskVote:
+class VoteRequest:
     """See `core.electorate.VoteAsked`; the log's index is `log_term` and `log_entries`."""
 
     term: int
     candidate: NodeId
     log_term: int
     log_entries: int
-    roster: int
+    configuration: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,31 +320,31 @@ class Vote:
     voter: NodeId
     granted: bool
     closed: NodeId | None
-    promised: int
-    rosters: tuple[Roster, ...]
+    voted_term: int
+    configurations: tuple[ConfigurationMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Enough have voted for me: follow me from now on. Answered with a `Beat`."""
+class LeadershipClaim:
+    """Enough have voted for me: follow me from now on. Answered with a `HeartbeatAck`."""
 
     sent_at: float
     agents: Agents
 
 
-ToHead = Join | Rejoin | Fact | Safe | Beat | Foretold | Saved | Loaded | Ask
+ToHead = Join | Rejoin | Fact | Safe | HeartbeatAck | PreemptionNotice | Saved | Loaded | Ask
 _OfJob = Joined | World | Order | Buddies | Committed | Save | Void | Load | Durable | Answer | Redirect | Evict | End
-ToNode = _OfJob | Pulse | Agents | LogState | LogEntry
-Between = AskVote | Vote | Claim
+ToNode = _OfJob | Heartbeat | Agents | LogState | LogEntry
+Between = VoteRequest | Vote | LeadershipClaim
 Message = ToHead | ToNode | Between
 
 _KINDS: Mapping[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
-        *(Join, Rejoin, Fact, Safe, Beat, Foretold, Saved, Loaded, Ask),
+        *(Join, Rejoin, Fact, Safe, HeartbeatAck, PreemptionNotice, Saved, Loaded, Ask),
         *(Joined, World, Order, Buddies, Committed, Save, Void, Load, Durable, Answer, Redirect, Evict, End),
-        *(Pulse, Agents, LogState, LogEntry),
-        *(AskVote, Vote, Claim),
+        *(Heartbeat, Agents, LogState, LogEntry),
+        *(VoteRequest, Vote, LeadershipClaim),
     )
 }
 

@@ -1,7 +1,7 @@
 """What a training script uses: `init()`, `Job`, `Step`.
 
 The same script runs under plain `python` (a world of one), under `torchrun` (its world, unprotected) and under
-`deadpool-run`; only there a `Member` stands behind the job.
+`deadpool-run`; only there a `LoopMember` stands behind the job.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from deadpool_run.worker.codec import has_state
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import gloo
 from deadpool_run.worker.loop.batches import NAME, Batches
-from deadpool_run.worker.loop.member import REHEARSAL_STEPS, Member
+from deadpool_run.worker.loop.member import REHEARSAL_STEPS, LoopMember
 from deadpool_run.worker.process import session
 
 _job: "Job | None" = None
@@ -55,7 +55,7 @@ class Job:
     def __init__(self, timeout: timedelta | None, *, verify: bool = True) -> None:
         self._on_rebuild: list[Callable[[], object]] = []
         self._names: set[str] = set()
-        self._member: Member | None = None
+        self._member: LoopMember | None = None
         self._looping = False
         self._rebuilds = 0
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -67,7 +67,7 @@ class Job:
         if session.under_deadpool():
             worker = session.current()
             worker.link.send(Initialized())
-            self._member = Member(worker, timeout, verify=verify)
+            self._member = LoopMember(worker, timeout, verify=verify)
             self._member.set_up_groups(timeout)
             atexit.register(self._member.close)
             worker.leave = self._leave
@@ -97,7 +97,7 @@ class Job:
     @property
     def interrupted(self) -> bool:
         """Whether a peer was lost in the running step, which will be repeated: keep nothing that it came to."""
-        return self._member is not None and self._member.spoilt
+        return self._member is not None and self._member.step_failed
 
     @property
     def protected(self) -> bool:
@@ -106,7 +106,7 @@ class Job:
 
     @property
     def rebuilds(self) -> int:
-        """How often this process's communicators have been rebuilt (a newcomer's first attach counts)."""
+        """How often this process's communicators have been rebuilt (a replacement's first attach counts)."""
         return self._rebuilds
 
     def protect(self, **objects: object) -> None:
@@ -139,7 +139,7 @@ class Job:
     def steps(self, total: int) -> "Iterator[Step]":
         """Yield a `Step` for each step index from the first one not yet done to `total` - 1.
 
-        After a recovery the index goes on where training does: at the interrupted step, or the one before. A newcomer
+        After a recovery the index goes on where training does: at the interrupted step, or the one before. A replacement
         first plays steps 0 and 1 as rehearsal. Raises ScriptError if a second loop is begun.
         """
         if self._looping:
@@ -172,7 +172,7 @@ class Job:
             step.epoch = source.epoch
             yield step, batch
 
-    def _protected_steps(self, member: Member, total: int) -> "Iterator[Step]":
+    def _protected_steps(self, member: LoopMember, total: int) -> "Iterator[Step]":
         member.enter_loop()
         if member.rehearsing:
             for index in range(min(REHEARSAL_STEPS, total)):
@@ -195,7 +195,7 @@ class Job:
             elif member.finish():
                 return
 
-    def _one_step(self, member: Member, index: int) -> "Iterator[Step]":
+    def _one_step(self, member: LoopMember, index: int) -> "Iterator[Step]":
         member.begin_step(index)
         try:
             yield Step(self, index)
@@ -204,7 +204,7 @@ class Job:
             raise
         member.close_step()
 
-    def _rebuilt(self, member: Member) -> None:
+    def _rebuilt(self, member: LoopMember) -> None:
         member.learn_replicas()
         self._rebuilds += 1
         for callback in self._on_rebuild:

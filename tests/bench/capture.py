@@ -15,7 +15,7 @@ from torch import nn
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import create_segment
-from deadpool_run.vault.status_page import Board, create_board
+from deadpool_run.vault.status_page import StatusPage, create_status_page
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 ROUNDS = 200
@@ -23,10 +23,10 @@ LAYERS = 100  # a weight and a bias each: 200 parameters, 800 tensors with AdamW
 
 
 def snapshots_of(model, optimizer, *extra):
-    board = Board(create_board(1), 1)
+    status_page = StatusPage(create_status_page(1), 1)
     made = Snapshots(
         slot_fds=(create_segment("bench0"), create_segment("bench1")),
-        board=board,
+        status_page=status_page,
         rank=Rank(0),
         on_skip=lambda version: print(f"skipped {version}"),
     )
@@ -34,7 +34,7 @@ def snapshots_of(model, optimizer, *extra):
     made.protect("optimizer", optimizer)
     for number, obj in enumerate(extra):
         made.protect(f"extra{number}", obj)
-    return made, board
+    return made, status_page
 
 
 def trained(model):
@@ -50,11 +50,11 @@ def bandwidth(mebibytes):
     """Captures of one large model, one after the other: bytes of a snapshot over the copy thread's time."""
     width = int((mebibytes * 2**20 / 4 / 3 / 4) ** 0.5)  # 4 layers, of which AdamW keeps 3 tensors each
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(4)))
-    made, board = snapshots_of(model, trained(model))
+    made, status_page = snapshots_of(model, trained(model))
     rates = []
     for version in range(12):
         made.capture_now(Version(version))
-        rates.append(3 * 4 * width * width * 4 / board.cells[0].capture_ns)
+        rates.append(3 * 4 * width * width * 4 / status_page.rank_entries[0].capture_ns)
     made.close()
     # The first two make the slots' memory.
     print(f"capture     {statistics.median(rates[2:]):6.2f} GB/s of {mebibytes} MiB (first: {rates[0]:.2f} GB/s)")
@@ -64,15 +64,15 @@ def main_thread(label, model, *, schedule=False):
     """What begin() and wait() take from the main thread."""
     optimizer = trained(model)
     extra = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)] if schedule else []
-    made, board = snapshots_of(model, optimizer, *extra)
+    made, status_page = snapshots_of(model, optimizer, *extra)
     begins, waits, captures = [], [], []
     for version in range(ROUNDS):
         start = time.perf_counter_ns()
         made.begin(Version(version))
         begins.append(time.perf_counter_ns() - start)
-        while board.cells[0].slots[version % 2] != version:  # the forward and backward of this benchmark
+        while status_page.rank_entries[0].slots[version % 2] != version:  # the forward and backward of this benchmark
             time.sleep(0)
-        captures.append(board.cells[0].capture_ns)
+        captures.append(status_page.rank_entries[0].capture_ns)
         start = time.perf_counter_ns()
         made.wait()
         waits.append(time.perf_counter_ns() - start)

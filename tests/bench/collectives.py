@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
-from deadpool_run.vault.status_page import Board, create_board
+from deadpool_run.vault.status_page import StatusPage, create_status_page
 from deadpool_run.worker.groups.registry import Registry, install
 
 BLOCK = 100
@@ -91,8 +91,13 @@ def measure(function, count):
 def main_of_rank(rank, size, port, count, pipe):
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
-    board = Board(create_board(size), size)
-    install(Registry(cell=board.cells[rank], on_failure=print), store=store.clone(), prefix="e1", attached=True)
+    status_page = StatusPage(create_status_page(size), size)
+    install(
+        Registry(rank_entry=status_page.rank_entries[rank], on_failure=print),
+        store=store.clone(),
+        prefix="e1",
+        attached=True,
+    )
     results = {}
     for turn in range(TURNS):
         for backend in ("gloo", "deadpool"):

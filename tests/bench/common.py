@@ -267,10 +267,10 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def table(rows: Sequence[Sequence[object]]) -> None:
     """Print rows in columns; the first row is the heading, the first column is text."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    for number, row in enumerate(cells):
-        rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+    rank_entries = [[str(rank_entry) for rank_entry in row] for row in rows]
+    widths = [max(len(row[column]) for row in rank_entries) for column in range(len(rank_entries[0]))]
+    for number, row in enumerate(rank_entries):
+        rest = [rank_entry.rjust(width) for rank_entry, width in zip(row[1:], widths[1:], strict=True)]
         print("  ".join([row[0].ljust(widths[0]), *rest]))
         if number == 0:
             print("  ".join("-" * width for width in widths))

@@ -162,7 +162,7 @@ def _covered(run: Fleet) -> dict[str, Any]:
 
 
 def _fetched(after: dict[str, Any], before: dict[str, Any], rank: int) -> tuple[int, float]:
-    """Return the bytes that the rank's newcomer was brought, and in how many seconds; zeros if they lay there."""
+    """Return the bytes that the rank's replacement was brought, and in how many seconds; zeros if they lay there."""
     known = {node["node"]: node["copies"] for node in before["nodes"]}
     home = next(node for node in after["nodes"] if rank in node["ranks"])
     now, then = home["copies"] or {}, known.get(home["node"]) or {}
@@ -348,7 +348,7 @@ def _show_transfer(found: dict[str, list[Loss]], link: float) -> dict[str, float
         values |= {"gb_per_s_p50": median(rates) / 1e9, "ms_p50": 1e3 * median(each.fetched_s for each in brought)}
         mib = median(each.fetched_bytes for each in brought) / MIB
         print(
-            f"state: {len(brought)} newcomers were brought {mib:.0f} MiB each, in {values['ms_p50']:.0f} ms (p50, the "
+            f"state: {len(brought)} replacements were brought {mib:.0f} MiB each, in {values['ms_p50']:.0f} ms (p50, the "
             f"connection included), {values['gb_per_s_p50']:.2f} GB/s; the others found them where they were"
         )
     print(f"a plain loop of sendfile and recv_into between these namespaces: {values['link_gb_per_s']:.2f} GB/s")

@@ -190,8 +190,8 @@ def show(name: str, load: Load, rounds: dict[str, list[Round]]) -> dict[str, Any
         starts[launcher] = median(each.startup_s for each in found)
         interval = {None: "-", 1: "step"}.get(found[-1].capture_interval, f"{found[-1].capture_interval} steps")
         quartiles = f"{1e3 * quantile(times, 0.25):.2f}-{1e3 * quantile(times, 0.75):.2f}"
-        cells = [f"{1e3 * median(times):.2f}", quartiles, f"{1e3 * quantile(times, 0.95):.2f}"]
-        rows.append([launcher, len(times), *cells, f"{starts[launcher]:.2f}", interval])
+        rank_entries = [f"{1e3 * median(times):.2f}", quartiles, f"{1e3 * quantile(times, 0.95):.2f}"]
+        rows.append([launcher, len(times), *rank_entries, f"{starts[launcher]:.2f}", interval])
     ours, theirs = (median(steps[launcher]) for launcher in LAUNCHERS)
     pairs = ratios([median(turn) for each in rounds[launcher] for turn in each.turns] for launcher in LAUNCHERS)
     cpu = ratios([turn for each in rounds[launcher] for turn in each.cpu] for launcher in LAUNCHERS)

@@ -112,8 +112,8 @@ def show(found: dict[str, list[Kill]]) -> dict[str, Any]:
         times = [kill.recovery.total_s for kill in kills]
         kept = sum(kill.recovery.survivors_kept for kill in kills)
         repeated = max(kill.recovery.steps_repeated for kill in kills)
-        cells = [milliseconds(value) for value in (median(times), quantile(times, 0.95), max(times))]
-        rows.append([name, len(kills), *cells, f"{kept}/{len(kills)}", f"<= {repeated}"])
+        rank_entries = [milliseconds(value) for value in (median(times), quantile(times, 0.95), max(times))]
+        rows.append([name, len(kills), *rank_entries, f"{kept}/{len(kills)}", f"<= {repeated}"])
         values[name] = {
             "total_s": [round(value, 4) for value in times],
             "p50_s": round(median(times), 4),

@@ -53,9 +53,9 @@ def bare(fd: int, nbytes: int, target: mmap.mmap) -> None:
 
 
 def write(node: Node, version: int, body: bytes) -> None:
-    """Write a snapshot that its cell does not show yet."""
-    slot, cell = version % 2, node.vault.board.cells[RANK]
-    cell.set_slot(slot, BUSY)
+    """Write a snapshot that its rank entry does not show yet."""
+    slot, rank_entry = version % 2, node.vault.status_page.rank_entries[RANK]
+    rank_entry.set_slot(slot, BUSY)
     fill_slot(node.vault.descriptors(RANK)[f"slot{slot}"], RANK, version, body)
 
 
@@ -72,7 +72,7 @@ async def measure(mib: int, repeats: int, streams: int) -> None:
         slot = a.vault.descriptors(RANK)[f"slot{version % 2}"]
         theirs = timed(nbytes, functools.partial(bare, slot, nbytes, target))
         began, cpu = time.perf_counter(), time.process_time()
-        a.vault.board.cells[RANK].set_slot(version % 2, version)
+        a.vault.status_page.rank_entries[RANK].set_slot(version % 2, version)
         a.replicator.captured(RANK, version)
         await a.until(lambda version=version: version in a.told[RANK][0], limit_s=120)
         ours = rates(nbytes, time.perf_counter() - began, time.process_time() - cpu)

@@ -3,7 +3,7 @@
     python tests/bench/scale.py [--nodes 1000,10000] [--ranks-per-node 8] [--lose 1,100] [--json]
 
 Each number of nodes is run in a process of its own. What is real: `CoordinatorServer` (decisions), `Journal` (to a
-temporary file), the log to two standbys, `Tracking` and `Commits`, the board, `wire.peers` and `wire.facts` in both
+temporary file), the log to two log followers, `Tracking` and `Commits`, the status page, `wire.peers` and `wire.facts` in both
 directions, frames cut from bytes. What is simulated: the agents (they obey at once), sockets and the kernel (bytes are
 handed over within the process). Figures are the coordinator's side alone: bytes in, decode, core, journal, encode, bytes
 out; the agents' side is not in them. All times are CPU seconds of the one thread, so that a busy machine hardly changes
@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from common import header, result, table
-from scale_agents import Agents, beat
-from scale_head import STANDBYS, Head
+from scale_agents import Agents, heartbeat_ack
+from scale_leader import LOG_FOLLOWERS, Leader
 
 from deadpool_run.agent.cluster.leadership import LOOKS
 from deadpool_run.core import events as ev
@@ -53,38 +53,38 @@ ROUNDS = 2
 class Job:
     """A coordinator's agent and the others, with the bytes between them."""
 
-    head: Head
+    leader: Leader
     agents: Agents
     heard: int = 0
     """Messages that the coordinator has taken in."""
 
     def settle(self, watch: Callable[[], bool] | None = None) -> float:
         """Carry bytes to and fro until nobody has anything to say; return the coordinator's CPU seconds until `watch` is true."""
-        head, began = self.head, self.head.spent_s
+        leader, began = self.leader, self.leader.spent_s
         seen: float | None = None
-        while head.out:
-            out, head.out = head.out, deque()
+        while leader.out:
+            out, leader.out = leader.out, deque()
             said = [(node, each) for node, data in out for each in self.agents.hear(node, data)]
             if seen is None and watch is not None:
                 until = self.say(said, watch)
                 seen = None if until is None else until - began
             else:
                 self.say(said)
-        return head.spent_s - began if seen is None else seen
+        return leader.spent_s - began if seen is None else seen
 
     def say(self, said: list[tuple[NodeId, bytes]], watch: Callable[[], bool] | None = None) -> float | None:
         """Have the coordinator take in all of it; return its CPU seconds in all when `watch` became true."""
-        head, seen = self.head, []
+        leader, seen = self.leader, []
 
         def take() -> None:
             began = time.thread_time()
             for node, data in said:
-                head.feed(node, data)
+                leader.feed(node, data)
                 if watch is not None and not seen and watch():
-                    seen.append(head.spent_s + time.thread_time() - began)
+                    seen.append(leader.spent_s + time.thread_time() - began)
 
         self.heard += len(said)
-        head.timed(take)
+        leader.timed(take)
         return seen[0] if seen else None
 
     def start(self, nodes: int) -> None:
@@ -93,43 +93,43 @@ class Job:
             place = ev.Place(f"node{number}", f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 29400)
             if number == 0:
                 submitted = ev.JobSubmitted(NodeId(place.name), place)
-                self.head.timed(lambda submitted=submitted: self.head.submit(submitted))
+                self.leader.timed(lambda submitted=submitted: self.leader.submit(submitted))
             else:
                 self.say([(NodeId(place.name), peers.encode(peers.Join(place, 1)))])
             self.settle()
-        assert self.head.state.phase is JobPhase.RUNNING, self.head.state.phase
+        assert self.leader.state.phase is JobPhase.RUNNING, self.leader.state.phase
 
-    def beat(self) -> float:
+    def heartbeat_ack(self) -> float:
         """Have each node give one sign of life; return the CPU seconds."""
-        state, began = self.head.state, self.head.spent_s
+        state, began = self.leader.state, self.leader.spent_s
         ranks = {node: sorted(state.seat_tally.homes.get(node, ())) for node in state.nodes}
-        self.say([(node, beat(ranks[node])) for node in state.nodes])
-        return self.head.spent_s - began
+        self.say([(node, heartbeat_ack(ranks[node])) for node in state.nodes])
+        return self.leader.spent_s - began
 
     def snapshot(self) -> float:
         """Have every rank's next snapshot arrive at its buddies; return the CPU seconds."""
         self.agents.stand += 1
-        began, owners = self.head.spent_s, self.head.state.owners()
+        began, owners = self.leader.spent_s, self.leader.state.owners()
         self.say([(member.node, peers.encode(self.agents.safe(member.worker))) for member in owners])
         self.settle()
-        return self.head.spent_s - began
+        return self.leader.spent_s - began
 
     def lose(self, most: int) -> dict[str, float]:
         """Lose nodes that hold ranks, all at once; return the CPU seconds until orders are out, and until all is repaired.
 
         None of them holds copies of another's ranks: with one copy of each snapshot, that would end the job.
         """
-        head, nodes, epoch = self.head, self._unrelated(most), self.head.state.epoch
+        leader, nodes, epoch = self.leader, self._unrelated(most), self.leader.state.epoch
         losses = ev.NodesLost(tuple(ev.NodeLost(node, "its connection was closed") for node in nodes))
-        heard, spent = self.heard, head.spent_s
-        told = head.timed(lambda: head.submit(losses))
-        assert not any(node in nodes for node, _ in head.out), "an order was given to a node that is lost"
-        orders = len(head.out)
-        repaired = self.settle(lambda: head.state.repair is not None and head.state.repair.restored_at is not None)
-        assert head.state.phase is JobPhase.RUNNING, head.state.reason
-        assert head.state.repair is None
-        assert head.state.epoch == epoch + 1, "losses that were found together took more than one epoch"
-        over, messages = head.spent_s - spent, self.heard - heard
+        heard, spent = self.heard, leader.spent_s
+        told = leader.timed(lambda: leader.submit(losses))
+        assert not any(node in nodes for node, _ in leader.out), "an order was given to a node that is lost"
+        orders = len(leader.out)
+        repaired = self.settle(lambda: leader.state.repair is not None and leader.state.repair.restored_at is not None)
+        assert leader.state.phase is JobPhase.RUNNING, leader.state.reason
+        assert leader.state.repair is None
+        assert leader.state.epoch == epoch + 1, "losses that were found together took more than one epoch"
+        over, messages = leader.spent_s - spent, self.heard - heard
         return {
             "nodes": len(nodes),
             "orders": orders,
@@ -141,7 +141,7 @@ class Job:
         }
 
     def _unrelated(self, most: int) -> set[NodeId]:
-        state = self.head.state
+        state = self.leader.state
         related: dict[NodeId, set[NodeId]] = {node: set() for node in state.nodes}
         for seat in state.seats:
             assert seat.node is not None
@@ -157,13 +157,13 @@ class Job:
 
 def election_us(nodes: list[NodeId]) -> float:
     """Return what the election takes for one beat, in CPU microseconds."""
-    head, *others = nodes
+    leader, *others = nodes
     now = dict.fromkeys(nodes, 0.0)
     agent = electorate.Agent(
-        head,
+        leader,
         5.0,
-        electorate.Role.HEAD,
-        (electorate.Roster(1, head, tuple(nodes)),),
+        electorate.ElectionRole.LEADER,
+        (electorate.Configuration(1, leader, tuple(nodes)),),
         0.0,
         0.0,
         answers=now,
@@ -193,9 +193,9 @@ async def measure(folder: Path, nodes: int, ranks_per_node: int, losses: list[in
     before, began = resident_mib(), time.monotonic()
     spare_nodes = sum(losses)
     settings = Settings(world_size=nodes * ranks_per_node, nodes=nodes, spare_nodes=spare_nodes)
-    job = Job(Head(settings, folder / "journal"), Agents())
+    job = Job(Leader(settings, folder / "journal"), Agents())
     job.start(nodes + spare_nodes)
-    start_s, started = job.head.spent_s, job.heard
+    start_s, started = job.leader.spent_s, job.heard
     note(f"{nodes} nodes: started in {start_s:.1f} CPU s, {time.monotonic() - began:.0f} s in all")
     found: dict[str, Any] = {
         "nodes": nodes,
@@ -203,8 +203,8 @@ async def measure(folder: Path, nodes: int, ranks_per_node: int, losses: list[in
         "start_s": start_s,
         "start_messages": started,
         "start_us": 1e6 * start_s / started,
-        "beat_us": 1e6 * min(job.beat() for _ in range(ROUNDS)) / (nodes + spare_nodes),
-        "election_us": election_us(list(job.head.state.nodes)),
+        "heartbeat_ack_us": 1e6 * min(job.heartbeat_ack() for _ in range(ROUNDS)) / (nodes + spare_nodes),
+        "election_us": election_us(list(job.leader.state.nodes)),
         "snapshot_s": min(job.snapshot() for _ in range(ROUNDS)),
         "losses": [],
     }
@@ -217,11 +217,11 @@ async def measure(folder: Path, nodes: int, ranks_per_node: int, losses: list[in
         found["losses"].append(loss)
     return found | {
         "messages": job.heard,
-        "messages_per_s": job.heard / job.head.spent_s,
-        "message_us": 1e6 * job.head.spent_s / job.heard,
+        "messages_per_s": job.heard / job.leader.spent_s,
+        "message_us": 1e6 * job.leader.spent_s / job.heard,
         "memory_mib": resident_mib() - before,
         "journal_mib": (folder / "journal").stat().st_size / 2**20,
-        "log_mib": job.head.logged_bytes / 2**20,
+        "log_mib": job.leader.logged_bytes / 2**20,
         "wall_s": time.monotonic() - began,
     }
 
@@ -236,7 +236,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("start: messages", "start_messages", "d"),
     ("start: CPU s", "start_s", ".2f"),
     ("start: us a message", "start_us", ".0f"),
-    ("beat: us", "beat_us", ".0f"),
+    ("beat: us", "heartbeat_ack_us", ".0f"),
     ("beat in the election: us", "election_us", ".0f"),
     ("snapshot of all ranks: CPU s", "snapshot_s", ".3f"),
     ("snapshot: us a rank", "snapshot_us", ".0f"),
@@ -255,7 +255,7 @@ LAST_ROWS: tuple[tuple[str, str, str], ...] = (
     ("messages a CPU s, of all", "messages_per_s", ".0f"),
     ("memory: MiB, agents included", "memory_mib", ".0f"),
     ("journal: MiB", "journal_mib", ".1f"),
-    (f"log to {STANDBYS} standbys: MiB", "log_mib", ".1f"),
+    (f"log to {LOG_FOLLOWERS} log followers: MiB", "log_mib", ".1f"),
     ("this run: s", "wall_s", ".0f"),
 )
 

@@ -20,7 +20,7 @@ class Agents:
         self.stand = 1
         """The newest version that every rank holds; it holds the one before it too."""
         self._rehearsing: set[WorkerId] = set()
-        self._life = 0
+        self._timeline = 0
         self._frames: dict[NodeId, Frames] = {}
 
     def hear(self, node: NodeId, data: bytes) -> Iterator[bytes]:
@@ -28,7 +28,7 @@ class Agents:
         for body in self._frames.setdefault(node, Frames(peers.MAX_FRAME_BYTES)).feed(data):
             message = peers.decode(body)
             if isinstance(message, peers.World):
-                self._life = message.life
+                self._timeline = message.timeline
             elif isinstance(message, peers.Order):
                 for answer in self._obey(node, decode_effect(message.effect)):
                     yield peers.encode(peers.Fact(encode(answer)) if isinstance(answer, ev.Event) else answer)
@@ -39,18 +39,18 @@ class Agents:
             case do.StartWorker(worker):
                 yield ev.WorkerStarted(worker, 1000 + worker)
                 yield ev.WorkerReady(worker)
-            case do.AssignRank(worker, rank, epoch, newcomer):
+            case do.AssignRank(worker, rank, epoch, replacement):
                 self.ranks[worker] = rank
-                if newcomer:
+                if replacement:
                     self._rehearsing.add(worker)
-                    yield ev.NewcomerRehearsed(worker, epoch)
+                    yield ev.ReplacementRehearsed(worker, epoch)
                 else:
                     yield ev.ScriptInitialized(worker)
                     yield ev.SetupCompleted(worker)
                     yield ev.TranscriptSealed(worker)
                     yield self.safe(worker)
             case do.AbortStep(worker, epoch) if worker in self._rehearsing:
-                yield ev.NewcomerRehearsed(worker, epoch)
+                yield ev.ReplacementRehearsed(worker, epoch)
             case do.AbortStep(worker, epoch):
                 yield ev.SurvivorDrained(worker, epoch, held[1], held[1], held)
             case do.ReportReplicas(_, rank, epoch):
@@ -66,9 +66,9 @@ class Agents:
 
     def safe(self, worker: WorkerId) -> peers.Safe:
         """Return what is said when a snapshot has arrived at the rank's buddies."""
-        return peers.Safe(self._life, self.ranks[worker], (self.stand - 1, self.stand), transcript=True)
+        return peers.Safe(self._timeline, self.ranks[worker], (self.stand - 1, self.stand), transcript=True)
 
 
-def beat(ranks: list[Rank]) -> bytes:
+def heartbeat_ack(ranks: list[Rank]) -> bytes:
     """Return a sign of life of a node with these ranks."""
-    return peers.encode(peers.Beat(0, 0.0, 1, cells=tuple((rank, *[1 << 30] * WORDS) for rank in ranks)))
+    return peers.encode(peers.HeartbeatAck(0, 0.0, 1, rank_entries=tuple((rank, *[1 << 30] * WORDS) for rank in ranks)))

@@ -58,7 +58,7 @@ def test_commands_that_do_something_import_no_torch(home):
         assert "torch" not in imported, line
 
 
-def test_the_nursery_is_started_before_the_rest_of_the_agent_is_imported():
+def test_the_forkserver_is_started_before_the_rest_of_the_agent_is_imported():
     """Importing the agent takes as long as a tenth of importing torch, which can go on meanwhile."""
     trace = "import deadpool_run.cli.app, deadpool_run.agent.start, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", trace], check=True, capture_output=True, text=True)
@@ -124,7 +124,7 @@ def test_a_dry_run_shows_values_sources_map_and_environment_and_starts_nothing(h
     assert ["standalone", "false", "default"] in words
     assert "rank 1     local rank 1" in done.stdout
     assert "spare 1    waits for any rank" in done.stdout
-    assert "train.py --lr 3 --dry-run  (forked from the nursery)" in done.stdout
+    assert "train.py --lr 3 --dry-run  (forked from the fork server)" in done.stdout
     assert "no effect on one machine: --rdzv-backend" in done.stdout
     for variable in ("WORLD_SIZE=2", "LOCAL_RANK=0", "ROLE_NAME=trainer", "MASTER_PORT=<a free port>"):
         assert ["".join(variable.split())] in [["".join(each.split())] for each in done.stdout.splitlines()]

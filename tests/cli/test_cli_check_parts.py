@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from deadpool_run.agent.environment import base_environment
-from deadpool_run.cli.check.compare import Difference, States, in_words, split
+from deadpool_run.cli.check.compare import RunStates, StateDifference, in_words, split
 from deadpool_run.cli.check.plan import FIRST_STEP, LEAST_STEPS, STEPS_AFTER, plan_faults
-from deadpool_run.cli.check.report import Report, Verdict, judge
-from deadpool_run.cli.check.run import Run
+from deadpool_run.cli.check.report import CheckVerdict, Report, judge
+from deadpool_run.cli.check.run import CheckRun
 from deadpool_run.errors import ProtocolError, UsageError
 from deadpool_run.wire.check import FAULT_FILE, VARIABLE, CheckPlan, Fault, FaultPhase
 from deadpool_run.worker.check import probe
@@ -96,7 +96,7 @@ def found_in(tmp_path, *states, torn="", ignored=()):
     """Return what differs in these states from two versions that are the same."""
     write(tmp_path / "a", 0, 0, (0, state()), (1, state()), (2, state()))
     write(tmp_path / "b", 5, 0, *states, torn=torn)
-    return States(tmp_path / "b").differences(States(tmp_path / "a"), ignored)
+    return RunStates(tmp_path / "b").differences(RunStates(tmp_path / "a"), ignored)
 
 
 def test_equal_states_do_not_differ(tmp_path):
@@ -105,7 +105,7 @@ def test_equal_states_do_not_differ(tmp_path):
 
 def test_a_difference_is_dated_by_its_first_version(tmp_path):
     other = state(weights={"w": "2"})
-    assert found_in(tmp_path, (0, state()), (1, other), (2, other)) == [Difference(1, 0, "weights", "w")]
+    assert found_in(tmp_path, (0, state()), (1, other), (2, other)) == [StateDifference(1, 0, "weights", "w")]
 
 
 def test_each_look_at_a_version_counts(tmp_path):
@@ -116,9 +116,9 @@ def test_either_look_at_the_reference_will_do(tmp_path):
     """The library runs step 1 twice: what it does not put back differs there without harm."""
     write(tmp_path / "a", 0, 0, (1, state(gradients={"g": "1"})), (1, state(gradients={"g": "2"})), (2, state()))
     write(tmp_path / "b", 0, 0, (1, state(gradients={"g": "1"})), (1, state(gradients={"g": "3"})))
-    reference = States(tmp_path / "a")
+    reference = RunStates(tmp_path / "a")
     assert reference.differences(reference) == []
-    assert States(tmp_path / "b").differences(reference) == [Difference(1, 0, "gradients", "g")]
+    assert RunStates(tmp_path / "b").differences(reference) == [StateDifference(1, 0, "gradients", "g")]
 
 
 def test_the_line_of_a_writer_that_was_killed_is_passed_over(tmp_path):
@@ -127,8 +127,8 @@ def test_the_line_of_a_writer_that_was_killed_is_passed_over(tmp_path):
 
 def test_what_is_missing_counts_in_the_last_version(tmp_path):
     assert found_in(tmp_path, (1, {"weights": {}}), (2, state())) == []
-    assert found_in(tmp_path, (2, {"weights": {}})) == [Difference(2, 0, "weights", "w")]
-    assert found_in(tmp_path, (2, state(buffers={"b": "1"}))) == [Difference(2, 0, "buffers", "b")]
+    assert found_in(tmp_path, (2, {"weights": {}})) == [StateDifference(2, 0, "weights", "w")]
+    assert found_in(tmp_path, (2, state(buffers={"b": "1"}))) == [StateDifference(2, 0, "buffers", "b")]
 
 
 def test_a_plain_attribute_counts_in_the_last_version(tmp_path):
@@ -136,20 +136,20 @@ def test_a_plain_attribute_counts_in_the_last_version(tmp_path):
     write(tmp_path / "a", 0, 0, (1, one), (2, one))
     write(tmp_path / "b", 0, 0, (1, other), (2, one))
     write(tmp_path / "c", 0, 0, (1, other), (2, other))
-    reference = States(tmp_path / "a")
-    assert States(tmp_path / "b").differences(reference) == []
-    assert States(tmp_path / "c").differences(reference) == [Difference(2, 0, "attributes", "a")]
+    reference = RunStates(tmp_path / "a")
+    assert RunStates(tmp_path / "b").differences(reference) == []
+    assert RunStates(tmp_path / "c").differences(reference) == [StateDifference(2, 0, "attributes", "a")]
 
 
 def test_values_that_differ_without_a_fault_are_told_from_weights(tmp_path):
-    found = [Difference(1, 0, "values", "clock"), Difference(1, 0, "weights", "w")]
+    found = [StateDifference(1, 0, "values", "clock"), StateDifference(1, 0, "weights", "w")]
     assert split(found) == ([found[1]], {("values", "clock")})
     assert found_in(tmp_path, (1, state(weights={"w": "2"})), ignored=[("weights", "w")]) == []
 
 
 def test_the_first_differences_are_put_in_words():
-    found = [Difference(6, rank, "weights", name) for rank in (0, 1) for name in "abcd"]
-    found.append(Difference(7, 0, "optimizer", "a/exp_avg"))
+    found = [StateDifference(6, rank, "weights", name) for rank in (0, 1) for name in "abcd"]
+    found.append(StateDifference(7, 0, "optimizer", "a/exp_avg"))
     assert in_words(found) == "from step 6: weights a, b, c and 1 more (ranks 0, 1), later 1 more"
     assert in_words([]) == ""
 
@@ -157,14 +157,14 @@ def test_the_first_differences_are_put_in_words():
 @pytest.mark.parametrize(
     ("exit_code", "fault", "last", "verdict"),
     [
-        (0, '{"met": true}', "1", Verdict.EXACT),
-        (0, '{"met": true}', "2", Verdict.DIFFERENT),
-        (0, '{"met": true}', None, Verdict.STOPPED),
-        (0, None, "1", Verdict.STOPPED),
-        (94, '{"met": true}', "1", Verdict.REFUSED),
-        (95, '{"met": true}', "1", Verdict.DIFFERENT),
-        (1, '{"met": true}', "1", Verdict.STOPPED),
-        (None, '{"met": true}', "1", Verdict.STOPPED),
+        (0, '{"met": true}', "1", CheckVerdict.EXACT),
+        (0, '{"met": true}', "2", CheckVerdict.DIFFERENT),
+        (0, '{"met": true}', None, CheckVerdict.STOPPED),
+        (0, None, "1", CheckVerdict.STOPPED),
+        (94, '{"met": true}', "1", CheckVerdict.REFUSED),
+        (95, '{"met": true}', "1", CheckVerdict.DIFFERENT),
+        (1, '{"met": true}', "1", CheckVerdict.STOPPED),
+        (None, '{"met": true}', "1", CheckVerdict.STOPPED),
     ],
 )
 def test_the_verdict_on_a_run(tmp_path, exit_code, fault, last, verdict):
@@ -172,13 +172,13 @@ def test_the_verdict_on_a_run(tmp_path, exit_code, fault, last, verdict):
     write(tmp_path / "states", 0, 0, (0, state()), *([] if last is None else [(8, {"weights": {"w": last}})]))
     if fault:
         (tmp_path / "states" / FAULT_FILE).write_text(fault, encoding="utf-8")
-    run = Run(tmp_path, Fault(0, FaultPhase.FORWARD, 4, 0.0), exit_code, "" if exit_code == 0 else "because", 1.0)
+    run = CheckRun(tmp_path, Fault(0, FaultPhase.FORWARD, 4, 0.0), exit_code, "" if exit_code == 0 else "because", 1.0)
     report = Report(8, ranks=1)
-    report.rows.append(judge(run, States(run.states), States(tmp_path / "reference"), report))
+    report.rows.append(judge(run, RunStates(run.states), RunStates(tmp_path / "reference"), report))
     (row,) = report.rows
     assert row.verdict is verdict
-    assert report.exact == (verdict is Verdict.EXACT)
-    assert (row.why or row.differences) or row.verdict is Verdict.EXACT
+    assert report.exact == (verdict is CheckVerdict.EXACT)
+    assert (row.why or row.differences) or row.verdict is CheckVerdict.EXACT
     assert json.loads(report.to_json())["runs"][0]["result"] == verdict.value
     out = StringIO()
     report.show(Console(file=out, width=100))

@@ -146,10 +146,10 @@ def test_the_connections_of_a_snapshot():
 
 def test_what_a_node_is_among_the_others():
     found = clustered(node_rank="3", topology="leaf1", node_name="gpu7", node_timeout="0.5", run_dir="there")
-    assert (found.node_rank, found.leaf, found.node_name, found.node_timeout_s) == (3, "leaf1", "gpu7", 0.5)
+    assert (found.node_rank, found.failure_domain, found.node_name, found.node_timeout_s) == (3, "leaf1", "gpu7", 0.5)
     assert found.own_directory
     plain = clustered()
-    assert (plain.node_rank, plain.leaf, plain.node_name, plain.bandwidth) == (None, "", "here", None)
+    assert (plain.node_rank, plain.failure_domain, plain.node_name, plain.bandwidth) == (None, "", "here", None)
     assert not plain.own_directory
     assert plain.token == TOKEN
     assert TOKEN.decode() not in repr(plain)

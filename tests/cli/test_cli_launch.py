@@ -142,11 +142,11 @@ def test_a_runs_directory_stays_below_its_parent(name):
     assert len(directory) <= 100
 
 
-def test_another_interpreter_bypasses_the_nursery():
+def test_another_interpreter_bypasses_the_forkserver():
     spec = planned(environment={"PYTHON_EXEC": "/opt/python"}).spec
     assert (spec.start_method, spec.python) == (StartMethod.SPAWN, "/opt/python")
     with pytest.raises(UsageError, match="spawn"):
-        planned(environment={"PYTHON_EXEC": "/opt/python"}, start_method="nursery")
+        planned(environment={"PYTHON_EXEC": "/opt/python"}, start_method="forkserver")
 
 
 def test_the_shutdown_timeout_of_torch_counts_where_none_is_given():
@@ -186,10 +186,10 @@ def test_ranks_are_bound_to_cpus():
 
 def test_what_means_nothing_here_is_said_once():
     launch = planned(rdzv_backend="c10d", local_addr="node7", master_port="29500", start_method="fork")
-    assert launch.spec.start_method is StartMethod.NURSERY
+    assert launch.spec.start_method is StartMethod.FORKSERVER
     assert launch.notes == (
         "no effect on one machine: --rdzv-backend, --master-port, --local-addr",
-        "--start-method fork: workers are forked from the nursery",
+        "--start-method fork: workers are forked from the fork server",
     )
     assert planned(event_log_handler="console", use_env=True).notes == (
         "no effect on one machine: --event-log-handler",

@@ -8,9 +8,9 @@ from kit.cluster import Cluster
 REFUSED, DIFFER = 94, 95
 
 
-def test_replicas_that_a_repair_has_spoilt_stop_the_job(cluster):
+def test_replicas_that_a_repair_has_step_failed_stop_the_job(cluster):
     """One unit in the last place of one weight, on the replaced rank."""
-    job: Cluster = cluster("--layout", "ddp", "--die", "rank=1,step=5,at=forward", "--corrupt", "newcomer", nproc=3)
+    job: Cluster = cluster("--layout", "ddp", "--die", "rank=1,step=5,at=forward", "--corrupt", "replacement", nproc=3)
     assert job.wait_exit() == DIFFER, job.told()
     said = " ".join(job.stderr.split())
     found = re.search(r"replicas that were equal before a loss differ after its repair, at version (\d+): model/", said)
@@ -33,6 +33,6 @@ def test_a_survivor_that_computes_something_else_in_a_repeated_step_stops_the_jo
 
 
 def test_the_sharded_parts_of_replicas_are_compared_across_the_replicas(cluster):
-    job: Cluster = cluster("--layout", "hsdp", "--die", "rank=1,step=5,at=forward", "--corrupt", "newcomer")
+    job: Cluster = cluster("--layout", "hsdp", "--die", "rank=1,step=5,at=forward", "--corrupt", "replacement")
     assert job.wait_exit() == DIFFER, job.told()
     assert "(of ranks 1, 3)" in " ".join(job.stderr.split())

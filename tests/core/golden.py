@@ -85,7 +85,7 @@ _EVENTS: Mapping[str, Callable[[int, Words], ev.Event]] = {
         Blame(say.options.get("blame", "script")),
     ),
     "unwound": lambda w, say: ev.RunUnwound(w, say.number, say.held),
-    "rehearsed": lambda w, say: ev.NewcomerRehearsed(w, say.epoch),
+    "rehearsed": lambda w, say: ev.ReplacementRehearsed(w, say.epoch),
     "restored": lambda w, say: ev.RankRestored(w, say.epoch),
     "attached": lambda w, say: ev.RankAttached(w, say.epoch),
     "attachfailed": lambda w, say: ev.AttachFailed(w, say.epoch, say.text),
@@ -136,7 +136,7 @@ class Run:
             case "join":
                 order = int(options["order"]) if "order" in options else None
                 for node in plain:
-                    place = ev.Place(name=node, leaf=options.get("leaf", ""), order=order)
+                    place = ev.Place(name=node, failure_domain=options.get("failure_domain", ""), order=order)
                     first = not self.state.arrivals
                     yield ev.JobSubmitted(node, place) if first else ev.NodeJoined(node, place)
             case "lose":

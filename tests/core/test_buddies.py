@@ -13,14 +13,14 @@ from deadpool_run.core import events as ev
 from deadpool_run.core.copies import buddies
 from deadpool_run.core.events import Place
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import Node
+from deadpool_run.core.state import NodeRecord
 
 
 def world(count, per_node, replicas, leaves=("",), shards=0):
     """Ranks whose numbers differ by `shards` hold the same; 0: none do."""
     settings = Settings(world_size=count * per_node, nodes=count, replicas=replicas)
     state = coordinator.new_state(settings)
-    nodes = {f"n{at}": Node(f"n{at}", Place(leaf=leaves[at % len(leaves)]), at) for at in range(count)}
+    nodes = {f"n{at}": NodeRecord(f"n{at}", Place(failure_domain=leaves[at % len(leaves)]), at) for at in range(count)}
     seats = tuple(
         replace(seat, node=f"n{seat.rank // per_node}", like=seat.rank % shards if shards else None)
         for seat in state.seats
@@ -46,11 +46,11 @@ def test_copies_are_on_other_nodes_and_evenly_spread(shape):
 
 
 @given(WORLDS)
-def test_another_leaf_is_chosen_where_there_is_one(shape):
+def test_another_failure_domain_is_chosen_where_there_is_one(shape):
     count, per_node, _, _ = shape
     settings, state = world(count, per_node, 1, ("x", "y"))
     for seat, (holder,) in zip(state.seats, buddies.choose(settings, state), strict=True):
-        assert state.nodes[holder].place.leaf != state.nodes[seat.node].place.leaf
+        assert state.nodes[holder].place.failure_domain != state.nodes[seat.node].place.failure_domain
 
 
 def test_copies_are_where_the_same_is_already():
@@ -59,9 +59,9 @@ def test_copies_are_where_the_same_is_already():
     assert buddies.choose(settings, state) == (("n2",), ("n2",), ("n3",), ("n3",), ("n0",), ("n0",), ("n1",), ("n1",))
 
 
-def test_another_leaf_is_worth_more_than_what_is_there_already():
-    settings, state = world(4, 2, 1, ("x", "y"), shards=4)  # n0 and n2 share a leaf
-    assert [state.nodes[holder].place.leaf for (holder,) in buddies.choose(settings, state)] == [*"yyxxyyxx"]
+def test_another_failure_domain_is_worth_more_than_what_is_there_already():
+    settings, state = world(4, 2, 1, ("x", "y"), shards=4)  # n0 and n2 share a failure domain
+    assert [state.nodes[holder].place.failure_domain for (holder,) in buddies.choose(settings, state)] == [*"yyxxyyxx"]
 
 
 @given(WORLDS, SHARDS, st.data())
@@ -87,7 +87,11 @@ def plainly(settings, state):
         start = 0 if home is None else home.arrival + 1
 
         def preference(node, rank=seat.rank, home=home, before=before, start=start):
-            near = home is not None and node.place.leaf != "" and node.place.leaf == home.place.leaf
+            near = (
+                home is not None
+                and node.place.failure_domain != ""
+                and node.place.failure_domain == home.place.failure_domain
+            )
             around = (node.arrival - start) % (state.arrivals + 1)
             like = state.seats[rank].like
             same = like is not None and any(each.like == like and each.node == node.node for each in state.seats)
@@ -120,7 +124,9 @@ def _choose_often(settings, state, data):
             lost = data.draw(st.sampled_from(sorted(state.nodes)))
             state = replace(state, nodes={name: node for name, node in state.nodes.items() if name != lost})
         if data.draw(st.booleans()):
-            new = Node(f"new{state.arrivals}", Place(leaf=data.draw(st.sampled_from(["", "x"]))), state.arrivals)
+            new = NodeRecord(
+                f"new{state.arrivals}", Place(failure_domain=data.draw(st.sampled_from(["", "x"]))), state.arrivals
+            )
             state = replace(state, nodes={**state.nodes, new.node: new}, arrivals=state.arrivals + 1)
         rank, at = data.draw(st.integers(0, settings.world_size - 1)), data.draw(st.sampled_from(sorted(state.nodes)))
         seats = tuple(replace(seat, node=at) if seat.rank == rank else seat for seat in state.seats)

@@ -10,12 +10,12 @@ from deadpool_run.core.copies.commit import MAX_TOLD, Commits
 from deadpool_run.ids import Rank, Version
 
 
-def commits(*safe, life=1):
+def commits(*safe, timeline=1):
     """Return what two ranks (or as many as there are reports) have made of their reports."""
     made = Commits(len(safe))
-    made.begin(life)
+    made.begin(timeline)
     for rank, versions in enumerate(safe):
-        made.safe(Rank(rank), tuple(map(Version, versions)), True, life)
+        made.safe(Rank(rank), tuple(map(Version, versions)), True, timeline)
     return made
 
 
@@ -56,7 +56,7 @@ def test_a_world_is_protected_when_every_transcript_is_safe_as_well():
     assert not made.protected
 
 
-def test_what_is_abandoned_is_never_committed_in_that_life():
+def test_what_is_abandoned_is_never_committed_in_that_timeline():
     made = commits((0,), (0,))
     made.skipped(Rank(1), Version(1))
     assert made.abandoned == {1}
@@ -70,7 +70,7 @@ def test_what_is_abandoned_is_never_committed_in_that_life():
     assert made.committed == 1
 
 
-def test_reports_of_another_life_are_not_heard():
+def test_reports_of_another_timeline_are_not_heard():
     made = commits((0, 1), (0,))
     made.discard_above(2, Version(0))
     made.safe(Rank(0), (Version(1),), True, 1)

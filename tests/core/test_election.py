@@ -8,12 +8,12 @@ from deadpool_run.core.leadership import electorate as el
 T = 5.0
 
 
-def roster(*agents, number=3, head="h"):
-    return el.Roster(number, head, agents)
+def configuration(*agents, number=3, leader="h"):
+    return el.Configuration(number, leader, agents)
 
 
-def follower(me, *agents, rosters=None):
-    agent = election.follower(me, T, 0, rosters or (roster(*agents),), 100.0)
+def follower(me, *agents, configurations=None):
+    agent = election.follower(me, T, 0, configurations or (configuration(*agents),), 100.0)
     return election.step(agent, el.LogFollowed(el.LogIndex(0, 1)), 100.0)[0]
 
 
@@ -34,22 +34,22 @@ def granted(agent, question, now):
     return answer.vote.granted
 
 
-def test_the_survivor_of_two_goes_on_at_once_if_the_heads_process_ended():
+def test_the_survivor_of_two_goes_on_at_once_if_the_leaders_process_ended():
     agent, outputs = step(follower("a", "h", "a"), el.LinkBroken(closed=True), now=101.0)
-    assert agent.role is el.Role.HEAD
-    assert [type(output) for output in outputs] == [el.AskVotes, el.TakeOver, el.LoseNode, el.ShareRoster]
+    assert agent.role is el.ElectionRole.LEADER
+    assert [type(output) for output in outputs] == [el.RequestVotes, el.TakeOver, el.LoseNode, el.ShareConfiguration]
 
 
-def test_the_survivor_of_two_is_fenced_if_the_head_is_silent():
+def test_the_survivor_of_two_is_fenced_if_the_leader_is_silent():
     agent, now = follower("a", "h", "a"), 100.0
-    while agent.role is not el.Role.FENCED:
+    while agent.role is not el.ElectionRole.FENCED:
         now = election.next_deadline(agent)
         agent, outputs = election.step(agent, el.Tick(), now)
     assert now == 100.0 + 2 * T
     assert outputs == (el.Fence("no coordinator was heard of for 10 s"),)
 
 
-def test_a_standby_that_knows_more_than_a_candidate_waits_for_it_no_longer():
+def test_a_log_follower_that_knows_more_than_a_candidate_waits_for_it_no_longer():
     """It refuses, so that the other may never be elected; both would wait until they are fenced."""
     first = follower("b", "h", "a", "b", "c")
     first, _ = election.step(first, el.LogFollowed(el.LogIndex(0, 10)), 100.0)
@@ -58,45 +58,49 @@ def test_a_standby_that_knows_more_than_a_candidate_waits_for_it_no_longer():
     prompted, (refusal,) = step(first, asked(log=(0, 9)), now=100.0 + T)
     assert not refusal.vote.granted
     assert election.next_deadline(prompted) == 100.0 + 1.25 * T
-    _, (bid,) = step(prompted, el.Tick(), now=100.0 + 1.25 * T)
-    assert bid == el.AskVotes(el.VoteAsked(2, "b", el.LogIndex(0, 10), 3))
-    led, _ = step(prompted, el.HeardFromHead(3, (roster("a", "b", "c", head="a", number=4),)), now=100.0 + 1.1 * T)
-    assert election.next_deadline(led) == 100.0 + 2.1 * T, "of the next head it waits as of any"
+    _, (candidate_term,) = step(prompted, el.Tick(), now=100.0 + 1.25 * T)
+    assert candidate_term == el.RequestVotes(el.VoteAsked(2, "b", el.LogIndex(0, 10), 3))
+    led, _ = step(
+        prompted, el.HeardFromLeader(3, (configuration("a", "b", "c", leader="a", number=4),)), now=100.0 + 1.1 * T
+    )
+    assert election.next_deadline(led) == 100.0 + 2.1 * T, "of the next leader it waits as of any"
 
 
-def test_a_candidate_learns_of_a_roster_that_another_was_elected_with():
+def test_a_candidate_learns_of_a_configuration_that_another_was_elected_with():
     """Its voters know that one, and vote for nobody who does not."""
-    claimed = (roster("h", "a", "b", "c"), roster("a", "b", "c", head="a", number=4))
+    claimed = (configuration("h", "a", "b", "c"), configuration("a", "b", "c", leader="a", number=4))
     candidate, _ = step(follower("b", "h", "a", "b", "c"), el.Tick(), now=100.0 + 1.5 * T)
-    assert candidate.role is el.Role.CANDIDATE
-    voter, _ = step(follower("c", "h", "a", "b", "c"), el.HeardFromHead(1, claimed), now=100.5)
+    assert candidate.role is el.ElectionRole.CANDIDATE
+    voter, _ = step(follower("c", "h", "a", "b", "c"), el.HeardFromLeader(1, claimed), now=100.5)
     question = asked("b", term=2, log=(0, 9))
     _, (answer,) = step(voter, question, now=101.0 + T)
-    assert (answer.vote.granted, answer.vote.rosters) == (False, claimed)
-    vote = el.VoteGiven(1, "c", granted=False, closed=None, promised=1, rosters=claimed)
+    assert (answer.vote.granted, answer.vote.configurations) == (False, claimed)
+    vote = el.VoteGiven(1, "c", granted=False, closed=None, voted_term=1, configurations=claimed)
     candidate, _ = step(candidate, vote, now=100.0 + 1.6 * T)
-    assert candidate.rosters == claimed
+    assert candidate.configurations == claimed
     assert granted(voter, asked("b", term=2, log=(0, 9), number=4), 101.0 + T)
-    assert candidate.claimed_at == el.NEVER, "that head may live, and end its workers late"
-    votes = [el.VoteGiven(1, each, granted=True, closed=None, promised=1) for each in "ac"]
+    assert candidate.claimed_at == el.NEVER, "that leader may live, and end its workers late"
+    votes = [el.VoteGiven(1, each, granted=True, closed=None, voted_term=1) for each in "ac"]
     _, outputs = step(candidate, *votes, now=100.0 + 1.6 * T)
-    assert type(outputs[-1]) is el.Claim, "it has voted itself, so that it is none"
-    left_out = el.VoteGiven(1, "c", granted=False, closed=None, promised=1, rosters=(roster("c", number=9, head="c"),))
-    assert step(candidate, left_out, now=100.0 + 1.7 * T)[0].rosters == claimed
+    assert type(outputs[-1]) is el.ClaimLeadership, "it has voted itself, so that it is none"
+    left_out = el.VoteGiven(
+        1, "c", granted=False, closed=None, voted_term=1, configurations=(configuration("c", number=9, leader="c"),)
+    )
+    assert step(candidate, left_out, now=100.0 + 1.7 * T)[0].configurations == claimed
 
 
-def test_whose_end_a_voter_saw_may_be_another_heads():
+def test_whose_end_a_voter_saw_may_be_another_leaders():
     """It had not heard of the one that is claimed to lead now, and may live."""
-    claimed = (roster("h", "a", "b", "c"), roster("a", "b", "c", head="a", number=4))
-    candidate, _ = step(follower("b", rosters=claimed), el.Tick(), now=100.0 + 1.5 * T)
+    claimed = (configuration("h", "a", "b", "c"), configuration("a", "b", "c", leader="a", number=4))
+    candidate, _ = step(follower("b", configurations=claimed), el.Tick(), now=100.0 + 1.5 * T)
     voter, _ = step(follower("c", "h", "a", "b", "c"), el.LinkBroken(closed=True), now=101.0)
     _, (answer,) = step(voter, asked("b", log=(0, 9), number=4), now=101.0 + T)
     assert (answer.vote.granted, answer.vote.closed) == (True, "h")
-    told, _ = step(candidate, el.VoteGiven(1, "c", granted=True, closed="h", promised=1), now=100.0 + 1.6 * T)
+    told, _ = step(candidate, el.VoteGiven(1, "c", granted=True, closed="h", voted_term=1), now=100.0 + 1.6 * T)
     assert told.ended == {"h"}
 
 
-def test_a_vote_needs_silence_or_the_end_of_the_head():
+def test_a_vote_needs_silence_or_the_end_of_the_leader():
     voter = follower("c", "h", "a", "b", "c")
     assert not granted(voter, asked(), 100.0 + T - 0.01)
     assert granted(voter, asked(), 100.0 + T)
@@ -112,7 +116,7 @@ def test_a_vote_needs_silence_or_the_end_of_the_head():
         asked(number=2),
         asked(candidate="x"),
         asked(term=0),
-        pytest.param(asked(candidate="b", log=(0, 8)), id="a shorter log than the standby's own"),
+        pytest.param(asked(candidate="b", log=(0, 8)), id="a shorter log than the log follower's own"),
     ],
 )
 def test_who_is_not_voted_for(question):
@@ -127,7 +131,7 @@ def test_one_vote_in_a_term():
     assert granted(voter, asked("b", term=2), 106.1)
 
 
-def test_the_second_standby_waits_longer():
+def test_the_second_log_follower_waits_longer():
     first, second, third = (follower(me, "h", "a", "b", "c") for me in "abc")
     assert election.next_deadline(first) == 100.0 + T
     assert election.next_deadline(second) == 100.0 + 1.5 * T
@@ -135,71 +139,71 @@ def test_the_second_standby_waits_longer():
 
 
 def head_of(*agents):
-    head = election.first_head("h", T, 100.0)
-    head, _ = step(head, *(el.AgentsJoined((agent,)) for agent in agents), now=100.0)
-    return answer(head, *agents, now=100.0)
+    leader = election.first_leader("h", T, 100.0)
+    leader, _ = step(leader, *(el.AgentsJoined((agent,)) for agent in agents), now=100.0)
+    return answer(leader, *agents, now=100.0)
 
 
-def answer(head, *agents, now):
-    known = head.roster.number
-    return step(head, *(el.HeardFromAgent(agent, 0, now, known) for agent in agents), now=now)[0]
+def answer(leader, *agents, now):
+    known = leader.configuration.number
+    return step(leader, *(el.HeardFromAgent(agent, 0, now, known) for agent in agents), now=now)[0]
 
 
 def test_answers_that_are_told_together_are_those_told_one_by_one():
-    head = head_of("a", "b", "c")
+    leader = head_of("a", "b", "c")
     heard = [
         el.HeardFromAgent(*each)
         for each in (("a", 0, 104.0, 9), ("a", 0, 103.0, 8), ("b", 1, 104.0, 9), ("x", 0, 1.0, 1))
     ]
-    one_by_one, _ = step(head, *heard, now=104.5)
-    together, _ = step(head, el.HeardFromAgents(tuple(heard)), now=104.5)
+    one_by_one, _ = step(leader, *heard, now=104.5)
+    together, _ = step(leader, el.HeardFromAgents(tuple(heard)), now=104.5)
     assert together == one_by_one
     assert (together.answers["a"], together.answers["b"]) == (104.0, 100.0)
 
 
-def test_a_head_that_hears_no_majority_is_fenced_and_gives_nobody_up():
-    head = answer(head_of("a", "b", "c"), "a", now=103.0)
-    head, outputs = step(head, el.Tick(), now=105.0)
+def test_a_leader_that_hears_no_majority_is_fenced_and_gives_nobody_up():
+    leader = answer(head_of("a", "b", "c"), "a", now=103.0)
+    leader, outputs = step(leader, el.Tick(), now=105.0)
     assert outputs == [el.Fence("only 2 of the 4 nodes have answered within 5 s, which is no majority")]
 
 
-def test_a_head_gives_up_the_minority_that_is_silent():
-    head = answer(head_of("a", "b", "c"), "a", "b", now=104.0)
-    head, outputs = step(head, el.Tick(), now=105.0)
+def test_a_leader_gives_up_the_minority_that_is_silent():
+    leader = answer(head_of("a", "b", "c"), "a", "b", now=104.0)
+    leader, outputs = step(leader, el.Tick(), now=105.0)
     assert outputs[0] == el.LoseNode("c", "it has not answered for 5 s")
-    assert head.roster.agents == ("h", "a", "b")
-    assert len(head.rosters) == 2, "the old roster counts until a majority of it knows the new one"
-    assert len(answer(head, "a", "b", now=105.1).rosters) == 1
+    assert leader.configuration.agents == ("h", "a", "b")
+    assert len(leader.configurations) == 2, "the old configuration counts until a majority of it knows the new one"
+    assert len(answer(leader, "a", "b", now=105.1).configurations) == 1
 
 
-def test_a_head_does_not_wait_for_a_time_that_has_passed():
+def test_a_leader_does_not_wait_for_a_time_that_has_passed():
     """Too few had answered when a node fell silent, so that it was not given up; then one more answered, but late."""
-    head = head_of("a", "b", "c", "d", "e")
-    head = answer(head, "a", "b", now=104.5)
-    head, _ = step(head, el.HeardFromAgent("c", 0, 102.0, head.roster.number), now=104.6)
-    head, outputs = step(head, el.HeardFromAgent("c", 0, 103.0, head.roster.number), now=105.8)
+    leader = head_of("a", "b", "c", "d", "e")
+    leader = answer(leader, "a", "b", now=104.5)
+    leader, _ = step(leader, el.HeardFromAgent("c", 0, 102.0, leader.configuration.number), now=104.6)
+    leader, outputs = step(leader, el.HeardFromAgent("c", 0, 103.0, leader.configuration.number), now=105.8)
     assert outputs == []
-    assert election.next_deadline(head) > 105.8
+    assert election.next_deadline(leader) > 105.8
 
 
 @pytest.mark.parametrize(
     ("agents", "ended", "goes_on"), [("ab", "a", True), ("abc", "a", True), ("abc", "ac", False), ("a", "a", False)]
 )
 def test_who_ended_may_have_led_before_if_they_were_enough(agents, ended, goes_on):
-    """With newcomers, then, which lead now, and of whom those that are left know nothing."""
-    rosters = (roster("h", *agents, number=2), roster("h", *dict.fromkeys(f"{agents}b")))
-    agent, _ = step(follower("b", rosters=rosters), el.LinkBroken(closed=True), now=101.0)
+    """With replacements, then, which lead now, and of whom those that are left know nothing."""
+    configurations = (configuration("h", *agents, number=2), configuration("h", *dict.fromkeys(f"{agents}b")))
+    agent, _ = step(follower("b", configurations=configurations), el.LinkBroken(closed=True), now=101.0)
     agent, _ = step(agent, *(el.AgentEnded(each) for each in ended), now=101.0)
     agent, _ = step(agent, el.Tick(), now=102.0 + T / 2)
-    votes = [el.VoteGiven(1, each, granted=True, closed="h", promised=1) for each in agents if each not in ended]
+    votes = [el.VoteGiven(1, each, granted=True, closed="h", voted_term=1) for each in agents if each not in ended]
     agent, _ = step(agent, *votes, now=102.0 + T / 2)
     answers = [el.HeardFromAgent(vote.voter, 1, 102.0 + T / 2, 4) for vote in votes]
     agent, _ = step(agent, *answers, now=102.0 + T / 2)
-    assert (agent.role is el.Role.HEAD) == goes_on
+    assert (agent.role is el.ElectionRole.LEADER) == goes_on
 
 
-def test_a_standby_that_has_no_log_yet_knows_of_no_job():
-    agent = election.follower("a", T, 0, (roster("h", "a"),), 100.0)
+def test_a_log_follower_that_has_no_log_yet_knows_of_no_job():
+    agent = election.follower("a", T, 0, (configuration("h", "a"),), 100.0)
     assert step(agent, el.LinkBroken(closed=True), now=101.0)[1] == []
     assert election.next_deadline(agent) == 100.0 + 2 * T
 
@@ -208,15 +212,21 @@ def test_claims_alone_keep_nobody_from_being_fenced():
     """Two that can hear each other in one direction only would wait for ever."""
     agent = follower("b", "h", "a", "b")
     for at in (104.0, 107.0, 109.9):
-        agent, _ = step(agent, el.HeardFromHead(1, (roster("a", "b", number=4, head="a"),), claim=True), now=at)
+        agent, _ = step(
+            agent, el.HeardFromLeader(1, (configuration("a", "b", number=4, leader="a"),), claim=True), now=at
+        )
     assert agent.term == 1
     assert election.next_deadline(agent) <= 110.0
     agent, _ = step(agent, el.Tick(), now=110.0)
-    assert agent.role is el.Role.FENCED
+    assert agent.role is el.ElectionRole.FENCED
 
 
 def test_whoever_is_given_up_or_superseded_is_fenced():
-    agent, _ = step(follower("a", "h", "a", "b"), el.HeardFromHead(0, (roster("h", "b", number=4),)), now=101.0)
-    assert agent.role is el.Role.FENCED
-    head, _ = step(head_of("a", "b"), el.HeardFromHead(1, (roster("a", "b", "h", number=9, head="a"),)), now=101.0)
-    assert head.role is el.Role.FENCED
+    agent, _ = step(
+        follower("a", "h", "a", "b"), el.HeardFromLeader(0, (configuration("h", "b", number=4),)), now=101.0
+    )
+    assert agent.role is el.ElectionRole.FENCED
+    leader, _ = step(
+        head_of("a", "b"), el.HeardFromLeader(1, (configuration("a", "b", "h", number=9, leader="a"),)), now=101.0
+    )
+    assert leader.role is el.ElectionRole.FENCED

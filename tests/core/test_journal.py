@@ -20,7 +20,7 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import facts
 
 SETTINGS = Settings(world_size=2, spares=1)
-LIFE = [
+TIMELINE = [
     ev.JobSubmitted(),
     *(ev.WorkerStarted(w, 100 + w) for w in range(3)),
     *(ev.WorkerReady(w) for w in range(3)),
@@ -29,7 +29,7 @@ LIFE = [
     ev.KillRequested(1, KillHow.SIGKILL),
     ev.WorkerExited(1, None, 9, (4, 5)),
     ev.SurvivorDrained(0, 2, 5, 5, (4, 5)),
-    ev.NewcomerRehearsed(2, 2),
+    ev.ReplacementRehearsed(2, 2),
     *(ev.RankRestored(w, 2) for w in (0, 2)),
     *(ev.RankAttached(w, 2) for w in (0, 2)),
     *(ev.FirstStepCompleted(w, 2) for w in (0, 2)),
@@ -39,7 +39,7 @@ LIFE = [
 
 def write(path):
     state, book = coordinator.new_state(SETTINGS), journal.Journal(path, SETTINGS)
-    for number, event in enumerate(LIFE):
+    for number, event in enumerate(TIMELINE):
         state, effects = coordinator.step(SETTINGS, state, event, number / 7)
         book.append(number / 7, event, effects)
     book.close()
@@ -51,7 +51,7 @@ def test_a_journal_replays_to_the_same_state(tmp_path):
     replayed = journal.replay(tmp_path / "journal")
     assert replayed.state == state
     assert replayed.settings == SETTINGS
-    assert replayed.entries == len(LIFE)
+    assert replayed.entries == len(TIMELINE)
     assert not replayed.divergences
     assert not replayed.torn
 
@@ -82,7 +82,7 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     path.write_bytes(path.read_bytes()[:-5])
     replayed = journal.replay(path)
     assert replayed.torn
-    assert replayed.entries == len(LIFE) - 1
+    assert replayed.entries == len(TIMELINE) - 1
 
 
 def test_a_full_disk_ends_the_journal_and_not_the_job(tmp_path):

@@ -59,14 +59,16 @@ class Job:
             return
         match order:
             case do.AbortStep(worker, epoch):
-                newcomer = self.state.members[worker].newcomer
+                replacement = self.state.members[worker].replacement
                 yield (
-                    ev.NewcomerRehearsed(worker, epoch) if newcomer else ev.SurvivorDrained(worker, epoch, 5, 5, (4, 5))
+                    ev.ReplacementRehearsed(worker, epoch)
+                    if replacement
+                    else ev.SurvivorDrained(worker, epoch, 5, 5, (4, 5))
                 )
             case do.ReportReplicas(node, rank, epoch):
                 yield ev.ReplicasReported(node, rank, epoch, (4, 5))
             case do.AssignRank(worker, _, epoch):
-                yield ev.NewcomerRehearsed(worker, epoch)
+                yield ev.ReplacementRehearsed(worker, epoch)
             case do.ResumeFrom(worker, epoch):
                 yield ev.RankRestored(worker, epoch)
             case do.AttachGroups(worker, epoch):
@@ -103,9 +105,9 @@ def test_one_repair():
 def test_that_they_are_told_one_by_one_would_be_noticed(monkeypatch):
     honest = processes._nodes_lost
 
-    def one_by_one(turn, losses):
+    def one_by_one(decision, losses):
         for loss in losses:
-            honest(turn, (loss,))
+            honest(decision, (loss,))
 
     monkeypatch.setattr(processes, "_nodes_lost", one_by_one)
     with pytest.raises(AssertionError, match="epoch"):
@@ -123,8 +125,8 @@ def test_a_node_that_is_lost_in_the_repair_is_an_epoch_of_its_own():
     job = Job()
     epoch = job.state.epoch
     assert job.obey(job.lose("n2"), until=do.AttachGroups)
-    (newcomers_on,) = {member.node for member in job.state.owners()} - {f"n{at}" for at in range(NODES)}
-    effects = job.lose(newcomers_on)
+    (replacements_on,) = {member.node for member in job.state.owners()} - {f"n{at}" for at in range(NODES)}
+    effects = job.lose(replacements_on)
     assert job.state.epoch == epoch + 2
     assert job.state.repair.attempts == 2, f"{EACH} ranks that were lost together are one attempt"
     assert blame.MAX_ATTEMPTS < EACH

@@ -7,17 +7,17 @@ from deadpool_run.core import coordinator
 from deadpool_run.core import events as ev
 from deadpool_run.core.copies import buddies
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import Node
+from deadpool_run.core.state import NodeRecord
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.view.plan import begun, outline
 
 
 def nodes(count, orders=(), leaves=("",)):
     places = [
-        ev.Place(f"n{at}", leaf=leaves[at % len(leaves)], order=orders[at] if at < len(orders) else None)
+        ev.Place(f"n{at}", failure_domain=leaves[at % len(leaves)], order=orders[at] if at < len(orders) else None)
         for at in range(count)
     ]
-    return [Node(place.name, place, at) for at, place in enumerate(places)]
+    return [NodeRecord(place.name, place, at) for at, place in enumerate(places)]
 
 
 def led(settings, present):

@@ -19,7 +19,7 @@ from deadpool_run.core.transitions import (
     MEMBER_TRANSITIONS,
     JobPhase,
     MemberPhase,
-    NewcomerAssigned,
+    ReplacementAssigned,
     diagram,
     trigger_of,
 )
@@ -51,7 +51,7 @@ def events_of_worker(state: State, worker: int, epoch: int) -> Iterator[ev.Event
     yield ev.DrainFailed(worker, epoch, "x")
     yield ev.DrainFailed(worker, epoch, "x", again=True)
     yield ev.RunUnwound(worker, 5, (4, 5))
-    yield ev.NewcomerRehearsed(worker, epoch)
+    yield ev.ReplacementRehearsed(worker, epoch)
     yield ev.RankRestored(worker, epoch)
     yield ev.RankAttached(worker, epoch)
     yield ev.AttachFailed(worker, epoch, "x")
@@ -80,7 +80,7 @@ def all_events(state: State) -> Iterator[ev.Event]:
 
 def signature(state: State) -> tuple[object, ...]:
     """What makes two states worth exploring both."""
-    ranked = sorted((member.phase, member.newcomer) for member in state.owners())
+    ranked = sorted((member.phase, member.replacement) for member in state.owners())
     seats = sorted((seat.done, seat.sealed) for seat in state.seats)
     parked = (
         min(2, len(state.in_phase(MemberPhase.READY))),
@@ -182,8 +182,8 @@ def test_a_fact_moves_its_member_as_the_table_says_or_nothing():
 def is_void(event: ev.Event, member: Member) -> bool:
     """What the phase allows, but not who the member is."""
     match event:
-        case ev.NewcomerRehearsed():
-            return not member.newcomer
+        case ev.ReplacementRehearsed():
+            return not member.replacement
         case ev.WorkerStartFailed():
             return member.rank is not None
         case _:
@@ -237,7 +237,7 @@ def test_an_attached_or_dying_member_never_comes_back_unnoticed():
     assert set(MEMBER_TRANSITIONS[MemberPhase.ENDING].values()) == {MemberPhase.ENDING, MemberPhase.ENDED}
     for phase in HOLDS_RANK:
         assert do.AssignRank not in MEMBER_TRANSITIONS[phase]
-        assert NewcomerAssigned not in MEMBER_TRANSITIONS[phase]
+        assert ReplacementAssigned not in MEMBER_TRANSITIONS[phase]
 
 
 def test_the_diagram_shows_every_phase():

@@ -9,12 +9,12 @@ from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.copies import holders
-from deadpool_run.core.state import Node, State
+from deadpool_run.core.state import NodeRecord, State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import ONLY_NODE
 
 NODE = ONLY_NODE
-OTHER = Node("n2", ev.Place(), 1)
+OTHER = NodeRecord("n2", ev.Place(), 1)
 AFTER = NOW + 1000.0
 
 
@@ -39,7 +39,7 @@ def as_known(state: State) -> list[ev.WorkerFound]:
             epoch=0 if member.rank is None else state.epoch,
             ready=member.phase is not MemberPhase.STARTING,
             initialized=state.managed,
-            rehearsed=member.newcomer and member.phase is not MemberPhase.REHEARSING,
+            rehearsed=member.replacement and member.phase is not MemberPhase.REHEARSING,
             finished=member.phase is MemberPhase.FINISHED,
             released=member.phase is MemberPhase.RELEASED,
         )
@@ -119,7 +119,7 @@ def test_a_worker_that_nobody_knows(rank, missing):
 
 
 @pytest.mark.parametrize("rehearsed", [True, False])
-def test_a_newcomer_that_set_up_beside_the_last_coordinator(rehearsed):
+def test_a_replacement_that_set_up_beside_the_last_coordinator(rehearsed):
     """Its store is gone: it is ended at once, and its rank waits for its end, unless it needs the store no more."""
     seen = 0
     for state in moved_states():
@@ -176,7 +176,7 @@ def test_a_stop_that_may_not_have_been_performed_is_ordered_again():
 
 
 def test_what_lies_where_a_rank_lived_long_ago_is_left_out():
-    """A newcomer there would be told that its state is at hand, and its old slots would pass for its rank's."""
+    """A replacement there would be told that its state is at hand, and its old slots would pass for its rank's."""
     far, old, lagging = frozenset({16, 20}), frozenset({3, 6}), frozenset({12, 16})
     assert holders._of_the_last_stay({"n1": old, "n3": far, "n4": lagging}) == {"n3": far, "n4": lagging}
     assert holders._of_the_last_stay({}) == {}

@@ -61,10 +61,10 @@ def attached_twice(member):
         assert flags.tolist() == [member.size - 1, 7]
         assert gathered.tolist() == [1.0] * len(gathered)
         assert every == list(range(member.size))
-        assert not registry.tainted
+        assert not registry.step_failed
         registry.abort()
         assert registry.state is GroupState.DRAINING
-        assert registry.tainted
+        assert registry.step_failed
         dist.all_reduce(flags)
         torch.cuda.synchronize()
         assert flags.tolist() == [member.size - 1, 7]
@@ -112,7 +112,7 @@ def loses_a_peer(member):
     dist.all_reduce(x)
     torch.cuda.synchronize()
     timer.join()
-    assert member.registry.tainted
+    assert member.registry.step_failed
     return time.monotonic() - start
 
 

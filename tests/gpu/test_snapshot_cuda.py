@@ -9,7 +9,7 @@ from torch import nn
 
 from deadpool_run.ids import Rank
 from deadpool_run.vault.segments import create_segment
-from deadpool_run.vault.status_page import Board, create_board
+from deadpool_run.vault.status_page import StatusPage, create_status_page
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 pytestmark = [
@@ -20,12 +20,12 @@ pytestmark = [
 
 @pytest.fixture
 def memory():
-    board_fd = create_board(1)
+    status_page_fd = create_status_page(1)
     fds = (create_segment("0"), create_segment("1"))
-    board = Board(board_fd, 1)
-    yield board, fds
-    board.close()
-    for fd in (board_fd, *fds):
+    status_page = StatusPage(status_page_fd, 1)
+    yield status_page, fds
+    status_page.close()
+    for fd in (status_page_fd, *fds):
         os.close(fd)
 
 
@@ -63,8 +63,8 @@ def _equal(one, other):
 
 
 def _snapshots(memory, **options):
-    board, fds = memory
-    return Snapshots(slot_fds=fds, board=board, rank=Rank(0), on_skip=lambda _: None, **options)
+    status_page, fds = memory
+    return Snapshots(slot_fds=fds, status_page=status_page, rank=Rank(0), on_skip=lambda _: None, **options)
 
 
 @pytest.mark.parametrize("capturable", [False, True])

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.vault.status_page import Board, Cell
+from deadpool_run.vault.status_page import RankEntry, StatusPage
 from kit.account import Account, Event, States
 from kit.processes import MARK, kill_marked, marked, thread_names, wait_gone
 
@@ -56,7 +56,7 @@ class Cluster:
         self.exit_code: int | None = None
         self._text = {"stdout": bytearray(), "stderr": bytearray()}
         self._partial = b""
-        self._board: Board | None = None
+        self._status_page: StatusPage | None = None
         for folder in (self.flags, self.temporary):
             folder.mkdir()
         os.mkfifo(home / "events")
@@ -270,7 +270,7 @@ class Cluster:
 
     def journal(self) -> list[dict[str, Any]]:
         """Return the decisions of the coordinator's journal."""
-        _head, *lines = (self.run_dir / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+        _leader, *lines = (self.run_dir / "journal.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
     def effects(self) -> list[dict[str, Any]]:
@@ -282,17 +282,17 @@ class Cluster:
         return [effect["incident"] for effect in self.effects() if effect["type"] == "ReportIncident"]
 
     @cached_property
-    def board(self) -> Board:
-        """The job's board, mapped from the agent."""
+    def status_page(self) -> StatusPage:
+        """The job's status page, mapped from the agent."""
         for entry in Path(f"/proc/{self.pid}/fd").iterdir():
-            if "deadpool-board" in str(entry.readlink()):
+            if "deadpool-status_page" in str(entry.readlink()):
                 fd = os.open(entry, os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    self._board = Board(fd, self.world_size)
+                    self._status_page = StatusPage(fd, self.world_size)
                 finally:
                     os.close(fd)
-                return self._board
-        raise AssertionError(f"the agent has no board\n{self.told()}")
+                return self._status_page
+        raise AssertionError(f"the agent has no status page\n{self.told()}")
 
     def look_until(self, seen: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
         """Wait for what nothing can be waited for, a page of memory or a process's state: look as fast as possible."""
@@ -301,10 +301,10 @@ class Cluster:
             os.sched_yield()
             assert time.monotonic() < deadline, f"no {what} within {timeout_s} s\n{self.told()}"
 
-    def kill_when(self, rank: int, seen: Callable[[Cell], bool], what: str) -> int:
-        """Kill the rank's process the moment its cell of the board is seen so; return its pid."""
-        cell, pid = self.board.cells[rank], self.pid_of(rank)
-        self.look_until(lambda: seen(cell), f"{what} of rank {rank}")
+    def kill_when(self, rank: int, seen: Callable[[RankEntry], bool], what: str) -> int:
+        """Kill the rank's process the moment its rank entry of the status page is seen so; return its pid."""
+        rank_entry, pid = self.status_page.rank_entries[rank], self.pid_of(rank)
+        self.look_until(lambda: seen(rank_entry), f"{what} of rank {rank}")
         os.kill(pid, signal.SIGKILL)
         return pid
 
@@ -337,8 +337,8 @@ class Cluster:
             self._agent.wait()
         left = wait_gone(self.mark, 10)
         kill_marked(self.mark)
-        if self._board is not None:
-            self._board.close()
+        if self._status_page is not None:
+            self._status_page.close()
         self._selector.close()
         for fd in (self._pidfd, self._fifo, self._gate):
             os.close(fd)

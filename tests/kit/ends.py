@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from deadpool_run.coordinator.link import Link
+from deadpool_run.coordinator.link import PeerLink
 
 LOOPBACK = "127.0.0.1"
 BOUND_S = 10.0
@@ -37,7 +37,7 @@ class End(Changes):
     def __init__(self, sock):
         super().__init__()
         self.heard, self.lost = [], []
-        self.link = Link(sock, self._hear, self._lose)
+        self.link = PeerLink(sock, self._hear, self._lose)
 
     def _hear(self, message):
         self.heard.append(message)

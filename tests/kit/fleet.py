@@ -241,7 +241,7 @@ class Fleet:
 
     def journal(self, folder: Path | None = None) -> list[dict[str, Any]]:
         """Return the decisions of the coordinator's journal."""
-        _head, *lines = ((folder or self.run_dir) / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+        _leader, *lines = ((folder or self.run_dir) / "journal.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
     def effects(self) -> list[dict[str, Any]]:

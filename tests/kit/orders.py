@@ -12,7 +12,7 @@ def assign(**changed: Any) -> Assign:
         "local_rank": 0,
         "world_size": 1,
         "epoch": 1,
-        "newcomer": False,
+        "replacement": False,
         "store_host": "127.0.0.1",
         "store_port": 1,
         "capture_interval": 1,

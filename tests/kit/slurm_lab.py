@@ -117,8 +117,12 @@ class SlurmLab:
         )
         half = (len(self.nodes) + 1) // 2
         leaves = {"leaf0": self.nodes[:half], "leaf1": self.nodes[half:]}
-        topology = [f"SwitchName={leaf} Nodes={','.join(names)}" for leaf, names in leaves.items() if names]
-        topology.append(f"SwitchName=top Switches={','.join(leaf for leaf, names in leaves.items() if names)}")
+        topology = [
+            f"SwitchName={failure_domain} Nodes={','.join(names)}" for failure_domain, names in leaves.items() if names
+        ]
+        topology.append(
+            f"SwitchName=top Switches={','.join(failure_domain for failure_domain, names in leaves.items() if names)}"
+        )
         (self.home / "etc/slurm.conf").write_text(text)
         (self.home / "etc/topology.conf").write_text("\n".join(topology) + "\n")
         # Devices that every machine has stand for GPUs, which Slurm only gives the numbers of.

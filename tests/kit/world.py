@@ -52,7 +52,7 @@ class Member:
         self.store = dist.TCPStore(host, port, is_master=False, timeout=TIMEOUT)
         self.prefix = prefix
         self.failures = []
-        self.registry = Registry(cell=None, on_failure=self.failures.append)
+        self.registry = Registry(rank_entry=None, on_failure=self.failures.append)
 
     def start(self, *, attached=True, backend="deadpool", timeout=TIMEOUT):
         """Become a member of the world, on deadpool groups or on plain Gloo for comparison."""

@@ -76,7 +76,7 @@ def chain(item: str) -> list[tuple[int, str]]:
 
 EXIT_TIMEOUT_S = 90.0
 COMPILING = 5
-"""How much longer a job may take in which every newcomer compiles."""
+"""How much longer a job may take in which every replacement compiles."""
 
 
 def patience(item: str) -> float:

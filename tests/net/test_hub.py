@@ -5,11 +5,11 @@ import socket
 import pytest
 from kit.ends import Changes, End, within_bound
 
-from deadpool_run.coordinator.connections import Hub
+from deadpool_run.coordinator.connections import Connections
 from deadpool_run.core import events as ev
 from deadpool_run.wire import facts, peers
 
-HERE = "head"
+HERE = "leader"
 
 
 class Owner(Changes):
@@ -19,7 +19,7 @@ class Owner(Changes):
         super().__init__()
         self.events, self.words, self.gone = [], [], []
         self.held = set()
-        self.hub = None
+        self.connections = None
 
     def refusal(self, join):
         if isinstance(join, peers.Rejoin):
@@ -29,9 +29,9 @@ class Owner(Changes):
     def joins(self, node, join):
         if node in self.held:
             return
-        assert self.hub.admit(node)
-        self.hub.send(node, peers.Joined(node, "id", "name", {}, {}))
-        self.hub.send(node, peers.World(0, 1, "127.0.0.1", 29500))
+        assert self.connections.admit(node)
+        self.connections.send(node, peers.Joined(node, "id", "name", {}, {}))
+        self.connections.send(node, peers.World(0, 1, "127.0.0.1", 29500))
         self.submit(ev.NodeJoined(node, join.place))
 
     def rejoined(self, rejoin):
@@ -55,12 +55,12 @@ class House:
 
     def __init__(self):
         self.owner = Owner()
-        self.hub = self.owner.hub = Hub(self.owner, {HERE})
+        self.connections = self.owner.connections = Connections(self.owner, {HERE})
         self.ends = []
 
     def connect(self):
         ours, theirs = socket.socketpair()
-        self.hub.accept(ours)
+        self.connections.accept(ours)
         self.ends.append(End(theirs))
         return self.ends[-1]
 
@@ -77,7 +77,7 @@ class House:
         return self.owner.gone[0]
 
     async def close(self):
-        await self.hub.end(peers.End(0, "closed"))
+        await self.connections.end(peers.End(0, "closed"))
         for end in self.ends:
             end.close()
 
@@ -114,13 +114,13 @@ def test_a_node_hears_nothing_before_it_is_admitted_and_may_go_unnoticed():
         await forward.is_lost()
         gone.close()
         _, other = await house.join("other")
-        house.hub.broadcast(peers.World(0, 7, "127.0.0.1", 29500))
-        assert [*house.hub.nodes()] == [other]
-        assert [house.hub.admit(name) for name in ("n", "gone", "forward")] == [True, False, False]
-        house.hub.send("n", peers.World(0, 8, "127.0.0.1", 29500))
+        house.connections.broadcast(peers.World(0, 7, "127.0.0.1", 29500))
+        assert [*house.connections.nodes()] == [other]
+        assert [house.connections.admit(name) for name in ("n", "gone", "forward")] == [True, False, False]
+        house.connections.send("n", peers.World(0, 8, "127.0.0.1", 29500))
         assert await end.hears(1) == [peers.World(0, 8, "127.0.0.1", 29500)]
         assert house.owner.gone == []
-        await house.hub.end(peers.End(0, "over"))
+        await house.connections.end(peers.End(0, "over"))
         assert await late.hears(1) == [peers.End(0, "over")]
 
     run(main)
@@ -160,14 +160,14 @@ def test_facts_arrive_in_order_and_what_else_is_said_with_who_said_it():
             one.send(peers.Fact(facts.encode(ev.WorkerStarted(number, number))))
             two.send(peers.Fact(facts.encode(ev.WorkerStarted(1000 + number, number))))
         one.send(peers.Safe(1, 0, (3, 4), transcript=True))
-        two.send(peers.Beat(1, 2.0, 3, cells=((1, 2),)), peers.Ask(7, {"do": "status"}))
+        two.send(peers.HeartbeatAck(1, 2.0, 3, rank_entries=((1, 2),)), peers.Ask(7, {"do": "status"}))
         await house.owner.until(lambda: len(house.owner.words) >= 3 and len(house.owner.events) >= 602)
         started = [event.worker for event in house.owner.events if isinstance(event, ev.WorkerStarted)]
         assert [worker for worker in started if worker < 1000] == list(range(300))
         assert [worker for worker in started if worker >= 1000] == list(range(1000, 1300))
         assert sorted(house.owner.words, key=lambda word: word[0]) == [
             ("a", peers.Safe(1, 0, (3, 4), transcript=True)),
-            ("b", peers.Beat(1, 2.0, 3, cells=((1, 2),))),
+            ("b", peers.HeartbeatAck(1, 2.0, 3, rank_entries=((1, 2),))),
             ("b", peers.Ask(7, {"do": "status"})),
         ]
 
@@ -180,12 +180,12 @@ def test_each_is_told_what_is_for_it_and_all_what_is_for_all():
         two, _ = await house.join("b")
         stranger = house.connect()
         news = peers.Committed(1, 5, ())
-        house.hub.send(name, peers.Answer(1, {}))
-        house.hub.send("nobody", peers.Answer(2, {}))
-        house.hub.broadcast(news)
+        house.connections.send(name, peers.Answer(1, {}))
+        house.connections.send("nobody", peers.Answer(2, {}))
+        house.connections.broadcast(news)
         assert (await one.hears(4))[2:] == [peers.Answer(1, {}), news]
         assert (await two.hears(3))[2:] == [news]
-        await house.hub.end(peers.End(0, ""))
+        await house.connections.end(peers.End(0, ""))
         await stranger.is_lost()
         assert not stranger.heard
 
@@ -197,8 +197,8 @@ def test_the_end_of_a_node_is_told_at_once_and_once():
         end, name = await house.join("a")
         end.close()
         assert await house.gone() == name
-        house.hub.send(name, peers.Evict(""))
-        house.hub.evict(name, "again")
+        house.connections.send(name, peers.Evict(""))
+        house.connections.evict(name, "again")
         assert house.owner.gone == [name]
 
     run(main)
@@ -207,10 +207,10 @@ def test_the_end_of_a_node_is_told_at_once_and_once():
 def test_a_node_that_is_taken_for_lost_is_told_and_hung_up_on():
     async def main(house):
         end, name = await house.join("a")
-        house.hub.evict(name, "it was cut off")
+        house.connections.evict(name, "it was cut off")
         assert (await end.hears(3))[2:] == [peers.Evict("it was cut off")]
         assert (await end.is_lost())[1]
-        assert name not in house.hub.nodes()
+        assert name not in house.connections.nodes()
         assert not house.owner.gone
 
     run(main)
@@ -225,7 +225,7 @@ def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known():
         await house.owner.until(lambda: house.owner.events)
         assert house.owner.events == [found]
         assert await stranger.hears(1) == [peers.Evict("other is a stranger")]
-        house.hub.broadcast(peers.Committed(1, 5, ()))
+        house.connections.broadcast(peers.Committed(1, 5, ()))
         assert await known.hears(1) == [peers.Committed(1, 5, ())]
 
     run(main)
@@ -247,13 +247,13 @@ def test_a_node_that_says_what_no_node_says_is_hung_up_on(word):
         end, name = await house.join("a")
         end.send(word)
         assert (await end.is_lost())[1]
-        assert name not in house.hub.nodes()
+        assert name not in house.connections.nodes()
         assert not house.owner.gone  # that it is confused does not prove that it has ended
 
     run(main)
 
 
-@pytest.mark.parametrize("word", [peers.Beat(0, 0.0, 0), peers.Fact({}), peers.End(0, "")], ids=repr)
+@pytest.mark.parametrize("word", [peers.HeartbeatAck(0, 0.0, 0), peers.Fact({}), peers.End(0, "")], ids=repr)
 def test_one_that_does_not_join_first_is_hung_up_on(word):
     async def main(house):
         end = house.connect()
@@ -268,8 +268,8 @@ def test_one_that_does_not_join_first_is_hung_up_on(word):
 def test_the_end_is_told_to_everyone_and_nobody_is_lost_by_it():
     async def main(house):
         ends = [(await house.join("n"))[0] for _ in range(5)]
-        house.hub.send("n", peers.Evict("x" * (4 << 20)))  # the end is behind it
-        await house.hub.end(peers.End(7, "over"))
+        house.connections.send("n", peers.Evict("x" * (4 << 20)))  # the end is behind it
+        await house.connections.end(peers.End(7, "over"))
         for end in ends:
             assert (await end.is_lost())[1]
             assert end.heard[-1] == peers.End(7, "over")
@@ -283,7 +283,7 @@ def test_who_may_not_decide_any_more_hangs_up_without_a_word():
 
     async def main(house):
         ends = [(await house.join("n"))[0] for _ in range(3)]
-        await house.hub.end(None)
+        await house.connections.end(None)
         for end in ends:
             assert (await end.is_lost())[1]
             assert len(end.heard) == 2  # what it heard when it joined
@@ -294,7 +294,7 @@ def test_who_may_not_decide_any_more_hangs_up_without_a_word():
 
 def test_after_the_end_nobody_is_taken_in():
     async def main(house):
-        await house.hub.end(peers.End(0, "over"))
+        await house.connections.end(peers.End(0, "over"))
         end = house.connect()
         end.send(peers.Join(ev.Place("late"), 2))
         await end.is_lost()
@@ -309,12 +309,12 @@ def test_the_end_does_not_wait_for_one_that_does_not_read(monkeypatch):
     async def main(house):
         ours, deaf = socket.socketpair()
         with deaf:
-            house.hub.accept(ours)
+            house.connections.accept(ours)
             deaf.sendall(peers.encode(peers.Join(ev.Place("deaf"), 2)))
             await house.owner.until(lambda: house.owner.events)
             other, _ = await house.join("n")
-            house.hub.send("deaf", peers.Evict("x" * (4 << 20)))
-            await house.hub.end(peers.End(0, "over"))
+            house.connections.send("deaf", peers.Evict("x" * (4 << 20)))
+            await house.connections.end(peers.End(0, "over"))
             await other.is_lost()
             assert other.heard[-1] == peers.End(0, "over")
 

@@ -56,8 +56,8 @@ def test_a_job_that_lost_every_host_is_started_again_from_the_newest_that_every_
     for host in range(3):
         job.power_off(host)
     job.wait_exit([0, 1, 2])
-    spoilt = place / f"step-{newest(place):08d}" / "rank-00002.deadpool"  # which only the last host needs
-    os.truncate(spoilt, spoilt.stat().st_size // 2)
+    step_failed = place / f"step-{newest(place):08d}" / "rank-00002.deadpool"  # which only the last host needs
+    os.truncate(step_failed, step_failed.stat().st_size // 2)
     first = sorted(versions(place))[-2]
     again = train(fleet, place)
     again.check_repaired(expected(reference, first=first), [], [0, 1, 2])
@@ -85,7 +85,7 @@ def test_a_rank_and_all_who_hold_its_state_are_lost_and_other_hosts_come(fleet, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("told", ["the coordinator's", "another"])
-def test_an_end_that_is_foretold_to_any_host(fleet, reference, tmp_path, told):
+def test_an_end_that_is_preemption_notice_to_any_host(fleet, reference, tmp_path, told):
     place = tmp_path / "kept"
     job = train(fleet, place, every="60m", shape=SPARE)
     for rank in range(3):
@@ -164,11 +164,11 @@ def leads_next(job):
 
 
 @pytest.mark.slow
-def test_the_coordinator_is_lost_while_what_was_foretold_is_written(fleet, tmp_path):
+def test_the_coordinator_is_lost_while_what_was_preemption_notice_is_written(fleet, tmp_path):
     """As Slurm does, every agent is told; whoever leads next begins to write anew."""
     place = tmp_path / "kept"
     job, host = held(fleet, place)
-    with stopped(nursery_of(job.agents[host])):
+    with stopped(forkserver_of(job.agents[host])):
         for agent in job.agents:
             agent.process.send_signal(signal.SIGUSR1)
         job.wait_output(0, "SIGUSR1: writing a durable checkpoint")
@@ -180,7 +180,7 @@ def test_the_coordinator_is_lost_while_what_was_foretold_is_written(fleet, tmp_p
 
 
 @pytest.mark.slow
-def test_the_coordinator_is_lost_while_a_job_whose_end_was_foretold_is_ended(fleet, tmp_path):
+def test_the_coordinator_is_lost_while_a_job_whose_end_was_preemption_notice_is_ended(fleet, tmp_path):
     """One worker does not end before whoever led is gone; only the log tells the next one why the job is ended."""
     job, host = held(fleet, tmp_path / "kept")
     rank = next(rank for rank in range(3) if job.host_of(rank) == host)
@@ -197,7 +197,7 @@ def test_the_coordinator_is_lost_while_a_job_whose_end_was_foretold_is_ended(fle
 def test_the_coordinator_is_lost_while_the_last_step_is_written(fleet, reference, tmp_path):
     """All ranks are through and gone: nobody is left but agents, and all of them hear that it ended well."""
     job, host = held(fleet, tmp_path / "kept")
-    with stopped(nursery_of(job.agents[host])):
+    with stopped(forkserver_of(job.agents[host])):
         job.release()
         job.look_until(lambda: '"StopJob"' in (job.run_dir / "journal.jsonl").read_text(), "end of the workers")
         job.power_off(0)
@@ -216,7 +216,7 @@ def stopped(pid):
             os.kill(pid, signal.SIGCONT)
 
 
-def nursery_of(agent):
+def forkserver_of(agent):
     """Return the process that forks a host's others: without it a checkpoint that the host has a part in waits."""
     forks = [pid for pid, command in marked(agent.mark).items() if COMMAND in command]
     return min(forks, key=lambda pid: int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19]))

@@ -13,9 +13,9 @@ HOLDS = 64
 """More than there are processes in a job."""
 
 
-def begun(fleet, layout="ddp", *, version=5, hold_newcomers=False, **options):
+def begun(fleet, layout="ddp", *, version=5, hold_replacements=False, **options):
     """Start a job and wait until every rank is well on its way; return it, and which ranks each host holds."""
-    words = ("--hold-newcomers",) if hold_newcomers else ()
+    words = ("--hold-replacements",) if hold_replacements else ()
     job = fleet("--layout", layout, "--steps", str(STEPS), *STEP, *words, **options)
     ranks = 2 * (4 - int(options.get("spares", "1")))
     for rank in range(ranks):
@@ -87,7 +87,7 @@ def test_a_coordinator_that_pauses_for_longer_than_it_may_decide_takes_nobody_wi
 
     Then it finds them, though the only endpoint was its own.
     """
-    job, ranks = begun(fleet, apart=True, hold_newcomers=True)
+    job, ranks = begun(fleet, apart=True, hold_replacements=True)
     job.pause(0)
     job.wait_output(0, "which is no majority; this node's workers are ended")
     job.wait_output(0, "as node h0~2")
@@ -113,20 +113,20 @@ def test_a_partition_of_two_and_two_stops_both_sides_and_says_why(fleet, net):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("second", ["the newcomers'", "the coordinator's"])
+@pytest.mark.parametrize("second", ["the replacements'", "the coordinator's"])
 def test_a_host_that_is_lost_while_the_loss_of_another_is_repaired(fleet, reference, second):
     """Two of four hosts hold the ranks, and each snapshot lies on two others.
 
-    Newcomers that would set up beside the store of a coordinator that is gone are replaced like those that are lost. Nobody
+    Replacements that would set up beside the store of a coordinator that is gone are replaced like those that are lost. Nobody
     is waited for as long as a member may take: that would outlast this test.
     """
     options = ("--replicas", "2", "--repair-timeout", "1000")
-    job, ranks = begun(fleet, spares="2", options=options, hold_newcomers=second == "the coordinator's")
+    job, ranks = begun(fleet, spares="2", options=options, hold_replacements=second == "the coordinator's")
     first = next(host for host in (3, 2, 1) if ranks[host])
     job.power_off(first)
     for rank in ranks[first]:
-        job.wait_until(lambda rank=rank: len(job.account.pids(rank)) > 1, f"a newcomer for rank {rank}")
-    other = job.host_of(ranks[first][0]) if second == "the newcomers'" else 0
+        job.wait_until(lambda rank=rank: len(job.account.pids(rank)) > 1, f"a replacement for rank {rank}")
+    other = job.host_of(ranks[first][0]) if second == "the replacements'" else 0
     job.power_off(other)
     job.release(HOLDS)
     job.check_repaired(reference("ddp", STEPS, 4), [*ranks[first] * 2, *ranks[other]], others(first, other))

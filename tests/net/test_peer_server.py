@@ -16,7 +16,15 @@ from deadpool_run.agent.cluster import peer_server
 from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.coordinator import handshake
 from deadpool_run.wire import auth
-from deadpool_run.wire.auth import WRONG_TOKEN, Challenge, Hello, Proof, Refused, RefusedError, Role
+from deadpool_run.wire.auth import (
+    WRONG_TOKEN,
+    Challenge,
+    ConnectionRole,
+    GreetingRefused,
+    GreetingRefusedError,
+    Hello,
+    Proof,
+)
 
 TOKEN = b"of the job"
 LOOPBACK = "127.0.0.1"
@@ -37,7 +45,7 @@ class Door(Changes):
         self.came.append((role, sock))
         self.tell()
 
-    async def dial(self, role=Role.MEMBER, token=TOKEN):
+    async def dial(self, role=ConnectionRole.MEMBER, token=TOKEN):
         """Come as an agent does, in a thread."""
         return await asyncio.to_thread(handshake.dial, LOOPBACK, self.port, role, token, BOUND_S)
 
@@ -79,7 +87,7 @@ def rest_of(sock):
     return words
 
 
-@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("role", list(ConnectionRole))
 def test_who_has_the_token_is_let_in_for_what_it_wants(role):
     async def main(door):
         with await door.dial(role) as mine:
@@ -95,7 +103,7 @@ def test_who_has_the_token_is_let_in_for_what_it_wants(role):
 
 def test_who_has_another_token_is_told_so_and_not_let_in():
     async def main(door):
-        with pytest.raises(RefusedError, match=WRONG_TOKEN):
+        with pytest.raises(GreetingRefusedError, match=WRONG_TOKEN):
             await door.dial(token=b"another")
         with await door.dial():
             await door.until(lambda: door.came)
@@ -107,11 +115,11 @@ def test_who_has_another_token_is_told_so_and_not_let_in():
 def test_a_stranger_hears_a_challenge_and_a_refusal_and_no_more():
     async def main(door):
         with door.connect() as sock:
-            sock.sendall(auth.encode(Hello(auth.VERSION, Role.VAULT, "00")) + auth.encode(Proof("00")))
+            sock.sendall(auth.encode(Hello(auth.VERSION, ConnectionRole.VAULT, "00")) + auth.encode(Proof("00")))
             sock.sendall(b"give me everything")
             challenge, refused = await asyncio.to_thread(rest_of, sock)
         assert isinstance(challenge, Challenge)
-        assert refused == Refused(WRONG_TOKEN)
+        assert refused == GreetingRefused(WRONG_TOKEN)
         assert not door.came
 
     run(main)
@@ -203,7 +211,7 @@ def test_where_no_descriptor_is_free_one_waits_until_there_is():
 
 
 def _greet(sock):
-    caller = auth.Caller(TOKEN, Role.MEMBER)
+    caller = auth.Caller(TOKEN, ConnectionRole.MEMBER)
     sock.sendall(auth.encode(caller.hello))
     while True:
         (length,) = struct.unpack(">I", sock.recv(4, socket.MSG_WAITALL))
@@ -260,7 +268,7 @@ def test_one_that_is_let_in_after_the_end_is_hung_up_on():
         door.server.close()
         greeting = threading.Thread(target=list)
         greeting.start()
-        door.server._greeted(greeting, Role.MEMBER, theirs)
+        door.server._greeted(greeting, ConnectionRole.MEMBER, theirs)
         assert mine.recv(1) == b""
         assert not door.came
         mine.close()

@@ -9,15 +9,15 @@ import pytest
 from kit.ends import LOOPBACK, Changes, End, listening, within_bound
 
 from deadpool_run.agent.cluster import participation
-from deadpool_run.agent.cluster.follower import Limbo
-from deadpool_run.agent.cluster.leadership import Authority
-from deadpool_run.agent.cluster.participation import Membership
+from deadpool_run.agent.cluster.follower import NoLeader
+from deadpool_run.agent.cluster.leadership import Leadership
+from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.core.events import NodeResynced, Place, StopRequested
 from deadpool_run.core.leadership import election
-from deadpool_run.core.leadership.electorate import Roster
+from deadpool_run.core.leadership.electorate import Configuration
 from deadpool_run.wire import peers
-from deadpool_run.wire.auth import Role
+from deadpool_run.wire.auth import ConnectionRole
 from deadpool_run.wire.peers import Peer
 
 TOKEN = b"of the job"
@@ -38,29 +38,29 @@ class Node:
         return NodeResynced("me", ())
 
 
-class Mine(Membership):
+class Mine(Participation):
     """A node that followed `old`, which is gone; only its connections are real."""
 
     def __init__(self, addresses):
         self._loop = asyncio.get_running_loop()
         self.over = self._loop.create_future()
-        self.head = None
+        self.leader = None
         self._token, self._place, self._situation = TOKEN, Place("me"), SimpleNamespace(node="me")
-        self._follower, self._limbo, self._foretold, self._tasks = None, Limbo(), False, set()
+        self._follower, self._no_leader, self._preemption_notice, self._tasks = None, NoLeader(), False, set()
         self._replicator = SimpleNamespace(tell_all=lambda: None)
-        self.node = Node(self._limbo)
-        rosters = (Roster(1, "old", ("old", *addresses, "me")),)
-        agent = election.follower("me", T, 0, rosters, self._loop.time())
-        self._authority = Authority(agent, addresses, self, TOKEN)
+        self.node = Node(self._no_leader)
+        configurations = (Configuration(1, "old", ("old", *addresses, "me")),)
+        agent = election.follower("me", T, 0, configurations, self._loop.time())
+        self._leadership = Leadership(agent, addresses, self, TOKEN)
 
     def hear_claim(self, agents):
-        self._authority.hear_claim(agents)
+        self._leadership.hear_claim(agents)
 
     async def close(self):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._authority.close()
+        self._leadership.close()
         if self._follower is not None:
             self._follower.close()
 
@@ -75,7 +75,7 @@ class Other(Changes):
         self.peer = Peer(name, LOOPBACK, self.server.port)
 
     def _come(self, role, sock):
-        assert role is Role.MEMBER
+        assert role is ConnectionRole.MEMBER
         self.came.append((asyncio.get_running_loop().time(), End(sock)))
         self.greet(self.came[-1][1])
         self.tell()
@@ -86,8 +86,10 @@ class Other(Changes):
             end.close()
 
 
-def agents(term, head, *others):
-    return peers.Agents(term, (peers.Roster(term + 1, head.name, (*(each.peer for each in (head, *others)), ME)),))
+def agents(term, leader, *others):
+    return peers.Agents(
+        term, (peers.ConfigurationMessage(term + 1, leader.name, (*(each.peer for each in (leader, *others)), ME)),)
+    )
 
 
 ME = Peer("me", LOOPBACK, 1)
@@ -119,7 +121,7 @@ def test_one_that_leads_no_longer_names_who_does_and_that_one_is_followed():
         rejoin, wish = await end.hears(2)
         assert rejoin == peers.Rejoin("me", Place("me"), rejoin.found)
         assert wish.event["signal"] == 15, "what the user wants has reached who leads"
-        assert (mine._authority.agent.term, mine._authority.head) == (2, later.peer)
+        assert (mine._leadership.agent.term, mine._leadership.leader) == (2, later.peer)
         assert mine.node.above is mine._follower
         assert mine._follower.was_answered
         assert not mine.over.done()
@@ -137,7 +139,7 @@ def test_an_agents_outdated_word_is_not_followed():
         mine.hear_claim(agents(1, claimed))
         await claimed.until(lambda: len(claimed.came) > 2)  # it is asked again: it may lead soon
         assert not before.came
-        assert mine._authority.agent.term == 1
+        assert mine._leadership.agent.term == 1
         await mine.close()
 
     run(main)

@@ -13,7 +13,7 @@ from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.cluster.rendezvous import Found, Founder, Over, dial, find
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.errors import UsageError
-from deadpool_run.wire.auth import Role
+from deadpool_run.wire.auth import ConnectionRole
 
 LOOPBACK = "127.0.0.1"
 TOKEN = b"of the job"
@@ -67,7 +67,7 @@ def test_the_first_founds_the_job_and_the_others_find_it():
                     assert found.address == LOOPBACK
                     assert found.listener.getsockname()[0] == LOOPBACK
             await led.until(lambda: len(led.came) == 2)
-            assert [role for role, _ in led.came] == [Role.MEMBER] * 2
+            assert [role for role, _ in led.came] == [ConnectionRole.MEMBER] * 2
 
     within_bound(main())
 
@@ -137,7 +137,7 @@ def test_another_token_is_told_to_the_user_with_advice():
             assert f"{LOOPBACK}:{port} refused this node" in first
             assert "--token-file" in last
             with pytest.raises(ConnectionRefusedError) as refused:
-                await asyncio.to_thread(dial, Role.VAULT, LOOPBACK, port, b"another")
+                await asyncio.to_thread(dial, ConnectionRole.VAULT, LOOPBACK, port, b"another")
             assert refused.value.errno == errno.ECONNREFUSED
             assert not led.came
 
@@ -148,9 +148,9 @@ def test_a_vault_is_reached_through_the_same_port():
     async def main():
         port = free_port()
         with closing(Led(await find(cluster(port), never(), may_found=True, timeout_s=LONG_S))) as led:
-            with await asyncio.to_thread(dial, Role.VAULT, LOOPBACK, port, TOKEN):
+            with await asyncio.to_thread(dial, ConnectionRole.VAULT, LOOPBACK, port, TOKEN):
                 await led.until(lambda: led.came)
-            assert led.came[0][0] is Role.VAULT
+            assert led.came[0][0] is ConnectionRole.VAULT
 
     within_bound(main())
 

@@ -10,7 +10,7 @@ from net.test_rendezvous import LONG_S, TOKEN, Led, free_port, never
 
 from deadpool_run.agent.cluster import leader_file, rendezvous
 from deadpool_run.agent.cluster.rendezvous import Found, Founder, Over, find
-from deadpool_run.agent.cluster.shared_folder import End, Head, Meeting
+from deadpool_run.agent.cluster.shared_folder import LeaderRecord, RunEnd, SharedFolder
 from deadpool_run.agent.spec import Cluster
 
 
@@ -49,7 +49,7 @@ def test_who_took_over_is_found_though_the_first_is_gone(tmp_path):
         first = await look(tmp_path / "m")
         first.listener.close()
         second = Founder("127.0.0.1", socket.create_server(("127.0.0.1", 0)))
-        Meeting(tmp_path / "m").claim(Head(1, "127.0.0.1", second.listener.getsockname()[1]))
+        SharedFolder(tmp_path / "m").claim(LeaderRecord(1, "127.0.0.1", second.listener.getsockname()[1]))
         with closing(Led(second)) as led:
             let_go(await look(tmp_path / "m", may_found=False))
             await led.until(lambda: led.came)
@@ -60,7 +60,7 @@ def test_who_took_over_is_found_though_the_first_is_gone(tmp_path):
 def test_a_run_that_is_over_is_not_begun_again(tmp_path):
     async def main():
         (await look(tmp_path / "m")).listener.close()
-        Meeting(tmp_path / "m").close(End(3, "rank 1 failed"))
+        SharedFolder(tmp_path / "m").close(RunEnd(3, "rank 1 failed"))
         assert await look(tmp_path / "m") == Over(3, "this run is over: rank 1 failed")
 
     within_bound(main())
@@ -69,11 +69,11 @@ def test_a_run_that_is_over_is_not_begun_again(tmp_path):
 def test_a_run_that_is_to_be_queued_again_is_founded_again(tmp_path):
     async def main():
         (await look(tmp_path / "m")).listener.close()
-        Meeting(tmp_path / "m").leave()
+        SharedFolder(tmp_path / "m").leave()
         again = await look(tmp_path / "m")
         again.listener.close()
         assert again.term == 2
-        assert Meeting(tmp_path / "m").head().founded == 2
+        assert SharedFolder(tmp_path / "m").leader().founded == 2
 
     within_bound(main())
 
@@ -93,7 +93,7 @@ def test_a_job_that_nobody_takes_over_is_founded_again_but_not_by_one_that_was_i
     within_bound(main())
 
 
-def test_a_head_is_not_taken_for_abandoned_at_once(tmp_path):
+def test_a_leader_is_not_taken_for_abandoned_at_once(tmp_path):
     async def main():
         (await look(tmp_path / "m")).listener.close()
         gave_up = await look(tmp_path / "m", timeout_s=0.5)
@@ -121,8 +121,8 @@ def test_one_that_was_in_the_job_asks_who_leads_it_by_what_the_run_directory_say
         later = Founder("127.0.0.1", socket.create_server(("127.0.0.1", 0)))
         port = later.listener.getsockname()[1]
         if told:
-            leader_file.write(tmp_path, leader_file.Whereabouts(2, "n3", "here", "127.0.0.1", port, str(tmp_path)))
-            old = leader_file.Whereabouts(1, "n2", "here", "127.0.0.1", 1, str(tmp_path))
+            leader_file.write(tmp_path, leader_file.LeaderFile(2, "n3", "here", "127.0.0.1", port, str(tmp_path)))
+            old = leader_file.LeaderFile(1, "n2", "here", "127.0.0.1", 1, str(tmp_path))
             leader_file.write(tmp_path, old)  # which comes late, and does not count
         where = Cluster(endpoints=(("127.0.0.1", free_port()),), token=TOKEN, node_name="n")
         with closing(Led(later)):
@@ -137,7 +137,7 @@ def test_one_that_was_in_the_job_asks_who_leads_it_by_what_the_run_directory_say
 
 def test_what_is_torn_or_foreign_in_the_run_directory_is_nothing(tmp_path):
     for text in ("", "{", "[]", '{"term": 1}', '{"term": "x", "port": 1}'):
-        (tmp_path / "head.json").write_text(text)
+        (tmp_path / "leader.json").write_text(text)
         assert leader_file.read(tmp_path) is None
 
 

@@ -39,9 +39,9 @@ def job(fleet):
 
 @pytest.mark.slow
 def test_every_host_shows_the_whole_job(job):
-    head, other = status(job, 0), status(job, 2)
-    assert other["coordinator"] == head["coordinator"] == {"node": "h0", "term": 0}
-    assert [node["node"] for node in other["nodes"]] == [node["node"] for node in head["nodes"]]
+    leader, other = status(job, 0), status(job, 2)
+    assert other["coordinator"] == leader["coordinator"] == {"node": "h0", "term": 0}
+    assert [node["node"] for node in other["nodes"]] == [node["node"] for node in leader["nodes"]]
     by_name = {node["node"]: node for node in other["nodes"]}
     assert by_name.keys() == {"h0", "h1", "h2", "h3"}
     assert sorted(rank for node in by_name.values() for rank in node["ranks"]) == list(range(6))
@@ -58,7 +58,7 @@ def test_every_host_shows_the_whole_job(job):
 
 
 def test_a_rank_is_killed_from_another_host(job):
-    """It is one of the leading host, where each sign of life of the newcomer's shows what the newcomer has: nothing yet."""
+    """It is one of the leading host, where each sign of life of the replacement's shows what the replacement has: nothing yet."""
     rank = next(rank for rank in range(6) if job.host_of(rank) == 0)
     pids = job.account.pids(rank)
     killed = deadpool(job, 3, "kill-rank", str(rank))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from kit.ends import Changes, End, within_bound
 
-from deadpool_run.agent.cluster.followers import Assembly
+from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import coordinator
@@ -39,38 +39,38 @@ class Performer:
 
 
 def lead():
-    agent = election.first_head("head", 1000.0, 0.0)
-    authority = SimpleNamespace(agent=agent, pulse=lambda: peers.Pulse(0, 0.0, 1, 1))
+    agent = election.first_leader("leader", 1000.0, 0.0)
+    leadership = SimpleNamespace(agent=agent, heartbeat=lambda: peers.Heartbeat(0, 0.0, 1, 1))
     assert isinstance(agent, electorate.Agent)
-    head = Head()
-    return head, Assembly(head, authority, 1)
+    leader = Head()
+    return leader, Followers(leader, leadership, 1)
 
 
 def test_losses_of_one_turn_of_the_loop_are_one_fact():
     async def main():
-        head, assembly = lead()
+        leader, followers = lead()
         for node in ("n1", "n2", "n3"):
-            assembly.lose(node, "its agent ended")
-        assert head.told == []
+            followers.lose(node, "its agent ended")
+        assert leader.told == []
         await asyncio.sleep(0)
-        assert head.told == [ev.NodesLost(tuple(ev.NodeLost(node, "its agent ended") for node in ("n1", "n2", "n3")))]
-        assembly.lose("n4", "it is silent")
+        assert leader.told == [ev.NodesLost(tuple(ev.NodeLost(node, "its agent ended") for node in ("n1", "n2", "n3")))]
+        followers.lose("n4", "it is silent")
         await asyncio.sleep(0)
-        assert head.told[1:] == [ev.NodeLost("n4", "it is silent")]
+        assert leader.told[1:] == [ev.NodeLost("n4", "it is silent")]
         await asyncio.sleep(0)
-        assert len(head.told) == 2
-        await assembly.end(peers.End(0, ""))
+        assert len(leader.told) == 2
+        await followers.end(peers.End(0, ""))
 
     within_bound(main())
 
 
-def test_nodes_that_come_while_a_change_of_the_roster_is_not_known_yet_are_taken_in_together():
-    class Watched(Changes, Assembly):
+def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_are_taken_in_together():
+    class Watched(Changes, Followers):
         """Tells who has come."""
 
         def __init__(self, *args):
             Changes.__init__(self)
-            Assembly.__init__(self, *args)
+            Followers.__init__(self, *args)
             self.came = []
 
         def joins(self, node, join):
@@ -82,11 +82,11 @@ def test_nodes_that_come_while_a_change_of_the_roster_is_not_known_yet_are_taken
         """Keeps who is to count, and shares at once."""
 
         def __init__(self):
-            self.agent = election.first_head("head", 1000.0, 0.0)
+            self.agent = election.first_leader("leader", 1000.0, 0.0)
             self.known = []
 
-        def pulse(self):
-            return peers.Pulse(0, 0.0, 1, 1)
+        def heartbeat(self):
+            return peers.Heartbeat(0, 0.0, 1, 1)
 
         def know(self, peer):
             self.known.append(peer.node)
@@ -94,39 +94,41 @@ def test_nodes_that_come_while_a_change_of_the_roster_is_not_known_yet_are_taken
         def hear(self, event):
             self.agent, outputs = election.step(self.agent, event, 1.0)
             for output in outputs:
-                assembly.share(peers.Agents(0, tuple(peers.Roster(r.number, r.head, ()) for r in output.rosters)))
+                followers.share(
+                    peers.Agents(0, tuple(peers.ConfigurationMessage(r.number, r.leader, ()) for r in output.configurations))
+                )
 
     async def main():
-        nonlocal assembly
-        head, authority = Head(), Authority()
-        head.welcome = lambda node: (peers.Joined(node, "id", "name", {}, {}),)
-        assembly = Watched(head, authority, 2)
+        nonlocal followers
+        leader, leadership = Head(), Authority()
+        leader.welcome = lambda node: (peers.Joined(node, "id", "name", {}, {}),)
+        followers = Watched(leader, leadership, 2)
         ends = []
 
         async def join(*names):
             for name in names:
                 ours, theirs = socket.socketpair()
-                assembly.accept(ours)
+                followers.accept(ours)
                 ends.append(End(theirs))
                 ends[-1].send(peers.Join(ev.Place(name), 2))
-            await assembly.until(lambda: len(assembly.came) == len(ends))
+            await followers.until(lambda: len(followers.came) == len(ends))
             await asyncio.sleep(0)  # which is when those are taken in that may be
 
         await join("a")
         await join("b")
-        assert [len(roster.agents) for roster in authority.agent.rosters] == [2, 3]
+        assert [len(configuration.agents) for configuration in leadership.agent.configurations] == [2, 3]
         await join("c", "d")
-        assert [event.node for event in head.told] == authority.known == ["a", "b"]
-        authority.hear(electorate.HeardFromAgent("a", 0, 1.0, authority.agent.roster.number))
+        assert [event.node for event in leader.told] == leadership.known == ["a", "b"]
+        leadership.hear(electorate.HeardFromAgent("a", 0, 1.0, leadership.agent.configuration.number))
         await asyncio.sleep(0)
-        assert [event.node for event in head.told] == authority.known == ["a", "b", "c", "d"]
-        assert [len(roster.agents) for roster in authority.agent.rosters] == [3, 5]
+        assert [event.node for event in leader.told] == leadership.known == ["a", "b", "c", "d"]
+        assert [len(configuration.agents) for configuration in leadership.agent.configurations] == [3, 5]
         assert await ends[3].hears(1) == [peers.Joined("d", "id", "name", {}, {})]
-        await assembly.end(peers.End(0, ""))
+        await followers.end(peers.End(0, ""))
         for end in ends:
             end.close()
 
-    assembly = None
+    followers = None
     within_bound(main())
 
 

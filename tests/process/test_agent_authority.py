@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from deadpool_run.agent.cluster.leadership import Authority
+from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.core.leadership import election
 from deadpool_run.core.leadership import electorate as el
 from deadpool_run.ids import NodeId
@@ -37,42 +37,42 @@ def body():
     return Body()
 
 
-def authority(agent, body):
-    return Authority(agent, {}, body, b"token")
+def leadership(agent, body):
+    return Leadership(agent, {}, body, b"token")
 
 
-def answer(node, head, sent_at):
-    return el.HeardFromAgent(NodeId(node), 0, sent_at, head.agent.roster.number)
+def answer(node, leader, sent_at):
+    return el.HeardFromAgent(NodeId(node), 0, sent_at, leader.agent.configuration.number)
 
 
 @in_loop
-async def test_a_heads_answers_are_looked_at_together_and_before_anything_else(body):
+async def test_a_leaders_answers_are_looked_at_together_and_before_anything_else(body):
     now = asyncio.get_running_loop().time()
-    head = authority(election.first_head(NodeId("h"), LONG_S, now), body)
+    leader = leadership(election.first_leader(NodeId("h"), LONG_S, now), body)
     for node in ("a", "b"):
-        head.hear(el.AgentsJoined((NodeId(node),)))
+        leader.hear(el.AgentsJoined((NodeId(node),)))
     body.shared.clear()
     for node in ("a", "b"):
-        head.answered(answer(node, head, now))
-    await body.shared.wait()  # of a roster that has changed it is found at once that all know it
-    assert len(head.agent.rosters) == 1
+        leader.answered(answer(node, leader, now))
+    await body.shared.wait()  # of a configuration that has changed it is found at once that all know it
+    assert len(leader.agent.configurations) == 1
     for node in ("a", "b"):
-        head.answered(answer(node, head, now + 5))
-    assert max(head.agent.answers.values()) < now + 5, "there is time"
-    head.hear(el.Tick())
-    assert head.agent.answers == {"a": now + 5, "b": now + 5}
-    head.close()
+        leader.answered(answer(node, leader, now + 5))
+    assert max(leader.agent.answers.values()) < now + 5, "there is time"
+    leader.hear(el.Tick())
+    assert leader.agent.answers == {"a": now + 5, "b": now + 5}
+    leader.close()
 
 
 @in_loop
 async def test_a_candidate_looks_at_each_answer_at_once(body):
     now = asyncio.get_running_loop().time()
-    roster = el.Roster(1, NodeId("h"), (NodeId("h"), NodeId("a"), NodeId("b")))
-    agent = election.follower(NodeId("a"), LONG_S, 0, (roster,), now)
-    follower = authority(agent, body)
+    configuration = el.Configuration(1, NodeId("h"), (NodeId("h"), NodeId("a"), NodeId("b")))
+    agent = election.follower(NodeId("a"), LONG_S, 0, (configuration,), now)
+    follower = leadership(agent, body)
     follower.hear(el.LogFollowed(el.LogIndex(0, 1)))
     follower.hear(el.LinkBroken(closed=True))
-    assert follower.agent.role is el.Role.CANDIDATE
-    follower.answered(el.HeardFromAgent(NodeId("b"), follower.agent.bid, now, 1))
+    assert follower.agent.role is el.ElectionRole.CANDIDATE
+    follower.answered(el.HeardFromAgent(NodeId("b"), follower.agent.candidate_term, now, 1))
     assert follower.agent.answers == {"b": now}
     follower.close()

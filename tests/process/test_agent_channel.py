@@ -13,7 +13,7 @@ from kit.orders import assign
 
 from deadpool_run.agent.processes import children, worker_channel
 from deadpool_run.agent.processes.children import Exit, Process
-from deadpool_run.agent.processes.worker_channel import Channel
+from deadpool_run.agent.processes.worker_channel import WorkerChannel
 from deadpool_run.wire.messages import Abort, FrameBuffer, Raised, Ready, encode
 
 TIMEOUT_S = 10
@@ -40,7 +40,7 @@ class Peer:
         self.sock.settimeout(TIMEOUT_S)
         self.heard = asyncio.Queue()
         self.broken = []
-        self.channel = Channel(ours, self.heard.put_nowait, self.broken.append)
+        self.channel = WorkerChannel(ours, self.heard.put_nowait, self.broken.append)
 
     def __enter__(self):
         return self

@@ -6,20 +6,20 @@ from types import SimpleNamespace
 import pytest
 
 from deadpool_run.agent.checkpoint import durable
-from deadpool_run.agent.checkpoint.durable_head import DurableHead, Nodes
-from deadpool_run.agent.checkpoint.participant import Share
+from deadpool_run.agent.checkpoint.durable_leader import CheckpointNodes, DurableLeader
+from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.core.state import Seat, State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import Rank
-from deadpool_run.vault.checkpoint_format import Step
+from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
 from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, StepTaken
 
 HOMES = {"a": (0, 1), "b": (2,), "spare": ()}
-STEPS = [step.value for step in Step]
+STEPS = [step.value for step in CheckpointStep]
 
 
 class Checkpointers:
@@ -44,18 +44,18 @@ class Job:
         self.state = State(JobPhase.RUNNING, 1, seats, nodes=dict.fromkeys(HOMES))
         self.told, self.said, self.left, self.published, self.lost = [], [], 0, [], []
         self.vault, self.checkpointers = vault, Checkpointers()
-        self.head = DurableHead(
+        self.leader = DurableLeader(
             DurableSpec(target="/kept", **({"every_steps": 4} | spec)),
             run="run",
             checkpointers=self.checkpointers,
             vault=vault,
-            nodes=Nodes(
+            nodes=CheckpointNodes(
                 "spare",
                 lambda: self.state,
                 lambda node, message: self.told.append((node, message)),
                 self.published.append,
             ),
-            job=durable.Job(say=self.said.append, lost=self.lost.append, leave=self.leave),
+            job=durable.CheckpointJob(say=self.said.append, lost=self.lost.append, leave=self.leave),
             known=known,
         )
 
@@ -63,8 +63,8 @@ class Job:
         self.left += 1
 
     def commit(self, version):
-        self.vault.board.tell(version, ())
-        self.head.look()
+        self.vault.status_page.tell(version, ())
+        self.leader.look()
 
     def news(self):
         told, self.told = self.told, []
@@ -77,7 +77,7 @@ class Job:
         for node, message in told:
             failure = "no space" if node == failing else ""
             where = "/kept/it" if step == "complete" else ""
-            self.head.saved(node, peers.Saved(message.attempt, step, failure, where, 1000))
+            self.leader.saved(node, peers.Saved(message.attempt, step, failure, where, 1000))
         return step, {node for node, _ in told}
 
 
@@ -115,7 +115,7 @@ def test_every_node_takes_every_step_before_the_next(vault):
 def test_the_version_is_the_newest_when_all_are_ready_to_copy_it(vault):
     job = Job(vault)
     job.commit(4)
-    vault.board.tell(6, ())
+    vault.status_page.tell(6, ())
     job.take()
     orders = dict(job.told)
     assert {order.version for order in orders.values()} == {6}
@@ -132,10 +132,10 @@ def test_a_step_is_not_begun_while_one_node_has_not_taken_the_last(vault):
     job = Job(vault)
     job.commit(4)
     (_, first), (_, second), _ = job.news()
-    job.head.saved("a", peers.Saved(first.attempt, "prepare", "", "", 0))
-    job.head.saved("a", peers.Saved(first.attempt, "prepare", "", "", 0))
-    job.head.saved("b", peers.Saved("another", "prepare", "", "", 0))
-    job.head.saved("b", peers.Saved(second.attempt, "prepare", "", "", 0))
+    job.leader.saved("a", peers.Saved(first.attempt, "prepare", "", "", 0))
+    job.leader.saved("a", peers.Saved(first.attempt, "prepare", "", "", 0))
+    job.leader.saved("b", peers.Saved("another", "prepare", "", "", 0))
+    job.leader.saved("b", peers.Saved(second.attempt, "prepare", "", "", 0))
     assert not job.news()
 
 
@@ -148,7 +148,7 @@ def test_a_node_that_is_lost_makes_it_void_and_the_next_has_a_later_version(vaul
         for _ in range(at):
             job.take()
         job.news()
-        job.head.node_lost("b")
+        job.leader.node_lost("b")
         assert {node for node, message in job.news() if isinstance(message, peers.Void)} == set(HOMES)
         job.state = State(JobPhase.REPAIRING, 1, job.state.seats, nodes=dict.fromkeys(HOMES))
         job.commit(5)
@@ -167,24 +167,24 @@ def test_a_roll_back_voids_what_was_not_copied_yet_and_nothing_else(vault):
     job = Job(vault)
     job.commit(4)
     job.take()
-    job.head.new_life()
+    job.leader.new_timeline()
     assert {type(message) for _, message in job.news()} == {peers.Save, peers.Void}
     job.commit(4)
     job.take(), job.take()
-    job.head.new_life()
+    job.leader.new_timeline()
     assert job.take()[0] == "survey"
 
 
 @in_loop
-def test_what_cannot_be_written_is_said_and_a_foretold_end_does_not_come(vault):
+def test_what_cannot_be_written_is_said_and_a_preemption_notice_end_does_not_come(vault):
     job = Job(vault, every_steps=None, every_s=3600.0)
     job.commit(4)
-    job.head.foretold()
+    job.leader.preemption_notice()
     job.take(), job.take()
     job.take(failing="b")
     assert job.said[-1] == "no durable checkpoint could be written: node b: no space"
     assert not job.left
-    job.head.foretold()
+    job.leader.preemption_notice()
     for _ in STEPS:
         job.take()
     assert job.left == 1
@@ -194,60 +194,60 @@ def test_what_cannot_be_written_is_said_and_a_foretold_end_does_not_come(vault):
 def test_a_version_that_is_gone_leads_to_another_and_a_copy_that_fails_is_said(vault):
     job = Job(vault, every_steps=None, every_s=3600.0)
     job.commit(4)
-    job.head.foretold()
+    job.leader.preemption_notice()
     job.take()
     (_, copy), *_ = job.news()
-    job.head.saved("a", peers.Saved(copy.attempt, copy.step, "version 4 is not held", "", 0, again=True))
+    job.leader.saved("a", peers.Saved(copy.attempt, copy.step, "version 4 is not held", "", 0, again=True))
     assert not [word for word in job.said if "no durable checkpoint" in word]
     job.news()
-    job.head.look()
+    job.leader.look()
     job.take()
     job.take(failing="b")
     assert job.said[-1] == "no durable checkpoint could be written: node b: no space"
 
 
 @in_loop
-def test_a_foretold_end_comes_at_once_if_nothing_is_new(vault):
+def test_a_preemption_notice_end_comes_at_once_if_nothing_is_new(vault):
     job = Job(vault, known=peers.Durable(4, "/kept/it", "2026-01-01T00:00:00+00:00"))
     job.commit(4)
-    job.head.foretold()
+    job.leader.preemption_notice()
     assert job.left == 1
 
 
 @in_loop
-def test_a_foretold_end_of_a_job_that_is_being_stopped_is_not_asked_for_again(vault):
+def test_a_preemption_notice_end_of_a_job_that_is_being_stopped_is_not_asked_for_again(vault):
     job = Job(vault, every_steps=None, every_s=3600.0)
     job.state = State(JobPhase.STOPPING, 1, job.state.seats, nodes=dict.fromkeys(HOMES))
     job.commit(4)
-    job.head.foretold()
+    job.leader.preemption_notice()
     assert (job.news(), job.left) == ([], 0)
 
 
 @in_loop
-def test_a_foretold_end_waits_for_a_repair(vault):
+def test_a_preemption_notice_end_waits_for_a_repair(vault):
     job = Job(vault, every_steps=None, every_s=3600.0)
     seats = job.state.seats
     job.state = State(JobPhase.REPAIRING, 1, seats, nodes=dict.fromkeys(HOMES))
     job.commit(4)
-    job.head.foretold()
+    job.leader.preemption_notice()
     assert not job.news()
     assert not job.left
     job.state = State(JobPhase.RUNNING, 1, seats, nodes=dict.fromkeys(HOMES))
-    job.head.decided()
+    job.leader.decided()
     for _ in STEPS:
         job.take()
     assert job.left == 1
 
 
 @pytest.mark.parametrize("phase", [JobPhase.REPAIRING, JobPhase.RUNNING])
-def test_a_foretold_end_waits_until_it_is_known_what_is_committed(vault, phase):
+def test_a_preemption_notice_end_waits_until_it_is_known_what_is_committed(vault, phase):
     @in_loop
     def check(vault):
         job = Job(vault, every_steps=None, every_s=3600.0)
         seats = job.state.seats
         job.state = State(phase, 1, seats, nodes=dict.fromkeys(HOMES))
-        job.head.foretold()
-        job.head.decided()
+        job.leader.preemption_notice()
+        job.leader.decided()
         assert (job.news(), job.left) == ([], 0)
         job.state = State(JobPhase.RUNNING, 1, seats, nodes=dict.fromkeys(HOMES))
         job.commit(4)
@@ -265,16 +265,16 @@ def test_the_next_coordinator_goes_on_from_what_is_known(vault):
     assert not job.news()
     job.commit(12)
     assert job.take()[0] == "prepare"
-    assert job.head.report()["version"] == 8
+    assert job.leader.report()["version"] == 8
 
 
 @in_loop
 def test_a_world_begins_when_every_node_has_loaded_and_all_the_same(vault):
     job, called = Job(vault), []
-    job.head.begin()
+    job.leader.begin()
     for node, ranks in HOMES.items():
         for rank in ranks:
-            job.head.seat(node, rank, lambda rank=rank: called.append(rank))
+            job.leader.seat(node, rank, lambda rank=rank: called.append(rank))
     for where in ("/kept/step-8", "/kept/step-4"):
         job.checkpointers.heard(CheckpointLoaded(int(where[-1]), where, "2026-01-01T00:00:00+00:00", []))
         orders = dict(job.news())
@@ -282,18 +282,18 @@ def test_a_world_begins_when_every_node_has_loaded_and_all_the_same(vault):
             "a": ((0, 1), where),
             "b": ((2,), where),
         }
-        job.head.loaded("a", peers.Loaded(orders["a"].attempt, ""))
+        job.leader.loaded("a", peers.Loaded(orders["a"].attempt, ""))
         assert not called
-        job.head.loaded("b", peers.Loaded(orders["b"].attempt, "damaged" if where[-1] == "8" else ""))
+        job.leader.loaded("b", peers.Loaded(orders["b"].attempt, "damaged" if where[-1] == "8" else ""))
     assert job.checkpointers.asked[-1].but == ["/kept/step-8"]
     assert called == [0, 1, 2]
-    assert job.head.newest.version == 4
+    assert job.leader.newest.version == 4
 
 
 @in_loop
 def test_a_node_keeps_the_version_until_it_is_copied_or_void(vault):
     checkpointers, answers = Checkpointers(), []
-    share = Share(checkpointers, vault, "run", answers.append, lambda *_: None)
+    share = CheckpointParticipant(checkpointers, vault, "run", answers.append, lambda *_: None)
 
     def save(step, attempt="one"):
         share.save(peers.Save(attempt, step, (0, 1), (0,), "/kept", 7, 2, leads=False))
@@ -301,13 +301,13 @@ def test_a_node_keeps_the_version_until_it_is_copied_or_void(vault):
     save("prepare")
     assert checkpointers.ranks == (0, 1)
     checkpointers.heard(StepTaken("prepare", "", 0))
-    assert vault.board.kept == EMPTY
+    assert vault.status_page.kept == EMPTY
     save("copy")
-    assert vault.board.kept == 7
+    assert vault.status_page.kept == 7
     share.void("another")
-    assert vault.board.kept == 7
+    assert vault.status_page.kept == 7
     share.void("one")
-    assert (vault.board.kept, checkpointers.killed) == (EMPTY, 1)
+    assert (vault.status_page.kept, checkpointers.killed) == (EMPTY, 1)
     save("survey")
     assert answers[-1].failure == "this node has given it up"
 
@@ -315,13 +315,13 @@ def test_a_node_keeps_the_version_until_it_is_copied_or_void(vault):
 @in_loop
 def test_a_node_tells_that_it_holds_a_version_only_when_ranks_are_given_away(vault):
     checkpointers, answers, held = Checkpointers(), [], []
-    share = Share(checkpointers, vault, "run", answers.append, lambda *what: held.append(what))
+    share = CheckpointParticipant(checkpointers, vault, "run", answers.append, lambda *what: held.append(what))
     share.load(peers.Load("one", (0,), "/kept/step-8", 8))
     checkpointers.heard(CheckpointFailed("damaged"))
     assert (answers[-1], share.resume) == (peers.Loaded("one", "damaged"), -1)
     share.load(peers.Load("two", (0,), "/kept/step-4", 4))
     checkpointers.heard(CheckpointLoaded(4, "/kept/step-4", "", []))
     assert (answers[-1], share.resume, held) == (peers.Loaded("two", ""), 4, [])
-    assert vault.board.cells[0].slots == (EMPTY, EMPTY)
+    assert vault.status_page.rank_entries[0].slots == (EMPTY, EMPTY)
     share.seated(Rank(0))
-    assert (vault.board.cells[0].slots, held) == ((4, EMPTY), [(0, 4)])
+    assert (vault.status_page.rank_entries[0].slots, held) == ((4, EMPTY), [(0, 4)])

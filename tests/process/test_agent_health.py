@@ -8,7 +8,16 @@ import sys
 
 import pytest
 
-from deadpool_run.agent.node.hang_detector import LOOKS, Health, Sight, Stillness, is_stopped, judge, looked, sights_of
+from deadpool_run.agent.node.hang_detector import (
+    LOOKS,
+    HangDetector,
+    RankSight,
+    Stillness,
+    is_stopped,
+    judge,
+    looked,
+    sights_of,
+)
 from deadpool_run.core import coordinator
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import KillWorker
@@ -16,7 +25,7 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.core.timers import UNWIND_S
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import Epoch, Rank, Version, WorkerId
-from deadpool_run.vault.status_page import Board, Phase, create_board
+from deadpool_run.vault.status_page import Phase, StatusPage, create_status_page
 
 SETTINGS = Settings(world_size=3)
 
@@ -26,7 +35,7 @@ def see(rank, text):
     where, _, phase = text.partition(" ")
     completed, _, counts = where.partition(":")
     issued, waited = map(int, counts.split("/"))
-    return Sight(Rank(rank), WorkerId(10 + rank), 1, Phase[phase or "STEP"], int(completed), issued, waited)
+    return RankSight(Rank(rank), WorkerId(10 + rank), 1, Phase[phase or "STEP"], int(completed), issued, waited)
 
 
 def world(*texts):
@@ -92,8 +101,8 @@ def test_another_worker_or_epoch_is_progress_and_no_sight_ends_a_stillness():
     still = looked(looked(Stillness(), (one,)), (one,))
     assert still.times == 1
     for other in (
-        Sight(one.rank, WorkerId(11), one.epoch, one.phase, one.completed, one.issued, one.waited),
-        Sight(one.rank, one.worker, 2, one.phase, one.completed, one.issued, one.waited),
+        RankSight(one.rank, WorkerId(11), one.epoch, one.phase, one.completed, one.issued, one.waited),
+        RankSight(one.rank, one.worker, 2, one.phase, one.completed, one.issued, one.waited),
     ):
         assert looked(still, (other,)).times == 0
     assert looked(looked(still, ()), ()).times == 0
@@ -103,7 +112,7 @@ def test_another_worker_or_epoch_is_progress_and_no_sight_ends_a_stillness():
 
 
 def watch(look, until, *, timeout_s=0.02):
-    """Run a `Health` on a real loop until it has told so much; return what it submitted and said."""
+    """Run a `HangDetector` on a real loop until it has told so much; return what it submitted and said."""
     told = []
 
     async def run():
@@ -115,7 +124,7 @@ def watch(look, until, *, timeout_s=0.02):
             if len(told) == until and not over.done():
                 over.set_result(None)
 
-        health = Health(timeout_s, look=look, pid=lambda _: None, submit=hear, say=hear)
+        health = HangDetector(timeout_s, look=look, pid=lambda _: None, submit=hear, say=hear)
         try:
             async with asyncio.timeout(30):
                 await over
@@ -172,7 +181,7 @@ def test_progress_between_looks_is_no_hang():
 
 def test_a_timeout_of_zero_never_looks():
     async def run():
-        health = Health(0, look=pytest.fail, pid=pytest.fail, submit=pytest.fail, say=pytest.fail)
+        health = HangDetector(0, look=pytest.fail, pid=pytest.fail, submit=pytest.fail, say=pytest.fail)
         assert health._timer is None
         health.close()
 
@@ -216,41 +225,47 @@ class Core:
 
 
 @pytest.fixture
-def board():
-    fd = create_board(3)
-    board = Board(fd, 3)
-    for cell in board.cells:
-        cell.phase, cell.epoch = Phase.STEP, 1
-    yield board
-    board.close()
+def status_page():
+    fd = create_status_page(3)
+    status_page = StatusPage(fd, 3)
+    for rank_entry in status_page.rank_entries:
+        rank_entry.phase, rank_entry.epoch = Phase.STEP, 1
+    yield status_page
+    status_page.close()
     os.close(fd)
 
 
-def test_the_board_is_judged_only_while_every_rank_is_in_its_loop(board):
+def test_the_status_page_is_judged_only_while_every_rank_is_in_its_loop(status_page):
     core = Core()
-    board.cells[1].completed, board.cells[1].issued, board.cells[1].waited = 7, 4, 3
-    assert sights_of(core.state, board)[1] == Sight(Rank(1), WorkerId(1), 1, Phase.STEP, 7, 4, 3)
-    assert sights_of(coordinator.new_state(SETTINGS), board) == ()
-    board.cells[2].phase = Phase.DRAINED  # a collective of it failed by itself: the core waits for news of a loss
-    assert sights_of(core.state, board) == ()
-    board.cells[2].phase = Phase.FINISHED
-    assert len(sights_of(core.state, board)) == 3
+    status_page.rank_entries[1].completed, status_page.rank_entries[1].issued, status_page.rank_entries[1].waited = (
+        7,
+        4,
+        3,
+    )
+    assert sights_of(core.state, status_page)[1] == RankSight(Rank(1), WorkerId(1), 1, Phase.STEP, 7, 4, 3)
+    assert sights_of(coordinator.new_state(SETTINGS), status_page) == ()
+    status_page.rank_entries[
+        2
+    ].phase = Phase.DRAINED  # a collective of it failed by itself: the core waits for news of a loss
+    assert sights_of(core.state, status_page) == ()
+    status_page.rank_entries[2].phase = Phase.FINISHED
+    assert len(sights_of(core.state, status_page)) == 3
 
 
-def test_what_is_told_of_a_hang_kills_its_worker_and_only_once(board):
+def test_what_is_told_of_a_hang_kills_its_worker_and_only_once(status_page):
     core = Core()
-    board.cells[0].issued = board.cells[2].issued = 1
-    (culprit,) = judge(sights_of(core.state, board), {}, 600).culprits
+    status_page.rank_entries[0].issued = status_page.rank_entries[2].issued = 1
+    (culprit,) = judge(sights_of(core.state, status_page), {}, 600).culprits
     (kill,) = core.tell(ev.WorkerHung(culprit.worker, "it hangs"))
     assert (kill.worker, kill.reason) == (1, "it hangs")
     assert core.tell(ev.WorkerHung(culprit.worker, "it hangs")) == []
 
 
-def test_a_rank_that_is_stopped_as_a_repair_begins_is_ended_by_the_repairs_own_timeouts(board):
+def test_a_rank_that_is_stopped_as_a_repair_begins_is_ended_by_the_repairs_own_timeouts(status_page):
     core = Core()
     core.tell(ev.WorkerExited(WorkerId(1), None, 9, (Version(5),)))
     core.tell(ev.SurvivorDrained(WorkerId(0), Epoch(2), Version(5), Version(5), (Version(5),)))
-    assert sights_of(core.state, board) == (), "not a matter of health"
+    assert sights_of(core.state, status_page) == (), "not a matter of health"
     core.now = SETTINGS.drain_timeout_s - 1
     assert core.tell(ev.TimeAdvanced()) == []
     core.now = SETTINGS.drain_timeout_s

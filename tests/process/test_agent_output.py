@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deadpool_run.agent.records import logs as output
-from deadpool_run.agent.records.logs import Output, line_prefix
+from deadpool_run.agent.records.logs import Logs, line_prefix
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode, Streams, Target
 from deadpool_run.core.settings import Settings
 
@@ -62,7 +62,7 @@ def tree(root):
 
 
 def test_by_default_nothing_is_touched(spec):
-    out = Output(spec())
+    out = Logs(spec())
     out.begin(0)
     assert out.open(0, 0) == {}
     assert out.error_file(1) == str(out.root / "attempt_0" / "1" / "error.json")
@@ -71,7 +71,7 @@ def test_by_default_nothing_is_touched(spec):
 
 
 def test_redirected_streams_are_in_torchruns_tree(spec, tmp_path):
-    out = Output(spec(log_dir=tmp_path / "logs", redirects={0: Streams.BOTH, 1: Streams.ERR}))
+    out = Logs(spec(log_dir=tmp_path / "logs", redirects={0: Streams.BOTH, 1: Streams.ERR}))
     for generation in (0, 1):
         out.begin(generation)
         write(out.open(0, 0), stdout=b"a\n", stderr=b"b\n")
@@ -84,7 +84,7 @@ def test_redirected_streams_are_in_torchruns_tree(spec, tmp_path):
 
 def test_a_tee_writes_files_and_prefixed_lines(spec, console, tmp_path):
     tee = {0: Streams.BOTH, 1: Streams.OUT}
-    out = Output(spec(log_dir=tmp_path, tee=tee, duplicate_stdout_filters=("loss",)))
+    out = Logs(spec(log_dir=tmp_path, tee=tee, duplicate_stdout_filters=("loss",)))
     out.begin(0)
     write(out.open(0, 0), stdout=b"one\nloss 2\nunended", stderr=b"warning\n")
     write(out.open(1, 1), stdout=b"loss 3\n")
@@ -109,7 +109,7 @@ def test_a_tee_writes_files_and_prefixed_lines(spec, console, tmp_path):
 
 
 def test_the_filter_hides_other_ranks_from_the_console_only(spec, console, tmp_path):
-    out = Output(spec(log_dir=tmp_path, tee={0: Streams.OUT, 1: Streams.OUT}, local_ranks_filter=frozenset({1})))
+    out = Logs(spec(log_dir=tmp_path, tee={0: Streams.OUT, 1: Streams.OUT}, local_ranks_filter=frozenset({1})))
     out.begin(0)
     hidden = out.open(0, 0)
     assert target_of(hidden["stderr"]) == os.devnull
@@ -121,14 +121,14 @@ def test_the_filter_hides_other_ranks_from_the_console_only(spec, console, tmp_p
 
 
 def test_the_file_of_filtered_lines_is_there_without_a_line(spec, tmp_path):
-    out = Output(spec(log_dir=tmp_path, duplicate_stderr_filters=("loss",)))
+    out = Logs(spec(log_dir=tmp_path, duplicate_stderr_filters=("loss",)))
     out.begin(0)
     out.close()
     assert tree(out.root) == {"attempt_0/filtered_stderr.log": b""}
 
 
 def test_without_logs_everything_goes_to_the_console(spec, tmp_path):
-    out = Output(spec(log_dir=LOGS_OFF, tee={0: Streams.OUT}, redirects={1: Streams.BOTH}))
+    out = Logs(spec(log_dir=LOGS_OFF, tee={0: Streams.OUT}, redirects={1: Streams.BOTH}))
     out.begin(0)
     assert out.open(0, 0) == out.open(1, 1) == {}
     assert (out.root, out.error_file(0)) == (None, "")
@@ -139,7 +139,7 @@ def test_a_console_that_went_away_costs_no_file(spec, monkeypatch, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     monkeypatch.setattr(output, "_STREAMS", (output._Stream("stdout", Streams.OUT, writer),))
-    out = Output(spec(log_dir=tmp_path, tee={0: Streams.OUT}))
+    out = Logs(spec(log_dir=tmp_path, tee={0: Streams.OUT}))
     out.begin(0)
     text = b"line\n" * 100_000
     fds = out.open(0, 0)
@@ -156,7 +156,7 @@ def test_a_console_that_does_not_block_loses_nothing(spec, monkeypatch, tmp_path
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     monkeypatch.setattr(output, "_STREAMS", (output._Stream("stdout", Streams.OUT, writer),))
-    out = Output(spec(log_dir=tmp_path, tee={0: Streams.OUT}))
+    out = Logs(spec(log_dir=tmp_path, tee={0: Streams.OUT}))
     out.begin(0)
     lines = [b"%06d" % number for number in range(40_000)]
     feeder = threading.Thread(target=write, args=(out.open(0, 0),), kwargs={"stdout": b"\n".join(lines) + b"\n"})

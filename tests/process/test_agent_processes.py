@@ -50,7 +50,7 @@ def exits(job):
     return [line for line in job.journal() if line.get("event", {}).get("type") == "WorkerExited"]
 
 
-@pytest.mark.parametrize(("method", "number"), [("nursery", signal.SIGKILL), ("spawn", signal.SIGSEGV)])
+@pytest.mark.parametrize(("method", "number"), [("forkserver", signal.SIGKILL), ("spawn", signal.SIGSEGV)])
 def test_a_death_is_known_at_once_and_as_what_it_was(family, method, number):
     job, started = family(method)
     killed = time.monotonic()
@@ -63,7 +63,7 @@ def test_a_death_is_known_at_once_and_as_what_it_was(family, method, number):
     job.check_nothing_left()
 
 
-@pytest.mark.parametrize("method", ["nursery", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_worker_whose_agent_was_killed_leaves_no_family(family, method):
     job, started = family(method, spares=1)
     job.signal_agent(signal.SIGKILL)
@@ -74,22 +74,22 @@ def test_a_worker_whose_agent_was_killed_leaves_no_family(family, method):
 
 def test_workers_need_nobody_to_die_with_their_agent(family):
     job, started = family(spares=1)
-    nursery = nursery_of(job, started)
-    os.kill(nursery, signal.SIGSTOP)
+    forkserver = forkserver_of(job, started)
+    os.kill(forkserver, signal.SIGSTOP)
     job.signal_agent(signal.SIGKILL)
     assert job.wait_exit() == -signal.SIGKILL
     assert all(wait_dead(rank["pid"]) for rank in started)
-    os.kill(nursery, signal.SIGCONT)
+    os.kill(forkserver, signal.SIGCONT)
     assert all(wait_dead(rank[kin]) for rank in started for kin in ("near", "far"))
     assert not wait_gone(job.mark, 10)
 
 
-def nursery_of(job, started):
-    (found,) = (pid for pid in children(job.pid) - {rank["pid"] for rank in started} if is_nursery(pid))
+def forkserver_of(job, started):
+    (found,) = (pid for pid in children(job.pid) - {rank["pid"] for rank in started} if is_forkserver(pid))
     return found
 
 
-def is_nursery(pid):
+def is_forkserver(pid):
     """Of the agent's children, it alone holds a packet socket (type 5 in /proc/net/unix)."""
     inodes = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
@@ -102,23 +102,23 @@ def is_nursery(pid):
     return False
 
 
-def test_workers_outlive_the_nursery_and_the_next_one_knows_them(family):
+def test_workers_outlive_the_forkserver_and_the_next_one_knows_them(family):
     job, started = family(spares=1)
-    nursery = nursery_of(job, started)
-    os.kill(nursery, signal.SIGKILL)
-    assert wait_dead(nursery)
+    forkserver = forkserver_of(job, started)
+    os.kill(forkserver, signal.SIGKILL)
+    assert wait_dead(forkserver)
     job.status()  # answered after the agent has noticed
     assert not wait_dead(started[0]["pid"], 0)
     assert not wait_dead(started[1]["pid"], 0)
-    following = nursery_of(job, started)
-    assert following != nursery
+    following = forkserver_of(job, started)
+    assert following != forkserver
     job.signal_agent(signal.SIGKILL)
     assert job.wait_exit() == -signal.SIGKILL
     assert all(wait_dead(rank[kin]) for rank in started for kin in ("near", "far"))
     assert not wait_gone(job.mark, 10)
 
 
-def test_a_nursery_that_cannot_import_ends_the_job_with_the_reason(cluster):
+def test_a_forkserver_that_cannot_import_ends_the_job_with_the_reason(cluster):
     job = cluster(script="family.py", nproc=2, options=("--preload", "no_such_module"))
     assert job.wait_exit() == 1
     assert "cannot import no_such_module" in job.stderr
@@ -130,7 +130,7 @@ def test_the_store_is_replaced_at_its_address(cluster):
     for rank in (0, 1):
         job.wait_event("set", rank=rank)
     workers = {event["pid"] for event in job.account.of("set")}
-    (store,) = (pid for pid in children(job.pid) - workers if not is_nursery(pid))
+    (store,) = (pid for pid in children(job.pid) - workers if not is_forkserver(pid))
     os.kill(store, signal.SIGKILL)
     assert wait_dead(store)
     for _ in workers:

@@ -45,14 +45,14 @@ class Heard:
 
 
 def test_what_is_for_the_owner_of_a_rank_waits_until_it_has_it():
-    """An agent brings a newcomer's transcript before it gives the rank away, and the next loss does not wait for that."""
+    """An agent brings a replacement's transcript before it gives the rank away, and the next loss does not wait for that."""
     workforce, channel, worker = Workforce(None, lambda _: None, lambda _: ()), Heard(), WorkerId(3)
     workforce._workers[worker] = _Worker(channel=channel)
     workforce.expect_rank(worker)
     workforce.send(worker, messages.Abort(3))
     workforce.send(worker, messages.SetInterval(4))
     assert channel.messages == []
-    order = assign(newcomer=True, fds=["slot0"])
+    order = assign(replacement=True, fds=["slot0"])
     workforce.assign(worker, order, {"slot0": 9})
     workforce.send(worker, messages.Abort(4))
     later = [messages.Abort(3), messages.SetInterval(4), messages.Abort(4)]

@@ -38,7 +38,7 @@ class Monkey:
         return sorted(started & marked(self.job.mark).keys())
 
     def helpers(self) -> list[int]:
-        """The store and the nursery."""
+        """The store and the fork server."""
         others = sorted(marked(self.job.mark).keys() - {self.job.pid} - {*self.workers()})
         return [pid for pid in others if "pt_tcpstore_uv" in thread_names(pid)] + others
 

@@ -20,7 +20,7 @@ ORDER = WriteCheckpoint("/kept", "run", 0, 2)
 PTRACE_SEIZE, PTRACE_DETACH, PTRACE_O_TRACEEXIT = 0x4206, 17, 0x40
 
 
-class Nursery:
+class FakeForkServer:
     """Makes processes that listen to nobody."""
 
     def __init__(self):
@@ -47,8 +47,8 @@ def ptrace(request, pid, data=0):
 
 
 @pytest.fixture
-def nursery():
-    made = Nursery()
+def forkserver():
+    made = FakeForkServer()
     yield made
     made.close()
 
@@ -60,44 +60,44 @@ async def answer(checkpointers):
     return (await asyncio.wait_for(heard, 10)).why
 
 
-def test_one_that_does_not_answer_in_time_is_ended(nursery):
+def test_one_that_does_not_answer_in_time_is_ended(forkserver):
     async def body():
         with Vault(1) as vault:
-            vault.board.kept = 7
-            checkpointers = Checkpointers(nursery, vault, 0.2)
+            vault.status_page.kept = 7
+            checkpointers = Checkpointers(forkserver, vault, 0.2)
             assert "was not done within 0.2 s (--durable-timeout)" in await answer(checkpointers)
-            assert vault.board.kept == EMPTY
+            assert vault.status_page.kept == EMPTY
             assert not checkpointers.stuck
             assert "was not done within" in await answer(checkpointers)
-            assert len(nursery.made) == 2
+            assert len(forkserver.made) == 2
 
     asyncio.run(body())
 
 
-def test_while_one_does_not_die_no_other_is_made(nursery, monkeypatch):
+def test_while_one_does_not_die_no_other_is_made(forkserver, monkeypatch):
     """As in the kernel's uninterruptible sleep: a process whose tracer does not let it exit."""
     monkeypatch.setattr(checkpointer, "_DEATH_S", 0.2)
 
     async def body():
         with Vault(1) as vault:
-            checkpointers = Checkpointers(nursery, vault, 0.2)
+            checkpointers = Checkpointers(forkserver, vault, 0.2)
             heard = asyncio.get_running_loop().create_future()
             checkpointers.start([Rank(0)], heard.set_result).ask(ORDER)
-            stuck = nursery.made[0].pid
+            stuck = forkserver.made[0].pid
             try:
                 ptrace(PTRACE_SEIZE, stuck, PTRACE_O_TRACEEXIT)
             except PermissionError:
                 pytest.skip("ptrace is not allowed here")
-            vault.board.kept = 7
+            vault.status_page.kept = 7
             assert "was not done within 0.2 s" in (await asyncio.wait_for(heard, 10)).why
-            assert vault.board.kept == EMPTY
+            assert vault.status_page.kept == EMPTY
             (left,) = checkpointers.stuck
             assert f"the process of an earlier attempt (pid {stuck}) does not end" in await answer(checkpointers)
-            assert len(nursery.made) == 1
+            assert len(forkserver.made) == 1
             os.waitpid(stuck, os.WUNTRACED)  # noqa: ASYNC222 - it has stopped on its way out
             ptrace(PTRACE_DETACH, stuck, signal.SIGKILL)
             await asyncio.wait_for(left.gone.wait(), 10)
             assert "was not done within" in await answer(checkpointers)
-            assert len(nursery.made) == 2
+            assert len(forkserver.made) == 2
 
     asyncio.run(body())

@@ -180,7 +180,7 @@ def comm(pid):
         return ""
 
 
-def test_a_foretold_end_leads_to_a_checkpoint_and_exit_75(cluster, reference, tmp_path):
+def test_a_preemption_notice_end_leads_to_a_checkpoint_and_exit_75(cluster, reference, tmp_path):
     options = ("--durable", str(tmp_path / "kept"), "--durable-every", "60m")
     job = cluster("--layout", "fsdp", "--steps", str(STEPS), "--hold", "5", spares=1, options=options)
     job.wait_event("held")
@@ -194,7 +194,7 @@ def test_a_foretold_end_leads_to_a_checkpoint_and_exit_75(cluster, reference, tm
 
 
 @pytest.mark.slow
-def test_an_end_that_was_foretold_only_to_save_is_not_one(cluster, tmp_path):
+def test_an_end_that_was_preemption_notice_only_to_save_is_not_one(cluster, tmp_path):
     options = ("--durable", str(tmp_path / "kept"), "--durable-every", "60m", "--on-usr1", "save")
     job = cluster("--steps", str(STEPS), "--hold", "5", spares=0, options=options)
     job.wait_event("held")

@@ -64,8 +64,8 @@ def test_a_rank_that_hangs_is_replaced(cluster, unfailed, where, seen):
 
 
 @pytest.mark.slow
-def test_after_a_repair_survivors_and_newcomer_are_judged_by_the_same_counts(cluster, unfailed):
-    """Else what the repair cut would look like a wait for ever after, and the newcomer like the one that is behind."""
+def test_after_a_repair_survivors_and_replacement_are_judged_by_the_same_counts(cluster, unfailed):
+    """Else what the repair cut would look like a wait for ever after, and the replacement like the one that is behind."""
     job = train(cluster, "rank=2,step=4,at=before", "rank=0,step=8,at=before,how=loop")
     check(job, unfailed, [2, 0])
     ((rank, reason),) = hung(job)

@@ -61,7 +61,7 @@ def test_everyone_dies_in_one_step(cluster, reference):
 
 
 @pytest.mark.parametrize("step", often([0, 1], {1}))
-def test_the_newcomer_dies_in_its_rehearsal(cluster, reference, step):
+def test_the_replacement_dies_in_its_rehearsal(cluster, reference, step):
     job = train(cluster, *die("rank=1,step=5,at=collective", f"rank=1,step={step},at=rehearsal"))
     job.check_repaired(reference("ddp-full", STEPS), [1, 1])
 
@@ -79,18 +79,18 @@ def test_a_survivor_dies_drained(cluster, reference):
     """While it waits for another one, which does not drain for a moment."""
     job, other = until_one_stops_itself(cluster, "rank=3,step=5,at=before,how=sigstop")
     job.kill(1)  # it waits for rank 3 in step 5's reduction, or is on its way there
-    job.kill_when(2, lambda cell: cell.phase == Phase.DRAINED, "phase DRAINED")
+    job.kill_when(2, lambda rank_entry: rank_entry.phase == Phase.DRAINED, "phase DRAINED")
     os.kill(other, signal.SIGCONT)
     job.check_repaired(reference("ddp-full", STEPS), [1, 2])
 
 
-@pytest.mark.parametrize("rank", often([1, 2], {1}), ids=["newcomer", "survivor"])
+@pytest.mark.parametrize("rank", often([1, 2], {1}), ids=["replacement", "survivor"])
 def test_a_rank_dies_as_it_attaches(cluster, reference, rank):
     faults = ("rank=1,step=5,at=collective", "rank=1,step=1,at=rehearsal,how=sigstop")
-    job, newcomer = until_one_stops_itself(cluster, *faults)
+    job, replacement = until_one_stops_itself(cluster, *faults)
     with job.store_stopped():
-        os.kill(newcomer, signal.SIGCONT)
-        job.kill_when(rank, lambda cell: cell.phase == Phase.ATTACHING, "phase ATTACHING")
+        os.kill(replacement, signal.SIGCONT)
+        job.kill_when(rank, lambda rank_entry: rank_entry.phase == Phase.ATTACHING, "phase ATTACHING")
     job.check_repaired(reference("ddp-full", STEPS), [1, rank])
 
 

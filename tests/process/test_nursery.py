@@ -1,4 +1,4 @@
-"""The nursery by itself, with a test in the agent's place."""
+"""The fork server by itself, with a test in the agent's place."""
 
 import json
 import os
@@ -28,8 +28,8 @@ def member():
 def test_it_ends_the_groups_also_when_the_agent_died_before_it_read_an_answer(member, unread):
     agent, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-u", "-c", COMMAND, str(ours.fileno()), str(os.getpid())]
-    env = {**os.environ, MARK: uuid.uuid4().hex}  # the nursery ends every process that carries its mark
-    with agent, subprocess.Popen(command, pass_fds=[ours.fileno()], env=env) as nursery:
+    env = {**os.environ, MARK: uuid.uuid4().hex}  # the fork server ends every process that carries its mark
+    with agent, subprocess.Popen(command, pass_fds=[ours.fileno()], env=env) as forkserver:
         ours.close()
         agent.send(json.dumps({"do": "adopt", "pids": [member.pid]}).encode())
         agent.send(json.dumps({"do": "prepare", "modules": []}).encode())
@@ -38,7 +38,7 @@ def test_it_ends_the_groups_also_when_the_agent_died_before_it_read_an_answer(me
             agent.recv(1 << 16)
         agent.close()
         assert member.wait(30) == -signal.SIGKILL
-        assert nursery.wait(30) == 0
+        assert forkserver.wait(30) == 0
 
 
 def said_by(script):
@@ -47,7 +47,7 @@ def said_by(script):
 
 
 def test_a_store_that_is_closed_before_there_is_a_process_for_it_is_never_made():
-    """As on a node that leads and is fenced while its nursery still imports."""
+    """As on a node that leads and is fenced while its fork server still imports."""
     assert said_by("closed_store.py") == ("lost [] made None\n", "")
 
 

@@ -20,5 +20,5 @@ def test_one_rank_refuses_and_the_job_ends(cluster, words, code, reason):
     assert "bootstrap.py" not in job.stderr
     assert {event["restart"] for event in job.account.of("start")} == {0}
     assert not job.account.of("end")
-    assert not any(effect["type"] == "AssignRank" and effect["newcomer"] for effect in job.effects())
+    assert not any(effect["type"] == "AssignRank" and effect["replacement"] for effect in job.effects())
     job.check_nothing_left()

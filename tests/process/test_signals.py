@@ -22,7 +22,7 @@ def test_a_job_that_was_started_with_a_signal_ignored_is_ended_by_it(cluster, nu
     job.check_nothing_left()
 
 
-def test_a_job_goes_on_when_its_end_is_foretold(cluster):
+def test_a_job_goes_on_when_its_end_is_preemption_notice(cluster):
     """Slurm's `--signal=USR1@SECONDS` reaches every process of a step; by default it would end them."""
     job = cluster("--steps", "12", "--hold", "5", nproc=2, spares=1)
     job.wait_event("held")
@@ -37,7 +37,7 @@ def test_a_job_goes_on_when_its_end_is_foretold(cluster):
 
 @pytest.mark.slow
 def test_a_signal_to_every_process_at_once_leaves_workers_the_time_to_end(cluster):
-    """As Slurm signals a step: the nursery and the store get it too, and are needed to the end."""
+    """As Slurm signals a step: the fork server and the store get it too, and are needed to the end."""
     job = cluster(script="ending.py", nproc=2, spares=0)
     for rank in range(2):
         job.wait_event("up", rank=rank)

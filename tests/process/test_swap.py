@@ -87,7 +87,7 @@ def test_deaths_at_any_moment(cluster, reference, layout, seed):
 def test_a_death_in_the_middle_of_a_long_capture(cluster, reference):
     job = cluster("--layout", "ddp", "--steps", str(STEPS), "--ballast-mb", "64", spares=1)
     job.wait_state(1, 3)
-    job.kill_when(1, lambda cell: BUSY in cell.slots, "slot being written")
+    job.kill_when(1, lambda rank_entry: BUSY in rank_entry.slots, "slot being written")
     job.check_repaired(reference("ddp", STEPS), [1])
 
 
@@ -95,11 +95,11 @@ def test_nobody_completes_a_step_while_a_peer_still_copies_the_one_before(cluste
     """Else the peer's death would cost both steps."""
     job = cluster("--layout", "ddp", "--steps", "30", "--ballast-mb", "64", spares=0)
     job.wait_state(0, 3)
-    cells, copies = job.board.cells, 0
+    rank_entries, copies = job.status_page.rank_entries, 0
     while not job.poll():
-        for cell in cells:
-            newest, own = max(each.completed for each in cells), cell.completed
-            if BUSY in cell.slots and cell.completed == own:
+        for rank_entry in rank_entries:
+            newest, own = max(each.completed for each in rank_entries), rank_entry.completed
+            if BUSY in rank_entry.slots and rank_entry.completed == own:
                 copies += 1
                 assert newest <= own, f"a rank completed step {newest} while another copied {own}"
     assert job.exit_code == 0
@@ -126,7 +126,7 @@ def test_an_unfailed_run_is_torchruns(cluster, reference, layout):
     job.account.check_same_as(reference(layout, STEPS))
 
 
-@pytest.mark.parametrize("who", often(["newcomer", "survivor"], {"newcomer"}))
+@pytest.mark.parametrize("who", often(["replacement", "survivor"], {"replacement"}))
 def test_one_wrong_bit_after_a_recovery_is_seen(cluster, reference, who):
     """Guards the guard: were the comparison blind, every test above would pass. The library sees it too."""
     job = cluster("--layout", "tp", "--steps", str(STEPS), "--die", "rank=1,step=5,at=forward", "--corrupt", who)

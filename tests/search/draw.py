@@ -12,7 +12,7 @@ ITEMS = [
     name
     for module in ("items_steps", "items_models", "items_optimizers", "items_data")
     for name in findall(r'^@item\("(.+)"\)$', (LOOPS / f"{module}.py").read_text(encoding="utf-8"), flags=8)
-    if "compile" not in name  # minutes a newcomer
+    if "compile" not in name  # minutes a replacement
 ]
 """Loops of the matrix. Found by reading: importing them takes torch."""
 
@@ -104,7 +104,7 @@ class Job:
     under_torchrun: bool = False
     """The unfailed run is torchrun's."""
     planted: bool = False
-    """Newcomers spoil a weight, for a test of the search: never drawn."""
+    """Replacements spoil a weight, for a test of the search: never drawn."""
 
     @property
     def breach(self) -> str:
@@ -256,7 +256,7 @@ def _death(dice: random.Random, ranks: int, steps: int, before: list[str]) -> st
     place = _weighted(dice, PLACES)
     how = _weighted(dice, KINDS)
     rank = dice.randrange(ranks)
-    if place == "rehearsal" and before:  # it takes a newcomer, which takes a death of the rank before
+    if place == "rehearsal" and before:  # it takes a replacement, which takes a death of the rank before
         rank = int(before[-1].partition(",")[0].removeprefix("rank="))
     elif place == "rehearsal":
         place = "collective"

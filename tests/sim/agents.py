@@ -1,6 +1,6 @@
-"""A simulated agent: its part in the election, its coordinator while it is the head, and what it does on its node.
+"""A simulated agent: its part in the election, its coordinator while it is the leader, and what it does on its node.
 
-Each has its own clock. Orders carry the head's term; the log reaches the standbys late. What must hold is asserted.
+Each has its own clock. Orders carry the leader's term; the log reaches the log followers late. What must hold is asserted.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from deadpool_run.core.leadership import election
 from deadpool_run.core.leadership import electorate as el
 
 if TYPE_CHECKING:
-    from heads import Cluster
+    from leaders import Cluster
 
 T = 2.0
 """The node time-out, in seconds."""
-BEAT_S = T / 5
+HEARTBEAT_ACK_S = T / 5
 
 
 def obeys(mine: int, theirs: int) -> bool:
-    """Tell whether an agent that follows the head of term `mine` obeys an order of term `theirs`."""
+    """Tell whether an agent that follows the leader of term `mine` obeys an order of term `theirs`."""
     return mine == theirs
 
 
@@ -73,7 +73,7 @@ class Agent:
 
     @property
     def fenced(self) -> bool:
-        return self.mind.role is el.Role.FENCED
+        return self.mind.role is el.ElectionRole.FENCED
 
     def arm(self) -> None:
         """Keep one alarm: the next deadline of the election's and the coordinator's."""
@@ -101,7 +101,7 @@ class Agent:
     # --- the election --------------------------------------------------------------------------------------------
 
     def decides(self) -> bool:
-        return self.alive and self.mind.role is el.Role.HEAD and self.deciding
+        return self.alive and self.mind.role is el.ElectionRole.LEADER and self.deciding
 
     def think(self, event: el.Event) -> None:
         if not self.alive or self.fenced:
@@ -109,8 +109,8 @@ class Agent:
         before = self.mind
         self.mind, outputs = election.step(before, event, self.now)
         assert self.mind.term >= before.term, f"a term fell: {before.term}, {self.mind.term}"
-        assert self.mind.promised >= before.promised, "a promise was taken back"
-        if outputs or not isinstance(event, (el.Tick, el.HeardFromAgent, el.HeardFromHead, el.LogFollowed)):
+        assert self.mind.voted_term >= before.voted_term, "a promise was taken back"
+        if outputs or not isinstance(event, (el.Tick, el.HeardFromAgent, el.HeardFromLeader, el.LogFollowed)):
             self.cluster.note(f"{self.name} hears {event}: {outputs}")
         for output in outputs:
             self.act(output)
@@ -118,21 +118,21 @@ class Agent:
 
     def act(self, output: el.Output) -> None:
         match output:
-            case el.AskVotes():
-                for other in self.mind.roster.agents:
+            case el.RequestVotes():
+                for other in self.mind.configuration.agents:
                     if other != self.name:
                         self.send(other, lambda a, me=self.name: a.think(output.asked) or a.refuse(me))
             case el.GiveVote():
                 self.send(output.candidate, lambda a: a.think(output.vote))
-            case el.Claim():
-                self.beat(output.term, output.rosters, claim=True)
+            case el.ClaimLeadership():
+                self.heartbeat_ack(output.term, output.configurations, claim=True)
             case el.TakeOver():
                 self.take_over(output)
-            case el.ShareRoster():
-                self.beat(self.mind.term, output.rosters)
+            case el.ShareConfiguration():
+                self.heartbeat_ack(self.mind.term, output.configurations)
                 self.share_log()
             case el.LoseNode():
-                self.beat(self.mind.term, self.mind.rosters, output.node)  # it is told, if it can be
+                self.heartbeat_ack(self.mind.term, self.mind.configurations, output.node)  # it is told, if it can be
                 if not self.losses:
                     self.cluster.clock.after(0.0, self.tell_losses)
                 self.losses.append(ev.NodeLost(output.node, output.reason))
@@ -149,34 +149,38 @@ class Agent:
         if self.loud and self.cluster.net.linked(asker, self.name):
             self.cluster.agents[asker].think(el.AgentEnded(self.name))
 
-    def beat(self, term: int, rosters: tuple[el.Roster, ...], *given_up: str, claim: bool = False) -> None:
+    def heartbeat_ack(
+        self, term: int, configurations: tuple[el.Configuration, ...], *given_up: str, claim: bool = False
+    ) -> None:
         sent_at = self.now
-        for other in (*rosters[-1].agents, *given_up):
+        for other in (*configurations[-1].agents, *given_up):
             if other != self.name:
-                self.send(other, lambda a: a.hear_beat(self.name, el.HeardFromHead(term, rosters, claim), sent_at))
+                self.send(
+                    other, lambda a: a.hear_heartbeat_ack(self.name, el.HeardFromLeader(term, configurations, claim), sent_at)
+                )
 
-    def hear_beat(self, head: str, heard: el.HeardFromHead, sent_at: float) -> None:
+    def hear_heartbeat_ack(self, leader: str, heard: el.HeardFromLeader, sent_at: float) -> None:
         if not self.alive or self.fenced:
             return
         self.think(heard)
-        if self.fenced or self.mind.term != heard.term or self.mind.roster.head != head:
+        if self.fenced or self.mind.term != heard.term or self.mind.configuration.leader != leader:
             return
-        known = self.mind.roster.number
-        self.send(head, lambda a: a.think(el.HeardFromAgent(self.name, heard.term, sent_at, known)))
-        self.resync(head, heard.term)
+        known = self.mind.configuration.number
+        self.send(leader, lambda a: a.think(el.HeardFromAgent(self.name, heard.term, sent_at, known)))
+        self.resync(leader, heard.term)
 
-    def resync(self, head: str, term: int) -> None:
-        """Once for each head: say what is here."""
+    def resync(self, leader: str, term: int) -> None:
+        """Once for each leader: say what is here."""
         if self.resynced < term:
             self.resynced = term
             workers = tuple(self.found.values())
             told = ev.NodeResynced(self.name, workers, self.discarded)
-            self.send(head, lambda a: a.told(told, term))
+            self.send(leader, lambda a: a.told(told, term))
 
     def keep_beating(self) -> None:
-        if self.alive and self.mind.role is el.Role.HEAD:
-            self.beat(self.mind.term, self.mind.rosters)
-            self.cluster.clock.after(BEAT_S, self.keep_beating)
+        if self.alive and self.mind.role is el.ElectionRole.LEADER:
+            self.heartbeat_ack(self.mind.term, self.mind.configurations)
+            self.cluster.clock.after(HEARTBEAT_ACK_S, self.keep_beating)
 
     def fence(self, reason: str) -> None:
         self.fenced_why = reason
@@ -193,7 +197,7 @@ class Agent:
     def begin(self) -> None:
         self.deciding = True
         self.keep_beating()
-        self.cluster.authority(self)
+        self.cluster.leadership(self)
         self.decide(ev.JobSubmitted(self.name, self.cluster.place(self.name)))
         self.watch_commit()
 
@@ -203,11 +207,11 @@ class Agent:
         last = self.log[-1][0] if self.log else 0.0
         self.origin = rebased(self.now, last, self.log_heard_at) - self.now
         self.log_term = output.term
-        self.cluster.authority(self)
+        self.cluster.leadership(self)
         self.deciding = True
         self.keep_beating()
         self.decide(ev.CoordinatorMoved(output.term, self.name))
-        for name in output.roster.agents:
+        for name in output.configuration.agents:
             if name not in self.state.leaves:  # it joined, and its entry in the log did not get here
                 self.decide(ev.NodeJoined(name, self.cluster.place(name)))
         self.share_log()
@@ -218,16 +222,16 @@ class Agent:
         self.watch_commit()
 
     def told(self, event: ev.Event, term: int) -> None:
-        """A fact comes from an agent that follows this one as the head of the term."""
+        """A fact comes from an agent that follows this one as the leader of the term."""
         if self.decides() and term == self.mind.term:
             self.decide(event)
-        elif self.mind.bid == term:
+        elif self.mind.candidate_term == term:
             self.early.append(event)
 
     def decide(self, event: ev.Event) -> None:
         if not self.decides() or self.cluster.stopped is not None:
             return
-        if isinstance(event, ev.NodeResynced) and event.node not in self.mind.roster.agents:
+        if isinstance(event, ev.NodeResynced) and event.node not in self.mind.configuration.agents:
             return
         before, now = self.state, self.now + self.origin
         if self.cluster.bare:
@@ -251,20 +255,20 @@ class Agent:
     def write(self, now: float, event: ev.Event) -> None:
         self.log.append((now, event))
         self.mind, _ = election.step(self.mind, el.LogFollowed(el.LogIndex(self.mind.term, len(self.log))), self.now)
-        for standby in self.mind.roster.standbys:
-            self.send_entry(standby, len(self.log) - 1, now, event)
+        for log_follower in self.mind.configuration.log_followers:
+            self.send_entry(log_follower, len(self.log) - 1, now, event)
 
-    def send_entry(self, standby: str, index: int, now: float, event: ev.Event) -> None:
+    def send_entry(self, log_follower: str, index: int, now: float, event: ev.Event) -> None:
         term = self.mind.term
         delay = self.cluster.rng.uniform(0.0, self.cluster.log_delay_s)
         follow = lambda a: a.follow(term, index, now, event)  # noqa: E731
-        self.cluster.clock.after(delay, lambda: self.send(standby, follow))
+        self.cluster.clock.after(delay, lambda: self.send(log_follower, follow))
 
     def share_log(self) -> None:
-        """Whoever is a standby now gets the whole log."""
+        """Whoever is a log follower now gets the whole log."""
         term, entries = self.mind.term, list(self.log)
-        for standby in self.mind.roster.standbys:
-            self.send(standby, lambda a: a.follow_all(term, entries))
+        for log_follower in self.mind.configuration.log_followers:
+            self.send(log_follower, lambda a: a.follow_all(term, entries))
 
     def follow_all(self, term: int, entries: list[tuple[float, ev.Event]]) -> None:
         if term == self.mind.term and self.alive and (term, len(entries)) > (self.log_term, len(self.log)):
@@ -322,7 +326,7 @@ class Agent:
             self.cluster.net.send(self.name, target, lambda: what(self.cluster.agents[target]))
 
     def obey(self, effect: do.Effect, term: int, key: tuple[int, int, int], epoch: int) -> None:
-        """Carry out an order of the head of that term."""
+        """Carry out an order of the leader of that term."""
         if not self.alive or self.fenced or not obeys(self.mind.term, term):
             return
         self.cluster.note(f"        {self.name} obeys t{term} {effect}")
@@ -380,7 +384,7 @@ class Agent:
                 self.know(event.worker, ready=True)
             case ev.ScriptInitialized():
                 self.know(event.worker, initialized=True)
-            case ev.NewcomerRehearsed():
+            case ev.ReplacementRehearsed():
                 self.know(event.worker, rehearsed=True)
             case ev.RankRestored():
                 self.know(event.worker, reentering=False)
@@ -392,5 +396,5 @@ class Agent:
 
     def report(self, event: ev.Event) -> None:
         if self.alive and not self.fenced:
-            term, head = self.mind.term, self.mind.roster.head
-            self.send(head, lambda a: a.told(event, term))
+            term, leader = self.mind.term, self.mind.configuration.leader
+            self.send(leader, lambda a: a.told(event, term))

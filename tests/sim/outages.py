@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from agents import T
 
 if TYPE_CHECKING:
-    from heads import Cluster
+    from leaders import Cluster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Fault:
         cluster.troubled_at = cluster.clock.now + (self.heal_after or 0.0) + 4 * T
         if not living:
             return
-        head = cluster.head.name if cluster.head.name in living else living[0]
-        whom = head if self.kind.endswith("head") else living[self.whom % len(living)]
+        leader = cluster.leader.name if cluster.leader.name in living else living[0]
+        whom = leader if self.kind.endswith("leader") else living[self.whom % len(living)]
         match self.kind.split()[0]:
             case "kill" | "power":
                 cluster.done_to.append(whom)
@@ -61,7 +61,7 @@ class Fault:
 
     def cut_pairs(self, cluster: Cluster, pairs: list[tuple[str, str]]) -> None:
         cluster.net.cut(pairs)
-        # The head after T, who heard it last 2 T later; then messages that are late, and what it takes to end workers.
+        # The leader after T, who heard it last 2 T later; then messages that are late, and what it takes to end workers.
         cluster.clock.after(3.6 * T + 0.1, cluster.check_fenced)
         if self.heal_after is not None:
             cluster.clock.after(self.heal_after, lambda: self.heal(cluster, pairs))
@@ -89,9 +89,18 @@ class Fault:
 
 
 KINDS = (
-    *("kill head", "kill head", "kill head", "power head", "kill any", "power any", "worker", "worker"),
-    *("cut head", "cut any", "cut half any", "cut half head", "cut deaf head", "cut mute head", "cut deaf", "cut mute"),
-    *("repair, kill head", "repair, power head"),
+    *("kill leader", "kill leader", "kill leader", "power leader", "kill any", "power any", "worker", "worker"),
+    *(
+        "cut leader",
+        "cut any",
+        "cut half any",
+        "cut half leader",
+        "cut deaf leader",
+        "cut mute leader",
+        "cut deaf",
+        "cut mute",
+    ),
+    *("repair, kill leader", "repair, power leader"),
 )
 
 

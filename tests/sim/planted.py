@@ -14,11 +14,11 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core import processes, reports, timers
 from deadpool_run.core.copies import buddies, holders, replicas
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.leadership import election, reconcile, takeover
 from deadpool_run.core.recovery import repair, restart, spare_pool
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import MEMBER_TRANSITIONS, MemberPhase
-from deadpool_run.core.turn import Turn
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -30,19 +30,21 @@ def stale_words_are_obeyed(patch):
 def acks_are_kept_over_epochs(patch):
     honest = repair.recall
 
-    def recall(turn, member):
-        held = turn.state.seats[member.rank].held
-        honest(turn, member)
+    def recall(decision, member):
+        held = decision.state.seats[member.rank].held
+        honest(decision, member)
         if member.phase in (MemberPhase.DRAINED, MemberPhase.REHEARSED):
-            turn.set_member(member.worker, phase=member.phase)
-            turn.set_seat(member.rank, held=held)
+            decision.set_member(member.worker, phase=member.phase)
+            decision.set_seat(member.rank, held=held)
 
     patch.setattr(repair, "recall", recall)
 
 
 def the_epoch_is_not_bumped(patch):
-    honest = Turn.next_epoch
-    patch.setattr(Turn, "next_epoch", lambda turn: turn.state.epoch if turn.state.repair else honest(turn))
+    honest = Decision.next_epoch
+    patch.setattr(
+        Decision, "next_epoch", lambda decision: decision.state.epoch if decision.state.repair else honest(decision)
+    )
 
 
 def the_resume_is_chosen_from_the_union(patch):
@@ -69,9 +71,9 @@ def an_unready_spare_is_promoted(patch):
 def the_pool_never_heals(patch):
     honest = spare_pool.heal
 
-    def heal(turn):
-        if turn.state.next_worker == 0:
-            honest(turn)
+    def heal(decision):
+        if decision.state.next_worker == 0:
+            honest(decision)
 
     patch.setattr(spare_pool, "heal", heal)
 
@@ -85,31 +87,31 @@ def a_survivors_live_version_counts_although_it_has_none(patch):
 
 
 def all_attach_before_all_are_restored(patch):
-    def attach(turn):
-        for member in turn.state.in_phase(MemberPhase.RESTORED):
-            turn.order(do.AttachGroups(member.worker, turn.state.epoch))
+    def attach(decision):
+        for member in decision.state.in_phase(MemberPhase.RESTORED):
+            decision.order(do.AttachGroups(member.worker, decision.state.epoch))
 
     patch.setattr(repair, "_attach", attach)
 
 
 def a_suspicion_is_forgotten(patch):
-    patch.setattr(repair, "retry", lambda _turn, _reason: None)
+    patch.setattr(repair, "retry", lambda _decision, _reason: None)
 
 
 def a_member_that_raised_is_taken_for_dead(patch):
     honest = repair.recall
 
-    def recall(turn, member):
+    def recall(decision, member):
         if member.phase is MemberPhase.RAISED:
-            turn.set_seat(member.rank, held=frozenset())
+            decision.set_seat(member.rank, held=frozenset())
         else:
-            honest(turn, member)
+            honest(decision, member)
 
     patch.setattr(repair, "recall", recall)
 
 
 def a_refusal_is_repaired_like_an_exception(patch):
-    patch.setattr(processes, "_refused", lambda turn, event: turn.accept(event.worker, event))
+    patch.setattr(processes, "_refused", lambda decision, event: decision.accept(event.worker, event))
 
 
 def copies_are_kept_on_the_ranks_own_node(patch):
@@ -122,7 +124,7 @@ def copies_are_kept_on_the_ranks_own_node(patch):
 
 
 def a_lost_holder_is_still_counted_on(patch):
-    patch.setattr(holders, "forget", lambda _turn, _rank, _node: False)
+    patch.setattr(holders, "forget", lambda _decision, _rank, _node: False)
 
 
 def what_is_far_is_taken_for_near(patch):
@@ -132,9 +134,9 @@ def what_is_far_is_taken_for_near(patch):
 def nobody_waits_for_the_first_copies(patch):
     honest = restart.advance_unprotected
 
-    def advance_unprotected(turn):
-        turn.set(committed=True)
-        honest(turn)
+    def advance_unprotected(decision):
+        decision.set(committed=True)
+        honest(decision)
 
     patch.setattr(restart, "advance_unprotected", advance_unprotected)
 
@@ -142,34 +144,34 @@ def nobody_waits_for_the_first_copies(patch):
 def what_an_unwound_rank_holds_is_not_asked(patch):
     honest = repair.unwound
 
-    def unwound(turn, member, event):
+    def unwound(decision, member, event):
         versions = tuple(range(event.completed + 1))
-        honest(turn, member, ev.RunUnwound(event.worker, event.completed, versions))
+        honest(decision, member, ev.RunUnwound(event.worker, event.completed, versions))
 
     patch.setattr(repair, "unwound", unwound)
 
 
 def a_re_entry_that_failed_is_tried_again(patch):
     patch.setattr(repair, "can_reenter", lambda member: member.phase is MemberPhase.DRAINING)
-    honest = Turn.order
+    honest = Decision.order
 
-    def order(turn, given):
-        honest(turn, given)
-        if isinstance(given, do.AbortStep) and turn.member(given.worker).reentered:
-            turn.set_member(given.worker, phase=MemberPhase.DRAINING)
+    def order(decision, given):
+        honest(decision, given)
+        if isinstance(given, do.AbortStep) and decision.member(given.worker).reentered:
+            decision.set_member(given.worker, phase=MemberPhase.DRAINING)
 
-    patch.setattr(Turn, "order", order)
+    patch.setattr(Decision, "order", order)
 
 
 def who_cannot_be_drained_is_waited_for(patch):
-    patch.setattr(timers, "_undrained", lambda turn, member: turn.set_member(member.worker, since=turn.now))
+    patch.setattr(timers, "_undrained", lambda decision, member: decision.set_member(member.worker, since=decision.now))
 
 
 def an_unwound_rank_counts_as_a_survivor(patch):
     honest = reports._changes
 
-    def changes(turn, event):
-        return {} if isinstance(event, ev.RunUnwound) else honest(turn, event)
+    def changes(decision, event):
+        return {} if isinstance(event, ev.RunUnwound) else honest(decision, event)
 
     patch.setattr(reports, "_changes", changes)
 
@@ -212,17 +214,17 @@ def an_agent_votes_twice_in_a_term(patch):
     patch.setattr(election, "is_free", lambda _agent, _asked: True)
 
 
-def votes_are_given_while_the_head_is_heard(patch):
-    patch.setattr(election, "has_no_head", lambda _agent, _now: True)
+def votes_are_given_while_the_leader_is_heard(patch):
+    patch.setattr(election, "has_no_leader", lambda _agent, _now: True)
 
 
-def a_head_without_a_majority_goes_on(patch):
-    patch.setattr(election, "_authority_until", lambda _agent: election.FOREVER)
+def a_leader_without_a_majority_goes_on(patch):
+    patch.setattr(election, "_leadership_until", lambda _agent: election.FOREVER)
 
 
-def only_the_newest_roster_counts(patch):
+def only_the_newest_configuration_counts(patch):
     honest = election._has_majority
-    patch.setattr(election, "_has_majorities", lambda agent, who: honest(agent, agent.roster, who))
+    patch.setattr(election, "_has_majorities", lambda agent, who: honest(agent, agent.configuration, who))
 
 
 def a_new_term_raises_no_epoch(patch):
@@ -232,10 +234,10 @@ def a_new_term_raises_no_epoch(patch):
 def a_new_term_raises_no_workers_number(patch):
     honest = takeover._moved
 
-    def moved(turn, event):
-        before = turn.state.next_worker
-        begun = honest(turn, event)
-        turn.set(next_worker=before)
+    def moved(decision, event):
+        before = decision.state.next_worker
+        begun = honest(decision, event)
+        decision.set(next_worker=before)
         return begun
 
     patch.setattr(takeover, "_moved", moved)
@@ -244,44 +246,44 @@ def a_new_term_raises_no_workers_number(patch):
 def what_agents_find_is_ignored(patch):
     honest = reconcile.compare
 
-    def compare(turn, found, lost):
+    def compare(decision, found, lost):
         believed = {
             node: [
-                ev.WorkerFound(m.worker, m.pid or 0, -1 if m.rank is None else m.rank, turn.state.epoch, ready=True)
-                for m in turn.state.on_node(node)
+                ev.WorkerFound(m.worker, m.pid or 0, -1 if m.rank is None else m.rank, decision.state.epoch, ready=True)
+                for m in decision.state.on_node(node)
             ]
             for node in found
         }
-        return honest(turn, believed, lost)
+        return honest(decision, believed, lost)
 
     patch.setattr(reconcile, "compare", compare)
 
 
-def newcomers_wait_for_the_store_of_a_head_that_is_gone(patch):
-    patch.setattr(reconcile, "_end_unrehearsed", lambda _turn, _truth: None)
+def replacements_wait_for_the_store_of_a_leader_that_is_gone(patch):
+    patch.setattr(reconcile, "_end_unrehearsed", lambda _decision, _truth: None)
 
 
-def agents_obey_the_old_head_too(patch):
+def agents_obey_the_old_leader_too(patch):
     patch.setattr(agents, "obeys", lambda _mine, _theirs: True)
 
 
-def the_new_head_reads_its_own_clock(patch):
+def the_new_leader_reads_its_own_clock(patch):
     patch.setattr(agents, "rebased", lambda own_now, _last_now, _heard_at: own_now)
 
 
 ELECTION_PLANTS: tuple[Plant, ...] = (
     an_agent_votes_twice_in_a_term,
-    votes_are_given_while_the_head_is_heard,
-    a_head_without_a_majority_goes_on,
-    only_the_newest_roster_counts,
+    votes_are_given_while_the_leader_is_heard,
+    a_leader_without_a_majority_goes_on,
+    only_the_newest_configuration_counts,
 )
 """Those that no job is needed to see."""
-HEAD_PLANTS: dict[Plant, tuple[str, ...]] = {
+LEADER_PLANTS: dict[Plant, tuple[str, ...]] = {
     a_new_term_raises_no_epoch: OUTAGES,
     a_new_term_raises_no_workers_number: OUTAGES,
     what_agents_find_is_ignored: OUTAGES,
-    newcomers_wait_for_the_store_of_a_head_that_is_gone: ("repair, kill head",),
-    agents_obey_the_old_head_too: ("cut head", "cut deaf head", "cut mute head"),
-    the_new_head_reads_its_own_clock: OUTAGES,
+    replacements_wait_for_the_store_of_a_leader_that_is_gone: ("repair, kill leader",),
+    agents_obey_the_old_leader_too: ("cut leader", "cut deaf leader", "cut mute leader"),
+    the_new_leader_reads_its_own_clock: OUTAGES,
 }
 """Those that only a coordinator that moves can show, with the kinds of outages among which they are looked for."""

@@ -94,7 +94,10 @@ class Simulation:
 
     def place(self, name: str) -> ev.Place:
         return ev.Place(
-            name=name, leaf=f"leaf{int(name[1:].split('~', maxsplit=1)[0]) % 2}" if self.settings.nodes > 2 else ""
+            name=name,
+            failure_domain=f"failure domain{int(name[1:].split('~', maxsplit=1)[0]) % 2}"
+            if self.settings.nodes > 2
+            else "",
         )
 
     def join(self, name: str) -> None:
@@ -213,7 +216,7 @@ class Simulation:
             self.tell(ev.ReplicasReported(order.node, order.rank, order.epoch, tuple(sorted(node.has(order.rank)))))
 
     def watch_commit(self, epoch: int) -> None:
-        """The head's agent tells when the first version is safe."""
+        """The leader's agent tells when the first version is safe."""
         if self.stopped is None and self.state.epoch == epoch and not self.state.committed:
             if self.storage.committed() >= 0:
                 self.tell(ev.SnapshotCommitted(self.storage.committed(), epoch))

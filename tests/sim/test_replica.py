@@ -1,4 +1,4 @@
-"""A standby that follows a coordinator knows what it knows, wherever in a job it begins to."""
+"""A log follower that follows a coordinator knows what it knows, wherever in a job it begins to."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import pytest
 from simulator import nodes_simulation
 
 from deadpool_run.coordinator.journal import Journal
-from deadpool_run.coordinator.log_follower import Known, Replica
+from deadpool_run.coordinator.log_follower import FollowedLog, LogFollower
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import coordinator
 from deadpool_run.core.leadership.electorate import LogIndex
@@ -21,7 +21,7 @@ def over_the_wire(message):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_standby_knows_what_the_coordinator_knows(seed, monkeypatch):
+def test_a_log_follower_knows_what_the_coordinator_knows(seed, monkeypatch):
     told = []
     step = coordinator.step
 
@@ -36,7 +36,7 @@ def test_a_standby_knows_what_the_coordinator_knows(seed, monkeypatch):
     monkeypatch.setattr(coordinator, "step", step)
     told = [(state, event, now) for state, event, now in told if state is not first]
     begins = random.Random(seed).randrange(len(told))
-    replica = Replica(job.settings)
+    replica = LogFollower(job.settings)
     replica.begin(over_the_wire(peers.LogState(1, begins, told[begins][2], typed.plain(told[begins][0]))))
     assert replica.known.state == told[begins][0]
     for entries, (_, event, now) in enumerate(told[begins:], start=begins + 1):
@@ -48,7 +48,7 @@ def test_a_standby_knows_what_the_coordinator_knows(seed, monkeypatch):
 
 def test_a_log_with_a_gap_is_refused():
     job = nodes_simulation(1)
-    replica = Replica(job.settings)
+    replica = LogFollower(job.settings)
     entry = peers.LogEntry(1, 1, 0.0, {"type": "TimeAdvanced"})
     with pytest.raises(ProtocolError):
         replica.follow(entry)
@@ -63,7 +63,7 @@ def test_a_log_with_a_gap_is_refused():
 @pytest.mark.parametrize("state", [{}, {"phase": "running"}, {"phase": 7}])
 def test_what_is_no_state_is_refused(state):
     with pytest.raises(ProtocolError):
-        Replica(nodes_simulation(1).settings).begin(peers.LogState(1, 0, 0.0, json.loads(json.dumps(state))))
+        LogFollower(nodes_simulation(1).settings).begin(peers.LogState(1, 0, 0.0, json.loads(json.dumps(state))))
 
 
 @pytest.mark.parametrize("offset_s", [-1e6, 1e6])
@@ -73,7 +73,7 @@ def test_whoever_goes_on_has_the_clock_of_the_last_coordinator(tmp_path, offset_
     async def main():
         loop = asyncio.get_running_loop()
         job = nodes_simulation(1)
-        known = Known(LogIndex(1, 7), loop.time() + offset_s, job.state)
+        known = FollowedLog(LogIndex(1, 7), loop.time() + offset_s, job.state)
         journal = Journal(tmp_path / "journal", job.settings, known.state)
         server = CoordinatorServer(job.settings, None, journal, lambda: None, known)
         assert 0 <= server.now() - known.now < 60

@@ -1,9 +1,9 @@
 """A swarm of seeds, faults that Hypothesis shrinks, and planted bugs that must be found."""
 
 import pytest
-from heads import heads_simulation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from leaders import leaders_simulation
 from planted import DRAIN_PLANTS, NODE_PLANTS, PLANTS
 from simulator import (
     KINDS,
@@ -20,7 +20,7 @@ from deadpool_run.core.settings import Settings
 
 SEEDS = 500
 SEEDS_FOR_A_PLANT = 300
-DURABLE_SEEDS = {nodes_simulation: range(150), heads_simulation: range(50)}
+DURABLE_SEEDS = {nodes_simulation: range(150), leaders_simulation: range(50)}
 
 
 @pytest.mark.parametrize("part", range(5))

@@ -75,7 +75,7 @@ class CutStorage(Storage):
         self._begun = (0, 0, 0)
         self._assigned: dict[int, tuple[int, int, int]] = {}
         self._moving: set[int] = set()
-        """Ranks that newcomers are to have: their nodes are told of no buddies before all are attached."""
+        """Ranks that replacements are to have: their nodes are told of no buddies before all are attached."""
 
     def reaches(self, source: str, target: str) -> bool:
         return self.nodes[source].alive and (source == target or self._net.linked(source, target))

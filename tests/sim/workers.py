@@ -163,12 +163,14 @@ class Worker:
 
     def _assign(self, order: do.AssignRank) -> None:
         assert self.mode is Mode.PARKED, f"a rank was given to a worker that is {self.mode}"
-        assert order.newcomer or self.prepared is None, "a world began with a worker that had rehearsed in the last one"
+        assert order.replacement or self.prepared is None, (
+            "a world began with a worker that had rehearsed in the last one"
+        )
         self.rank, self.epoch = order.rank, order.epoch
-        self.mode = Mode.REHEARSING if order.newcomer else Mode.SETTING_UP
-        self.has_state = not order.newcomer
+        self.mode = Mode.REHEARSING if order.replacement else Mode.SETTING_UP
+        self.has_state = not order.replacement
         source = order.transcript_from
-        if self.prepared == order.rank and order.newcomer:
+        if self.prepared == order.rank and order.replacement:
             self.then(0.01, self._rehearsed)
         elif source is None:
             self.then(0.1, self._initialized)
@@ -205,7 +207,7 @@ class Worker:
 
     def _rehearsed(self) -> None:
         self.mode = Mode.REHEARSED
-        self.say(ev.NewcomerRehearsed(self.number, self.epoch))
+        self.say(ev.ReplacementRehearsed(self.number, self.epoch))
 
     def _abort(self, order: do.AbortStep) -> None:
         assert order.epoch > self.epoch, f"aborted into epoch {order.epoch} after {self.epoch}"

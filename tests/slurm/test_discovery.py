@@ -3,7 +3,7 @@
 import pytest
 
 from deadpool_run.agent.slurm import batch_script
-from deadpool_run.agent.slurm.discovery import ArrayTask, Step, discover
+from deadpool_run.agent.slurm.discovery import ArrayTask, SlurmStep, discover
 from deadpool_run.errors import UsageError
 
 BATCH = {
@@ -49,7 +49,7 @@ def test_a_batch_script_is_in_an_allocation_only():
 
 def test_a_task_of_a_step_knows_its_place():
     place = discover(STEP)
-    assert place.step == Step(0, 1, 1, 0, ("n1", "n2", "n3"), "10.0.0.1:37533")
+    assert place.step == SlurmStep(0, 1, 1, 0, ("n1", "n2", "n3"), "10.0.0.1:37533")
     assert (place.name, place.leaf, place.gpus) == ("n2", "top.leaf0", 8)
     assert place.options() == {
         "nproc_per_node": "8",

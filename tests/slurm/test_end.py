@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deadpool_run.agent.cluster import leader_file
-from deadpool_run.agent.cluster.leader_file import Whereabouts
+from deadpool_run.agent.cluster.leader_file import LeaderFile
 
 ENDER = Path(__file__).parent / "scripts" / "ender.py"
 SCRIPT = """#!/bin/bash
@@ -71,7 +71,7 @@ def led_by(lab, node, *, ended=False):
     base = lab.work / "run"
     (base / f"node-{node}").mkdir(parents=True)
     (base / f"node-{node}" / "run.json").write_text(json.dumps({"ended": "2026-01-01" if ended else None}))
-    leader_file.write(base, Whereabouts(1, node, node, "127.0.0.1", 1, str(base / f"node-{node}")))
+    leader_file.write(base, LeaderFile(1, node, node, "127.0.0.1", 1, str(base / f"node-{node}")))
     return base
 
 

@@ -1,4 +1,4 @@
-"""Agents that know nothing of each other agree on a token and on a head."""
+"""Agents that know nothing of each other agree on a token and on a leader."""
 
 import os
 import subprocess
@@ -6,22 +6,22 @@ import sys
 
 import pytest
 
-from deadpool_run.agent.cluster.shared_folder import Head, Meeting
+from deadpool_run.agent.cluster.shared_folder import LeaderRecord, SharedFolder
 from deadpool_run.errors import UsageError
 
 RACE = """
 import sys
 from pathlib import Path
-from deadpool_run.agent.cluster.shared_folder import Head, Meeting
+from deadpool_run.agent.cluster.shared_folder import Leader, Meeting
 meeting = Meeting(Path(sys.argv[1]))
 sys.stdin.read()
-print(meeting.token(), meeting.claim(Head(1, "10.0.0.1", int(sys.argv[2]))), meeting.head().port)
+print(meeting.token(), meeting.claim(Leader(1, "10.0.0.1", int(sys.argv[2]))), meeting.head().port)
 """
 
 
-def test_of_many_one_is_the_head_and_all_know_who(tmp_path):
+def test_of_many_one_is_the_leader_and_all_know_who(tmp_path):
     folder = tmp_path / "state" / "run"
-    Meeting(folder)
+    SharedFolder(folder)
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", RACE, str(folder), str(5000 + number)],
@@ -41,23 +41,23 @@ def test_of_many_one_is_the_head_and_all_know_who(tmp_path):
     assert [won for _, won, _ in told].count("True") == 1
     (winner,) = (5000 + number for number, (_, won, _) in enumerate(told) if won == "True")
     assert {int(port) for _, _, port in told} == {winner}
-    assert sorted(path.name for path in folder.iterdir()) == ["head.1", "token"]
+    assert sorted(path.name for path in folder.iterdir()) == ["leader.1", "token"]
 
 
 def test_the_largest_term_counts_and_is_had_once(tmp_path):
-    meeting = Meeting(tmp_path / "run")
-    assert meeting.head() is None
-    assert meeting.claim(Head(2, "fd00::1", 1))
-    assert meeting.claim(Head(10, "10.0.0.2", 2))
-    assert meeting.claim(Head(3, "10.0.0.3", 3)), "too late, and harmless"
-    assert not meeting.claim(Head(10, "10.0.0.4", 4))
-    assert meeting.head() == Head(10, "10.0.0.2", 2)
+    meeting = SharedFolder(tmp_path / "run")
+    assert meeting.leader() is None
+    assert meeting.claim(LeaderRecord(2, "fd00::1", 1))
+    assert meeting.claim(LeaderRecord(10, "10.0.0.2", 2))
+    assert meeting.claim(LeaderRecord(3, "10.0.0.3", 3)), "too late, and harmless"
+    assert not meeting.claim(LeaderRecord(10, "10.0.0.4", 4))
+    assert meeting.leader() == LeaderRecord(10, "10.0.0.2", 2)
     meeting.end()
     assert not (tmp_path / "run").exists()
 
 
 def test_nobody_else_can_read_the_token(tmp_path):
-    meeting = Meeting(tmp_path / "run")
+    meeting = SharedFolder(tmp_path / "run")
     before = os.umask(0)
     try:
         meeting.token()
@@ -66,10 +66,10 @@ def test_nobody_else_can_read_the_token(tmp_path):
     assert (tmp_path / "run" / "token").stat().st_mode & 0o777 == 0o600
     (tmp_path / "run").chmod(0o755)
     with pytest.raises(UsageError, match="others than you"):
-        Meeting(tmp_path / "run")
+        SharedFolder(tmp_path / "run")
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="XDG_STATE_HOME"):
-        Meeting(tmp_path / "file" / "run")
+        SharedFolder(tmp_path / "file" / "run")

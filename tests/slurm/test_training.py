@@ -41,14 +41,14 @@ def test_one_line_trains_on_all_nodes_and_is_seen_from_everywhere(training, refe
         3,
         str(run.job.number),
     )
-    assert seen["run"]["head"] is True
+    assert seen["run"]["leader"] is True
     assert status(lab, "--run-dir", str(where / "node-n3"))["ranks"] == seen["ranks"], "as asked of another node"
     assert status(lab, "--slurm-job", str(run.job.number))["ranks"] == seen["ranks"], "as asked of a login node"
     run.release()
     assert run.job.wait() == "COMPLETED", run.job.output()
     check_end(run, reference())
     record = json.loads((where / "node-n2" / "run.json").read_text())
-    assert (record["head"], record["exit_code"]) == (False, 0)
+    assert (record["leader"], record["exit_code"]) == (False, 0)
 
 
 def test_agents_that_the_user_starts_agree_on_a_token(shared_lab):
@@ -79,10 +79,10 @@ def test_when_the_batch_host_dies_training_ends_well_and_so_does_the_job(trainin
     lab.kill_node("n1")
     assert run.job.wait("CANCELLED", "COMPLETING")
     check_end(run, reference(), [0])
-    where = json.loads((run_dir(lab, run.job) / "head.json").read_text())
+    where = json.loads((run_dir(lab, run.job) / "leader.json").read_text())
     assert (where["term"], where["node"] != "n1") == (1, True)
     record = json.loads((run_dir(lab, run.job) / f"node-{where['node']}" / "run.json").read_text())
-    assert (record["exit_code"], record["head"], record["term"]) == (0, True, 1)
+    assert (record["exit_code"], record["leader"], record["term"]) == (0, True, 1)
 
 
 def test_without_a_majority_and_without_the_batch_host_who_is_left_ends_the_job(training, lab):
@@ -149,8 +149,8 @@ def queued_again(run, task):
 def test_a_task_of_an_array_that_lost_its_node_comes_back_as_a_spare(training, reference, lab):
     run = training("array", *STEP, options=IN_FILES, hold=20)
     run.wait_version(5)
-    head = json.loads((run_dir(lab, run.job) / "head.json").read_text())["node"]
-    lost = next(rank for rank in (1, 2) if run.node_of(rank) != head)
+    leader = json.loads((run_dir(lab, run.job) / "leader.json").read_text())["node"]
+    lost = next(rank for rank in (1, 2) if run.node_of(rank) != leader)
     node = run.node_of(lost)
     number = task_on(lab, node)
     lab.lose_node(node)
@@ -166,7 +166,7 @@ def test_a_task_of_an_array_that_lost_its_node_comes_back_as_a_spare(training, r
 def test_an_array_whose_leading_task_is_lost_goes_on_and_a_late_one_is_told_of_the_end(training, reference, lab):
     run = training("array", *STEP, options=IN_FILES)
     run.wait_version(5)
-    node = json.loads((run_dir(lab, run.job) / "head.json").read_text())["node"]
+    node = json.loads((run_dir(lab, run.job) / "leader.json").read_text())["node"]
     lost = [rank for rank in range(3) if run.node_of(rank) == node]
     number = task_on(lab, node)
     lab.lose_node(node)

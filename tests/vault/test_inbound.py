@@ -33,7 +33,7 @@ class Owner:
         framing.send_frame(self.sock, message)
         return framing.receive_frame(self.sock)
 
-    def offer(self, version, life=0, held=None):
+    def offer(self, version, timeline=0, held=None):
         held = [[version, self.token.hex()]] if held is None else held
         return {
             "do": "put",
@@ -41,13 +41,13 @@ class Owner:
             "version": version,
             "token": self.token.hex(),
             "nbytes": len(self.bytes),
-            "life": life,
+            "timeline": timeline,
             "held": held,
             "of": 1,
         }
 
-    def put(self, version, life=0, held=None, **other):
-        return self.ask(**(self.offer(version, life, held) | other))
+    def put(self, version, timeline=0, held=None, **other):
+        return self.ask(**(self.offer(version, timeline, held) | other))
 
     def send(self, data=None, status=0):
         """Send the pieces of a segment, and return the answer."""
@@ -58,8 +58,8 @@ class Owner:
         self.sock.sendall(struct.pack("<II", 0, status))
         return framing.receive_frame(self.sock)
 
-    def put_all(self, version, life=0, **other):
-        assert self.put(version, life, **other) == {"say": "go"}
+    def put_all(self, version, timeline=0, **other):
+        assert self.put(version, timeline, **other) == {"say": "go"}
         return self.send()
 
     def is_hung_up_on(self):
@@ -226,7 +226,7 @@ async def test_a_rank_that_lives_here_takes_no_copies():
 
 
 @in_loop
-async def test_what_an_older_life_sends_is_refused_also_when_it_is_on_its_way():
+async def test_what_an_older_timeline_sends_is_refused_also_when_it_is_on_its_way():
     async with pair() as (node, owner):
         owner.write(5)
         await off(owner.put_all, 5)
@@ -245,19 +245,19 @@ async def test_what_an_older_life_sends_is_refused_also_when_it_is_on_its_way():
         assert node.replicator.versions(Rank(0)) == (5,)
         owner.write(6, token=1)
         held = [*before, [6, owner.token.hex()]]
-        assert (await off(lambda: owner.put_all(6, life=1, held=held)))["held"] == held
+        assert (await off(lambda: owner.put_all(6, timeline=1, held=held)))["held"] == held
         node.replicator.discard_above(2, Version(6))
         assert node.copy_of(0, 6) == content(0, 6, 1)
 
 
 @in_loop
-async def test_a_newer_life_may_be_heard_of_from_its_owner_first():
+async def test_a_newer_timeline_may_be_heard_of_from_its_owner_first():
     async with pair() as (node, owner):
         owner.write(5)
         await off(owner.put_all, 5)
         await off(seal, owner)
         owner.write(6, token=1)
-        await off(lambda: owner.put_all(6, life=3))
+        await off(lambda: owner.put_all(6, timeline=3))
         assert (await off(owner.put, 5))["why"].startswith("of life 0")
         node.replicator.discard_above(3, Version(5))
         assert node.replicator.versions(Rank(0)) == (6,), "it was made in the life that begins"
@@ -282,9 +282,9 @@ async def test_a_version_that_was_made_again_is_another_content():
         answer = await off(lambda: owner.ask(**(owner.offer(5, 1, held) | {"token": five[1]})))
         assert answer["held"] == [five], "the 6 that is here is not the owner's"
         assert node.replicator.versions(Rank(0)) == (5,)
-        await off(lambda: owner.put_all(6, life=1, held=held))
+        await off(lambda: owner.put_all(6, timeline=1, held=held))
         owner.write(6, token=2)
-        assert (await off(lambda: owner.put_all(6, life=1)))["held"] == [[6, owner.token.hex()]]
+        assert (await off(lambda: owner.put_all(6, timeline=1)))["held"] == [[6, owner.token.hex()]]
         assert node.copy_of(0, 6) == content(0, 6, 2)
 
 
@@ -304,7 +304,7 @@ async def test_who_asks_too_early_is_answered_when_this_node_knows_as_much():
     async with pair() as (node, owner):
         owner.write(5)
         await off(owner.put_all, 5)
-        asking = asyncio.create_task(off(lambda: owner.ask(do="get", rank=0, version=5, life=1, part=0, of=1)))
+        asking = asyncio.create_task(off(lambda: owner.ask(do="get", rank=0, version=5, timeline=1, part=0, of=1)))
         assert not (await asyncio.wait({asking}, timeout=0.3))[0], "it was given what may be void"
         node.replicator.discard_above(1, Version(4))
         assert (await asking)["say"] == "no", "5 is void there"
@@ -314,7 +314,7 @@ def frame(body):
     return struct.pack(">I", len(body)) + body
 
 
-BASE = {"do": "put", "rank": 0, "version": 5, "token": "00" * 16, "nbytes": 9000, "life": 0, "held": [], "of": 1}
+BASE = {"do": "put", "rank": 0, "version": 5, "token": "00" * 16, "nbytes": 9000, "timeline": 0, "held": [], "of": 1}
 GARBAGE = {
     "a long frame": struct.pack(">I", 1 << 31),
     "no json": frame(b"\xff\xfe{"),
@@ -329,7 +329,7 @@ GARBAGE = {
         "version": (-2, "5", 1 << 70, []),
         "token": ("", "zz", "00" * 17, 5, None),
         "nbytes": (0, -1, 1 << 62, None, "9000"),
-        "life": (-1, None, "0"),
+        "timeline": (-1, None, "0"),
         "of": (0, 17, None, "1"),
         "held": (None, [5], [[5]], [[5, "00"]], [[5, "00" * 16]] * 4, {}),
     }.items()

@@ -11,7 +11,7 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank
 from deadpool_run.vault.transfer import framing, streams
 from deadpool_run.vault.transfer.framing import Outcome
-from deadpool_run.vault.transfer.streams import Arrival, Arrivals, Crew, cut, worthwhile
+from deadpool_run.vault.transfer.streams import StreamPool, StripedReceive, StripedReceives, cut, worthwhile
 
 BODY_BYTES = 3000 * KIB
 """More than one piece a part."""
@@ -133,21 +133,21 @@ def stream_piece(sock, data):
     sock.sendall(framing._PIECE.pack(len(data), framing.zlib.crc32(data)) + data)
 
 
-def bring(arrival, part, of, outcome=Outcome.WHOLE, *, cut_off=False):
+def bring(striped_receive, part, of, outcome=Outcome.WHOLE, *, cut_off=False):
     """Bring a part of nothing but zeros on a thread of its own."""
     ours, theirs = socket.socketpair()
 
     def run():
         with theirs:
             try:
-                arrival.bring(part, of, theirs, framing.Meter())
+                striped_receive.bring(part, of, theirs, framing.Meter())
             except OSError:
                 assert cut_off
 
     thread = threading.Thread(target=run)
     thread.start()
     if not cut_off:
-        sent(ours, bytes(400), arrival._parts[part], outcome)
+        sent(ours, bytes(400), striped_receive._parts[part], outcome)
     ours.close()
     thread.join(LIMIT_S)
     assert not thread.is_alive()
@@ -164,38 +164,38 @@ def bring(arrival, part, of, outcome=Outcome.WHOLE, *, cut_off=False):
 )
 def test_the_whole_is_as_good_as_its_worst_part(first, second, expected):
     with memoryview(bytearray(400)) as view:
-        arrival = Arrival(view, cut([(0, 400)], 3))
-        bring(arrival, 1, 3, second)
-        bring(arrival, 2, 3)
-        assert arrival.outcome(first) is expected
-        arrival.close()
+        striped_receive = StripedReceive(view, cut([(0, 400)], 3))
+        bring(striped_receive, 1, 3, second)
+        bring(striped_receive, 2, 3)
+        assert striped_receive.outcome(first) is expected
+        striped_receive.close()
 
 
 def test_a_part_that_breaks_off_or_never_comes_leaves_it_torn(monkeypatch):
     monkeypatch.setattr(framing, "TIMEOUT_S", 0.2)
     with memoryview(bytearray(400)) as view:
-        broken = Arrival(view, cut([(0, 400)], 2))
+        broken = StripedReceive(view, cut([(0, 400)], 2))
         bring(broken, 1, 2, cut_off=True)
         assert broken.outcome(Outcome.WHOLE) is Outcome.TORN
-        missing = Arrival(view, cut([(0, 400)], 2))
+        missing = StripedReceive(view, cut([(0, 400)], 2))
         assert missing.outcome(Outcome.WHOLE) is Outcome.TORN
 
 
 @pytest.mark.parametrize(("part", "of"), [(0, 2), (2, 2), (1, 3)])
 def test_a_part_that_is_not_due_is_refused(part, of):
     with memoryview(bytearray(400)) as view:
-        arrival = Arrival(view, cut([(0, 400)], 2))
+        striped_receive = StripedReceive(view, cut([(0, 400)], 2))
         with pytest.raises(ProtocolError):
-            arrival.bring(part, of, None, framing.Meter())
+            striped_receive.bring(part, of, None, framing.Meter())
 
 
 def test_a_part_comes_once_and_not_after_the_end():
     with memoryview(bytearray(400)) as view:
-        arrival = Arrival(view, cut([(0, 400)], 2))
-        bring(arrival, 1, 2)
+        striped_receive = StripedReceive(view, cut([(0, 400)], 2))
+        bring(striped_receive, 1, 2)
         with pytest.raises(ProtocolError):
-            arrival.bring(1, 2, None, framing.Meter())
-        late = Arrival(view, cut([(0, 400)], 2))
+            striped_receive.bring(1, 2, None, framing.Meter())
+        late = StripedReceive(view, cut([(0, 400)], 2))
         late.close()
         with pytest.raises(ProtocolError):
             late.bring(1, 2, None, framing.Meter())
@@ -214,42 +214,42 @@ class Told(framing.Meter):
 
 
 @in_loop
-async def test_nobody_writes_any_more_once_an_arrival_is_closed():
-    arrivals, meter = Arrivals(), Told()
+async def test_nobody_writes_any_more_once_an_striped_receive_is_closed():
+    striped_receives, meter = StripedReceives(), Told()
     ours, theirs = socket.socketpair()
     with ours, theirs, memoryview(bytearray(400)) as view:
-        arrivals.begin(b"d", Arrival(view, [[(0, 100)], [(100, 200), (300, 400)]]))
-        bringing = asyncio.create_task(off(arrivals.find(b"d").bring, 1, 2, theirs, meter))
+        striped_receives.begin(b"d", StripedReceive(view, [[(0, 100)], [(100, 200), (300, 400)]]))
+        bringing = asyncio.create_task(off(striped_receives.find(b"d").bring, 1, 2, theirs, meter))
         stream_piece(ours, bytes(100))
         assert await off(meter.came.wait, LIMIT_S)
-        await off(arrivals.end, b"d")
+        await off(striped_receives.end, b"d")
         with pytest.raises(OSError, match="hung up"):
             await bringing
 
 
 @in_loop
-async def test_who_looks_for_an_arrival_waits_for_it_and_not_for_ever():
-    arrivals = Arrivals()
-    looking = asyncio.create_task(off(arrivals.find, b"d"))
+async def test_who_looks_for_an_striped_receive_waits_for_it_and_not_for_ever():
+    striped_receives = StripedReceives()
+    looking = asyncio.create_task(off(striped_receives.find, b"d"))
     with memoryview(bytearray(400)) as view:
-        begun = Arrival(view, cut([(0, 400)], 2))
-        arrivals.begin(b"d", begun)
+        begun = StripedReceive(view, cut([(0, 400)], 2))
+        striped_receives.begin(b"d", begun)
         assert await looking is begun
-    looking = asyncio.create_task(off(arrivals.find, b"e"))
-    arrivals.close()
+    looking = asyncio.create_task(off(striped_receives.find, b"e"))
+    striped_receives.close()
     with pytest.raises(ProtocolError):
         await looking
 
 
-def test_a_crew_says_what_went_wrong_and_leaves_no_thread():
+def test_a_stream_pool_says_what_went_wrong_and_leaves_no_thread():
     pairs = []
 
     def dial():
         pairs.append(socket.socketpair())
         return pairs[-1][0]
 
-    crew = Crew(dial)
-    assert crew.open(2) == 2
+    stream_pool = StreamPool(dial)
+    assert stream_pool.open(2) == 2
 
     def fail(_):
         raise OSError("broken")
@@ -258,16 +258,16 @@ def test_a_crew_says_what_went_wrong_and_leaves_no_thread():
         assert sock.recv(1) == b"", "what fails ends the others' waits"
 
     with pytest.raises(OSError, match="broken"):
-        crew.work([fail, wait], lambda: None)
-    crew.close()
-    assert crew.open(1) == 1, "after a close there are new ones"
+        stream_pool.work([fail, wait], lambda: None)
+    stream_pool.close()
+    assert stream_pool.open(1) == 1, "after a close there are new ones"
 
     def own():
         raise KeyError("ours")
 
     with pytest.raises(KeyError):
-        crew.work([wait], own)
-    crew.close()
+        stream_pool.work([wait], own)
+    stream_pool.close()
     for ours, theirs in pairs:
         ours.close()
         theirs.close()

@@ -13,7 +13,7 @@ from deadpool_run.ids import Rank
 from deadpool_run.vault.segments import HEADER_BYTES
 from deadpool_run.vault.transfer import dedup
 from deadpool_run.vault.transfer.catalog import find
-from deadpool_run.vault.transfer.dedup import CHUNK_BYTES, Hopes, Search, chunk, chunks, rest
+from deadpool_run.vault.transfer.dedup import CHUNK_BYTES, ChunkHistory, ChunkLookup, chunk, chunks, rest
 
 WEIGHTS = content(7, 7, nbytes=20 * CHUNK_BYTES)
 """Bytes that more than one rank has."""
@@ -48,7 +48,7 @@ def test_what_is_left_to_send_is_the_header_and_what_was_not_found():
 
 
 def test_what_was_missed_three_times_on_end_is_asked_for_now_and_then():
-    hopes, nbytes = Hopes(), HEADER_BYTES + 100 * CHUNK_BYTES
+    hopes, nbytes = ChunkHistory(), HEADER_BYTES + 100 * CHUNK_BYTES
     asked = []
     for _ in range(70):
         asked.append(hopes.worth_asking(nbytes))
@@ -59,7 +59,7 @@ def test_what_was_missed_three_times_on_end_is_asked_for_now_and_then():
 
 
 def test_what_is_found_again_is_asked_for_again():
-    hopes, nbytes = Hopes(), HEADER_BYTES + 2 * CHUNK_BYTES
+    hopes, nbytes = ChunkHistory(), HEADER_BYTES + 2 * CHUNK_BYTES
     for _ in range(31):
         hopes.learn(hopes.worth_asking(nbytes), {1})
     hopes.learn(hopes.worth_asking(nbytes), {0, 1})
@@ -111,7 +111,7 @@ async def test_a_rank_of_the_buddy_that_skips_the_version_is_not_waited_for_any_
         await a.until(lambda: 0 in a.told and a.told[0][1])
         a.capture(0, 4, body=WEIGHTS)
         await b.until_waiting()
-        b.vault.board.cells[1].skipped = 4
+        b.vault.status_page.rank_entries[1].skipped = 4
         b.replicator.skipped()
         await a.until(lambda: a.told[0][0] == (4,))
         assert b.copy_of(0, 4) == WEIGHTS
@@ -181,7 +181,7 @@ async def test_a_byte_that_differs_is_sent():
 
 
 @in_loop
-async def test_a_newcomer_gets_what_was_never_sent():
+async def test_a_replacement_gets_what_was_never_sent():
     async with cluster("a", "b", "c") as (a, b, c):
         b.replicator.keep({Rank(0)})
         b.capture(1, 4, body=WEIGHTS)
@@ -242,7 +242,7 @@ async def test_chunks_that_were_not_asked_for_in_the_end_have_not_been_missed():
 )
 def test_a_block_that_cannot_be_is_refused(said):
     ours, theirs = socket.socketpair()
-    with ours, theirs, closing(Search([])) as search:
+    with ours, theirs, closing(ChunkLookup([])) as search:
         sender = threading.Thread(target=theirs.sendall, args=(said,))
         sender.start()
         with pytest.raises(ProtocolError), memoryview(bytearray(HEADER_BYTES + 100)) as view:
@@ -255,7 +255,7 @@ async def test_everything_that_was_opened_to_look_is_closed():
     async with cluster("a") as (a,):
         a.capture(0, 1, body=WEIGHTS)
         before = len(descriptors())
-        with closing(Search([lambda: find(a.replicator._shared, Rank(0), 1), lambda: None])) as search:
+        with closing(ChunkLookup([lambda: find(a.replicator._shared, Rank(0), 1), lambda: None])) as search:
             with memoryview(bytearray(HEADER_BYTES + len(WEIGHTS))) as view:
                 assert search._find(chunk(0, len(view)), b"no digest of it.", view) is False
             assert len(descriptors()) == before + 1

@@ -48,7 +48,7 @@ async def test_the_transcript_comes_first_and_then_the_newest():
         owner.seal(0)
         await begin(owner, buddy)
         offer = await off(buddy.offered)
-        assert (offer["do"], offer["rank"], offer["version"], offer["life"]) == ("put", 0, None, 0)
+        assert (offer["do"], offer["rank"], offer["version"], offer["timeline"]) == ("put", 0, None, 0)
         assert [version for version, _ in offer["held"]] == [3, 4]
         assert await off(buddy.take, offer) is Outcome.WHOLE
         buddy.say_held(transcript=offer["token"])
@@ -60,7 +60,7 @@ async def test_the_transcript_comes_first_and_then_the_newest():
 @in_loop
 async def test_a_new_buddy_gets_the_committed_version_first():
     async with Pair() as (owner, buddy):
-        owner.vault.board.tell(Version(3), [])
+        owner.vault.status_page.tell(Version(3), [])
         owner.capture(0, 3)
         owner.capture(0, 4)
         await begin(owner, buddy)
@@ -87,7 +87,7 @@ async def test_a_waiting_version_is_replaced_by_a_newer_one_and_never_sent():
         assert await off(buddy.take, second) is Outcome.WHOLE
         buddy.say_held((3, second["token"]))
         await owner.until(lambda: owner.told[0] == ((3,), False, 0))
-        owner.capture(0, 4, slot=owner.vault.board.cells[0].slots.index(2))
+        owner.capture(0, 4, slot=owner.vault.status_page.rank_entries[0].slots.index(2))
         assert (await off(buddy.offered))["version"] == 4
 
 
@@ -114,9 +114,9 @@ async def test_a_slot_that_is_overwritten_while_it_is_sent_is_said_to_be_torn():
         await begin(owner, buddy)
         offer = await off(buddy.offered)
         await off(buddy.go, offer)
-        head = bytearray(8 + framing.PIECE_BYTES)
-        await off(framing.receive_into, buddy.sock, memoryview(head))  # it is on its way
-        owner.vault.board.cells[0].set_slot(0, BUSY)
+        leader = bytearray(8 + framing.PIECE_BYTES)
+        await off(framing.receive_into, buddy.sock, memoryview(leader))  # it is on its way
+        owner.vault.status_page.rank_entries[0].set_slot(0, BUSY)
         with memoryview(bytearray(offer["nbytes"])) as view:
             assert await off(framing.receive_segment, buddy.sock, view, buddy.meter) is Outcome.TORN
 
@@ -216,18 +216,18 @@ async def test_a_buddy_that_does_not_read_is_given_up(monkeypatch):
 
 
 @in_loop
-async def test_what_is_sent_is_void_when_a_new_life_begins():
+async def test_what_is_sent_is_void_when_a_new_timeline_begins():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
         owner.capture(0, 2, body=LARGE)
         await begin(owner, buddy)
         offer = await off(buddy.offered)
-        assert (offer["version"], offer["life"]) == (2, 0)
+        assert (offer["version"], offer["timeline"]) == (2, 0)
         owner.replicator.discard_above(1, Version(1))
         assert await off(buddy.take, offer) is Outcome.TORN
         buddy.say(say="no", why="torn")
         offer = await off(buddy.offered)
-        assert (offer["version"], offer["life"]) == (1, 1), "2 is of a life that did not happen"
+        assert (offer["version"], offer["timeline"]) == (1, 1), "2 is of a life that did not happen"
         assert [version for version, _ in offer["held"]] == [1]
         assert await off(buddy.take, offer) is Outcome.WHOLE
         buddy.say_held((1, offer["token"]))
@@ -235,11 +235,11 @@ async def test_what_is_sent_is_void_when_a_new_life_begins():
         owner.empty_above(0, 1)
         owner.capture(0, 2, token=1)
         offer = await off(buddy.offered)
-        assert (offer["version"], offer["life"]) == (2, 1)
+        assert (offer["version"], offer["timeline"]) == (2, 1)
 
 
 @in_loop
-async def test_an_acknowledgement_of_an_older_life_does_not_count():
+async def test_an_acknowledgement_of_an_older_timeline_does_not_count():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
         await begin(owner, buddy)
@@ -248,7 +248,7 @@ async def test_an_acknowledgement_of_an_older_life_does_not_count():
         owner.replicator.discard_above(1, Version(1))
         buddy.say_held((1, offer["token"]))
         offer = await off(buddy.offered)
-        assert (offer["version"], offer["life"]) == (1, 1)
+        assert (offer["version"], offer["timeline"]) == (1, 1)
         assert owner.told[0] == ((), False, 1)
 
 

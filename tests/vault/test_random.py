@@ -39,19 +39,19 @@ class Job:
         self.homes, self.buddies, self.former = {}, {}, {}
         self.truth = [{} for _ in range(RANKS)]
         """Per rank, version to the token of its content, in the life that counts."""
-        self.life = self.step = self.made = self.tokens = 0
+        self.timeline = self.step = self.made = self.tokens = 0
 
     def add_node(self):
         self.made += 1
         node = Node(f"n{self.made}", RANKS)
         node.heard = self.heard
-        node.replicator.renew(self.life)
+        node.replicator.renew(self.timeline)
         self.nodes[node.name] = node
 
-    def heard(self, rank, versions, transcript, life):
+    def heard(self, rank, versions, transcript, timeline):
         self.reported.set()
         before = self.commits.committed
-        self.commits.safe(rank, versions, transcript, life)
+        self.commits.safe(rank, versions, transcript, timeline)
         self.tell()
         now = self.commits.committed
         if now != before:
@@ -59,7 +59,7 @@ class Job:
 
     def tell(self):
         for node in self.nodes.values():
-            node.vault.board.tell(self.commits.committed, self.commits.abandoned)
+            node.vault.status_page.tell(self.commits.committed, self.commits.abandoned)
 
     def node_of(self, rank):
         return self.nodes[self.homes[rank]]
@@ -100,8 +100,12 @@ class Job:
     def capture(self, rank, version, skip=SKIP):
         """Capture if there is a free slot, as workers do; else say that it is skipped."""
         node = self.node_of(rank)
-        cell, board = node.vault.board.cells[rank], node.vault.board
-        slot = free_slot(cell.slots, board.committed(), board.abandoned()) if self.rng.random() >= skip else None
+        rank_entry, status_page = node.vault.status_page.rank_entries[rank], node.vault.status_page
+        slot = (
+            free_slot(rank_entry.slots, status_page.committed(), status_page.abandoned())
+            if self.rng.random() >= skip
+            else None
+        )
         if slot is None:
             self.commits.skipped(Rank(rank), Version(version))
             self.tell()
@@ -178,10 +182,10 @@ class Job:
                 self.nodes[before[rank]].replicator.left(Rank(rank))
             assert await self.nodes[name].seat(rank, source) is None
             assert self.nodes[name].transcript(rank) == f"of {rank}".encode()
-        self.life += 1
-        self.commits.discard_above(self.life, Version(resume))
+        self.timeline += 1
+        self.commits.discard_above(self.timeline, Version(resume))
         for node in self.nodes.values():
-            node.replicator.discard_above(self.life, Version(resume))
+            node.replicator.discard_above(self.timeline, Version(resume))
         self.tell()
         for rank in range(RANKS):
             self.truth[rank] = {version: token for version, token in self.truth[rank].items() if version <= resume}
@@ -235,7 +239,7 @@ async def test_what_is_delivered_is_what_was_captured(seed, monkeypatch):
                 job.train()
                 await job.let_run()
             await job.rng.choice((job.lose_node, job.lose_node, job.lose_worker))()
-        assert job.life == 8
+        assert job.timeline == 8
         assert spared > 0
     finally:
         await job.close()

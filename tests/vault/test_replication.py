@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from vault_kit import FakeBuddy, cluster, connect, content, in_loop, off
 
-from deadpool_run.agent.node.node import Node
+from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.ids import Rank, Version
 from deadpool_run.wire.peers import Buddies
 
@@ -30,7 +30,7 @@ async def test_a_snapshot_and_its_transcript_arrive():
 
 
 @in_loop
-async def test_a_newcomer_elsewhere_gets_the_transcript_and_then_the_version():
+async def test_a_replacement_elsewhere_gets_the_transcript_and_then_the_version():
     async with cluster("a", "b", "c") as (a, b, c):
         b.replicator.keep({Rank(0)})
         a.capture(0, 4)
@@ -97,7 +97,7 @@ async def test_what_a_rank_leaves_behind_can_be_had_until_it_is_no_longer_kept()
         a.seal(0)
         a.replicator.left(Rank(0))
         assert not a.vault.lives_here(Rank(0))
-        assert a.vault.board.cells[0].held == ()
+        assert a.vault.status_page.rank_entries[0].held == ()
         assert a.replicator.versions(Rank(0)) == (4, 5)
         assert await b.seat(0, a.peer) is None
         a.replicator.discard_above(1, Version(4))
@@ -125,13 +125,13 @@ async def test_a_rank_that_comes_back_does_not_find_what_it_left():
 
 
 @in_loop
-async def test_what_a_newcomer_left_that_never_came_to_live_here_does_not_hide_the_copies():
+async def test_what_a_replacement_left_that_never_came_to_live_here_does_not_hide_the_copies():
     """It was ended before its repair was over, and another node has its rank; this one holds copies of it."""
     async with cluster("a", "b") as (a, b):
         a.capture(0, 4)
         a.seal(0)
         assert await b.seat(0, a.peer) is None
-        Node.set_buddies(SimpleNamespace(copies=b.replicator), Buddies({}, (Rank(0),)))
+        LocalNode.set_buddies(SimpleNamespace(copies=b.replicator), Buddies({}, (Rank(0),)))
         a.replicator.set_buddies({Rank(0): (b.peer,)})
         await a.until_safe(0, 4)
         await a.close()
@@ -186,7 +186,7 @@ async def copied_twice(a, b):
 
 
 @in_loop
-async def test_a_newcomers_node_keeps_its_copies_until_it_has_what_the_source_holds():
+async def test_a_replacements_node_keeps_its_copies_until_it_has_what_the_source_holds():
     """The rank's worker died on its node, whose memory is newer; then that node is lost as well."""
     async with cluster("a", "b") as (a, b):
         await copied_twice(a, b)
@@ -204,7 +204,7 @@ async def test_a_newcomers_node_keeps_its_copies_until_it_has_what_the_source_ho
 
 
 @in_loop
-async def test_what_a_newcomers_node_held_gives_way_to_what_the_source_holds():
+async def test_what_a_replacements_node_held_gives_way_to_what_the_source_holds():
     async with cluster("a", "b") as (a, b):
         await copied_twice(a, b)
         a.replicator.set_buddies({Rank(0): ()})
@@ -214,7 +214,7 @@ async def test_what_a_newcomers_node_held_gives_way_to_what_the_source_holds():
         assert await b.fetch(0, 6, a.peer) is None
         assert b.vault.descriptors(Rank(0)) == before
         assert b.vault.captured(Rank(0)) == (6,)
-        assert sorted(b.vault.board.cells[0].slots) == [-1, 6]
+        assert sorted(b.vault.status_page.rank_entries[0].slots) == [-1, 6]
         assert b.body(0, 6) == content(0, 6)
 
 
@@ -230,11 +230,11 @@ async def test_a_fetch_replaces_all_that_was_there_and_is_sent_on():
         b.replicator.set_buddies({Rank(0): (c.peer,)})
         await b.until_safe(0, 5)
         assert await b.fetch(0, 4, a.peer) is None
-        assert b.vault.board.cells[0].slots == (4, -1)
+        assert b.vault.status_page.rank_entries[0].slots == (4, -1)
         assert b.body(0, 4) == content(0, 4)
         for node in (b, c):
             node.replicator.discard_above(1, Version(4))
-        await b.until_safe(0, 4, life=1)
+        await b.until_safe(0, 4, timeline=1)
         assert c.copy_of(0, 4) == content(0, 4)
 
 
@@ -261,7 +261,7 @@ async def test_when_buddies_change_the_new_ones_get_everything():
         a.capture(0, 4)
         a.capture(0, 5)
         a.seal(0)
-        a.vault.board.tell(Version(4), [])
+        a.vault.status_page.tell(Version(4), [])
         a.replicator.set_buddies({Rank(0): (b.peer,)})
         await a.until_safe(0, 4, 5)
         a.replicator.set_buddies({Rank(0): (b.peer, c.peer)})
@@ -279,7 +279,7 @@ async def test_when_buddies_change_the_new_ones_get_everything():
 async def test_after_a_roll_back_nothing_is_sent_twice_and_all_of_it_is_reported():
     async with cluster("a", "b") as (a, b):
         b.replicator.keep({Rank(0)})
-        a.vault.board.tell(Version(4), [])
+        a.vault.status_page.tell(Version(4), [])
         a.capture(0, 4)
         a.capture(0, 5)
         a.seal(0)
@@ -289,11 +289,11 @@ async def test_after_a_roll_back_nothing_is_sent_twice_and_all_of_it_is_reported
         for node in (b, a):
             node.replicator.discard_above(7, Version(4))
         assert a.told[0] == ((), False, 7)
-        await a.until_safe(0, 4, life=7)
+        await a.until_safe(0, 4, timeline=7)
         assert a.replicator.report()["sent_bytes"] == sent, "the buddy has this content already"
         a.empty_above(0, 4)
         a.capture(0, 5, token=1)
-        await a.until_safe(0, 4, 5, life=7)
+        await a.until_safe(0, 4, 5, timeline=7)
         assert b.copy_of(0, 5) == content(0, 5, 1)
 
 
@@ -311,7 +311,7 @@ async def test_a_new_generation_begins_from_nothing():
         assert b.replicator.versions(Rank(0)) == ()
         a.capture(0, 0)
         a.replicator.set_buddies({Rank(0): (b.peer,)})
-        await a.until_safe(0, 0, transcript=False, life=1)
+        await a.until_safe(0, 0, transcript=False, timeline=1)
         assert b.replicator.versions(Rank(0)) == ()
 
 

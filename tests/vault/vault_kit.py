@@ -77,21 +77,21 @@ class Node:
     def capture(self, rank, version, token=0, *, slot=None, body=None, announce=True):
         """Have the rank's worker capture a version."""
         fds = self.vault.descriptors(Rank(rank))
-        cell = self.vault.board.cells[rank]
+        rank_entry = self.vault.status_page.rank_entries[rank]
         if slot is None:
-            slot = min((held, at) for at, held in enumerate(cell.slots))[1]
-        cell.set_slot(slot, BUSY)
+            slot = min((held, at) for at, held in enumerate(rank_entry.slots))[1]
+        rank_entry.set_slot(slot, BUSY)
         fill_slot(fds[f"slot{slot}"], rank, version, content(rank, version, token) if body is None else body)
-        cell.set_slot(slot, version)
+        rank_entry.set_slot(slot, version)
         if announce:
             self.replicator.captured(Rank(rank), Version(version))
 
     def empty_above(self, rank, version):
         """Have the rank's worker go back to a version."""
-        cell, fds = self.vault.board.cells[rank], self.vault.descriptors(Rank(rank))
-        for slot, held in enumerate(cell.slots):
+        rank_entry, fds = self.vault.status_page.rank_entries[rank], self.vault.descriptors(Rank(rank))
+        for slot, held in enumerate(rank_entry.slots):
             if held > version:
-                cell.set_slot(slot, EMPTY)
+                rank_entry.set_slot(slot, EMPTY)
                 segments.mark_empty(fds[f"slot{slot}"])
 
     def seal(self, rank, data=b"a transcript"):
@@ -100,8 +100,8 @@ class Node:
 
     def body(self, rank, version):
         """Return what the rank's own slots here hold of a version."""
-        cell, fds = self.vault.board.cells[rank], self.vault.descriptors(Rank(rank))
-        return body_of(fds[f"slot{cell.slots.index(version)}"], version)
+        rank_entry, fds = self.vault.status_page.rank_entries[rank], self.vault.descriptors(Rank(rank))
+        return body_of(fds[f"slot{rank_entry.slots.index(version)}"], version)
 
     def transcript(self, rank):
         return segments.read_blob(self.vault.descriptors(Rank(rank))["transcript"])
@@ -122,8 +122,8 @@ class Node:
             except TimeoutError:
                 raise AssertionError(f"not within {limit_s:g} s; told: {self.told}") from None
 
-    async def until_safe(self, rank, *versions, transcript=True, life=0):
-        await self.until(lambda: self.told.get(rank) == (versions, transcript, life))
+    async def until_safe(self, rank, *versions, transcript=True, timeline=0):
+        await self.until(lambda: self.told.get(rank) == (versions, transcript, timeline))
 
     async def until_serving(self):
         async with self._changed:
@@ -144,9 +144,9 @@ class Node:
         ask(answer.set_result)
         return await asyncio.wait_for(answer, LIMIT_S)
 
-    def _on_safe(self, rank, versions, transcript, life):
-        self.told[rank] = (versions, transcript, life)
-        self.heard(rank, versions, transcript, life)
+    def _on_safe(self, rank, versions, transcript, timeline):
+        self.told[rank] = (versions, transcript, timeline)
+        self.heard(rank, versions, transcript, timeline)
         self._tick()
 
     def _serve(self, sock):
@@ -154,11 +154,11 @@ class Node:
         self._tick()
 
     def _tick(self):
-        pulse = self.loop.create_task(self._pulse())
-        self._pulses.add(pulse)
-        pulse.add_done_callback(self._pulses.discard)
+        heartbeat = self.loop.create_task(self._heartbeat())
+        self._pulses.add(heartbeat)
+        heartbeat.add_done_callback(self._pulses.discard)
 
-    async def _pulse(self):
+    async def _heartbeat(self):
         async with self._changed:
             self._changed.notify_all()
 
@@ -225,7 +225,7 @@ class FakeBuddy:
         self.say(say="go")
         if offer["compare"]:
             with memoryview(bytearray(offer["nbytes"])) as view:
-                assert dedup.Search([]).answer(self.sock, view) == set()
+                assert dedup.ChunkLookup([]).answer(self.sock, view) == set()
 
     def take(self, offer):
         """Have the offered segment sent; return how it came."""

@@ -16,12 +16,12 @@ import pytest
 
 from deadpool_run.coordinator.address import SOCKET_NAME, control_address
 from deadpool_run.coordinator.control import ControlServer
-from deadpool_run.coordinator.requests import Desk
+from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.core.events import KillRequested
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import NoSuchRunError
 from deadpool_run.ids import Rank
-from deadpool_run.view.client import ControlClient, RefusedError, connect
+from deadpool_run.view.client import ControlClient, ControlRefusedError, connect
 
 WAIT_S = 30
 
@@ -61,10 +61,10 @@ class Run:
 
     async def serve(self, listening):
         self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
-        desk = Desk(2, self)
+        request_handler = RequestHandler(2, self)
 
         async def answer(request):
-            return desk.answer(request)
+            return request_handler.answer(request)
 
         self.server = ControlServer(self.run_dir, answer)
         await self.server.start()
@@ -111,7 +111,7 @@ def test_a_run_answers(live):
         assert run.ask({"do": "status"}) == live.shown
         done = run.ask({"do": "kill-rank", "rank": 1, "how": "sigterm"})
         assert (done["worker"], done["pid"], done["how"]) == (1, 11, "sigterm")
-        with pytest.raises(RefusedError, match="nobody holds rank 0"):
+        with pytest.raises(ControlRefusedError, match="nobody holds rank 0"):
             run.ask({"do": "kill-rank", "rank": 0})
         assert run.ask({"do": "status"}) == live.shown, "a refusal must not end the conversation"
     assert live.events == [KillRequested(Rank(1), KillHow.SIGTERM)]

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from deadpool_run.view.health import EXIT_CODES, Health, health
+from deadpool_run.view.health import EXIT_CODES, JobHealth, health
 from deadpool_run.view.render import to_json, to_plain
 
 NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -76,17 +76,17 @@ def words_of(text):
 @pytest.mark.parametrize(
     ("changed", "expected", "code"),
     [
-        ({}, Health.HEALTHY, 0),
-        ({"phase": "starting", "spares": []}, Health.STARTING, 0),
-        ({"phase": "unprotected", "spares": []}, Health.STARTING, 0),
-        ({"phase": "unprotected", "unprotected": ""}, Health.STARTING, 0),
-        ({"phase": "unprotected", "unprotected": "no init()"}, Health.UNPROTECTED, 3),
-        ({"phase": "finishing", "spares": []}, Health.HEALTHY, 0),
-        ({"phase": "repairing"}, Health.RECOVERING, 3),
-        ({"phase": "restarting"}, Health.RECOVERING, 3),
-        ({"phase": "stopping"}, Health.ENDING, 3),
-        ({"spares": []}, Health.DEGRADED, 3),
-        ({"spares": [{"worker": 2, "pid": 1, "phase": "starting"}]}, Health.DEGRADED, 3),
+        ({}, JobHealth.HEALTHY, 0),
+        ({"phase": "starting", "spares": []}, JobHealth.STARTING, 0),
+        ({"phase": "unprotected", "spares": []}, JobHealth.STARTING, 0),
+        ({"phase": "unprotected", "unprotected": ""}, JobHealth.STARTING, 0),
+        ({"phase": "unprotected", "unprotected": "no init()"}, JobHealth.UNPROTECTED, 3),
+        ({"phase": "finishing", "spares": []}, JobHealth.HEALTHY, 0),
+        ({"phase": "repairing"}, JobHealth.RECOVERING, 3),
+        ({"phase": "restarting"}, JobHealth.RECOVERING, 3),
+        ({"phase": "stopping"}, JobHealth.ENDING, 3),
+        ({"spares": []}, JobHealth.DEGRADED, 3),
+        ({"spares": [{"worker": 2, "pid": 1, "phase": "starting"}]}, JobHealth.DEGRADED, 3),
     ],
 )
 def test_health_and_its_exit_code(changed, expected, code):
@@ -206,9 +206,11 @@ def test_a_node_is_one_line():
 def test_ranks_without_all_their_copies_are_a_worse_job():
     assert "copies incomplete for 3.2 s" in to_plain(several(exposed_ms=3210.0), NOW)
     spares = [{"worker": worker, "pid": 1, "phase": "ready"} for worker in (2, 3)]
-    assert health(several(spares=spares)) is Health.HEALTHY
-    assert health(several(spares=spares, exposed_ms=1.0)) is Health.DEGRADED
-    assert health(several(spares=spares[:1])) is Health.DEGRADED, "a node in reserve is as many spares as it has places"
+    assert health(several(spares=spares)) is JobHealth.HEALTHY
+    assert health(several(spares=spares, exposed_ms=1.0)) is JobHealth.DEGRADED
+    assert health(several(spares=spares[:1])) is JobHealth.DEGRADED, (
+        "a node in reserve is as many spares as it has places"
+    )
 
 
 READY = {"pid": 1, "phase": "ready"}

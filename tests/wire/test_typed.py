@@ -11,29 +11,29 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers, typed
 
 
-def beat(cells):
-    parts = json.loads(peers.encode(peers.Beat(1, 0.5, 2))[4:]) | {"cells": cells}
+def heartbeat_ack(rank_entries):
+    parts = json.loads(peers.encode(peers.HeartbeatAck(1, 0.5, 2))[4:]) | {"rank_entries": rank_entries}
     return peers.decode(json.dumps(parts).encode())
 
 
 def test_numbers_come_back_as_they_were():
-    assert beat([[0, -1, 1 << 62], [], [7]]).cells == ((0, -1, 1 << 62), (), (7,))
-    assert beat([]).cells == ()
+    assert heartbeat_ack([[0, -1, 1 << 62], [], [7]]).rank_entries == ((0, -1, 1 << 62), (), (7,))
+    assert heartbeat_ack([]).rank_entries == ()
 
 
 @pytest.mark.parametrize("wrong", [True, False, 1.0, 1e300, "1", None, [1], {}])
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_one_that_is_no_number_among_many_is_refused(wrong, at):
-    cell = [1, 2, 3]
-    cell[at] = wrong
+    rank_entry = [1, 2, 3]
+    rank_entry[at] = wrong
     with pytest.raises(ProtocolError):
-        beat([[4, 5, 6], cell])
+        heartbeat_ack([[4, 5, 6], rank_entry])
 
 
-@pytest.mark.parametrize("cells", [[1], "12", {"0": [1]}, [[1], 2], [[1], "2"], [{"0": 1}], 3, None])
-def test_what_is_no_row_of_numbers_is_refused(cells):
+@pytest.mark.parametrize("rank_entries", [[1], "12", {"0": [1]}, [[1], 2], [[1], "2"], [{"0": 1}], 3, None])
+def test_what_is_no_row_of_numbers_is_refused(rank_entries):
     with pytest.raises(ProtocolError):
-        beat(cells)
+        heartbeat_ack(rank_entries)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,6 @@ def test_a_state_comes_back_as_it_was():
 
 
 def test_a_class_with_one_field_and_one_with_none():
-    assert typed.encode(peers.Foretold()) == {"type": "Foretold"}
+    assert typed.encode(peers.PreemptionNotice()) == {"type": "PreemptionNotice"}
     assert typed.encode(peers.Void("a")) == {"type": "Void", "attempt": "a"}
     assert typed.plain(Place("n"))["name"] == "n"

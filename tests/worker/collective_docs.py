@@ -24,7 +24,7 @@ def put_tables(page, gloo, deadpool, gloo_matrix, deadpool_matrix):
     return f"{head}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{tail}"
 
 
-def _cell(gloo, deadpool, keys):
+def _rank_entry(gloo, deadpool, keys):
     """Say of cases that belong together whether both backends gave the same: values, errors, or some of both."""
     if any(gloo[key] != deadpool[key] for key in keys):
         return "differs"
@@ -44,7 +44,7 @@ def _matrix(gloo, deadpool):
     rows = []
     for name in cases.MATRIX:
         keys = {dtype: [k for k in gloo if k[:2] == (name, dtype) and len(k) == 4] for dtype in DTYPES}
-        rows.append((f"`{name}`", [_cell(gloo, deadpool, keys[dtype]) for dtype in DTYPES]))
+        rows.append((f"`{name}`", [_rank_entry(gloo, deadpool, keys[dtype]) for dtype in DTYPES]))
     return _table("### Collective and dtype", DTYPES, rows)
 
 
@@ -52,7 +52,7 @@ def _reductions(gloo, deadpool):
     rows = []
     for op in cases.REDUCTIONS:
         keys = {dtype: [k for k in gloo if k[:2] == (op, dtype) and len(k) == 3] for dtype in DTYPES}
-        rows.append((f"`{op}`", [_cell(gloo, deadpool, keys[dtype]) for dtype in DTYPES]))
+        rows.append((f"`{op}`", [_rank_entry(gloo, deadpool, keys[dtype]) for dtype in DTYPES]))
     return _table("### Reduction and dtype", DTYPES, rows)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from deadpool_run.ids import Rank
 from deadpool_run.vault.segments import create_segment, read_exactly, read_manifest
-from deadpool_run.vault.status_page import Board, create_board
+from deadpool_run.vault.status_page import StatusPage, create_status_page
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 
@@ -38,43 +38,43 @@ class Slots:
 
     def __init__(self, ranks=1):
         self.ranks = ranks
-        self.board_fd = create_board(ranks)
+        self.status_page_fd = create_status_page(ranks)
         self.fds = [(create_segment(f"{rank}-0"), create_segment(f"{rank}-1")) for rank in range(ranks)]
-        self.board = Board(self.board_fd, ranks)
+        self.status_page = StatusPage(self.status_page_fd, ranks)
 
     def gift(self, rank=0):
         """What is passed to a child, which makes a `Given` of it."""
-        return self.ranks, rank, *map(_Gift, (self.board_fd, *self.fds[rank]))
+        return self.ranks, rank, *map(_Gift, (self.status_page_fd, *self.fds[rank]))
 
     def own(self, rank=0, **options):
         """Snapshots in this process."""
-        return snapshots_on(self.board, self.fds[rank], rank, **options)
+        return snapshots_on(self.status_page, self.fds[rank], rank, **options)
 
     def tensors(self, version, rank=0):
         """Read a snapshot as the agent can: bytes by tensor name, from the descriptor only."""
-        fd = self.fds[rank][self.board.cells[rank].slots.index(version)]
+        fd = self.fds[rank][self.status_page.rank_entries[rank].slots.index(version)]
         manifest = read_manifest(fd, version)
         assert manifest.version == version
         return {entry.name: read_exactly(fd, entry.nbytes, entry.offset) for entry in manifest.tensors}
 
     def close(self):
-        self.board.close()
-        os.close(self.board_fd)
+        self.status_page.close()
+        os.close(self.status_page_fd)
         for pair in self.fds:
             for fd in pair:
                 os.close(fd)
 
 
 def given(gift, **options):
-    """The board and the snapshots of a child."""
-    ranks, rank, board_fd, *slot_fds = gift
-    board = Board(board_fd, ranks)
-    return board, snapshots_on(board, slot_fds, rank, **options)
+    """The status page and the snapshots of a child."""
+    ranks, rank, status_page_fd, *slot_fds = gift
+    status_page = StatusPage(status_page_fd, ranks)
+    return status_page, snapshots_on(status_page, slot_fds, rank, **options)
 
 
-def snapshots_on(board, slot_fds, rank, **options):
+def snapshots_on(status_page, slot_fds, rank, **options):
     options.setdefault("on_skip", lambda _: None)
-    return Snapshots(slot_fds=tuple(slot_fds), board=board, rank=Rank(rank), **options)
+    return Snapshots(slot_fds=tuple(slot_fds), status_page=status_page, rank=Rank(rank), **options)
 
 
 class Child:

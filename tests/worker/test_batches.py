@@ -103,11 +103,11 @@ def test_another_process_goes_on_where_the_first_stood(kind, done):
     want = train(first, steps - done)
 
     seed(2)
-    newcomer = Batches(LOADERS[kind](Counted()))
-    train(newcomer, 2)  # the rehearsal
-    newcomer.load_state_dict(place)
+    replacement = Batches(LOADERS[kind](Counted()))
+    train(replacement, 2)  # the rehearsal
+    replacement.load_state_dict(place)
     put_rng(states)
-    assert train(newcomer, steps - done) == want
+    assert train(replacement, steps - done) == want
 
 
 @pytest.mark.parametrize("kind", LOADERS)
@@ -128,11 +128,11 @@ def test_what_is_skipped_is_not_loaded():
     batches = Batches(generated(dataset))
     train(batches, PER_EPOCH + 3)
     place, used = batches.state_dict(), list(dataset.loaded)
-    newcomer = Counted()
-    other = Batches(generated(newcomer))
+    replacement = Counted()
+    other = Batches(generated(replacement))
     other.load_state_dict(place)
     train(other, PER_EPOCH - 3)
-    assert sorted(used[SIZE:] + newcomer.loaded) == list(range(SIZE)), "not each sample of the epoch once"
+    assert sorted(used[SIZE:] + replacement.loaded) == list(range(SIZE)), "not each sample of the epoch once"
 
 
 def test_a_batch_that_was_changed_is_loaded_again():

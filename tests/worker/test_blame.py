@@ -107,19 +107,19 @@ def test_errors_that_we_raise_on_purpose_name_who_is_to_blame():
 
 def test_a_refusal_is_found_behind_what_the_script_made_of_it():
     direct = of_script("from deadpool_run.errors import RefusedError\nraise RefusedError('why')")
-    assert refusal(direct, newcomer=True) is direct
+    assert refusal(direct, replacement=True) is direct
     for rest in ("raise ValueError('other')", "raise ValueError('other') from error", "import sys; sys.exit(1)"):
         error = of_script(
             "from deadpool_run.errors import RefusedError\n"
             f"try:\n    raise RefusedError('why')\nexcept Exception as error:\n    {rest}"
         )
-        found = refusal(error, newcomer=False)
+        found = refusal(error, replacement=False)
         assert isinstance(found, RefusedError)
         assert found.exit_code == 94
 
 
 def test_a_misuse_ends_the_job_unless_it_is_of_a_rehearsal():
     misuse = raised(beneath(hooks, ScriptError("called twice"))["slip"])
-    assert refusal(misuse, newcomer=False) is misuse
-    assert refusal(misuse, newcomer=True) is None
-    assert refusal(ValueError("x"), newcomer=False) is None
+    assert refusal(misuse, replacement=False) is misuse
+    assert refusal(misuse, replacement=True) is None
+    assert refusal(ValueError("x"), replacement=False) is None

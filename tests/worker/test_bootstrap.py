@@ -38,7 +38,7 @@ def run_script(tmp_path):
             shown.settimeout(LIMIT_S)
             assert list(FrameBuffer().feed(ours.recv(1000))) == [Ready()]
             memory.truncate(1 << 20)
-            names = ("board", "slot0", "slot1", "transcript", "stdout")
+            names = ("status_page", "slot0", "slot1", "transcript", "stdout")
             fds = [*[memory.fileno()] * 4, stdout.fileno()]
             socket.send_fds(ours, [encode(assignment([str(script), *words], names, local_rank))], fds)
             stdout.close()
@@ -62,7 +62,7 @@ def assignment(argv, names, local_rank):
         "DEADPOOL_STORE": "127.0.0.1:1",
         "DEADPOOL_EPOCH": "1",
         "DEADPOOL_WORKER": "1",
-        "DEADPOOL_NEWCOMER": "0",
+        "DEADPOOL_REPLACEMENT": "0",
         "DEADPOOL_CAPTURE_INTERVAL": "1",
         "DEADPOOL_TARGET": json.dumps({"mode": "script", "argv": argv}),
     }

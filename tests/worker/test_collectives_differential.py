@@ -33,20 +33,20 @@ PINNED = re.search(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text(en
 def perform(member, backend):
     """Outcome of each named case, of the matrix, and which cases left the registry as if a peer had been lost."""
     member.start(backend=backend, timeout=LIMIT)
-    found, spoilt = {}, []
+    found, step_failed = {}, []
     # Mistakes last: a barrier of Gloo's raises again what works of before have raised.
     for number, case in enumerate(sorted(CASES, key=lambda case: case.section == "errors")):
         found[case.section, case.name] = outcome(lambda: case.run(member.rank, member.size))  # noqa: B023
-        if member.registry.tainted or member.failures:
-            spoilt.append(case.name)
+        if member.registry.step_failed or member.failures:
+            step_failed.append(case.name)
             member.registry.begin_step()
         member.meet(f"case {number}")
     matrix = collective_matrix.outcomes(member.rank, member.size)
     if backend == "deadpool":
-        assert spoilt == []
+        assert step_failed == []
         assert member.registry.state is GroupState.ATTACHED
         assert member.failures == []
-        assert not member.registry.tainted
+        assert not member.registry.step_failed
     return found, matrix
 
 

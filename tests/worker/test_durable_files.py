@@ -11,13 +11,13 @@ from snapshot_kit import Slots, Training
 
 from deadpool_run.errors import CheckpointError
 from deadpool_run.vault import checkpoint_format
-from deadpool_run.vault.checkpoint_format import Step
+from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.segments import complete_version, read_exactly, read_header, read_manifest
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, LoadCheckpoint, TakeStep
 from deadpool_run.worker.checkpoint import write as durable_write
 from deadpool_run.worker.checkpoint.read import choose, fill, load
-from deadpool_run.worker.checkpoint.shared import Share
+from deadpool_run.worker.checkpoint.shared import SharedCheckpoint
 from deadpool_run.worker.checkpoint.slots import copy_committed
 from deadpool_run.worker.checkpoint.storage import storage_at
 
@@ -31,7 +31,7 @@ def lent(slots):
 
 def write(slots, target, run=RUN, keep=2):
     """Write the newest committed version as the checkpointer does; return its name."""
-    copies = copy_committed(slots.board, lent(slots), checkpoint_format.NOTHING)
+    copies = copy_committed(slots.status_page, lent(slots), checkpoint_format.NOTHING)
     storage = storage_at(str(target))
     name, _ = durable_write.write(storage, copies, run)
     durable_write.prune(storage, copies[0].header.version, keep)
@@ -43,18 +43,18 @@ def write_shared(slots, nodes, target, keep=2):
 
     The last of them leads; it may have none.
     """
-    version = slots.board.committed()
-    slots.board.kept = version
-    shares = [Share(slots.board, {rank: slots.fds[rank] for rank in ranks}) for ranks in nodes]
-    for step in Step:
+    version = slots.status_page.committed()
+    slots.status_page.kept = version
+    shares = [SharedCheckpoint(slots.status_page, {rank: slots.fds[rank] for rank in ranks}) for ranks in nodes]
+    for step in CheckpointStep:
         for at, share in enumerate(shares):
             leads = at == len(shares) - 1
-            takes_part = step in (Step.PREPARE, Step.COPY) or nodes[at]
-            if leads if step is Step.COMPLETE else takes_part:
+            takes_part = step in (CheckpointStep.PREPARE, CheckpointStep.COPY) or nodes[at]
+            if leads if step is CheckpointStep.COMPLETE else takes_part:
                 firsts = [ranks[0] for ranks in nodes if ranks]
                 order = (str(step), str(target), RUN, "a1", version, keep, sum(map(len, nodes)), firsts, leads)
                 taken = share.take(TakeStep(*order))
-    assert slots.board.kept == EMPTY
+    assert slots.status_page.kept == EMPTY
     assert taken.where == storage_at(str(target)).where(checkpoint_format.name_of(version))
     return checkpoint_format.name_of(version)
 
@@ -184,9 +184,10 @@ def test_what_one_node_could_not_load_is_passed_over_by_all(trained, made, tmp_p
 
 def test_a_version_that_is_gone_is_not_mixed_with_another(trained, tmp_path):
     slots, step = trained
-    share = Share(slots.board, lent(slots))
+    share = SharedCheckpoint(slots.status_page, lent(slots))
     orders = [
-        TakeStep(str(at), str(tmp_path), RUN, "a1", 1, 2, RANKS, [0], leads=True) for at in (Step.PREPARE, Step.COPY)
+        TakeStep(str(at), str(tmp_path), RUN, "a1", 1, 2, RANKS, [0], leads=True)
+        for at in (CheckpointStep.PREPARE, CheckpointStep.COPY)
     ]
     share.take(orders[0])
     step()
@@ -262,7 +263,7 @@ def cut(path):
 
 
 DAMAGES = {
-    "spoilt": spoil,
+    "step_failed": spoil,
     "cut": cut,
     "missing": lambda path: path.unlink(),
     "empty": lambda path: os.truncate(path, 0),

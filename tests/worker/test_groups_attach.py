@@ -16,7 +16,7 @@ from kit.world import LONG, TIMEOUT, later
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker.compat import c10d
-from deadpool_run.worker.groups.connect import Connections
+from deadpool_run.worker.groups.connect import GroupConnections
 from deadpool_run.worker.groups.registry import GroupState
 
 FREED_S = 1.0
@@ -45,7 +45,7 @@ def rebuilds(member, count):
         dist.all_reduce(x)
         dist.all_reduce(x, group=sub)
         assert x[0] == 9
-        assert not member.registry.tainted
+        assert not member.registry.step_failed
         member.registry.abort()
         dist.all_reduce(x)
         start = time.monotonic()
@@ -215,7 +215,7 @@ def test_an_attempt_to_connect_does_not_wait_for_an_older_one():
             return stores[0]
         return stores[1]
 
-    connections = Connections(source)
+    connections = GroupConnections(source)
     older = threading.Thread(target=connections.take)
     older.start()
     assert entered.wait(LONG.total_seconds())

@@ -22,7 +22,7 @@ def everything(member, backend):
     member.start(backend=backend)
     results = exercise.run_all(member.rank, member.size)
     if backend == "deadpool":
-        assert not member.registry.tainted
+        assert not member.registry.step_failed
         assert not member.failures
         member.registry.shut_down()
     return results
@@ -44,7 +44,7 @@ def play(member, data):
     member.registry.playback = Transcript.from_bytes(data)
     member.start(attached=False)
     results = exercise.run_all(member.rank, member.size)
-    assert member.registry.tainted
+    assert member.registry.step_failed
     return results, member.registry.playback.misses
 
 
@@ -98,7 +98,7 @@ def faults(member, backend):
     attempt(lambda: dist.all_reduce(torch.ones(2, device="meta")))
     if backend == "deadpool":
         assert member.registry.state is GroupState.ATTACHED
-        assert not member.registry.tainted
+        assert not member.registry.step_failed
         assert not member.failures
     return seen
 
@@ -165,19 +165,19 @@ class Cell:
 
 
 def counts(member):
-    member.registry._cell = Cell()
+    member.registry._rank_entry = Cell()
     member.start()
     for _ in range(3):
         dist.all_reduce(torch.ones(1))
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    seen = [(Cell.issued, Cell.waited), (member.registry._cell.issued, member.registry._cell.waited)]
+    seen = [(Cell.issued, Cell.waited), (member.registry._rank_entry.issued, member.registry._rank_entry.waited)]
     work.wait()
     work.wait()
-    seen.append((member.registry._cell.issued, member.registry._cell.waited))
+    seen.append((member.registry._rank_entry.issued, member.registry._rank_entry.waited))
     return seen
 
 
-def test_the_cell_counts_what_is_issued_and_what_is_waited_for(make_world):
+def test_the_rank_entry_counts_what_is_issued_and_what_is_waited_for(make_world):
     assert make_world(2).run(counts) == [[(0, 0), (4, 3), (4, 4)]] * 2
 
 

@@ -84,7 +84,7 @@ def loses_a_peer(member, name):
     freed = time.monotonic()
     killed = float(member.store.get("killed"))
     assert member.registry.state is GroupState.DRAINING
-    assert member.registry.tainted
+    assert member.registry.step_failed
     dist.all_reduce(tensor)  # fake
     dist.barrier()
     assert torch.isfinite(tensor).all()
@@ -129,7 +129,7 @@ def is_aborted(member, name):
     with later(0.1, abort_twice) as aborted:
         BLOCKED[name](torch.ones(64))
         freed = time.monotonic()
-    assert member.registry.tainted
+    assert member.registry.step_failed
     client.sendall(b"still here")
     assert accepted.recv(64) == b"still here"
     with socket.create_connection(server.getsockname()):
@@ -169,7 +169,7 @@ def is_cut_in_the_midst(member, kind):
         else:
             work.wait()
         freed = time.monotonic()
-    cut = member.registry.tainted
+    cut = member.registry.step_failed
     member.meet("cut")
     start = time.monotonic()
     member.registry.attach(member.store, "e2", LONG)
@@ -181,7 +181,7 @@ def is_cut_in_the_midst(member, kind):
     dist.all_reduce(x)
     assert x.tolist() == [4.0, 4.0]
     assert member.registry.state is GroupState.ATTACHED
-    assert not member.registry.tainted
+    assert not member.registry.step_failed
     member.registry.shut_down()
     return freed - aborted[0], cut, member.failures
 
@@ -203,10 +203,10 @@ def keeps_a_work(member):
     member.registry.attach(member.store, "e2", LONG)
     x = torch.ones(2)
     dist.all_reduce(x)
-    assert not member.registry.tainted
+    assert not member.registry.step_failed
     for work in works:
         work.wait()
-        assert member.registry.tainted  # what it gave is no sum
+        assert member.registry.step_failed  # what it gave is no sum
     dist.all_reduce(x)
     return x.tolist(), member.registry.state, member.failures
 
@@ -226,7 +226,7 @@ def blocks_on_other_addresses(member, variables):
         dist.all_reduce(torch.ones(64))
         seconds = time.monotonic() - start
     member.store.set("done", "1")
-    return seconds, member.registry.tainted
+    return seconds, member.registry.step_failed
 
 
 @pytest.mark.parametrize(
@@ -238,9 +238,9 @@ def blocks_on_other_addresses(member, variables):
     ids=["address", "interface"],
 )
 def test_connections_are_found_whatever_the_address(make_world, variables):
-    seconds, tainted = make_world(2).run(blocks_on_other_addresses, variables)[0]
+    seconds, step_failed = make_world(2).run(blocks_on_other_addresses, variables)[0]
     assert seconds < FREED_S + 0.1
-    assert tainted
+    assert step_failed
 
 
 def times_out(member):

@@ -54,7 +54,7 @@ def aborted_over_and_over(member, kind):
         member.registry.begin_step()
         with later(0.002 + choose.random() * 0.004, member.registry.abort) as aborted:
             ours, all_ours = torch.ones(SIZE), torch.ones(2 * SIZE)
-            while not member.registry.tainted:
+            while not member.registry.step_failed:
                 KINDS[kind](ours, all_ours)
             freed = time.monotonic()
         longest = max(longest, freed - aborted[0])

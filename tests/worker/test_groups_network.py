@@ -45,12 +45,12 @@ def sends(tensor):
 
 
 def reduces_over_and_over(tensor):
-    while not reduces_over_and_over.registry.tainted:
+    while not reduces_over_and_over.registry.step_failed:
         dist.all_reduce(torch.ones(LARGE))
 
 
 def exchanges_short_messages(tensor):
-    while not exchanges_short_messages.registry.tainted:
+    while not exchanges_short_messages.registry.step_failed:
         dist.send(torch.ones(8), dst=1)
         dist.recv(tensor, src=1)
 
@@ -96,7 +96,7 @@ def outlives_a_host(member, name, ready, vanished, replaced):
     def abort():
         assert vanished.wait(LIMIT_S)
         threading.Event().wait(0.2)  # for what is on its way to block
-        assert not member.registry.tainted, "it was freed before: the test shows nothing"
+        assert not member.registry.step_failed, "it was freed before: the test shows nothing"
         aborted.append(time.monotonic())
         member.registry.abort()
 
@@ -105,7 +105,7 @@ def outlives_a_host(member, name, ready, vanished, replaced):
     BLOCKED[name](torch.ones(64))
     freed = time.monotonic()
     thread.join()
-    assert member.registry.tainted
+    assert member.registry.step_failed
     assert replaced.wait(LIMIT_S)
     member.registry.attach(member.store, "e2", LONG)
     dist.all_reduce(x := torch.ones(2))
@@ -148,11 +148,11 @@ def test_a_host_that_vanishes_in_silence_holds_nobody(world, hosts, name):
     assert ready.wait(LIMIT_S)
     hosts.cut(1)
     vanished.set()
-    newcomer = world.start(1, takes_the_place, host=3)
+    replacement = world.start(1, takes_the_place, host=3)
     replaced.set()
     for rank in (0, 2):
         seconds, total, failures = handles[rank].result()
         assert seconds < FREED_S
         assert total == [3.0, 3.0]
         assert failures == []
-    assert newcomer.result() == ([3.0, 3.0], GroupState.ATTACHED)
+    assert replacement.result() == ([3.0, 3.0], GroupState.ATTACHED)

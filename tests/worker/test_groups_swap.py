@@ -1,4 +1,4 @@
-"""A rank is killed inside a step; the others drain, a newcomer takes its place, and training ends bit-equal."""
+"""A rank is killed inside a step; the others drain, a replacement takes its place, and training ends bit-equal."""
 
 import hashlib
 import threading
@@ -83,7 +83,7 @@ def train(member, mode, kill):
     model, optimizer = build(mode, member.size)
 
     def hook(*_):
-        if registry.tainted:
+        if registry.step_failed:
             raise AbandonedError
 
     optimizer.register_step_pre_hook(hook)
@@ -131,7 +131,7 @@ def decode(data, tensors):
         tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
 
 
-def newcomer(member, mode):
+def replacement(member, mode):
     registry = member.registry
     registry.playback = Transcript.from_bytes(member.store.get(f"transcript{member.rank}"))
     member.start(attached=False)
@@ -156,7 +156,7 @@ def test_killed_rank_is_replaced_bit_equal(make_world, mode):
     handles = world.start_all(train, mode, victim)
     world.store.wait(["victim ready"], ATTACH)
     handles[victim].kill()
-    promoted = world.start(victim, newcomer, mode)
+    promoted = world.start(victim, replacement, mode)
     results = [promoted if rank == victim else handles[rank] for rank in range(4)]
     results = [handle.result() for handle in results]
     assert [r if isinstance(r, str) else r[0] for r in results] == expected

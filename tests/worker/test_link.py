@@ -19,9 +19,9 @@ from deadpool_run.wire.messages import (
     Stop,
     encode,
 )
-from deadpool_run.worker.process.agent_link import Link, Orders, park
+from deadpool_run.worker.process.agent_link import AgentLink, AgentOrders, park
 
-ASSIGN = assign(rank=1, local_rank=1, world_size=2, epoch=3, newcomer=True)
+ASSIGN = assign(rank=1, local_rank=1, world_size=2, epoch=3, replacement=True)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def pair():
 def test_park_takes_the_rank_its_descriptors_and_not_one_byte_more(pair):
     agent, worker = pair
     read_end, write_end = os.pipe()
-    order = assign(fds=["board"])
+    order = assign(fds=["status_page"])
     socket.send_fds(agent, [encode(order)], [read_end])
     agent.sendall(encode(Abort(4)))
     taken, fds = park(worker)
@@ -61,7 +61,7 @@ def test_park_refuses_what_is_not_for_a_parked_worker(pair):
 
 
 def test_orders_of_an_older_epoch_are_void():
-    orders = Orders(5)
+    orders = AgentOrders(5)
     assert not orders.put(Resume(4, 17))
     assert orders.put(Abort(6))
     assert not orders.put(Resume(5, 17))
@@ -72,7 +72,7 @@ def test_orders_of_an_older_epoch_are_void():
 
 
 def test_a_newer_epoch_voids_what_was_ordered_before():
-    orders = Orders(5)
+    orders = AgentOrders(5)
     orders.put(Resume(5, 17))
     orders.put(Attach(5))
     orders.put(Abort(6))
@@ -86,7 +86,7 @@ def test_a_newer_epoch_voids_what_was_ordered_before():
 
 
 def test_release_ends_the_wait_and_an_abort_ends_it_otherwise():
-    orders = Orders(1)
+    orders = AgentOrders(1)
     orders.put(Abort(2))
     assert not orders.wait_release(1)
     orders.put(Release())
@@ -95,7 +95,7 @@ def test_release_ends_the_wait_and_an_abort_ends_it_otherwise():
 
 @pytest.mark.parametrize("wait", ["wait_newer", "wait_resume", "wait_attach", "wait_release"])
 def test_no_wait_outlives_the_job(wait):
-    orders = Orders(1)
+    orders = AgentOrders(1)
     orders.put(Stop())
     with pytest.raises(SystemExit):
         getattr(orders, wait)(1)
@@ -103,7 +103,7 @@ def test_no_wait_outlives_the_job(wait):
 
 def test_link_calls_back_after_the_order_is_kept_and_sends(pair):
     agent, worker = pair
-    link = Link(worker, 1)
+    link = AgentLink(worker, 1)
     heard = threading.Event()
     seen = []
 

@@ -1,4 +1,4 @@
-"""What no snapshot could hold is refused when it is protected, with what to do; so is what no newcomer would have."""
+"""What no snapshot could hold is refused when it is protected, with what to do; so is what no replacement would have."""
 
 import pytest
 import torch
@@ -130,7 +130,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_model_that_no_newcomer_would_make_is_refused_when_it_changes(snapshots, change):
+def test_a_model_that_no_replacement_would_make_is_refused_when_it_changes(snapshots, change):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     trained(snapshots, model)
     change(model)
@@ -149,7 +149,7 @@ def test_a_parameter_that_belongs_to_no_module_is_refused_when_it_comes_late(sna
 
 
 def test_what_the_first_steps_make_is_no_change(snapshots):
-    """A newcomer runs them too."""
+    """A replacement runs them too."""
     model = nn.Sequential(nn.Linear(2, 2))
     snapshots.protect("model", model)
     snapshots.capture_now(0)

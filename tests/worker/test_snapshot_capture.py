@@ -50,7 +50,7 @@ def test_a_snapshot_is_of_the_step_that_it_says(slots):
         assert set(slots.tensors(version)["model/0"]) == set(raw(torch.tensor(float(version))))
         assert slots.tensors(version)["model/count"] == raw(torch.full((3,), float(version)))
         assert snapshots.held() == (version - 1, version)
-    assert slots.board.cells[0].capture_ns > 0
+    assert slots.status_page.rank_entries[0].capture_ns > 0
     snapshots.close()
 
 
@@ -66,7 +66,7 @@ def test_weights_written_during_a_copy_are_never_called_a_snapshot(slots):
     snapshots.wait()
     assert snapshots.held() == (0,)
     assert skipped == [1]
-    assert slots.board.cells[0].skipped == 1
+    assert slots.status_page.rank_entries[0].skipped == 1
     snapshots.begin(2)
     snapshots.wait()
     assert snapshots.held() == (0, 2)
@@ -100,14 +100,14 @@ def fill(snapshots):
 def test_a_capture_that_finds_no_slot_is_skipped_and_announced(pair):
     skipped = []
     snapshots = pair.own(0, on_skip=skipped.append)
-    other = pair.board.cells[1]
+    other = pair.status_page.rank_entries[1]
     fill(snapshots)
     other.set_slot(0, 0)
     snapshots.begin(2)  # version 0 is committed, 1 may come to be
     snapshots.wait()
     assert snapshots.held() == (0, 1)
     assert skipped == [2]
-    assert pair.board.cells[0].skipped == 2
+    assert pair.status_page.rank_entries[0].skipped == 2
     other.set_slot(1, 1)
     snapshots.begin(3)
     snapshots.wait()
@@ -118,7 +118,7 @@ def test_a_capture_that_finds_no_slot_is_skipped_and_announced(pair):
 def test_a_peers_skip_frees_the_slot(pair):
     skipped = []
     snapshots = pair.own(0, on_skip=skipped.append)
-    other = pair.board.cells[1]
+    other = pair.status_page.rank_entries[1]
     other.set_slot(0, 0)
     fill(snapshots)
     other.skipped = 1
@@ -140,7 +140,7 @@ def begin_unhurried(snapshots, version):
 def test_a_capture_waits_for_a_slot_while_it_may(pair, capture):
     skipped = []
     snapshots = pair.own(0, on_skip=skipped.append)
-    other = pair.board.cells[1]
+    other = pair.status_page.rank_entries[1]
     fill(snapshots)
     other.set_slot(0, 0)
     with later(0.1, lambda: other.set_slot(1, 1)):
@@ -154,7 +154,7 @@ def test_an_interruption_ends_the_wait_for_a_slot(pair):
     interrupted = threading.Event()
     skipped = []
     snapshots = pair.own(0, on_skip=skipped.append, interrupted=interrupted.is_set)
-    pair.board.cells[1].set_slot(0, 0)
+    pair.status_page.rank_entries[1].set_slot(0, 0)
     for version in range(2):
         assert snapshots.capture_now(version)
     with later(0.1, interrupted.set):
@@ -167,10 +167,10 @@ def test_discarded_versions_are_gone_for_everybody(slots):
     snapshots = slots.own()
     for version in range(3):
         snapshots.begin(version)
-    slots.board.cells[0].skipped = 9
+    slots.status_page.rank_entries[0].skipped = 9
     snapshots.discard_newer(1)
     assert snapshots.held() == (1,)
-    assert slots.board.cells[0].skipped == EMPTY
+    assert slots.status_page.rank_entries[0].skipped == EMPTY
     assert [read_header(fd).version for fd in slots.fds[0]] == [EMPTY, 1]
     snapshots.begin(2)
     snapshots.wait()
@@ -180,23 +180,23 @@ def test_discarded_versions_are_gone_for_everybody(slots):
 
 def test_a_version_made_again_is_no_longer_skipped(slots):
     snapshots = slots.own()
-    slots.board.cells[0].skipped = 1
+    slots.status_page.rank_entries[0].skipped = 1
     snapshots.begin(1)
     snapshots.wait()
-    assert slots.board.cells[0].skipped == EMPTY
+    assert slots.status_page.rank_entries[0].skipped == EMPTY
     snapshots.close()
 
 
-def test_a_new_owner_trusts_no_slot_on_which_header_and_board_differ(slots):
+def test_a_new_owner_trusts_no_slot_on_which_header_and_status_page_differ(slots):
     snapshots = slots.own()
     for version in range(2):
         snapshots.begin(version)
     snapshots.close()
     mark_busy(slots.fds[0][0])
-    slots.board.cells[0].set_slot(1, BUSY)
+    slots.status_page.rank_entries[0].set_slot(1, BUSY)
     theirs = slots.own()
     assert theirs.held() == ()
-    assert slots.board.cells[0].slots == (EMPTY, EMPTY)
+    assert slots.status_page.rank_entries[0].slots == (EMPTY, EMPTY)
     theirs.close()
 
 

@@ -75,22 +75,22 @@ def _delay(seconds):
 def test_what_a_killed_worker_leaves_is_whole(slots, chance):
     dice = random.Random(chance)
     child = Child(trains_for_ever, slots.gift())
-    cell = slots.board.cells[0]
+    rank_entry = slots.status_page.rank_entries[0]
     least = dice.randrange(1, 9)
-    _spin_until(lambda: max(cell.slots) >= least)
+    _spin_until(lambda: max(rank_entry.slots) >= least)
     if chance % 2:  # in the middle of a copy
-        _spin_until(lambda: BUSY in cell.slots)
+        _spin_until(lambda: BUSY in rank_entry.slots)
     _delay(dice.uniform(0, 0.006))
     child.kill()
 
-    held = complete_versions(slots.fds[0], cell)
-    assert held == cell.held
-    assert held, f"no snapshot survived: {cell.slots}"
+    held = complete_versions(slots.fds[0], rank_entry)
+    assert held == rank_entry.held
+    assert held, f"no snapshot survived: {rank_entry.slots}"
     assert max(held) >= least - 1
-    assert len(held) == 2 or BUSY in cell.slots
-    for slot, said in enumerate(cell.slots):
+    assert len(held) == 2 or BUSY in rank_entry.slots
+    for slot, said in enumerate(rank_entry.slots):
         if said == BUSY and (header := read_header(slots.fds[0][slot])) is not None:
-            # Killed between the header and the board: whole, but it does not count.
+            # Killed between the header and the status page: whole, but it does not count.
             assert header.version in (BUSY, max(held) + 1, max(held) - 1)
     again = Large()
     for version in held:
@@ -98,20 +98,20 @@ def test_what_a_killed_worker_leaves_is_whole(slots, chance):
             again.step()
         found = slots.tensors(version)
         assert found == again.tensors(), f"snapshot {version} is not the state after {version} steps"
-        fd = slots.fds[0][cell.slots.index(version)]
+        fd = slots.fds[0][rank_entry.slots.index(version)]
         assert read_manifest(fd, version).values["rng"]
 
 
 def test_a_successor_takes_over_a_half_written_slot(slots):
     child = Child(trains_for_ever, slots.gift())
-    cell = slots.board.cells[0]
-    _spin_until(lambda: max(cell.slots) >= 4)
-    _spin_until(lambda: BUSY in cell.slots)
+    rank_entry = slots.status_page.rank_entries[0]
+    _spin_until(lambda: max(rank_entry.slots) >= 4)
+    _spin_until(lambda: BUSY in rank_entry.slots)
     child.kill()
-    newest = max(cell.held)
+    newest = max(rank_entry.held)
     large = Large()
     snapshots = slots.own()
-    assert BUSY not in cell.slots
+    assert BUSY not in rank_entry.slots
     snapshots.protect("model", large.model)
     snapshots.protect("optimizer", large.optimizer)
     snapshots.restore(newest)
@@ -122,7 +122,7 @@ def test_a_successor_takes_over_a_half_written_slot(slots):
         snapshots.begin(large.version)
     snapshots.wait()
     snapshots.close()
-    assert cell.held == (newest + 1, newest + 2)
+    assert rank_entry.held == (newest + 1, newest + 2)
     again = Large()
     while again.version < newest + 2:
         again.step()

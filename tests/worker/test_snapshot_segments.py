@@ -7,13 +7,13 @@ import pytest
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.segments import HEADER_BYTES, Placement, Role, SegmentState, SlotHeader, TensorEntry
+from deadpool_run.vault.segments import HEADER_BYTES, Placement, SegmentState, SlotHeader, SlotRole, TensorEntry
 
 ENTRIES = (
-    TensorEntry("model/a", Role.PARAMETER, "float32", (2, 2), (1, 2), "cpu", HEADER_BYTES, 16),
+    TensorEntry("model/a", SlotRole.PARAMETER, "float32", (2, 2), (1, 2), "cpu", HEADER_BYTES, 16),
     TensorEntry(
         "optimizer/model/a/m",
-        Role.OPTIMIZER,
+        SlotRole.OPTIMIZER,
         "bfloat16",
         (4,),
         (1,),

@@ -115,9 +115,9 @@ def restores(gift, rank, folder, kind, rehearsal):
     for _ in range(rehearsal):
         training.step()
     training.evaluate()
-    board, snapshots = given(gift)
+    status_page, snapshots = given(gift)
     training.protected_by(snapshots)
-    snapshots.restore(board.committed())
+    snapshots.restore(status_page.committed())
     then = training.digest()
     answer = training.evaluate()
     training.step(snapshots)
@@ -165,7 +165,7 @@ def test_a_rank_that_rewinds_and_one_that_restores_go_on_together(slots, tmp_pat
 def test_the_manifest_names_the_place_of_a_shard(slots, tmp_path):
     _on_both(slots, tmp_path / "one", captures, "fsdp")
     for rank, name in itertools.product(range(RANKS), SHARDED):
-        fd = slots.fds[rank][slots.board.cells[rank].slots.index(STEPS)]
+        fd = slots.fds[rank][slots.status_page.rank_entries[rank].slots.index(STEPS)]
         entry = {entry.name: entry for entry in read_manifest(fd, STEPS).tensors}[name]
         if name.endswith("step"):
             assert entry.placement is None

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from deadpool_run.vault.segments import free_slot
-from deadpool_run.vault.status_page import BUSY, EMPTY, Board, create_board
+from deadpool_run.vault.status_page import BUSY, EMPTY, StatusPage, create_status_page
 
 RANKS = 3
 
@@ -16,24 +16,24 @@ RANKS = 3
 class Ranks(RuleBasedStateMachine):
     """Ranks that capture in lockstep, as training makes them: a rank ends step k when all have begun to.
 
-    Each rank looks at the board and writes at moments of its own; nothing tells it when.
+    Each rank looks at the status page and writes at moments of its own; nothing tells it when.
     """
 
     @staticmethod
-    def choose(slots, committed, board):
-        return free_slot(slots, committed, board.abandoned())
+    def choose(slots, committed, status_page):
+        return free_slot(slots, committed, status_page.abandoned())
 
     def __init__(self):
         super().__init__()
-        self.fd = create_board(RANKS)
-        self.board = Board(self.fd, RANKS)
+        self.fd = create_status_page(RANKS)
+        self.status_page = StatusPage(self.fd, RANKS)
         self.version = [0] * RANKS  # that each rank has ended
         self.waits = [True] * RANKS  # it waits for a slot for that version
         self.writing = [None] * RANKS
         self.best = EMPTY
 
     def teardown(self):
-        self.board.close()
+        self.status_page.close()
         os.close(self.fd)
 
     @rule(rank=st.integers(0, RANKS - 1))
@@ -45,7 +45,7 @@ class Ranks(RuleBasedStateMachine):
         if self.waits[rank]:
             self.look(rank)
             if self.waits[rank]:
-                self.board.cells[rank].skipped = self.version[rank]
+                self.status_page.rank_entries[rank].skipped = self.version[rank]
             elif self.writing[rank] is not None:
                 self.finish(rank)
         self.version[rank] += 1
@@ -55,12 +55,12 @@ class Ranks(RuleBasedStateMachine):
     def look(self, rank):
         if not self.waits[rank]:
             return
-        slots = self.board.cells[rank].slots
-        slot = self.choose(slots, self.board.committed(), self.board)
+        slots = self.status_page.rank_entries[rank].slots
+        slot = self.choose(slots, self.status_page.committed(), self.status_page)
         if slot is not None:
             self.waits[rank] = False
             self.writing[rank] = slot
-            self.board.cells[rank].set_slot(slot, BUSY)
+            self.status_page.rank_entries[rank].set_slot(slot, BUSY)
 
     @precondition(lambda self: any(slot is not None for slot in self.writing))
     @rule(rank=st.integers(0, RANKS - 1))
@@ -68,7 +68,7 @@ class Ranks(RuleBasedStateMachine):
         slot = self.writing[rank]
         if slot is not None:
             self.writing[rank] = None
-            self.board.cells[rank].set_slot(slot, self.version[rank])
+            self.status_page.rank_entries[rank].set_slot(slot, self.version[rank])
             self.note()
 
     @rule(rank=st.integers(0, RANKS - 1))
@@ -76,7 +76,7 @@ class Ranks(RuleBasedStateMachine):
         """For whatever reason: an interruption, or weights that were written during the copy."""
         if self.waits[rank]:
             self.waits[rank] = False
-            self.board.cells[rank].skipped = self.version[rank]
+            self.status_page.rank_entries[rank].skipped = self.version[rank]
 
     @rule(rank=st.integers(0, RANKS - 1))
     def pass_over(self, rank):
@@ -97,17 +97,19 @@ class Ranks(RuleBasedStateMachine):
                 self.look(rank)
             for rank in range(RANKS):
                 self.finish(rank)
-        assert (self.board.committed() or 0) >= before, f"starved: {[cell.slots for cell in self.board.cells]}"
+        assert (self.status_page.committed() or 0) >= before, (
+            f"starved: {[rank_entry.slots for rank_entry in self.status_page.rank_entries]}"
+        )
 
     def note(self):
-        self.best = max(self.best, EMPTY if self.board.committed() is None else self.board.committed())
+        self.best = max(self.best, EMPTY if self.status_page.committed() is None else self.status_page.committed())
 
     @invariant()
     def what_was_committed_stays(self):
         """Any rank may die at any moment: what it is writing is lost, the rest must do."""
-        now = self.board.committed()
+        now = self.status_page.committed()
         assert (EMPTY if now is None else now) >= self.best, (
-            f"{self.best} is lost: {[c.slots for c in self.board.cells]}"
+            f"{self.best} is lost: {[c.slots for c in self.status_page.rank_entries]}"
         )
 
 
@@ -125,22 +127,22 @@ def test_the_rule():
     run_state_machine_as_test(Ranks, settings=BOUNDS)
 
 
-def overwrites_the_committed(slots, committed, board):
+def overwrites_the_committed(slots, committed, status_page):
     newest = EMPTY if committed is None else committed
-    lost = board.abandoned()
+    lost = status_page.abandoned()
     return next((slot for slot, version in enumerate(slots) if version <= newest or version in lost), None)
 
 
-def overwrites_the_oldest(slots, _committed, _board):
+def overwrites_the_oldest(slots, _committed, _status_page):
     return min((version, slot) for slot, version in enumerate(slots))[1]
 
 
-def deaf_to_skips(slots, committed, _board):
+def deaf_to_skips(slots, committed, _status_page):
     return free_slot(slots, committed, set())
 
 
-def hears_announcements_only(slots, committed, board):
-    return free_slot(slots, committed, board.skipped())
+def hears_announcements_only(slots, committed, status_page):
+    return free_slot(slots, committed, status_page.skipped())
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_the_supported_versions_are_those_that_are_looked_at():
     assert supported[0] == min(place.since for places in NAMES.values() for place in places)
 
 
-def test_what_the_nursery_imports_is_in_torch():
+def test_what_the_forkserver_imports_is_in_torch():
     (files, *_) = VERSIONS
     for name in DEFAULT_PRELOAD:
         path = name.replace(".", "/")

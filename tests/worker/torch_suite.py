@@ -116,7 +116,7 @@ class Suite:
         registry.begin_step()
         self.seed()
         kind, error, trace = self._perform(name)
-        intact = registry.state is GroupState.ATTACHED and not registry.tainted and not self.member.failures
+        intact = registry.state is GroupState.ATTACHED and not registry.step_failed and not self.member.failures
         drained = self.backend == "deadpool" and kind != "fails" and not intact
         return Outcome(kind, error, drained, trace)
 
@@ -156,7 +156,7 @@ class Suite:
         if self.backend == "deadpool":
             uninstall(member.registry)
             member.registry.shut_down()
-            member.registry = Registry(cell=None, on_failure=member.failures.append)
+            member.registry = Registry(rank_entry=None, on_failure=member.failures.append)
         member.failures.clear()
         member.prefix = prefix
         self.start()
@@ -180,10 +180,10 @@ def run_fresh(member, backend, folder):
 
 def run_again(member, folder):
     """Run each test on groups that were attached again: before the first one after a kill."""
-    newcomer = member.rank == LOST and member.store.check(["killed"])
+    replacement = member.rank == LOST and member.store.check(["killed"])
     suite = Suite(member, "deadpool", folder)
-    suite.start(attached=not newcomer)
-    if not newcomer:
+    suite.start(attached=not replacement)
+    if not replacement:
         member.meet("up")
         if member.rank == LOST:
             member.store.wait(["never"], timedelta(seconds=LIMIT_S))

@@ -9,8 +9,8 @@ import socket
 from collections.abc import Callable, Sequence
 
 from deadpool_run.agent.processes.children import Exit, Process
-from deadpool_run.agent.processes.forkserver import Nursery
-from deadpool_run.agent.processes.worker_channel import Channel
+from deadpool_run.agent.processes.forkserver import ForkServer
+from deadpool_run.agent.processes.worker_channel import WorkerChannel
 from deadpool_run.ids import Rank
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
@@ -34,16 +34,16 @@ Heard = Callable[[Message], None]
 class Checkpointers:
     """All of one node, each forked for one checkpoint and watched like any other process. In the running loop."""
 
-    def __init__(self, nursery: Nursery, vault: Vault, timeout_s: float) -> None:
+    def __init__(self, forkserver: ForkServer, vault: Vault, timeout_s: float) -> None:
         """Whatever is asked for is given up after `timeout_s`."""
-        self.nursery = nursery
+        self.forkserver = forkserver
         self.vault = vault
         self.timeout_s = timeout_s
         self.stuck: list[Process] = []
         """Those that were killed long ago and have not ended: as long as there is one, no other is made."""
 
     def start(self, ranks: Sequence[Rank], heard: Heard) -> "Checkpointer":
-        """Return one that is lent the board and the slots of these ranks."""
+        """Return one that is lent the status page and the slots of these ranks."""
         return Checkpointer(self, ranks, heard)
 
 
@@ -62,10 +62,10 @@ class Checkpointer:
         self._killed = self._late = False
         self._ours: socket.socket | None = None  # our end of the control socket until there is a process
         self._process: Process | None = None
-        self._channel: Channel | None = None
+        self._channel: WorkerChannel | None = None
         self._hindered = bool(owner.stuck)
         if not self._hindered:
-            owner.nursery.fork(KIND, self._make_fds, self._forked, self._unforked, self._ended)
+            owner.forkserver.fork(KIND, self._make_fds, self._forked, self._unforked, self._ended)
 
     def ask(self, order: ToCheckpointer) -> None:
         """Have it do something; it has done all else."""
@@ -118,7 +118,7 @@ class Checkpointer:
     def _deathless(self) -> None:
         """Wait no more for its end, and make no other before it: each would sleep as this one, and hold its memory."""
         assert self._process is not None
-        self._vault.board.kept = EMPTY
+        self._vault.status_page.kept = EMPTY
         self._owner.stuck.append(self._process)
         self._fail("does not end though it is killed")
 
@@ -136,7 +136,7 @@ class Checkpointer:
     def _forked(self, process: Process) -> None:
         assert self._ours is not None
         self._process = process
-        self._channel = Channel(
+        self._channel = WorkerChannel(
             self._ours,
             self._answered,
             lambda _: process.signal_group(signal.SIGKILL),  # confused: its end is its answer
@@ -145,7 +145,7 @@ class Checkpointer:
         if self._killed:  # given up before it existed
             process.signal_group(signal.SIGKILL)
             return
-        self._channel.send(LendBoard(self._vault.world_size), [self._vault.board_fd])
+        self._channel.send(LendBoard(self._vault.world_size), [self._vault.status_page_fd])
         for rank in self._ranks:
             fds = self._vault.descriptors(rank)
             self._channel.send(LendSlots(rank), [fds["slot0"], fds["slot1"]])
@@ -163,7 +163,7 @@ class Checkpointer:
     def _ended(self, end: Exit) -> None:
         assert self._channel is not None
         self._owner.stuck = [process for process in self._owner.stuck if process is not self._process]
-        self._vault.board.kept = EMPTY  # one that was killed has not let go
+        self._vault.status_page.kept = EMPTY  # one that was killed has not let go
         self._channel.read_rest()
         self._channel.close()
         if not self._over:

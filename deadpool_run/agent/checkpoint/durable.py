@@ -1,6 +1,6 @@
 """The agent's side of durable checkpoints: when one is written, what a world begins from, how a foretold end is met.
 
-A checkpointer is forked for each, lent the node's board and slots, and watched like any other process. Decides nothing
+A checkpointer is forked for each, lent the node's status page and slots, and watched like any other process. Decides nothing
 about workers: a world's ranks are given out once `when_ready` says so, and that is all that training sees of it.
 """
 
@@ -30,7 +30,7 @@ EXIT_QUEUE_AGAIN = 75
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CheckpointJob:
     """What is said of durable checkpoints, and to whom."""
 
     say: Callable[[str], None]
@@ -49,11 +49,11 @@ class _Run:
     over: asyncio.Future[None]
 
 
-class Durable:
+class DurableCheckpoints:
     """Everything durable of one launch. Made in the running loop; does nothing unless `spec` asks for something."""
 
     def __init__(
-        self, spec: DurableSpec | None, *, run: str, checkpointers: Checkpointers, vault: Vault, job: Job
+        self, spec: DurableSpec | None, *, run: str, checkpointers: Checkpointers, vault: Vault, job: CheckpointJob
     ) -> None:
         """`run` names the run; what it has written itself is known by that."""
         self._spec = spec
@@ -95,7 +95,9 @@ class Durable:
         self._abandon()
         self._waiting.clear()
         self._ready = False
-        order = LoadCheckpoint(spec.target, self._name, spec.resume, self._first, len(self._vault.board.cells))
+        order = LoadCheckpoint(
+            spec.target, self._name, spec.resume, self._first, len(self._vault.status_page.rank_entries)
+        )
         self._first = False
         self._start(order, self._loaded)
 
@@ -107,7 +109,7 @@ class Durable:
             self._waiting.append(call)
 
     def seated(self, rank: Rank) -> None:
-        """Nothing is left to say: the board has it since the slots were filled."""
+        """Nothing is left to say: the status page has it since the slots were filled."""
 
     def _loaded(self, answer: Message) -> None:
         if not isinstance(answer, CheckpointLoaded):
@@ -118,8 +120,8 @@ class Durable:
         self.resume = self._schedule.written = Version(answer.version)
         if answer.version >= 0:
             self._newest = (answer.version, answer.where, answer.written)
-            for cell in self._vault.board.cells:
-                cell.set_slot(0, answer.version)
+            for rank_entry in self._vault.status_page.rank_entries:
+                rank_entry.set_slot(0, answer.version)
             self._job.say(f"resuming at step {answer.version}, from {answer.where}")
         self._ready = True
         waiting, self._waiting = self._waiting, []
@@ -131,7 +133,7 @@ class Durable:
 
     # --- while it runs ---------------------------------------------------------------------------------------------
 
-    def foretold(self) -> None:
+    def preemption_notice(self) -> None:
         """Write now, since the end of the job was announced (SIGUSR1), and then, if so asked, end it."""
         assert self._spec is not None
         then = "then the job ends, to be queued again" if self._spec.exit_on_usr1 else "training goes on"
@@ -144,7 +146,7 @@ class Durable:
         self._job.leave()
 
     def _look(self) -> None:
-        if self._run is None and self._ready and self._schedule.is_due(self._vault.board.committed()):
+        if self._run is None and self._ready and self._schedule.is_due(self._vault.status_page.committed()):
             self._write()
 
     def _write(self) -> None:
@@ -185,7 +187,7 @@ class Durable:
             self._loop.add_signal_handler(number, self._abandon)
         if self._run is not None:
             await self._run.over
-        if self._schedule.is_new(self._vault.board.committed()):
+        if self._schedule.is_new(self._vault.status_page.committed()):
             self._write()
             if self._run is not None:
                 await self._run.over

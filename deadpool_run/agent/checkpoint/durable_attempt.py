@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.vault.checkpoint_format import NOTHING, Step
+from deadpool_run.vault.checkpoint_format import NOTHING, CheckpointStep
 from deadpool_run.wire import peers
 
-_STEPS = tuple(Step)
+_STEPS = tuple(CheckpointStep)
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Attempt:
     keep: int
     version: Version = NOTHING
     """Chosen when all are prepared to copy it."""
-    step: Step = Step.PREPARE
+    step: CheckpointStep = CheckpointStep.PREPARE
     nbytes: int = 0
     where: str = ""
     waiting: set[NodeId] = field(default_factory=set)
@@ -35,9 +35,9 @@ class Attempt:
         """Yield what each node is to do in this step, and wait for it."""
         firsts = tuple(sorted(min(ranks) for ranks in self.ranks.values()))
         takes_part: set[NodeId] = set(self.ranks)
-        if self.step in (Step.PREPARE, Step.COPY):
+        if self.step in (CheckpointStep.PREPARE, CheckpointStep.COPY):
             takes_part.add(self.leader)
-        elif self.step is Step.COMPLETE:
+        elif self.step is CheckpointStep.COMPLETE:
             takes_part = {self.leader}
         self.waiting = takes_part
         for node in sorted(takes_part):

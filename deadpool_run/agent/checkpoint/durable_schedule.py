@@ -63,7 +63,7 @@ class Schedule:
         assert self._spec is not None
         left_s = self._due_at - self._loop.time()
         if self._spec.every_steps is not None:
-            cell = self._vault.board.cells[_FOLLOWING_RANK]
-            steps = max(self.written, 0) + self._spec.every_steps - cell.completed
-            left_s = steps * cell.step_ns / _NS_PER_S / 2
+            rank_entry = self._vault.status_page.rank_entries[_FOLLOWING_RANK]
+            steps = max(self.written, 0) + self._spec.every_steps - rank_entry.completed
+            left_s = steps * rank_entry.step_ns / _NS_PER_S / 2
         return min(max(left_s, _LOOK_MIN_S), _LOOK_MAX_S)

@@ -14,7 +14,7 @@ from deadpool_run.wire.messages import Message
 
 
 @dataclass(slots=True)
-class Beginning:
+class InitialLoad:
     """Of one world. `begun` is told from what, once every node has loaded it; `lost` why it cannot begin."""
 
     spec: DurableSpec

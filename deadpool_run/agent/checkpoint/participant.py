@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointer, Checkpointers
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.checkpoint_format import NOTHING, Step
+from deadpool_run.vault.checkpoint_format import NOTHING, CheckpointStep
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
@@ -12,7 +12,7 @@ from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, Fi
 from deadpool_run.wire.messages import Message
 
 
-class Share:
+class CheckpointParticipant:
     """In the running loop. `answer` goes to who leads; `hold` is told what a rank that is given away here begins with."""
 
     def __init__(
@@ -46,23 +46,23 @@ class Share:
     def seated(self, rank: Rank) -> None:
         """Say what the first slot holds of a rank that is given to one who begins with it."""
         if self.resume >= 0:
-            self._vault.board.cells[rank].set_slot(0, self.resume)
+            self._vault.status_page.rank_entries[rank].set_slot(0, self.resume)
             self._hold(rank, self.resume)
 
     # --- one is written -------------------------------------------------------------------------------------------
 
     def save(self, order: peers.Save) -> None:
         """Take a step."""
-        step, ranks = Step(order.step), [Rank(rank) for rank in order.ranks]
-        if step is Step.PREPARE:
+        step, ranks = CheckpointStep(order.step), [Rank(rank) for rank in order.ranks]
+        if step is CheckpointStep.PREPARE:
             self._start(order.attempt, ranks, lambda answer: self._saved(order.attempt, answer))
         if self._checkpointer is None or order.attempt != self._attempt:
             self._answer(peers.Saved(order.attempt, order.step, "this node has given it up", "", 0, again=True))
             return
-        if step is Step.COPY and ranks:
+        if step is CheckpointStep.COPY and ranks:
             # What is committed is told after this at the earliest, so that no rank has overwritten the version yet.
-            self._vault.board.kept = order.version
-        self._step, self._last = order.step, step is (Step.COMPLETE if order.leads else Step.PARTS)
+            self._vault.status_page.kept = order.version
+        self._step, self._last = order.step, step is (CheckpointStep.COMPLETE if order.leads else CheckpointStep.PARTS)
         self._checkpointer.ask(
             TakeStep(
                 step=order.step,
@@ -91,7 +91,7 @@ class Share:
         ranks = [Rank(rank) for rank in order.ranks]
         self.resume = NOTHING
         for rank in ranks:
-            self._vault.board.cells[rank].set_slot(0, EMPTY)
+            self._vault.status_page.rank_entries[rank].set_slot(0, EMPTY)
         self._start(order.attempt, ranks, lambda answer: self._loaded(order, answer))
         assert self._checkpointer is not None
         self._checkpointer.ask(FillSlots(order.where, order.version, self._vault.world_size))
@@ -110,7 +110,7 @@ class Share:
         if self._checkpointer is not None and attempt in (None, self._attempt):
             self._checkpointer.kill()
             self._checkpointer = None
-            self._vault.board.kept = EMPTY
+            self._vault.status_page.kept = EMPTY
 
     def close(self) -> None:
         """Have no part in anything any more."""
@@ -118,7 +118,7 @@ class Share:
 
     def _start(self, attempt: str, ranks: Sequence[Rank], heard: Callable[[Message], None]) -> None:
         self.void()
-        self._attempt, self._step, self._last = attempt, str(Step.PREPARE), False
+        self._attempt, self._step, self._last = attempt, str(CheckpointStep.PREPARE), False
         self._checkpointer = self._checkpointers.start(ranks, heard)
 
     def _let_go(self) -> None:

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from deadpool_run.coordinator.link import Link
+from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.core.events import Event, StopRequested
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
@@ -31,12 +31,12 @@ class EndedError(Exception):
 class RedirectError(Exception):
     """Somebody else leads the job."""
 
-    def __init__(self, head: peers.Peer) -> None:
-        super().__init__(f"{head.node} leads the job")
-        self.head = head
+    def __init__(self, leader: peers.Peer) -> None:
+        super().__init__(f"{leader.node} leads the job")
+        self.leader = leader
 
 
-class Limbo:
+class NoLeader:
     """Above a node while nobody leads: what the next coordinator asks for anyway is dropped."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Limbo:
     def safe(self, told: peers.Safe) -> None:
         """Drop it: all is told again."""
 
-    def durable_news(self, told: peers.Saved | peers.Loaded | peers.Foretold) -> None:
+    def durable_news(self, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
         """Drop it: the next coordinator begins its checkpoints anew, and is told again that the end was foretold."""
 
 
@@ -67,7 +67,7 @@ class Follower:
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._on_message: Callable[[peers.Message], None] | None = None
         self._on_lost: Callable[[str, bool], None] | None = None
-        self._link = Link(sock, self._heard, self._lost)
+        self._link = PeerLink(sock, self._heard, self._lost)
         self._link.send(first_word)
 
     async def taken_in(self, stop: asyncio.Future[tuple[int, str]]) -> tuple[peers.Joined, peers.Agents]:
@@ -90,7 +90,7 @@ class Follower:
         return await self._answered
 
     def begin(self, on_message: Callable[[peers.Message], None], on_lost: Callable[[str, bool], None]) -> None:
-        """Have what is and was said heard; `on_lost` as of a `Link`."""
+        """Have what is and was said heard; `on_lost` as of a `PeerLink`."""
         self._on_message, self._on_lost = on_message, on_lost
         early, self._early = self._early, []
         try:
@@ -148,7 +148,7 @@ class Follower:
         """Pass on what other nodes hold of a rank of ours."""
         self._link.send(told)
 
-    def durable_news(self, told: peers.Saved | peers.Loaded | peers.Foretold) -> None:
+    def durable_news(self, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
         """Pass on what concerns durable checkpoints."""
         self._link.send(told)
 
@@ -168,8 +168,8 @@ class Follower:
                 self._taken.set_result((self._joined, message))
             case peers.End():
                 self._taken.set_exception(EndedError(message))
-            case peers.Redirect(head):
-                self._taken.set_exception(RedirectError(head))
+            case peers.Redirect(leader):
+                self._taken.set_exception(RedirectError(leader))
             case peers.Evict(reason):
                 self._taken.set_exception(LostError(reason))
             case _:

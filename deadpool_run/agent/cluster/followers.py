@@ -5,10 +5,10 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Protocol, assert_never
 
-from deadpool_run.agent.checkpoint.durable_head import DurableHead
-from deadpool_run.agent.cluster.leadership import Authority
-from deadpool_run.coordinator.connections import Hub
-from deadpool_run.coordinator.requests import Desk
+from deadpool_run.agent.checkpoint.durable_leader import DurableLeader
+from deadpool_run.agent.cluster.leadership import Leadership
+from deadpool_run.coordinator.connections import Connections
+from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodeResynced, NodesLost
 from deadpool_run.core.leadership import electorate
@@ -26,8 +26,8 @@ PULSES = 5
 class Leading(Protocol):
     """What followers need of the leader's coordinator."""
 
-    desk: Desk
-    durable: DurableHead | None
+    request_handler: RequestHandler
+    durable: DurableLeader | None
 
     @property
     def state(self) -> State:
@@ -43,10 +43,10 @@ class Leading(Protocol):
     def safe(self, told: peers.Safe) -> None:
         """Take in which copies are complete."""
 
-    def mirror(self, node: NodeId, cells: Iterable[tuple[int, ...]]) -> None:
+    def mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
         """Publish the status pages of another node."""
 
-    def durable_news_of(self, node: NodeId, told: peers.Saved | peers.Loaded | peers.Foretold) -> None:
+    def durable_news_of(self, node: NodeId, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
         """Take in news of a durable checkpoint."""
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
@@ -56,21 +56,23 @@ class Leading(Protocol):
         """Return the world as it is."""
 
 
-class Assembly:
+class Followers:
     """Every node but our own, in the running loop."""
 
-    def __init__(self, head: Leading, authority: Authority, nproc_per_node: int) -> None:
-        self._head = head
-        self._authority = authority
+    def __init__(self, leader: Leading, leadership: Leadership, nproc_per_node: int) -> None:
+        self._leader = leader
+        self._leadership = leadership
         self._nproc_per_node = nproc_per_node
-        self._hub = Hub(self, {NodeId(name) for name in (*head.state.leaves, authority.agent.me) if name})
-        self._standbys: set[NodeId] = set()
+        self._connections = Connections(
+            self, {NodeId(name) for name in (*leader.state.leaves, leadership.agent.me) if name}
+        )
+        self._log_followers: set[NodeId] = set()
         """Those that follow the log."""
-        self._roster: electorate.Roster | None = None
+        self._configuration: electorate.Configuration | None = None
         self._wanted: set[NodeId] = set()
-        """Those that are to, of that roster."""
+        """Those that are to, of that configuration."""
         self._joining: dict[NodeId, peers.Join] = {}
-        """Nodes that are to be taken in together, once a majority knows of the last change of the roster.
+        """Nodes that are to be taken in together, once a majority knows of the last change of the configuration.
 
         Each change is told to every node, and thousands of nodes may come within seconds.
         """
@@ -79,23 +81,23 @@ class Assembly:
         """Found in this turn of the loop, and not told yet."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        head.server.on_entry = self._log
-        self._pulse()
+        leader.server.on_entry = self._log
+        self._heartbeat()
 
     # --- speaking -------------------------------------------------------------------------------------------------
 
     def send(self, node: NodeId, message: peers.ToNode) -> None:
         """Say something to a node; nothing happens if it is lost."""
-        self._hub.send(node, message)
+        self._connections.send(node, message)
 
     def broadcast(self, message: peers.ToNode) -> None:
         """Say something to every node."""
-        self._hub.broadcast(message)
+        self._connections.broadcast(message)
 
     def share(self, agents: peers.Agents) -> None:
         """Tell every node who counts now."""
         self.broadcast(agents)
-        if self._joining and len(agents.rosters) == 1:
+        if self._joining and len(agents.configurations) == 1:
             self._loop.call_soon(self._take_in)  # whoever says so is in the middle of it
 
     def lose(self, node: NodeId, reason: str) -> None:
@@ -103,31 +105,31 @@ class Assembly:
 
         Where a switch breaks, many connections end at once; each loss alone would be a repair of its own.
         """
-        self._hub.evict(node, reason)
-        self._standbys.discard(node)
+        self._connections.evict(node, reason)
+        self._log_followers.discard(node)
         self._seen.pop(node, None)
-        if self._head.durable is not None:
-            self._head.durable.node_lost(node)
+        if self._leader.durable is not None:
+            self._leader.durable.node_lost(node)
         if not self._losses:
             self._loop.call_soon(self._tell_losses)
         self._losses.append(NodeLost(node, reason))
 
     def _tell_losses(self) -> None:
         losses, self._losses = tuple(self._losses), []
-        self._head.submit(losses[0] if len(losses) == 1 else NodesLost(losses))
+        self._leader.submit(losses[0] if len(losses) == 1 else NodesLost(losses))
 
     def decided(self) -> None:
         """Bring those who are to take over up to date, if they are others than before."""
-        if self._head.state.move is not None:
+        if self._leader.state.move is not None:
             return  # what is deferred is not told; there will be a decision when it is over
-        roster = self._authority.agent.roster
-        if roster is not self._roster:  # who is next is looked for in all of it, and decisions are many
-            self._roster, self._wanted = roster, set(roster.standbys)
-        connected = self._wanted.intersection(self._hub.nodes())  # others would miss how it begins
-        self._standbys &= connected
-        for node in connected - self._standbys:
-            self._standbys.add(node)
-            server, term = self._head.server, self._authority.agent.term
+        configuration = self._leadership.agent.configuration
+        if configuration is not self._configuration:  # who is next is looked for in all of it, and decisions are many
+            self._configuration, self._wanted = configuration, set(configuration.log_followers)
+        connected = self._wanted.intersection(self._connections.nodes())  # others would miss how it begins
+        self._log_followers &= connected
+        for node in connected - self._log_followers:
+            self._log_followers.add(node)
+            server, term = self._leader.server, self._leadership.agent.term
             self.send(node, peers.LogState(term, server.entries, server.now(), typed.plain(server.state)))
 
     def seen(self) -> Mapping[NodeId, Seen]:
@@ -136,44 +138,44 @@ class Assembly:
 
     def is_whole(self) -> bool:
         """Tell whether every agent that counts, and has not ended, is connected."""
-        agent = self._authority.agent
-        return {*agent.roster.agents} - agent.ended - {agent.me} <= {*self._hub.nodes()}
+        agent = self._leadership.agent
+        return {*agent.configuration.agents} - agent.ended - {agent.me} <= {*self._connections.nodes()}
 
     @property
     def term(self) -> int:
         """How often the coordinator has moved, or more."""
-        return self._authority.agent.term
+        return self._leadership.agent.term
 
     async def end(self, message: peers.End | None) -> None:
         """Tell every agent, if there is anything to tell, and hang up."""
         if self._timer is not None:
             self._timer.cancel()
-        await self._hub.end(message)
+        await self._connections.end(message)
 
-    def _pulse(self) -> None:
-        agent = self._authority.agent
-        self._timer = self._loop.call_later(agent.timeout_s / PULSES, self._pulse)
-        self.broadcast(self._authority.pulse())
+    def _heartbeat(self) -> None:
+        agent = self._leadership.agent
+        self._timer = self._loop.call_later(agent.timeout_s / PULSES, self._heartbeat)
+        self.broadcast(self._leadership.heartbeat())
         if agent.term > 0:  # those that another coordinator had taken in may not know of this one
-            self._authority.claim(but=self._hub.nodes())
+            self._leadership.claim(but=self._connections.nodes())
 
     def _log(self, now: float, event: Event) -> None:
-        if self._standbys:
-            entry = peers.LogEntry(self._authority.agent.term, self._head.server.entries, now, encode(event))
-            self._hub.broadcast(entry, self._standbys)
+        if self._log_followers:
+            entry = peers.LogEntry(self._leadership.agent.term, self._leader.server.entries, now, encode(event))
+            self._connections.broadcast(entry, self._log_followers)
 
     # --- hearing: what the hub asks -------------------------------------------------------------------------------
 
     def accept(self, sock: socket.socket) -> None:
         """Serve an authenticated connection."""
-        self._hub.accept(sock)
+        self._connections.accept(sock)
 
     def refusal(self, join: peers.Join | peers.Rejoin) -> str:
         """Return why a node cannot be taken in; empty if it can."""
         if isinstance(join, peers.Rejoin):
-            state = self._head.state
+            state = self._leader.state
             lost = join.node in state.leaves and join.node not in state.nodes
-            known = join.node in self._authority.agent.roster.agents
+            known = join.node in self._leadership.agent.configuration.agents
             return "" if known and not lost else f"node {join.node} was lost before or while the coordinator moved"
         if join.nproc_per_node != self._nproc_per_node:
             return (
@@ -189,44 +191,44 @@ class Assembly:
         self._joining[node] = join
 
     def _take_in(self) -> None:
-        if len(self._authority.agent.rosters) > 1:
+        if len(self._leadership.agent.configurations) > 1:
             return  # `share` comes back to it
-        joining = {node: join for node, join in self._joining.items() if self._hub.admit(node)}
+        joining = {node: join for node, join in self._joining.items() if self._connections.admit(node)}
         self._joining.clear()
         for node, join in joining.items():
-            for message in self._head.welcome(node):
+            for message in self._leader.welcome(node):
                 self.send(node, message)
-            self._authority.know(peers.Peer(node, join.place.address, join.place.port))
+            self._leadership.know(peers.Peer(node, join.place.address, join.place.port))
         if joining:
-            self._authority.hear(electorate.AgentsJoined(tuple(joining)))
+            self._leadership.hear(electorate.AgentsJoined(tuple(joining)))
         for node, join in joining.items():
-            self._head.submit(NodeJoined(node, join.place))
+            self._leader.submit(NodeJoined(node, join.place))
 
     def rejoined(self, rejoin: peers.Rejoin) -> None:
         """Go on with a node that the last coordinator took in."""
         found = decode_event(rejoin.found)
         if not isinstance(found, NodeResynced) or found.node != rejoin.node:
             raise ProtocolError(f"node {rejoin.node} does not say what it has")
-        self.send(rejoin.node, self._authority.agents())
-        self.send(rejoin.node, self._head.world())
-        self._authority.know(peers.Peer(rejoin.node, rejoin.place.address, rejoin.place.port))
-        if rejoin.node not in self._head.state.leaves:  # the last coordinator took it in, and could not tell any more
-            self._head.submit(NodeJoined(rejoin.node, rejoin.place))
-        self._head.submit(found)
+        self.send(rejoin.node, self._leadership.agents())
+        self.send(rejoin.node, self._leader.world())
+        self._leadership.know(peers.Peer(rejoin.node, rejoin.place.address, rejoin.place.port))
+        if rejoin.node not in self._leader.state.leaves:  # the last coordinator took it in, and could not tell any more
+            self._leader.submit(NodeJoined(rejoin.node, rejoin.place))
+        self._leader.submit(found)
 
     def heard(self, node: NodeId, message: peers.ToHead) -> None:
         """Take in what an agent says beside facts."""
         match message:
             case peers.Safe():
-                self._head.safe(message)
-            case peers.Beat(term, sent_at, roster):
-                self._authority.answered(electorate.HeardFromAgent(node, term, sent_at, roster))
-                self._head.mirror(node, message.cells)
+                self._leader.safe(message)
+            case peers.HeartbeatAck(term, sent_at, configuration):
+                self._leadership.answered(electorate.HeardFromAgent(node, term, sent_at, configuration))
+                self._leader.mirror(node, message.rank_entries)
                 self._seen[node] = Seen(self._loop.time(), message.traffic)
-            case peers.Saved() | peers.Loaded() | peers.Foretold():
-                self._head.durable_news_of(node, message)
+            case peers.Saved() | peers.Loaded() | peers.PreemptionNotice():
+                self._leader.durable_news_of(node, message)
             case peers.Ask(number, request):
-                self.send(node, peers.Answer(number, dict(self._head.desk.answer(request))))
+                self.send(node, peers.Answer(number, dict(self._leader.request_handler.answer(request))))
             case peers.Join() | peers.Rejoin() | peers.Fact():
                 pass  # the hub's own
             case _:
@@ -234,8 +236,8 @@ class Assembly:
 
     def submit(self, event: Event) -> None:
         """Take in a fact."""
-        self._head.submit(event)
+        self._leader.submit(event)
 
     def hung_up(self, node: NodeId) -> None:
         """Note that an agent's process has ended."""
-        self._authority.hear(electorate.AgentEnded(node))
+        self._leadership.hear(electorate.AgentEnded(node))

@@ -7,22 +7,22 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, assert_never
 
-from deadpool_run.agent.checkpoint.durable_head import DurableHead
-from deadpool_run.agent.cluster.followers import Assembly
+from deadpool_run.agent.checkpoint.durable_leader import DurableLeader
+from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.agent.cluster.tracking import Tracking
 from deadpool_run.agent.console import announcement, report_request, tell
-from deadpool_run.agent.node.hang_detector import Health, sights_of
-from deadpool_run.agent.node.node import Node
+from deadpool_run.agent.node.hang_detector import HangDetector, sights_of
+from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.node.orders import Situation
-from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.store import LOOPBACK, Store
 from deadpool_run.agent.records.incident_line import incident_line
-from deadpool_run.agent.records.logs import Output
+from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.journal import Journal
-from deadpool_run.coordinator.log_follower import Known
-from deadpool_run.coordinator.requests import Desk
+from deadpool_run.coordinator.log_follower import FollowedLog
+from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import effects as do
 from deadpool_run.core import nodes
@@ -32,7 +32,7 @@ from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
 from deadpool_run.view.plan import outline
-from deadpool_run.view.status_report import Nodes, Seen, status_object
+from deadpool_run.view.status_report import NodeReports, Seen, status_object
 from deadpool_run.wire import peers, typed
 from deadpool_run.wire.facts import encode
 
@@ -40,7 +40,7 @@ JOURNAL_NAME = "journal.jsonl"
 _COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING})
 
 
-class Head:
+class Leader:
     """The coordinator of a job, in the running loop. `on_over` takes the exit code and the reason."""
 
     def __init__(  # noqa: PLR0913 - the parts of an agent that it acts on
@@ -48,19 +48,19 @@ class Head:
         spec: LaunchSpec,
         situation: Situation,
         *,
-        nursery: Nursery,
-        output: Output,
+        forkserver: ForkServer,
+        output: Logs,
         on_over: Callable[[int, str], None],
         on_lost: Callable[[str], None],
         on_news: Callable[[], None],
-        known: Known | None = None,
+        known: FollowedLog | None = None,
         term: int = 0,
     ) -> None:
         """Begin anew, or go on in a later `term` from what another coordinator is `known` to have decided.
 
         `on_news`: viewers may look.
         """
-        self.node: Node
+        self.node: LocalNode
         """Our own machine's; set before `begin`."""
         self._spec = spec
         self._here = situation.node
@@ -68,20 +68,20 @@ class Head:
         self._over = False
         self._outlined = known is not None or spec.cluster is None
         """What the job was understood to be has been told, or needs no telling."""
-        self._life = 0
+        self._timeline = 0
         self._ranks_moved = False
         cluster = spec.cluster
-        self._store = Store(nursery, on_lost, LOOPBACK if cluster is None else situation.address)
+        self._store = Store(forkserver, on_lost, LOOPBACK if cluster is None else situation.address)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
-        self.desk = Desk(spec.settings.world_size, self)
+        self.request_handler = RequestHandler(spec.settings.world_size, self)
         self._on_news = on_news
         self._server = CoordinatorServer(spec.settings, self, self._journal, self._decided, known)
         self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
-        self.assembly: Assembly | None = None
+        self.followers: Followers | None = None
         """The other nodes; None on one machine. Set before `begin`."""
-        self.durable: DurableHead | None = None
+        self.durable: DurableLeader | None = None
         """Durable checkpoints of several nodes; as above."""
-        self._health: Health | None = None
+        self._health: HangDetector | None = None
         self._record = RunRecord(spec, None if output.root is None else str(output.root), term=term)
 
     @property
@@ -96,9 +96,9 @@ class Head:
 
     def begin(self) -> None:
         """Look after ranks that hang."""
-        self._health = Health(
+        self._health = HangDetector(
             self._spec.hang_timeout_s,
-            look=lambda: sights_of(self.state, self.node.vault.board),
+            look=lambda: sights_of(self.state, self.node.vault.status_page),
             pid=self.node.pid,
             submit=self.submit,
             say=tell,
@@ -125,7 +125,9 @@ class Head:
         """Take in what holders of a rank's copies have."""
         assert self._tracking is not None
         commits = self._tracking.commits
-        commits.safe(Rank(told.rank), tuple(Version(version) for version in told.versions), told.transcript, told.life)
+        commits.safe(
+            Rank(told.rank), tuple(Version(version) for version in told.versions), told.transcript, told.timeline
+        )
         self._publish_committed()
         if not commits.protected or commits.committed is None:
             return
@@ -135,11 +137,11 @@ class Head:
             if moved:
                 self._publish_buddies()
 
-    def durable_news(self, told: peers.Saved | peers.Loaded | peers.Foretold) -> None:
+    def durable_news(self, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
         """Take in what our own node has of durable checkpoints."""
         self.durable_news_of(self._here, told)
 
-    def durable_news_of(self, node: NodeId, told: peers.Saved | peers.Loaded | peers.Foretold) -> None:
+    def durable_news_of(self, node: NodeId, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
         """Take in what a node has of durable checkpoints."""
         if self.durable is None:
             return
@@ -148,34 +150,34 @@ class Head:
                 self.durable.saved(node, told)
             case peers.Loaded():
                 self.durable.loaded(node, told)
-            case peers.Foretold():
-                self.durable.foretold()
+            case peers.PreemptionNotice():
+                self.durable.preemption_notice()
             case _:
                 assert_never(told)
 
     def tell_node(self, node: NodeId, message: peers.ToNode) -> None:
         """Say something of durable checkpoints to a node, our own included."""
         if node != self._here:
-            if self.assembly is not None:
-                self.assembly.send(node, message)
+            if self.followers is not None:
+                self.followers.send(node, message)
         elif isinstance(message, peers.Save | peers.Void | peers.Load | peers.Durable):
             self.node.durable_order(message)
 
     def publish_durable(self, newest: peers.Durable) -> None:
         """Let every node know it: any of them may lead next."""
         self.node.durable_order(newest)
-        if self.assembly is not None:
-            self.assembly.broadcast(newest)
+        if self.followers is not None:
+            self.followers.broadcast(newest)
 
-    def mirror(self, node: NodeId, cells: Iterable[tuple[int, ...]]) -> None:
-        """Show on our board what a node's workers say on theirs.
+    def mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
+        """Show on our status page what a node's workers say on theirs.
 
-        Not of a rank whose last owner's slots are still here: the board says what is in them, and its newcomer needs them.
+        Not of a rank whose last owner's slots are still here: the status page says what is in them, and its replacement needs them.
         """
-        for rank, *words in cells:
+        for rank, *words in rank_entries:
             owner = self.state.seats[rank].node if 0 <= rank < len(self.state.seats) else None
             if owner == node and not self.node.vault.lives_here(Rank(rank)):
-                self.node.vault.board.mirror(rank, words)
+                self.node.vault.status_page.mirror(rank, words)
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
         """Return what a node that joins is told first."""
@@ -209,8 +211,8 @@ class Head:
             case do.BeginGeneration():
                 self._begin(effect)
             case do.DiscardAbove(epoch, version):
-                if epoch > self._life:
-                    self._new_life(epoch, version)
+                if epoch > self._timeline:
+                    self._new_timeline(epoch, version)
                 self._to_all(effect)  # also one that was ordered before: there may be nodes that it has not reached
             case do.SetBuddies():
                 self._ranks_moved = True
@@ -227,14 +229,14 @@ class Head:
     def _begin(self, order: do.BeginGeneration) -> None:
         if order.generation > 0:
             self._store.renew()
-        self._new_life(self.state.epoch, None)
+        self._new_timeline(self.state.epoch, None)
         self._to_all(order)
         if self.durable is not None:
             self.durable.begin()
 
     def _assign(self, order: do.AssignRank) -> None:
         member = self.state.members.get(order.worker)
-        if member is not None and self.durable is not None and not order.newcomer:
+        if member is not None and self.durable is not None and not order.replacement:
             self.durable.seat(member.node, order.rank, lambda: self._to_worker(order))
         else:
             self._to_worker(order, order.transcript_from)
@@ -250,13 +252,13 @@ class Head:
             return  # its loss is told next, and with it comes another order
         if node == self._here:
             self.node.perform(effect, self.state.capture_interval, peer)
-        elif self.assembly is not None:
-            self.assembly.send(node, peers.Order(encode(effect), self.state.capture_interval, peer))
+        elif self.followers is not None:
+            self.followers.send(node, peers.Order(encode(effect), self.state.capture_interval, peer))
 
     def _to_all(self, effect: Effect) -> None:
         self.node.perform(effect, self.state.capture_interval, None)
-        if self.assembly is not None:
-            self.assembly.broadcast(peers.Order(encode(effect), self.state.capture_interval))
+        if self.followers is not None:
+            self.followers.broadcast(peers.Order(encode(effect), self.state.capture_interval))
 
     def _peer(self, node: NodeId) -> peers.Peer | None:
         found = self.state.nodes.get(node)
@@ -266,32 +268,32 @@ class Head:
 
     def world(self) -> peers.World:
         """Return what every assignment depends on."""
-        return peers.World(self.state.generation, self._life, self._store.host, self._store.port)
+        return peers.World(self.state.generation, self._timeline, self._store.host, self._store.port)
 
     def go_on(self) -> None:
         """Take over what our own node knows of the world; only the store is another one."""
-        self._life = self.node.life
+        self._timeline = self.node.timeline
         self.node.set_world(self.world())
 
-    def _new_life(self, life: int, rollback: Version | None) -> None:
+    def _new_timeline(self, timeline: int, rollback: Version | None) -> None:
         """Begin to count anew what is safe: what was reported before is of a life that did not happen."""
-        self._life = life
+        self._timeline = timeline
         world = self.world()
         self.node.set_world(world)
-        if self.assembly is not None:
-            self.assembly.broadcast(world)
+        if self.followers is not None:
+            self.followers.broadcast(world)
         if self.durable is not None:
-            self.durable.new_life()
+            self.durable.new_timeline()
         if self._tracking is not None:
-            self._tracking.new_life(self._life, rollback)
+            self._tracking.new_timeline(self._timeline, rollback)
             self._publish_committed()
 
     def _publish_committed(self) -> None:
         assert self._tracking is not None
-        if (told := self._tracking.committed_news(self._life)) is not None:
+        if (told := self._tracking.committed_news(self._timeline)) is not None:
             self.node.committed(told)
-            if self.assembly is not None:
-                self.assembly.broadcast(told)
+            if self.followers is not None:
+                self.followers.broadcast(told)
 
     def _publish_buddies(self) -> None:
         """Tell those nodes for which something has changed."""
@@ -300,8 +302,8 @@ class Head:
         for node, told in self._tracking.buddies_news(self.state, self._peer):
             if node == self._here:
                 self.node.set_buddies(told)
-            elif self.assembly is not None:
-                self.assembly.send(node, told)
+            elif self.followers is not None:
+                self.followers.send(node, told)
 
     # --- what there is to see -------------------------------------------------------------------------------------
 
@@ -309,14 +311,14 @@ class Head:
         """Return what viewers see."""
         durable = self.node.durable if self.durable is None else self.durable
         run = self._record.parts
-        return status_object(self.state, self.node.vault.board, run, durable.report(), self._nodes())
+        return status_object(self.state, self.node.vault.status_page, run, durable.report(), self._nodes())
 
-    def _nodes(self) -> Nodes | None:
-        if self.assembly is None:
+    def _nodes(self) -> NodeReports | None:
+        if self.followers is None:
             return None
-        seen = {**self.assembly.seen(), self._here: Seen(None, self.node.traffic())}
+        seen = {**self.followers.seen(), self._here: Seen(None, self.node.traffic())}
         now = asyncio.get_running_loop().time()
-        return Nodes(self._here, self.assembly.term, seen, now, self._server.now())
+        return NodeReports(self._here, self.followers.term, seen, now, self._server.now())
 
     def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
         """Return who holds the rank, with its pid."""
@@ -327,8 +329,8 @@ class Head:
         if self._ranks_moved and self.state.phase in _COPIED_IN:  # in a repair, what was left behind is still needed
             self._ranks_moved = False
             self._publish_buddies()
-        if self.assembly is not None:
-            self.assembly.decided()
+        if self.followers is not None:
+            self.followers.decided()
         if self.durable is not None:
             self.durable.decided()
         if self.state.phase is JobPhase.UNPROTECTED and not self._outlined:
@@ -351,8 +353,8 @@ class Head:
         if self._health is not None:
             self._health.close()
         self._server.close()
-        if self.assembly is not None:
-            await self.assembly.end(message)
+        if self.followers is not None:
+            await self.followers.end(message)
         self._store.close()
 
     def close(self, exit_code: int, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Where a run is led from: `head.json` in the run's directory, for agents and viewers that look there on a shared disk.
+"""Where a run is led from: `leader.json` in the run's directory, for agents and viewers that look there on a shared disk.
 
 The last that took over writes last. Where the disk is not shared the file is of no use, and of no harm.
 """
@@ -12,7 +12,7 @@ from deadpool_run.coordinator.address import POINTER_NAME
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class LeaderFile:
     """Of the coordinator's agent."""
 
     term: int
@@ -25,7 +25,7 @@ class Whereabouts:
     """With its control socket."""
 
 
-def write(base: Path, told: Whereabouts) -> None:
+def write(base: Path, told: LeaderFile) -> None:
     """Say it in the run's directory, unless another says it of a later term. Raises OSError."""
     before = read(base)
     if before is not None and before.term > told.term:
@@ -37,10 +37,10 @@ def write(base: Path, told: Whereabouts) -> None:
     fresh.replace(base / POINTER_NAME)
 
 
-def read(base: Path) -> Whereabouts | None:
+def read(base: Path) -> LeaderFile | None:
     """Return what is said there; None if nothing is, or nothing that can be understood."""
     try:
         told = json.loads((base / POINTER_NAME).read_text(encoding="utf-8"))
-        return Whereabouts(**{**told, "term": int(told["term"]), "port": int(told["port"])})
+        return LeaderFile(**{**told, "term": int(told["term"]), "port": int(told["port"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol, assert_never
 
-from deadpool_run.agent.cluster.vote_links import Canvass
+from deadpool_run.agent.cluster.vote_links import VoteLinks
 from deadpool_run.core.leadership import election, electorate
-from deadpool_run.core.leadership.electorate import Agent, Event, HeardFromAgent, Output, Role, Roster
+from deadpool_run.core.leadership.electorate import Agent, Configuration, ElectionRole, Event, HeardFromAgent, Output
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
 from deadpool_run.wire.peers import Peer
@@ -15,7 +15,7 @@ LOOKS = 20
 """At answers within a node time-out: what they say counts from when they were asked for, so nothing depends on it."""
 
 
-class Body(Protocol):
+class LeadershipOwner(Protocol):
     """What acts on what is found."""
 
     def take_over(self, term: int) -> None:
@@ -27,21 +27,21 @@ class Body(Protocol):
     def lose_node(self, node: NodeId, reason: str) -> None:
         """Tell the coordinator that a node is lost."""
 
-    def follow(self, head: Peer, term: int) -> None:
+    def follow(self, leader: Peer, term: int) -> None:
         """Obey another coordinator from now on."""
 
     def fence(self, reason: str) -> None:
         """End this node's workers, and leave the job."""
 
 
-class Authority:
-    """One life of this node among the others, in the running loop. Where the others listen is known from the rosters."""
+class Leadership:
+    """One life of this node among the others, in the running loop. Where the others listen is known from the configurations."""
 
     def __init__(
         self,
         agent: Agent,
         addresses: Mapping[NodeId, Peer],
-        body: Body,
+        body: LeadershipOwner,
         token: bytes,
     ) -> None:
         self._agent = agent
@@ -53,7 +53,7 @@ class Authority:
         self._closed = False
         self._answers: list[HeardFromAgent] = []
         self._answers_due: asyncio.Handle | None = None
-        self.canvass = Canvass(
+        self.vote_links = VoteLinks(
             token,
             agent.timeout_s,
             self._heard,
@@ -67,13 +67,13 @@ class Authority:
         return self._agent
 
     @property
-    def head(self) -> Peer | None:
+    def leader(self) -> Peer | None:
         """Who leads the job, as far as is known here, and where it listens."""
-        return self._addresses.get(self._agent.roster.head)
+        return self._addresses.get(self._agent.configuration.leader)
 
     def others(self) -> list[Peer]:
         """Return the other agents that count, as far as it is known where they listen."""
-        return [peer for peer in self._others(self._agent.roster) if peer.port]
+        return [peer for peer in self._others(self._agent.configuration) if peer.port]
 
     def know(self, peer: Peer) -> None:
         """Note where an agent listens."""
@@ -86,13 +86,13 @@ class Authority:
         self._hear(event)
 
     def answered(self, answer: HeardFromAgent) -> None:
-        """Take in an agent's answer. A head has one of each agent for each heartbeat, so it looks at many together."""
+        """Take in an agent's answer. A leader has one of each agent for each heartbeat, so it looks at many together."""
         self._answers.append(answer)
-        if self._agent.role is not Role.HEAD:
+        if self._agent.role is not ElectionRole.LEADER:
             self._hear_answers()
         elif self._answers_due is None:
-            # Who knows of the last change of the roster is to be found soon, so that the older one counts no more.
-            delay_s = self._agent.timeout_s / LOOKS if len(self._agent.rosters) == 1 else 0.0
+            # Who knows of the last change of the configuration is to be found soon, so that the older one counts no more.
+            delay_s = self._agent.timeout_s / LOOKS if len(self._agent.configurations) == 1 else 0.0
             self._answers_due = self._loop.call_later(delay_s, self._hear_answers)
 
     def _hear_answers(self) -> None:
@@ -110,37 +110,41 @@ class Authority:
         for output in outputs:
             self._act(output)
         after = self._agent
-        if after.role is Role.FOLLOWER and after.term > before.term and after.roster.head in self._addresses:
-            self._body.follow(self._addresses[after.roster.head], after.term)
+        if (
+            after.role is ElectionRole.FOLLOWER
+            and after.term > before.term
+            and after.configuration.leader in self._addresses
+        ):
+            self._body.follow(self._addresses[after.configuration.leader], after.term)
         self._set_timer()
 
-    def hear_roster(self, told: peers.Agents, *, claim: bool = False) -> None:
-        """Take in a head's roster."""
-        self.hear(electorate.HeardFromHead(told.term, self._learn(told), claim))
+    def hear_configuration(self, told: peers.Agents, *, claim: bool = False) -> None:
+        """Take in a leader's configuration."""
+        self.hear(electorate.HeardFromLeader(told.term, self._learn(told), claim))
 
     def hear_claim(self, told: peers.Agents) -> None:
         """Take in that somebody is elected, who may not decide yet; another agent may have said so."""
-        self.hear_roster(told, claim=True)
+        self.hear_configuration(told, claim=True)
 
-    def hear_pulse(self, told: peers.Pulse) -> None:
-        """Take in a sign of life of the head, which says what still counts of the rosters that it told."""
-        rosters = tuple(roster for roster in self._agent.rosters if roster.number >= told.oldest)
-        if rosters and rosters[-1].number == told.newest:
-            self.hear(electorate.HeardFromHead(told.term, rosters))
+    def hear_heartbeat(self, told: peers.Heartbeat) -> None:
+        """Take in a sign of life of the leader, which says what still counts of the configurations that it told."""
+        configurations = tuple(configuration for configuration in self._agent.configurations if configuration.number >= told.oldest)
+        if configurations and configurations[-1].number == told.newest:
+            self.hear(electorate.HeardFromLeader(told.term, configurations))
 
     def agents(self) -> peers.Agents:
-        """Return the rosters that count, as they are told."""
-        return self._told(self._agent.term, self._agent.rosters)
+        """Return the configurations that count, as they are told."""
+        return self._told(self._agent.term, self._agent.configurations)
 
-    def pulse(self) -> peers.Pulse:
-        """Return a sign of life of this head."""
-        rosters = self._agent.rosters
-        return peers.Pulse(self._agent.term, self._loop.time(), rosters[0].number, rosters[-1].number)
+    def heartbeat(self) -> peers.Heartbeat:
+        """Return a sign of life of this leader."""
+        configurations = self._agent.configurations
+        return peers.Heartbeat(self._agent.term, self._loop.time(), configurations[0].number, configurations[-1].number)
 
     def claim(self, but: Collection[NodeId]) -> None:
-        """Have those of the roster that are not connected follow this node, which leads."""
-        message = peers.Claim(self._loop.time(), self.agents())
-        self.canvass.say([peer for peer in self._others(self._agent.roster) if peer.node not in but], message)
+        """Have those of the configuration that are not connected follow this node, which leads."""
+        message = peers.LeadershipClaim(self._loop.time(), self.agents())
+        self.vote_links.say([peer for peer in self._others(self._agent.configuration) if peer.node not in but], message)
 
     def close(self) -> None:
         """Have no part in it any more."""
@@ -149,24 +153,26 @@ class Authority:
             self._timer.cancel()
         if self._answers_due is not None:
             self._answers_due.cancel()
-        self.canvass.close()
+        self.vote_links.close()
 
     def _act(self, output: Output) -> None:
         match output:
-            case electorate.AskVotes(asked):
+            case electorate.RequestVotes(asked):
                 log = asked.log
-                ask = peers.AskVote(asked.term, asked.candidate, log.term, log.entries, asked.roster)
-                self.canvass.say(self._others(self._agent.roster), ask)
+                ask = peers.VoteRequest(asked.term, asked.candidate, log.term, log.entries, asked.configuration)
+                self.vote_links.say(self._others(self._agent.configuration), ask)
             case electorate.GiveVote(_, vote):
                 if self._answer is not None:
-                    rosters = self._told(vote.term, vote.rosters).rosters
-                    self._answer(peers.Vote(vote.term, vote.voter, vote.granted, vote.closed, vote.promised, rosters))
-            case electorate.Claim(term, rosters):
-                self.canvass.say(self._others(rosters[-1]), peers.Claim(self._loop.time(), self._told(term, rosters)))
+                    configurations = self._told(vote.term, vote.configurations).configurations
+                    self._answer(peers.Vote(vote.term, vote.voter, vote.granted, vote.closed, vote.voted_term, configurations))
+            case electorate.ClaimLeadership(term, configurations):
+                self.vote_links.say(
+                    self._others(configurations[-1]), peers.LeadershipClaim(self._loop.time(), self._told(term, configurations))
+                )
             case electorate.TakeOver(term):
                 self._body.take_over(term)
-            case electorate.ShareRoster(rosters):
-                self._body.share(self._told(self._agent.term, rosters))
+            case electorate.ShareConfiguration(configurations):
+                self._body.share(self._told(self._agent.term, configurations))
             case electorate.LoseNode(node, reason):
                 self._body.lose_node(node, reason)
             case electorate.Fence(reason):
@@ -178,42 +184,44 @@ class Authority:
         """Take in what another agent says on a connection for votes."""
         self._answer = answer
         match message:
-            case peers.AskVote(term, candidate, log_term, log_entries, roster):
+            case peers.VoteRequest(term, candidate, log_term, log_entries, configuration):
                 log = electorate.LogIndex(log_term, log_entries)
-                self.hear(electorate.VoteAsked(term, candidate, log, roster))
-            case peers.Vote(term, voter, granted, closed, promised, rosters):
-                told = self._learn(peers.Agents(term, rosters))
-                self.hear(electorate.VoteGiven(term, voter, granted, closed, promised, told))
-                if self._agent.role is Role.HEAD:  # it came late: enough had voted
-                    answer(peers.Claim(self._loop.time(), self.agents()))
-            case peers.Claim(sent_at, agents):
+                self.hear(electorate.VoteAsked(term, candidate, log, configuration))
+            case peers.Vote(term, voter, granted, closed, voted_term, configurations):
+                told = self._learn(peers.Agents(term, configurations))
+                self.hear(electorate.VoteGiven(term, voter, granted, closed, voted_term, told))
+                if self._agent.role is ElectionRole.LEADER:  # it came late: enough had voted
+                    answer(peers.LeadershipClaim(self._loop.time(), self.agents()))
+            case peers.LeadershipClaim(sent_at, agents):
                 self.hear_claim(agents)
                 if self._agent.term == agents.term:
-                    answer(peers.Beat(agents.term, sent_at, self._agent.roster.number, node=self._agent.me))
-            case peers.Beat(term, sent_at, roster, node=node) if node:
-                self.answered(HeardFromAgent(NodeId(node), term, sent_at, roster))
+                    answer(
+                        peers.HeartbeatAck(agents.term, sent_at, self._agent.configuration.number, node=self._agent.me)
+                    )
+            case peers.HeartbeatAck(term, sent_at, configuration, node=node) if node:
+                self.answered(HeardFromAgent(NodeId(node), term, sent_at, configuration))
             case _:
                 pass  # of no meaning here
         self._answer = None
 
-    def _learn(self, told: peers.Agents) -> tuple[Roster, ...]:
-        """Note where agents listen; return the rosters without that."""
-        for roster in told.rosters:
-            for peer in roster.agents:
+    def _learn(self, told: peers.Agents) -> tuple[Configuration, ...]:
+        """Note where agents listen; return the configurations without that."""
+        for configuration in told.configurations:
+            for peer in configuration.agents:
                 if peer.port:  # else whoever tells does not know it
                     self.know(peer)
-        return rosters_of(told)
+        return configurations_of(told)
 
-    def _others(self, roster: Roster) -> list[Peer]:
-        found = (self._addresses.get(node) for node in roster.agents if node != self._agent.me)
+    def _others(self, configuration: Configuration) -> list[Peer]:
+        found = (self._addresses.get(node) for node in configuration.agents if node != self._agent.me)
         return [peer for peer in found if peer is not None]
 
-    def _told(self, term: int, rosters: tuple[Roster, ...]) -> peers.Agents:
-        def listed(roster: Roster) -> peers.Roster:
-            known = (self._addresses.get(node, Peer(node, "", 0)) for node in roster.agents)
-            return peers.Roster(roster.number, roster.head, tuple(known))
+    def _told(self, term: int, configurations: tuple[Configuration, ...]) -> peers.Agents:
+        def listed(configuration: Configuration) -> peers.ConfigurationMessage:
+            known = (self._addresses.get(node, Peer(node, "", 0)) for node in configuration.agents)
+            return peers.ConfigurationMessage(configuration.number, configuration.leader, tuple(known))
 
-        return peers.Agents(term, tuple(map(listed, rosters)))
+        return peers.Agents(term, tuple(map(listed, configurations)))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -222,8 +230,9 @@ class Authority:
         self._timer = None if deadline is None else self._loop.call_at(deadline, self.hear, electorate.Tick())
 
 
-def rosters_of(told: peers.Agents) -> tuple[Roster, ...]:
-    """Return the rosters without the addresses."""
+def configurations_of(told: peers.Agents) -> tuple[Configuration, ...]:
+    """Return the configurations without the addresses."""
     return tuple(
-        Roster(roster.number, roster.head, tuple(peer.node for peer in roster.agents)) for roster in told.rosters
+        Configuration(configuration.number, configuration.leader, tuple(peer.node for peer in configuration.agents))
+        for configuration in told.configurations
     )

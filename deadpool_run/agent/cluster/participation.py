@@ -8,32 +8,32 @@ import socket
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, Job
-from deadpool_run.agent.checkpoint.durable_head import DurableHead, Nodes
+from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, CheckpointJob
+from deadpool_run.agent.checkpoint.durable_leader import CheckpointNodes, DurableLeader
 from deadpool_run.agent.cluster import rendezvous
-from deadpool_run.agent.cluster.advertisement import Presence
-from deadpool_run.agent.cluster.follower import Follower, Limbo, LostError
-from deadpool_run.agent.cluster.followers import Assembly
-from deadpool_run.agent.cluster.leader import Head
-from deadpool_run.agent.cluster.leadership import Authority, rosters_of
+from deadpool_run.agent.cluster.advertisement import Advertisement
+from deadpool_run.agent.cluster.follower import Follower, LostError, NoLeader
+from deadpool_run.agent.cluster.followers import Followers
+from deadpool_run.agent.cluster.leader import Leader
+from deadpool_run.agent.cluster.leadership import Leadership, configurations_of
 from deadpool_run.agent.console import tell
-from deadpool_run.agent.node.node import Node
+from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.node.orders import Situation
-from deadpool_run.agent.processes.forkserver import Nursery
-from deadpool_run.agent.records.logs import Output
+from deadpool_run.agent.processes.forkserver import ForkServer
+from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
-from deadpool_run.coordinator.link import Link
-from deadpool_run.coordinator.log_follower import Replica
+from deadpool_run.coordinator.link import PeerLink
+from deadpool_run.coordinator.log_follower import LogFollower
 from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place, StopRequested
 from deadpool_run.core.leadership import election, electorate
-from deadpool_run.core.leadership.electorate import Role
+from deadpool_run.core.leadership.electorate import ElectionRole
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.wire import peers
-from deadpool_run.wire.auth import Role as Purpose
+from deadpool_run.wire.auth import ConnectionRole
 from deadpool_run.wire.facts import decode_effect, encode
 from deadpool_run.wire.peers import Peer
 
@@ -44,7 +44,7 @@ _STREAMS = 4
 """Connections for large snapshots, of all ranks of a machine together."""
 
 
-class Membership:
+class Participation:
     """Made in the running loop; `over` is the end of the job, or `LostError` where it goes on without this node."""
 
     def __init__(  # noqa: PLR0913 - the parts of a machine's launch
@@ -53,38 +53,38 @@ class Membership:
         situation: Situation,
         place: Place,
         *,
-        nursery: Nursery,
+        forkserver: ForkServer,
         mark: dict[str, str],
-        output: Output,
+        output: Logs,
     ) -> None:
         assert spec.cluster is not None
         self._spec = spec
         self._situation = situation
         self._place = place
-        self._nursery = nursery
+        self._forkserver = forkserver
         self._output = output
         self._token = spec.cluster.token
         self._timeout_s = spec.cluster.node_timeout_s
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[tuple[int, str]] = self._loop.create_future()
-        self.head: Head | None = None
+        self.leader: Leader | None = None
         self._follower: Follower | None = None
-        self._limbo = Limbo()
+        self._no_leader = NoLeader()
         self._control = ControlServer(spec.run_dir, self._answer)
-        self._foretold = False
-        self._replica = Replica(spec.settings)
+        self._preemption_notice = False
+        self._replica = LogFollower(spec.settings)
         self._callers: list[socket.socket] = []  # members that came before we knew that we lead
         self._tasks: set[asyncio.Task[None]] = set()
-        self._authority: Authority
-        self.presence = Presence(spec, situation.node, situation.address, place.port)
-        self.node = Node(
-            spec, situation, nursery=nursery, output=output, mark=mark, above=self._limbo, on_lost=self.fence
+        self._leadership: Leadership
+        self.advertisement = Advertisement(spec, situation.node, situation.address, place.port)
+        self.node = LocalNode(
+            spec, situation, forkserver=forkserver, output=output, mark=mark, above=self._no_leader, on_lost=self.fence
         )
         token = self._token
         self._replicator = Replicator(
             self.node.vault,
             self._loop,
-            lambda address, port: rendezvous.dial(Purpose.VAULT, address, port, token),
+            lambda address, port: rendezvous.dial(ConnectionRole.VAULT, address, port, token),
             self.node.replicated,
             bandwidth=spec.cluster.bandwidth,
             streams=spec.cluster.streams or max(1, _STREAMS // spec.nproc_per_node),
@@ -96,64 +96,64 @@ class Membership:
     async def found(self) -> None:
         """Lead a new job."""
         here, place = self._situation.node, self._place
-        agent = election.first_head(here, self._timeout_s, self._loop.time())
-        self._authority = Authority(agent, {here: Peer(here, place.address, place.port)}, self, self._token)
-        head = self._lead(0)
-        head.begin()
-        await self.presence.lead(head, 0)
-        head.submit(JobSubmitted(here, place))
+        agent = election.first_leader(here, self._timeout_s, self._loop.time())
+        self._leadership = Leadership(agent, {here: Peer(here, place.address, place.port)}, self, self._token)
+        leader = self._lead(0)
+        leader.begin()
+        await self.advertisement.lead(leader, 0)
+        leader.submit(JobSubmitted(here, place))
         await self._control.start()
 
     async def join(self, follower: Follower, told: peers.Agents) -> None:
         """Follow the coordinator that has taken this node in."""
-        agent = election.follower(self._situation.node, self._timeout_s, told.term, rosters_of(told), self._loop.time())
-        addresses = {peer.node: peer for roster in told.rosters for peer in roster.agents}
-        self._authority = Authority(agent, addresses, self, self._token)
-        self.presence.follow(self._output)
+        agent = election.follower(self._situation.node, self._timeout_s, told.term, configurations_of(told), self._loop.time())
+        addresses = {peer.node: peer for configuration in told.configurations for peer in configuration.agents}
+        self._leadership = Leadership(agent, addresses, self, self._token)
+        self.advertisement.follow(self._output)
         self._obey(follower)
         await self._control.start()
 
-    def accept(self, purpose: Purpose, sock: socket.socket) -> None:
+    def accept(self, purpose: ConnectionRole, sock: socket.socket) -> None:
         """Serve another agent's authenticated connection."""
-        if purpose is Purpose.VAULT:
+        if purpose is ConnectionRole.VAULT:
             self._replicator.serve(sock)
-        elif purpose is Purpose.VOTE:
-            self._authority.canvass.accept(sock)
-        elif self.head is not None and self.head.assembly is not None:
-            self.head.assembly.accept(sock)
-        elif self._authority.agent.role is Role.CANDIDATE:
+        elif purpose is ConnectionRole.VOTE:
+            self._leadership.vote_links.accept(sock)
+        elif self.leader is not None and self.leader.followers is not None:
+            self.leader.followers.accept(sock)
+        elif self._leadership.agent.role is ElectionRole.CANDIDATE:
             self._callers.append(sock)
         else:
             self._send_on(sock)
 
     def _send_on(self, sock: socket.socket) -> None:
         """Tell one who asks to be taken in who leads the job, if that is known."""
-        head = self._authority.head
-        link = Link(sock, lambda _: None, lambda _, __: None)
-        if head is not None and head.node != self._situation.node:
-            link.send(peers.Redirect(head, self._authority.agents()))
+        leader = self._leadership.leader
+        link = PeerLink(sock, lambda _: None, lambda _, __: None)
+        if leader is not None and leader.node != self._situation.node:
+            link.send(peers.Redirect(leader, self._leadership.agents()))
         link.close_when_flushed()
 
     def others(self) -> list[Peer]:
         """Return the other agents of the job, as far as it is known where they listen."""
-        return self._authority.others()
+        return self._leadership.others()
 
     def wish(self, event: Event) -> None:
         """Pass on what a user wants, to one who leads for certain."""
         unsure = self._follower is not None and not self._follower.was_answered
-        (self._limbo if unsure else self.node.above).fact(event)
+        (self._no_leader if unsure else self.node.above).fact(event)
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer a viewer of this node, as the coordinator's own would be."""
-        if self.head is not None:
-            return self.head.desk.answer(request)
+        if self.leader is not None:
+            return self.leader.request_handler.answer(request)
         if self._follower is not None:
             return await self._follower.ask(request)
         return {"error": "nobody leads the job at this moment: ask again in a few seconds"}
 
-    def foretold(self) -> None:
+    def preemption_notice(self) -> None:
         """Pass on that the end of the job was announced to this node; if another coordinator comes, to that too."""
-        self._foretold = True
+        self._preemption_notice = True
         self._tell_of_the_end()
 
     # --- leading: what the authority asks -------------------------------------------------------------------------
@@ -168,49 +168,49 @@ class Membership:
             self._follower.close()
             self._follower = None
         self.node.share_anew()
-        head = self._lead(term)
-        head.go_on()
+        leader = self._lead(term)
+        leader.go_on()
         tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
-        if head.state.phase is JobPhase.STOPPED:
-            self._do(self._tell_the_end(head, term))
+        if leader.state.phase is JobPhase.STOPPED:
+            self._do(self._tell_the_end(leader, term))
         else:
-            head.submit(CoordinatorMoved(term, self._situation.node))
-            head.submit(self.node.resynced())
+            leader.submit(CoordinatorMoved(term, self._situation.node))
+            leader.submit(self.node.resynced())
             self._replicator.tell_all()
-            head.begin()
-            self._do(self.presence.lead(head, term))
+            leader.begin()
+            self._do(self.advertisement.lead(leader, term))
         callers, self._callers = self._callers, []
         for sock in callers:
-            self.accept(Purpose.MEMBER, sock)
+            self.accept(ConnectionRole.MEMBER, sock)
 
-    async def _tell_the_end(self, head: Head, term: int) -> None:
+    async def _tell_the_end(self, leader: Leader, term: int) -> None:
         """Lead only to end: whoever led may not have told it to all, and who is not told looks for the job in vain."""
-        stop, assembly, durable = head.state.stop, head.assembly, head.durable
+        stop, followers, durable = leader.state.stop, leader.followers, leader.durable
         assert stop is not None
-        assert assembly is not None
+        assert followers is not None
         assert durable is not None
         durable.close()  # whoever led was writing the last step, and no more comes of that
-        await self.presence.lead(head, term)
+        await self.advertisement.lead(leader, term)
         until = self._loop.time() + self._timeout_s
-        while not (assembly.is_whole() or self.over.done()) and self._loop.time() < until:
+        while not (followers.is_whole() or self.over.done()) and self._loop.time() < until:
             await asyncio.wait({self.over}, timeout=_AGAIN_S)
         self._over(stop.exit_code, stop.reason)
 
     def share(self, agents: peers.Agents) -> None:
         """Tell every node who counts now."""
-        if self.head is not None and self.head.assembly is not None:
-            self.head.assembly.share(agents)
+        if self.leader is not None and self.leader.followers is not None:
+            self.leader.followers.share(agents)
 
     def lose_node(self, node: NodeId, reason: str) -> None:
         """Tell the coordinator that a node is lost."""
-        if self.head is not None and self.head.assembly is not None:
-            self.head.assembly.lose(node, reason)
+        if self.leader is not None and self.leader.followers is not None:
+            self.leader.followers.lose(node, reason)
 
-    def _lead(self, term: int) -> Head:
-        head = self.head = Head(
+    def _lead(self, term: int) -> Leader:
+        leader = self.leader = Leader(
             self._spec,
             self._situation,
-            nursery=self._nursery,
+            forkserver=self._forkserver,
             output=self._output,
             on_over=self._over,
             on_lost=self.fence,
@@ -218,20 +218,22 @@ class Membership:
             known=self._replica.known,
             term=term,
         )
-        head.node = self.node
-        head.assembly = Assembly(head, self._authority, self._spec.nproc_per_node)
-        head.durable = DurableHead(
+        leader.node = self.node
+        leader.followers = Followers(leader, self._leadership, self._spec.nproc_per_node)
+        leader.durable = DurableLeader(
             self._spec.durable,
             run=self._spec.run_id,
             checkpointers=self.node.checkpointers,
             vault=self.node.vault,
-            nodes=Nodes(self._situation.node, lambda: head.state, head.tell_node, head.publish_durable),
-            job=Job(say=tell, lost=self._cannot_begin, leave=lambda: head.submit(StopRequested(0, EXIT_QUEUE_AGAIN))),
+            nodes=CheckpointNodes(self._situation.node, lambda: leader.state, leader.tell_node, leader.publish_durable),
+            job=CheckpointJob(
+                say=tell, lost=self._cannot_begin, leave=lambda: leader.submit(StopRequested(0, EXIT_QUEUE_AGAIN))
+            ),
             known=self.node.newest_durable,
         )
-        self._above(head)
-        self._pass_on_wishes(head)
-        return head
+        self._above(leader)
+        self._pass_on_wishes(leader)
+        return leader
 
     def _cannot_begin(self, why: str) -> None:
         tell(why)
@@ -239,32 +241,32 @@ class Membership:
 
     # --- following ------------------------------------------------------------------------------------------------
 
-    def follow(self, head: Peer, term: int) -> None:
+    def follow(self, leader: Peer, term: int) -> None:
         """Obey another coordinator from now on."""
         if self._follower is not None:
             self._follower.close()
             self._follower = None
-        self.node.above = self._limbo
+        self.node.above = self._no_leader
         self.node.share_anew()
-        self._do(self._rejoin(head, term))
+        self._do(self._rejoin(leader, term))
 
-    async def _rejoin(self, head: Peer, term: int) -> None:
+    async def _rejoin(self, leader: Peer, term: int) -> None:
         """Connect to the coordinator of this term, unless a newer one comes first.
 
         Whether it still lives is found out elsewhere.
         """
         pause_s = _AGAIN_S
         while self._is_awaited(term):
-            if await self._is_followed(head, term):
+            if await self._is_followed(leader, term):
                 return
             await asyncio.wait({self.over}, timeout=pause_s)
             pause_s = min(2 * pause_s, _AGAIN_AT_MOST_S)
 
-    async def _is_followed(self, head: Peer, term: int) -> bool:
+    async def _is_followed(self, leader: Peer, term: int) -> bool:
         """Return whether the agent has been connected to, and answers as a coordinator does."""
         try:
             sock = await self._loop.run_in_executor(
-                None, rendezvous.dial, Purpose.MEMBER, head.address, head.port, self._token
+                None, rendezvous.dial, ConnectionRole.MEMBER, leader.address, leader.port, self._token
             )
         except OSError:
             return False
@@ -279,27 +281,27 @@ class Membership:
             return True
         follower.close()
         if self._follower is follower:  # it did not lead yet, or any more: that says nothing of its life
-            self._follower, self.node.above = None, self._limbo
+            self._follower, self.node.above = None, self._no_leader
         return False
 
     def _is_awaited(self, term: int) -> bool:
-        return not self.over.done() and self._authority.agent.term == term and self._follower is None
+        return not self.over.done() and self._leadership.agent.term == term and self._follower is None
 
     def _obey(self, follower: Follower) -> None:
         self._follower = follower
         self._above(follower)
         follower.begin(lambda message: self._heard(follower, message), lambda _, closed: self._cut(follower, closed))
 
-    def _above(self, above: Follower | Head) -> None:
+    def _above(self, above: Follower | Leader) -> None:
         self.node.above = above
-        if self._foretold:  # a coordinator that begins is to have heard of its own beginning first
+        if self._preemption_notice:  # a coordinator that begins is to have heard of its own beginning first
             self._loop.call_soon(self._tell_of_the_end)
 
     def _tell_of_the_end(self) -> None:
-        self.node.above.durable_news(peers.Foretold())
+        self.node.above.durable_news(peers.PreemptionNotice())
 
-    def _pass_on_wishes(self, above: Follower | Head) -> None:
-        wishes, self._limbo.wishes = self._limbo.wishes, []
+    def _pass_on_wishes(self, above: Follower | Leader) -> None:
+        wishes, self._no_leader.wishes = self._no_leader.wishes, []
         for wish in wishes:
             above.fact(wish)
 
@@ -307,14 +309,18 @@ class Membership:
         match message:
             case _ if follower is not self._follower:
                 pass  # another coordinator is obeyed meanwhile
-            case peers.Pulse(term, sent_at):
-                self._authority.hear_pulse(message)
-                known = self._authority.agent.roster.number
-                follower.send(peers.Beat(term, sent_at, known, cells=self.node.cells(), traffic=self.node.traffic()))
+            case peers.Heartbeat(term, sent_at):
+                self._leadership.hear_heartbeat(message)
+                known = self._leadership.agent.configuration.number
+                follower.send(
+                    peers.HeartbeatAck(
+                        term, sent_at, known, rank_entries=self.node.rank_entries(), traffic=self.node.traffic()
+                    )
+                )
             case peers.Agents():
-                self._authority.hear_roster(message)
+                self._leadership.hear_configuration(message)
             case peers.Redirect(agents=agents):
-                self._authority.hear_claim(agents)
+                self._leadership.hear_claim(agents)
             case peers.LogState():
                 self._replica.begin(message)
                 self._followed()
@@ -345,35 +351,35 @@ class Membership:
 
     def _followed(self) -> None:
         if self._replica.known is not None:
-            self._authority.hear(electorate.LogFollowed(self._replica.known.index))
+            self._leadership.hear(electorate.LogFollowed(self._replica.known.index))
 
     def _cut(self, follower: Follower, closed: bool) -> None:
         if follower is self._follower:
-            self.node.above = self._limbo
+            self.node.above = self._no_leader
         if follower is self._follower and follower.was_answered:
-            self._authority.hear(electorate.LinkBroken(closed))
+            self._leadership.hear(electorate.LinkBroken(closed))
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def fence(self, reason: str) -> None:
         """End this node's workers before all else: others have their ranks, or will."""
         self.node.end_workers()
-        if self.head is not None:
-            self.head.retire()
+        if self.leader is not None:
+            self.leader.retire()
         if not self.over.done():
             self.over.set_exception(LostError(reason))
 
     async def end(self, exit_code: int, reason: str, *, fenced: bool) -> None:
         """Decide and obey no more; the node is still to be closed."""
         await self._control.close()
-        self._authority.close()
+        self._leadership.close()
         if self._follower is not None:
             self._follower.close()
         for sock in self._callers:
             sock.close()
-        if self.head is not None:
-            # A head without authority says nothing of others: that its connections end lets them choose another.
-            await self.head.end(None if fenced else peers.End(exit_code, reason))
+        if self.leader is not None:
+            # A leader without authority says nothing of others: that its connections end lets them choose another.
+            await self.leader.end(None if fenced else peers.End(exit_code, reason))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

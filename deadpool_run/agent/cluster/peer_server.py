@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from deadpool_run.coordinator import handshake
-from deadpool_run.wire.auth import Role
+from deadpool_run.wire.auth import ConnectionRole
 
 _BACKLOG = 1024
 _MAX_GREETINGS = 256
@@ -18,7 +18,9 @@ _ACCEPT_AGAIN_S = 0.05
 class PeerServer:
     """Accepts, greets in a thread, and hands the connection (blocking, authenticated) over in the running loop."""
 
-    def __init__(self, listener: socket.socket, token: bytes, on_peer: Callable[[Role, socket.socket], None]) -> None:
+    def __init__(
+        self, listener: socket.socket, token: bytes, on_peer: Callable[[ConnectionRole, socket.socket], None]
+    ) -> None:
         """Serve on a bound socket, which becomes this object's."""
         listener.listen(_BACKLOG)
         listener.setblocking(False)
@@ -74,7 +76,7 @@ class PeerServer:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             self._loop.call_soon_threadsafe(self._greeted, threading.current_thread(), role, sock)
 
-    def _greeted(self, thread: threading.Thread, role: Role | None, sock: socket.socket) -> None:
+    def _greeted(self, thread: threading.Thread, role: ConnectionRole | None, sock: socket.socket) -> None:
         full = len(self._greetings) >= _MAX_GREETINGS
         self._greetings.pop(thread, None)
         thread.join()  # it has nothing more to do

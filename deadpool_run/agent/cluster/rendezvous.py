@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent.cluster import leader_file
-from deadpool_run.agent.cluster.shared_folder import Head, Meeting
+from deadpool_run.agent.cluster.shared_folder import LeaderRecord, SharedFolder
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.processes.store import family_of
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.coordinator import handshake
 from deadpool_run.errors import UsageError
-from deadpool_run.wire.auth import WRONG_TOKEN, RefusedError, Role
+from deadpool_run.wire.auth import WRONG_TOKEN, ConnectionRole, GreetingRefusedError
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -140,12 +140,14 @@ class _ByEndpoint:
         later = None if self._base is None else leader_file.read(self._base)
         if later is not None:
             try:
-                return _found(dial(Role.MEMBER, later.address, later.port, self._cluster.token), self._cluster)
+                return _found(
+                    dial(ConnectionRole.MEMBER, later.address, later.port, self._cluster.token), self._cluster
+                )
             except OSError as failure:
                 error = failure
         for address, port in self._known:
             with contextlib.suppress(OSError):
-                return _found(dial(Role.MEMBER, address, port, self._cluster.token, _LOOK_S), self._cluster)
+                return _found(dial(ConnectionRole.MEMBER, address, port, self._cluster.token, _LOOK_S), self._cluster)
         self._refusals = self._refusals + 1 if error.errno == errno.ECONNREFUSED else 0
         if not self._may_found and self._refusals >= _REFUSALS:
             return Over(1, "nobody leads the job any more: it has ended, or its coordinator's node is lost")
@@ -159,42 +161,44 @@ class _ByMeeting:
         assert cluster.meeting is not None
         self._cluster = cluster
         self._may_found = may_found
-        self._meeting = Meeting(cluster.meeting)
-        self._dead: tuple[Head, float] | None = None
+        self._meeting = SharedFolder(cluster.meeting)
+        self._dead: tuple[LeaderRecord, float] | None = None
         self._patience_s = max(_ABANDONED_S, _ABANDONED_TIMEOUTS * cluster.node_timeout_s)
         self.where = str(cluster.meeting)
 
     def once(self) -> Founder | Found | Over | OSError:
         if (ended := self._meeting.ended()) is not None:
             return Over(ended.exit_code, f"this run is over: {ended.reason}")
-        head = self._meeting.head()
-        if head is not None and head.port:
+        leader = self._meeting.leader()
+        if leader is not None and leader.port:
             try:
-                return _found(dial(Role.MEMBER, head.address, head.port, self._cluster.token), self._cluster)
+                return _found(
+                    dial(ConnectionRole.MEMBER, leader.address, leader.port, self._cluster.token), self._cluster
+                )
             except OSError as failure:
-                if not self._is_abandoned(head, failure):
+                if not self._is_abandoned(leader, failure):
                     return failure
         if not self._may_found:
             return OSError("nobody leads it now")
         address = own_address()
         listener = _bind(address, 0)
         assert listener is not None, "it is ours, and any port will do"
-        term = 0 if head is None else head.term + 1
-        if self._meeting.claim(Head(term, address, listener.getsockname()[1], founded=term)):
+        term = 0 if leader is None else leader.term + 1
+        if self._meeting.claim(LeaderRecord(term, address, listener.getsockname()[1], founded=term)):
             return Founder(address, listener, term)
         listener.close()
         return OSError("another node was first")
 
-    def _is_abandoned(self, head: Head, failure: OSError) -> bool:
+    def _is_abandoned(self, leader: LeaderRecord, failure: OSError) -> bool:
         """Return whether a machine that is up says for so long that nobody is there that nobody will take over either.
 
-        A machine that is silent may only be so to us: to found the job again would take newcomers away from it.
+        A machine that is silent may only be so to us: to found the job again would take replacements away from it.
         """
         if failure.errno != errno.ECONNREFUSED:
             self._dead = None
             return False
-        if self._dead is None or self._dead[0] != head:
-            self._dead = (head, time.monotonic())
+        if self._dead is None or self._dead[0] != leader:
+            self._dead = (leader, time.monotonic())
         return time.monotonic() - self._dead[1] > self._patience_s
 
 
@@ -245,18 +249,20 @@ def _is_at(host: str, port: int, address: str) -> bool:
         return False
 
 
-def dial(role: Role, address: str, port: int, token: bytes, timeout_s: float = handshake.TIMEOUT_S) -> socket.socket:
+def dial(
+    role: ConnectionRole, address: str, port: int, token: bytes, timeout_s: float = handshake.TIMEOUT_S
+) -> socket.socket:
     """Return a connection for this purpose to an agent that has our token. Blocking; raises OSError."""
     try:
         return handshake.dial(address, port, role, token, timeout_s)
-    except RefusedError as error:
+    except GreetingRefusedError as error:
         raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
 
 
 def _dial_or_advise(address: str, port: int, token: bytes, timeout_s: float) -> socket.socket:
     try:
-        return handshake.dial(address, port, Role.MEMBER, token, timeout_s)
-    except RefusedError as error:
+        return handshake.dial(address, port, ConnectionRole.MEMBER, token, timeout_s)
+    except GreetingRefusedError as error:
         advice = (
             "give all nodes the same: DEADPOOL_TOKEN, or --token-file"
             if str(error) == WRONG_TOKEN

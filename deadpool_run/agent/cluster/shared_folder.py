@@ -1,7 +1,7 @@
 """A folder on a disk that all nodes share, where agents that know nothing of each other meet.
 
-Three things are left there. *The token* of the run: whoever comes first makes it, the others read it. *Heads*: who serves
-the run, one file for each term, `head.<term>`. And its *end*, for those who come after it. A file is written under another
+Three things are left there. *The token* of the run: whoever comes first makes it, the others read it. *Leaders*: who serves
+the run, one file for each term, `leader.<term>`. And its *end*, for those who come after it. A file is written under another
 name and then linked to its own (link(2) is atomic and fails if the name is taken, on NFS too), so that nobody reads half of
 one, and of several that want a term one gets it. The largest term is the one that counts; files of smaller ones are never
 looked at again.
@@ -21,12 +21,12 @@ from deadpool_run.errors import UsageError
 
 _TOKEN_BYTES = 32
 _MAX_BYTES = 4096
-_HEAD = "head."
+_LEADER = "leader."
 _END = "end"
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class LeaderRecord:
     """Who serves the run. Without a port nobody does: it ended, and may be begun again."""
 
     term: int
@@ -37,14 +37,14 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class RunEnd:
     """How the run ended, for good."""
 
     exit_code: int
     reason: str
 
 
-class Meeting:
+class SharedFolder:
     """The folder of one run, mode 0700; every agent of the run may make one at any time. Raises `UsageError`."""
 
     def __init__(self, folder: Path) -> None:
@@ -64,40 +64,40 @@ class Meeting:
             self._link("token", secrets.token_hex(_TOKEN_BYTES))
             return self._read("token")
 
-    def head(self) -> Head | None:
+    def leader(self) -> LeaderRecord | None:
         """Return who serves the run by the last that was heard; None before anybody does."""
         with self._blame():
-            terms = [int(path.name.removeprefix(_HEAD)) for path in self._folder.glob(f"{_HEAD}[0-9]*")]
+            terms = [int(path.name.removeprefix(_LEADER)) for path in self._folder.glob(f"{_LEADER}[0-9]*")]
             if not terms:
                 return None
-            told = json.loads(self._read(f"{_HEAD}{max(terms)}"))
-            return Head(max(terms), str(told["address"]), int(told["port"]), int(told["founded"]))
+            told = json.loads(self._read(f"{_LEADER}{max(terms)}"))
+            return LeaderRecord(max(terms), str(told["address"]), int(told["port"]), int(told["founded"]))
 
-    def claim(self, head: Head) -> bool:
-        """Become the head of a term that nobody has; return whether we do."""
+    def claim(self, leader: LeaderRecord) -> bool:
+        """Become the leader of a term that nobody has; return whether we do."""
         with self._blame():
-            return self._link(f"{_HEAD}{head.term}", json.dumps(asdict(head)))
+            return self._link(f"{_LEADER}{leader.term}", json.dumps(asdict(leader)))
 
     def leave(self) -> None:
         """Have nobody serve the run, which is to be begun again."""
-        last = self.head()
+        last = self.leader()
         if last is not None and last.port:
-            self.claim(Head(last.term + 1, "", 0))
+            self.claim(LeaderRecord(last.term + 1, "", 0))
 
-    def close(self, end: End) -> None:
+    def close(self, end: RunEnd) -> None:
         """Say to those who come from now on that the run has ended; the token is of no use any more."""
         with self._blame():
             self._link(_END, json.dumps(asdict(end)))
             (self._folder / "token").unlink(missing_ok=True)
 
-    def ended(self) -> End | None:
+    def ended(self) -> RunEnd | None:
         """Return how the run ended; None if it has not."""
         with self._blame():
             try:
                 told: dict[str, Any] = json.loads(self._read(_END))
             except FileNotFoundError:
                 return None
-            return End(int(told["exit_code"]), str(told["reason"]))
+            return RunEnd(int(told["exit_code"]), str(told["reason"]))
 
     def end(self) -> None:
         """Remove what was left here; for the last agent."""

@@ -22,18 +22,18 @@ class Tracking:
         self._copied_to: tuple[tuple[NodeId, ...], ...] = ()
         self._protected = False
 
-    def new_life(self, life: int, rollback: Version | None) -> None:
+    def new_timeline(self, timeline: int, rollback: Version | None) -> None:
         """Count anew: from the top, or after a rollback to this version."""
         if rollback is None:
             self._protected = False
-            self.commits.begin(life)
+            self.commits.begin(timeline)
         else:
-            self.commits.discard_above(life, rollback)
+            self.commits.discard_above(timeline, rollback)
 
-    def committed_news(self, life: int) -> Committed | None:
+    def committed_news(self, timeline: int) -> Committed | None:
         """Return what every node is to know of the commits; None if they do."""
         newest = -1 if self.commits.committed is None else self.commits.committed
-        told = Committed(life, newest, tuple(sorted(self.commits.abandoned)))
+        told = Committed(timeline, newest, tuple(sorted(self.commits.abandoned)))
         if told == self.committed:
             return None
         self.committed = told

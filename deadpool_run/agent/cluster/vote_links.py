@@ -1,17 +1,17 @@
-"""The connections on which agents choose a coordinator: made when they are needed, to every agent of the roster."""
+"""The connections on which agents choose a coordinator: made when they are needed, to every agent of the configuration."""
 
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
 
 from deadpool_run.coordinator import handshake
-from deadpool_run.coordinator.link import Link
+from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.ids import NodeId
-from deadpool_run.wire.auth import RefusedError, Role
+from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError
 from deadpool_run.wire.peers import Message, Peer
 
 
-class Canvass:
+class VoteLinks:
     """Speaks to agents by their node, in the running loop.
 
     `on_message` is told what any of them says, with a way to answer; `on_refused` whose host says that nobody listens there.
@@ -29,9 +29,9 @@ class Canvass:
         self._on_message = on_message
         self._on_refused = on_refused
         self._loop = asyncio.get_running_loop()
-        self._links: dict[NodeId, Link] = {}
+        self._links: dict[NodeId, PeerLink] = {}
         self._dialling: set[NodeId] = set()
-        self._accepted: list[Link] = []
+        self._accepted: list[PeerLink] = []
         self._closed = False
 
     def accept(self, sock: socket.socket) -> None:
@@ -61,13 +61,13 @@ class Canvass:
     async def _dial(self, peer: Peer, message: Message) -> None:
         try:
             sock = await self._loop.run_in_executor(
-                None, handshake.dial, peer.address, peer.port, Role.VOTE, self._token, self._timeout_s
+                None, handshake.dial, peer.address, peer.port, ConnectionRole.VOTE, self._token, self._timeout_s
             )
         except ConnectionRefusedError:
             if not self._closed:
                 self._on_refused(peer.node)
             return
-        except (OSError, RefusedError):
+        except (OSError, GreetingRefusedError):
             return  # it is asked again
         finally:
             self._dialling.discard(peer.node)
@@ -77,6 +77,6 @@ class Canvass:
         self._links[peer.node] = self._link(sock)
         self._links[peer.node].send(message)
 
-    def _link(self, sock: socket.socket) -> Link:
-        link = Link(sock, lambda message: self._on_message(message, link.send), lambda _, __: None)
+    def _link(self, sock: socket.socket) -> PeerLink:
+        link = PeerLink(sock, lambda message: self._on_message(message, link.send), lambda _, __: None)
         return link

@@ -23,28 +23,28 @@ class Copies(Protocol):
         """Send a snapshot that a worker here has just completed."""
 
     def skipped(self) -> None:
-        """Note that a worker here has not completed a snapshot; its cell on the board says which."""
+        """Note that a worker here has not completed a snapshot; its rank entry on the status page says which."""
 
     def sealed(self, rank: Rank) -> None:
         """Send a transcript that a worker here has just completed."""
 
     def at_home(self) -> set[Rank]:
-        """Return the ranks that live here, or that newcomers here were to have."""
+        """Return the ranks that live here, or that replacements here were to have."""
 
     def left(self, rank: Rank) -> None:
         """Note that the rank lives elsewhere now."""
 
-    def discard_above(self, life: int, version: Version) -> None:
+    def discard_above(self, timeline: int, version: Version) -> None:
         """Forget what was made after this version in an older life."""
 
-    def renew(self, life: int) -> None:
+    def renew(self, timeline: int) -> None:
         """Forget everything: the world begins from the top."""
 
     def versions(self, rank: Rank) -> tuple[Version, ...]:
         """Return what is complete here, the transcript included."""
 
     def seat(self, rank: Rank, source: Peer | None, done: Done) -> None:
-        """Prepare the rank's memory for a newcomer, its transcript brought from the source."""
+        """Prepare the rank's memory for a replacement, its transcript brought from the source."""
 
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """Bring a snapshot into the rank's memory here."""

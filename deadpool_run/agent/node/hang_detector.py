@@ -1,6 +1,6 @@
-"""Finds ranks that make no progress. What was seen is judged by pure functions; `Health` looks, and says who is to be ended.
+"""Finds ranks that make no progress. What was seen is judged by pure functions; `HangDetector` looks, and says who is to be ended.
 
-The board is looked at a few times per time-out, whatever the job does: workers are never asked and never interrupted.
+The status page is looked at a few times per time-out, whatever the job does: workers are never asked and never interrupted.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from deadpool_run.core.events import Event, WorkerHung
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import Rank, WorkerId
-from deadpool_run.vault.status_page import Board, Phase
+from deadpool_run.vault.status_page import Phase, StatusPage
 
 LOOKS = 4
 """Looks per time-out. Counted, not timed: while this process was suspended, so were the workers, and nobody hung."""
@@ -22,7 +22,7 @@ _TOLD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class RankSight:
     """What one look saw of one rank. Two equal ones mean that it made no progress between them."""
 
     rank: Rank
@@ -51,34 +51,34 @@ class Sight:
 class Stillness:
     """How often the same was seen again in a row."""
 
-    sights: tuple[Sight, ...] = ()
+    sights: tuple[RankSight, ...] = ()
     times: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HangVerdict:
     """Who is to blame for a hang: nobody, if what was seen blames all alike. `reason` says what was seen."""
 
-    culprits: tuple[Sight, ...]
+    culprits: tuple[RankSight, ...]
     reason: str
 
 
-def looked(before: Stillness, sights: tuple[Sight, ...]) -> Stillness:
+def looked(before: Stillness, sights: tuple[RankSight, ...]) -> Stillness:
     """Return the stillness after a further look; no sights mean that nothing can be said now."""
     again = bool(sights) and sights == before.sights
     return Stillness(sights, before.times + 1 if again else 0)
 
 
-def judge(sights: Sequence[Sight], stopped: Collection[Rank], timeout_s: float) -> Verdict:
+def judge(sights: Sequence[RankSight], stopped: Collection[Rank], timeout_s: float) -> HangVerdict:
     """Say who keeps the others from going on. `stopped` are the ranks whose process is stopped by a signal."""
     culprits = _culprits(sights, stopped)
     others = [sight for sight in sights if sight not in culprits]
     told = [_describe(sight, stopped) for sight in (*culprits, *others)]
     more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-    return Verdict(culprits, f"no rank has made progress for {timeout_s:g} s: {'; '.join(told[:_TOLD])}{more}")
+    return HangVerdict(culprits, f"no rank has made progress for {timeout_s:g} s: {'; '.join(told[:_TOLD])}{more}")
 
 
-def _culprits(sights: Sequence[Sight], stopped: Collection[Rank]) -> tuple[Sight, ...]:
+def _culprits(sights: Sequence[RankSight], stopped: Collection[Rank]) -> tuple[RankSight, ...]:
     halted = tuple(sight for sight in sights if sight.rank in stopped)
     if halted:
         return halted
@@ -92,7 +92,7 @@ def _culprits(sights: Sequence[Sight], stopped: Collection[Rank]) -> tuple[Sight
     return behind if len(behind) < len(sights) else ()
 
 
-def _describe(sight: Sight, stopped: Collection[Rank]) -> str:
+def _describe(sight: RankSight, stopped: Collection[Rank]) -> str:
     if sight.rank in stopped:
         does = "is stopped by a signal"
     elif sight.phase is Phase.FINISHED:
@@ -103,19 +103,29 @@ def _describe(sight: Sight, stopped: Collection[Rank]) -> str:
     return f"rank {sight.rank} {does} ({where}, {sight.issued} collectives issued, {sight.waited} completed)"
 
 
-def sights_of(state: State, board: Board) -> tuple[Sight, ...]:
-    """Return what is seen of every rank; nothing unless all are in their loop, where progress shows on the board."""
+def sights_of(state: State, status_page: StatusPage) -> tuple[RankSight, ...]:
+    """Return what is seen of every rank; nothing unless all are in their loop, where progress shows on the status page."""
     if state.phase is not JobPhase.RUNNING:
         return ()
     sights = []
     for seat in state.seats:
-        cell = board.cells[seat.rank]
+        rank_entry = status_page.rank_entries[seat.rank]
         if seat.owner is None:
             continue  # it left the script
-        if cell.phase not in _IN_LOOP:
+        if rank_entry.phase not in _IN_LOOP:
             return ()
-        phase = Phase(cell.phase)
-        sights.append(Sight(seat.rank, seat.owner, cell.epoch, phase, cell.completed, cell.issued, cell.waited))
+        phase = Phase(rank_entry.phase)
+        sights.append(
+            RankSight(
+                seat.rank,
+                seat.owner,
+                rank_entry.epoch,
+                phase,
+                rank_entry.completed,
+                rank_entry.issued,
+                rank_entry.waited,
+            )
+        )
     return tuple(sights)
 
 
@@ -128,7 +138,7 @@ def is_stopped(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] == "T"  # the name in parentheses may hold anything
 
 
-class Health:
+class HangDetector:
     """Looks at the ranks a few times per time-out, by one timer, and submits `WorkerHung` of those that hang.
 
     `look` returns what is seen now, `pid` the process of a living worker. `say` is told of a hang that blames nobody.
@@ -138,7 +148,7 @@ class Health:
         self,
         timeout_s: float,
         *,
-        look: Callable[[], tuple[Sight, ...]],
+        look: Callable[[], tuple[RankSight, ...]],
         pid: Callable[[WorkerId], int | None],
         submit: Callable[[Event], None],
         say: Callable[[str], None],
@@ -180,6 +190,6 @@ class Health:
         for culprit in verdict.culprits:
             self._submit(WorkerHung(culprit.worker, verdict.reason))
 
-    def _stopped(self, sight: Sight) -> bool:
+    def _stopped(self, sight: RankSight) -> bool:
         pid = self._pid(sight.worker)
         return pid is not None and is_stopped(pid)

@@ -9,7 +9,7 @@ from deadpool_run.core.events import Event, NodeResynced, WorkerFound
 from deadpool_run.ids import Epoch, NodeId, Version, WorkerId
 
 
-class Roll:
+class Inventory:
     """Every worker of this generation that was started here, those that ended included."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Roll:
                 self._change(worker, ready=True)
             case ev.ScriptInitialized(worker):
                 self._change(worker, initialized=True)
-            case ev.NewcomerRehearsed(worker):
+            case ev.ReplacementRehearsed(worker):
                 self._change(worker, rehearsed=True)
             case ev.RankRestored(worker):
                 self._change(worker, reentering=False)

@@ -8,15 +8,15 @@ from dataclasses import fields
 from typing import Protocol, assert_never
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
-from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, Durable, Job
-from deadpool_run.agent.checkpoint.participant import Share
+from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, CheckpointJob, DurableCheckpoints
+from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.copies import Copies
-from deadpool_run.agent.node.inventory import Roll
-from deadpool_run.agent.node.orders import Performer, Situation
-from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.node.inventory import Inventory
+from deadpool_run.agent.node.orders import OrderPerformer, Situation
+from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.workers import Workforce
-from deadpool_run.agent.records.logs import Output
+from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import DEFAULT_DURABLE_TIMEOUT_S, LaunchSpec
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
@@ -33,7 +33,7 @@ from deadpool_run.core.events import (
 from deadpool_run.ids import Rank, Version, WorkerId
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
-from deadpool_run.wire.peers import Buddies, Committed, Foretold, Loaded, Peer, Safe, Saved, Traffic, World
+from deadpool_run.wire.peers import Buddies, Committed, Loaded, Peer, PreemptionNotice, Safe, Saved, Traffic, World
 
 
 class Above(Protocol):
@@ -45,11 +45,11 @@ class Above(Protocol):
     def safe(self, told: Safe) -> None:
         """Take in what other nodes hold of one of the node's ranks."""
 
-    def durable_news(self, told: Saved | Loaded | Foretold) -> None:
+    def durable_news(self, told: Saved | Loaded | PreemptionNotice) -> None:
         """Take in what concerns durable checkpoints of several nodes."""
 
 
-class Node:
+class LocalNode:
     """One life of a node in the job. `above` may be replaced when the coordinator moves."""
 
     def __init__(  # noqa: PLR0913 - the parts of a machine's launch
@@ -57,8 +57,8 @@ class Node:
         spec: LaunchSpec,
         situation: Situation,
         *,
-        nursery: Nursery,
-        output: Output,
+        forkserver: ForkServer,
+        output: Logs,
         mark: dict[str, str],
         above: Above,
         on_lost: Callable[[str], None],
@@ -69,25 +69,25 @@ class Node:
         self.copies: Copies | None = None
         self._situation = situation
         self._root_cause = output.root_cause
-        self._life = self._world_life = 0
-        self._roll = Roll()
+        self._timeline = self._world_timeline = 0
+        self._inventory = Inventory()
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
-        self._workforce = Workforce(nursery, self._submit, vault.captured, self._captured)
+        self._workforce = Workforce(forkserver, self._submit, vault.captured, self._captured)
         timeout_s = DEFAULT_DURABLE_TIMEOUT_S if spec.durable is None else spec.durable.timeout_s
-        self.checkpointers = Checkpointers(nursery, vault, timeout_s)
+        self.checkpointers = Checkpointers(forkserver, vault, timeout_s)
         self.share = self._make_share(spec.run_id) if situation.replicates else None
         """Of durable checkpoints; None on one machine, which writes its own."""
         self.newest_durable: peers.Durable | None = None
         """Of the job, as its coordinator has told."""
-        self.durable = Durable(
+        self.durable = DurableCheckpoints(
             None if situation.replicates else spec.durable,
             run=spec.run_id,
             checkpointers=self.checkpointers,
             vault=vault,
-            job=Job(say=tell, lost=on_lost, leave=lambda: self._submit(StopRequested(0, EXIT_QUEUE_AGAIN))),
+            job=CheckpointJob(say=tell, lost=on_lost, leave=lambda: self._submit(StopRequested(0, EXIT_QUEUE_AGAIN))),
         )
-        self._performer = Performer(
+        self._performer = OrderPerformer(
             spec=spec,
             begins=self.share or self.durable,
             situation=situation,
@@ -99,39 +99,43 @@ class Node:
             fetch_failed=self._submit,
         )
 
-    def _make_share(self, run: str) -> Share:
-        return Share(self.checkpointers, self.vault, run, answer=self._durable_news, hold=self._captured)
+    def _make_share(self, run: str) -> CheckpointParticipant:
+        return CheckpointParticipant(
+            self.checkpointers, self.vault, run, answer=self._durable_news, hold=self._captured
+        )
 
     # --- orders -------------------------------------------------------------------------------------------------
 
     def set_world(self, world: World) -> None:
         """Take in what assignments from now on depend on."""
-        self._world_life = world.life
+        self._world_timeline = world.timeline
         self._performer.set_world(world)
 
     def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:
         """Carry out one order for this node."""
-        self._roll.ordered(effect)
+        self._inventory.ordered(effect)
         match effect:
             case do.ReportReplicas(node, rank, epoch):
                 held = () if self.copies is None else self.copies.versions(rank)
                 self._submit(ReplicasReported(node, rank, epoch, held))
             case do.DiscardAbove(epoch, version):
-                if epoch > self._life:  # else it has reached this node before
-                    self._begin_life(epoch)
+                if epoch > self._timeline:  # else it has reached this node before
+                    self._begin_timeline(epoch)
                     if self.copies is not None:
                         self.copies.discard_above(epoch, version)
             case do.BeginGeneration():
-                self._begin_life(self._world_life)
+                self._begin_timeline(self._world_timeline)
                 self._performer.perform(effect, capture_interval, source)
                 if self.copies is not None:
-                    self.vault.board.tell(None, ())  # the cells of the board do not tell what is committed
+                    self.vault.status_page.tell(
+                        None, ()
+                    )  # the rank entries of the status page do not tell what is committed
             case _:
                 self._performer.perform(effect, capture_interval, source)
 
-    def _begin_life(self, life: int) -> None:
+    def _begin_timeline(self, timeline: int) -> None:
         """Forget what was safe: it was of a life of the world that did not happen."""
-        self._life = life
+        self._timeline = timeline
         self._safe.clear()
         self._finished.clear()
 
@@ -140,7 +144,7 @@ class Node:
         if self.copies is None:
             return
         mine = {Rank(int(rank)): peers for rank, peers in told.mine.items()}
-        for rank in self.copies.at_home() - mine.keys():  # newcomers' that were ended here among them
+        for rank in self.copies.at_home() - mine.keys():  # replacements' that were ended here among them
             self.copies.left(rank)
         self.copies.keep([Rank(rank) for rank in told.keep])
         self.copies.set_buddies(mine)
@@ -148,8 +152,8 @@ class Node:
 
     def committed(self, told: Committed) -> None:
         """Let the node's workers know which of their snapshots are needed."""
-        if told.life == self._life:
-            self.vault.board.tell(Version(told.version) if told.version >= 0 else None, told.abandoned)
+        if told.timeline == self._timeline:
+            self.vault.status_page.tell(Version(told.version) if told.version >= 0 else None, told.abandoned)
 
     def share_anew(self) -> None:
         """Give up what the last coordinator wanted of durable checkpoints."""
@@ -172,9 +176,9 @@ class Node:
                 assert_never(order)
 
     @property
-    def life(self) -> int:
+    def timeline(self) -> int:
         """The life of the world that the node knows of."""
-        return self._life
+        return self._timeline
 
     # --- what is to be seen -------------------------------------------------------------------------------------
 
@@ -182,9 +186,9 @@ class Node:
         """Return the process of a worker that lives here."""
         return self._workforce.pid(worker)
 
-    def cells(self) -> tuple[tuple[int, ...], ...]:
-        """Return what the node's workers say on its board: the rank, then a cell's words."""
-        return tuple((rank, *self.vault.board.cells[rank].words()) for rank in self._workforce.ranks())
+    def rank_entries(self) -> tuple[tuple[int, ...], ...]:
+        """Return what the node's workers say on its status page: the rank, then a rank entry's words."""
+        return tuple((rank, *self.vault.status_page.rank_entries[rank].words()) for rank in self._workforce.ranks())
 
     def traffic(self) -> Traffic | None:
         """Return what went between this node's copies and others'; None if there are none."""
@@ -195,7 +199,7 @@ class Node:
 
     def resynced(self) -> NodeResynced:
         """Return what a coordinator that comes to be asks first."""
-        return self._roll.call(self._situation.node)
+        return self._inventory.call(self._situation.node)
 
     # --- the end ------------------------------------------------------------------------------------------------
 
@@ -214,11 +218,11 @@ class Node:
 
     # --- news ---------------------------------------------------------------------------------------------------
 
-    def replicated(self, rank: Rank, versions: tuple[Version, ...], transcript: bool, life: int) -> None:
+    def replicated(self, rank: Rank, versions: tuple[Version, ...], transcript: bool, timeline: int) -> None:
         """Pass on what other nodes hold of a rank that lives here."""
-        if life != self._life:
+        if timeline != self._timeline:
             return
-        told = self._safe[rank] = Safe(life, rank, versions, transcript)
+        told = self._safe[rank] = Safe(timeline, rank, versions, transcript)
         self.above.safe(told)
         waiting = self._finished.get(rank)
         if waiting is not None and waiting.version in versions:
@@ -234,7 +238,7 @@ class Node:
 
     def _submit(self, event: Event) -> None:
         """Pass a fact on; that a rank is through only once its last snapshot is safe from the loss of this node."""
-        self._roll.told(event)
+        self._inventory.told(event)
         if isinstance(event, WorkerExited):
             self._root_cause.ended(event.worker, event.code, event.signal)
         if self.copies is not None and isinstance(event, CaptureSkipped):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from deadpool_run.agent.environment import Seat, worker_environment
+from deadpool_run.agent.environment import WorkerPlace, worker_environment
 from deadpool_run.agent.node.copies import Copies
 from deadpool_run.agent.processes.workers import Workforce
-from deadpool_run.agent.records.logs import Output
+from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
@@ -18,13 +18,13 @@ from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 from deadpool_run.vault.segments import create_memory
-from deadpool_run.vault.status_page import create_board
+from deadpool_run.vault.status_page import create_status_page
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages
 from deadpool_run.wire.peers import Peer, World
 
 
-class Beginning(Protocol):
+class GenerationStart(Protocol):
     """What ranks begin with that are given away when a world begins."""
 
     resume: Version
@@ -55,7 +55,7 @@ class Situation:
     """Snapshots are to be copied to other nodes, so that workers say when they have made one."""
 
 
-class Performer:
+class OrderPerformer:
     """Performs on this node.
 
     `mark` is what every worker's environment has so that its family can be found. `copies` returns what holds and
@@ -70,8 +70,8 @@ class Performer:
         mark: dict[str, str],
         workforce: Workforce,
         vault: Vault,
-        begins: Beginning,
-        output: Output,
+        begins: GenerationStart,
+        output: Logs,
         copies: Callable[[], Copies | None],
         fetch_failed: Callable[[FetchFailed], None],
     ) -> None:
@@ -109,7 +109,7 @@ class Performer:
             case do.AbortStep(worker, epoch):
                 self._workforce.send(worker, messages.Abort(epoch))
             case do.ReEnter(worker, epoch):
-                self._workforce.send(worker, messages.ReEnter(epoch, *self._moved_store()))
+                self._workforce.send(worker, messages.RunAgain(epoch, *self._moved_store()))
             case do.ResumeFrom():
                 self._resume(effect, source)
             case do.AttachGroups(worker, epoch):
@@ -137,16 +137,16 @@ class Performer:
             self._vault.renew()
         copies = self._copies()
         if copies is not None:
-            copies.renew(self._world.life)
+            copies.renew(self._world.timeline)
         self._begins.begin()
         self._output.begin(generation)
 
     def _seat(self, order: do.AssignRank, capture_interval: int, source: Peer | None) -> None:
-        """Give the rank away once what its newcomer rehearses with is here."""
+        """Give the rank away once what its replacement rehearses with is here."""
         copies = self._copies()
-        if copies is None or not order.newcomer:
+        if copies is None or not order.replacement:
             self._vault.vacate(order.rank)
-            if not order.newcomer:
+            if not order.replacement:
                 self._begins.seated(order.rank)
             self._assign(order, capture_interval)
             return
@@ -192,12 +192,14 @@ class Performer:
         if transcript is None:
             return  # the rank has moved on: nobody waits for the spare
         scratch = {
-            "board": create_board(self._spec.settings.world_size),
+            "status_page": create_status_page(self._spec.settings.world_size),
             **{name: create_memory(f"spare-{name}") for name in ("slot0", "slot1")},
             "transcript": transcript,
         }
-        as_newcomer = do.AssignRank(order.worker, order.rank, order.epoch, newcomer=True, local_rank=order.local_rank)
-        assign, fds, streams = self._order(as_newcomer, capture_interval, scratch)
+        as_replacement = do.AssignRank(
+            order.worker, order.rank, order.epoch, replacement=True, local_rank=order.local_rank
+        )
+        assign, fds, streams = self._order(as_replacement, capture_interval, scratch)
         self._workforce.prepare(order.worker, replace(assign, prepare=True), fds)
         for fd in (*streams, *scratch.values()):
             os.close(fd)
@@ -207,14 +209,14 @@ class Performer:
     ) -> tuple[messages.Assign, dict[str, int], list[int]]:
         """Return what the worker is told, the descriptors by their names, and those of them that are to be closed."""
         local_rank = order.local_rank
-        resume = -1 if order.newcomer else self._begins.resume
-        seat = Seat(
+        resume = -1 if order.replacement else self._begins.resume
+        seat = WorkerPlace(
             worker=order.worker,
             rank=order.rank,
             local_rank=local_rank,
             epoch=order.epoch,
             generation=self._world.generation,
-            newcomer=order.newcomer,
+            replacement=order.replacement,
             capture_interval=capture_interval,
             store_host=self._world.store_host,
             store_port=self._world.store_port,
@@ -231,7 +233,7 @@ class Performer:
             local_rank=local_rank,
             world_size=self._spec.settings.world_size,
             epoch=order.epoch,
-            newcomer=order.newcomer,
+            replacement=order.replacement,
             store_host=self._world.store_host,
             store_port=self._world.store_port,
             capture_interval=capture_interval,

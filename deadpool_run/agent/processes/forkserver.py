@@ -1,4 +1,4 @@
-"""The agent's side of the nursery: asks it for processes, and starts it again if it dies."""
+"""The agent's side of the fork server: asks it for processes, and starts it again if it dies."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ from typing import Any
 from deadpool_run.agent.processes import children as processes
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.forkserver_main import MAX_PACKET_BYTES
-from deadpool_run.agent.processes.forkserver_process import NurseryProcess, NurserySpec
+from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
 
 _MAX_DEATHS_UNPREPARED = 3
-"""Nurseries in a row that may die before they can fork; then the job cannot be run."""
+"""Fork servers in a row that may die before they can fork; then the job cannot be run."""
 
 Forked = Callable[[Process], None]
 Failed = Callable[[str], None]
@@ -34,18 +34,18 @@ class _Order:
     recalled: bool = False
 
 
-class Nursery:
+class ForkServer:
     """Forks processes on request, and keeps watch over all that it has forked; requests wait while it imports.
 
-    `on_lost` is called with the reason when no nursery can be had. If one dies, the next is told of the processes
+    `on_lost` is called with the reason when no fork server can be had. If one dies, the next is told of the processes
     that live, so that it can end their groups when the agent is gone.
     """
 
     def __init__(
         self,
-        spec: NurserySpec,
+        spec: ForkServerSpec,
         on_lost: Callable[[str], None],
-        first: NurseryProcess | None = None,
+        first: ForkServerProcess | None = None,
     ) -> None:
         self._spec = spec
         self._on_lost = on_lost
@@ -63,7 +63,7 @@ class Nursery:
 
     @property
     def process(self) -> Process:
-        """The nursery's own process."""
+        """The fork server's own process."""
         return self._process
 
     def children(self) -> list[Process]:
@@ -95,7 +95,7 @@ class Nursery:
     ) -> int:
         """Ask for a process; return the order's number. Either `forked` is called, and `ended` once it was reaped, or `failed`.
 
-        `make_fds` opens its descriptors; they are closed here once they are sent. It is called again if the nursery
+        `make_fds` opens its descriptors; they are closed here once they are sent. It is called again if the fork server
         dies before it answers: the child of a first attempt, if there is one, is then left with the other end of a socket
         that nobody holds, and ends.
         """
@@ -114,15 +114,15 @@ class Nursery:
                 self._forget_recalled()
 
     def close(self) -> None:
-        """Let the nursery end. Its process is reaped by the loop."""
+        """Let the fork server end. Its process is reaped by the loop."""
         self._closed = True
         self._hang_up()
 
-    def _take_over(self, nursery: NurseryProcess) -> None:
-        self._sock = nursery.sock
+    def _take_over(self, forkserver: ForkServerProcess) -> None:
+        self._sock = forkserver.sock
         self._sock.setblocking(False)
         self._prepared = False
-        self._process = Process(nursery.pid, self._on_exit)
+        self._process = Process(forkserver.pid, self._on_exit)
         self._loop.add_reader(self._sock, self._read)
 
     def _send(self, packet: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
@@ -182,7 +182,7 @@ class Nursery:
         ended(exit_)
 
     def _forget_recalled(self) -> None:
-        """No process is on its way for them: the nursery has not been told, or died before it answered."""
+        """No process is on its way for them: the fork server has not been told, or died before it answered."""
         self._orders = {number: order for number, order in self._orders.items() if not order.recalled}
         self._look_whether_settled()
 

@@ -1,4 +1,4 @@
-"""The nursery: imports torch once, then forks every process of the job. Runs as `python -u -c COMMAND FD AGENT_PID`.
+"""The fork server: imports torch once, then forks every process of the job. Runs as `python -u -c COMMAND FD AGENT_PID`.
 
 Single-threaded, no CUDA, no sockets but the agent's. Requests and answers are JSON packets on a SOCK_SEQPACKET pair:
 
@@ -8,7 +8,7 @@ Single-threaded, no CUDA, no sockets but the agent's. Requests and answers are J
     {"do": "adopt", "pids": [...]}, {"do": "reaped", "pid": p}                  no answer
 
 A child is forked twice, so that the agent, a child subreaper, is its parent; several children at once, since each fork of
-a process that has imported torch takes 15 ms, and its end as long. When the agent goes away the nursery ends the process
+a process that has imported torch takes 15 ms, and its end as long. When the agent goes away the fork server ends the process
 groups of all children that the agent has not told it were reaped (the parent-death signal reaches a worker, but not what
 the worker has started), and then whatever still carries the job's mark in its environment, because it left its group.
 """
@@ -71,8 +71,8 @@ class _Birth:
     go_writer: int
 
 
-class _Nursery:
-    """The serving loop. `serve` returns in the nursery (None) and, by way of `_fork`, in each child (what it is)."""
+class _ForkServer:
+    """The serving loop. `serve` returns in the fork server (None) and, by way of `_fork`, in each child (what it is)."""
 
     def __init__(self, agent: socket.socket, agent_pid: int) -> None:
         self._agent = agent
@@ -277,7 +277,7 @@ def _enter(order: _Request) -> None:
 
 
 def main() -> Callable[[], None] | None:
-    """Serve until the agent goes away. Returns None in the nursery; in a child, what it is to do."""
+    """Serve until the agent goes away. Returns None in the fork server; in a child, what it is to do."""
     agent_fd, agent_pid = (int(word) for word in sys.argv[1:3])
     agent = socket.socket(fileno=agent_fd)
     agent.set_inheritable(False)
@@ -285,5 +285,5 @@ def main() -> Callable[[], None] | None:
     os.environ["OPENBLAS_NUM_THREADS"] = (
         "1"  # else its threads start with the import; a worker's environment is replaced
     )
-    order = _Nursery(agent, agent_pid).serve()
+    order = _ForkServer(agent, agent_pid).serve()
     return None if order is None else partial(_enter, order)

@@ -1,4 +1,4 @@
-"""Starting the process that is the nursery. Imports little, so that it can come before everything else of the agent."""
+"""Starting the process that is the fork server. Imports little, so that it can come before everything else of the agent."""
 
 import contextlib
 import json
@@ -13,22 +13,22 @@ from deadpool_run.agent.processes.forkserver_main import COMMAND
 
 
 @dataclass(frozen=True, slots=True)
-class NurseryProcess:
-    """One nursery: its process, which nobody waits for yet, and our end of its socket."""
+class ForkServerProcess:
+    """One fork server: its process, which nobody waits for yet, and our end of its socket."""
 
     pid: int
     sock: socket.socket
 
 
 @dataclass(frozen=True, slots=True)
-class NurserySpec:
-    """What each nursery of a launch is started with."""
+class ForkServerSpec:
+    """What each fork server of a launch is started with."""
 
     preload: tuple[str, ...]
     """Modules to import before it forks."""
     environment: Mapping[str, str]
 
-    def start(self, living: Iterable[int] = ()) -> NurseryProcess:
+    def start(self, living: Iterable[int] = ()) -> ForkServerProcess:
         """Start one; it imports at once. `living`: processes that an earlier one forked, which this one is to know."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -43,4 +43,4 @@ class NurserySpec:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its pidfd tells of its end
             for packet in ({"do": "adopt", "pids": list(living)}, {"do": "prepare", "modules": self.preload}):
                 ours.sendall(json.dumps(packet).encode())
-        return NurseryProcess(child.pid, ours)
+        return ForkServerProcess(child.pid, ours)

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable
 
 from deadpool_run.agent.processes.children import Exit, Process
-from deadpool_run.agent.processes.forkserver import Nursery
-from deadpool_run.agent.processes.worker_channel import Channel
+from deadpool_run.agent.processes.forkserver import ForkServer
+from deadpool_run.agent.processes.worker_channel import WorkerChannel
 from deadpool_run.wire.messages import Message, StoreListening
 
 LOOPBACK = "127.0.0.1"
@@ -29,16 +29,16 @@ class Store:
     `on_lost` is called with the reason when no store can be had.
     """
 
-    def __init__(self, nursery: Nursery, on_lost: Callable[[str], None], host: str = LOOPBACK) -> None:
+    def __init__(self, forkserver: ForkServer, on_lost: Callable[[str], None], host: str = LOOPBACK) -> None:
         self.host = host
-        self._nursery = nursery
+        self._forkserver = forkserver
         self._on_lost = on_lost
         self._listener = socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG)
         self._stale = False
         self._closed = False
         self._deaths = 0
         self._process: Process | None = None
-        self._channel: Channel | None = None
+        self._channel: WorkerChannel | None = None
         self._socket: socket.socket | None = None
         self._waiting: list[Callable[[], None]] = []
         self._order = self._fork()
@@ -71,7 +71,7 @@ class Store:
         """Let the process end."""
         self._closed = True
         self._waiting.clear()
-        self._nursery.recall(self._order)
+        self._forkserver.recall(self._order)
         self._listener.close()
         if self._channel is not None:
             self._channel.close()
@@ -79,7 +79,7 @@ class Store:
             self._process.signal_group(signal.SIGKILL)
 
     def _fork(self) -> int:
-        return self._nursery.fork("store", self._open, self._forked, self._on_lost, self._on_exit)
+        return self._forkserver.fork("store", self._open, self._forked, self._on_lost, self._on_exit)
 
     def _open(self) -> list[int]:
         if self._socket is not None:
@@ -90,7 +90,7 @@ class Store:
     def _forked(self, process: Process) -> None:
         assert self._socket is not None
         self._process = process
-        self._channel = Channel(self._socket, self._on_message, self._on_lost)
+        self._channel = WorkerChannel(self._socket, self._on_message, self._on_lost)
         self._socket = None
         if self._closed:
             process.signal_group(signal.SIGKILL)

@@ -15,7 +15,7 @@ MAX_UNSENT_BYTES = 8 << 20
 """A worker that lets this much wait for it is broken: orders are few, and the largest is one `Assign`."""
 
 
-class Channel:
+class WorkerChannel:
     """One control socket. Calls back from the running loop; `on_broken` says why nothing more can be exchanged."""
 
     def __init__(

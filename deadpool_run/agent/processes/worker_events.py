@@ -25,7 +25,7 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
             return events.TranscriptSealed(worker, None if like is None else Rank(like))
         case messages.Raised(step, kind, text, traceback, blame):
             return events.WorkerRaised(worker, step, kind, text, traceback, _blame(blame))
-        case messages.Refused(text, exit_code):
+        case messages.ScriptRefused(text, exit_code):
             return events.JobRefused(worker, text, exit_code)
         case messages.TrainsOutsideLoop():
             return events.LoopBypassed(worker)
@@ -38,7 +38,7 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
         case messages.Unwound(completed, captured):
             return events.RunUnwound(worker, Version(completed), tuple(Version(version) for version in captured))
         case messages.Rehearsed(epoch):
-            return events.NewcomerRehearsed(worker, Epoch(epoch))
+            return events.ReplacementRehearsed(worker, Epoch(epoch))
         case messages.Restored(epoch):
             return events.RankRestored(worker, Epoch(epoch))
         case messages.Attached(epoch):

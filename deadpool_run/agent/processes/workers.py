@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from deadpool_run.agent.processes.children import Exit, Process
-from deadpool_run.agent.processes.forkserver import Nursery
-from deadpool_run.agent.processes.worker_channel import Channel
+from deadpool_run.agent.processes.forkserver import ForkServer
+from deadpool_run.agent.processes.worker_channel import WorkerChannel
 from deadpool_run.agent.processes.worker_events import to_event
 from deadpool_run.core.events import Event, WorkerExited, WorkerStarted, WorkerStartFailed
 from deadpool_run.ids import Rank, Version, WorkerId
@@ -23,7 +23,7 @@ _FOR_THE_PARKED = (ExitNow, Stop)
 class _Worker:
     ours: socket.socket | None = None  # our end of the control socket until there is a process
     process: Process | None = None
-    channel: Channel | None = None
+    channel: WorkerChannel | None = None
     rank: Rank | None = None
     awaits_rank: bool = False
     held: list[Message] = field(default_factory=list)  # for when it has its rank
@@ -35,7 +35,7 @@ class Workforce:
 
     def __init__(
         self,
-        nursery: Nursery,
+        forkserver: ForkServer,
         submit: Submit,
         captured: Callable[[Rank], tuple[Version, ...]],
         on_captured: Callable[[Rank, Version], None] | None = None,
@@ -44,7 +44,7 @@ class Workforce:
 
         `on_captured` is told each snapshot that a worker has just made, where workers say so (`DEADPOOL_REPLICATE=1`).
         """
-        self._nursery = nursery
+        self._forkserver = forkserver
         self._submit = submit
         self._captured = captured
         self._on_captured = on_captured
@@ -75,7 +75,7 @@ class Workforce:
             new.ours, theirs = socket.socketpair()
             return [theirs.detach()]
 
-        self._nursery.fork(
+        self._forkserver.fork(
             "worker",
             make_fds,
             lambda process: self._started(worker, process),
@@ -158,7 +158,7 @@ class Workforce:
         found = self._workers[worker]
         assert found.ours is not None
         found.process = process
-        found.channel = Channel(
+        found.channel = WorkerChannel(
             found.ours,
             lambda message: self._heard(worker, message),
             lambda _: process.signal_group(signal.SIGKILL),  # deaf or confused: its death is repaired as any other

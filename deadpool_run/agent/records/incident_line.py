@@ -6,7 +6,7 @@ from deadpool_run.core.effects import Incident, Loss
 def incident_line(incident: Incident) -> str:
     """Return who was replaced by whom, the milliseconds that each part took, and what it cost.
 
-    Parts overlap (a newcomer rehearses while survivors drain): each is shown with what it added, so that they sum up.
+    Parts overlap (a replacement rehearses while survivors drain): each is shown with what it added, so that they sum up.
     """
     detected_s = incident.detected_s or 0.0
     milestones = (

@@ -34,7 +34,7 @@ class _Stream:
 _STREAMS = (_Stream("stdout", Streams.OUT, 1), _Stream("stderr", Streams.ERR, 2))
 
 
-class Output:
+class Logs:
     """The log tree of one run, and the threads that copy tee'd streams."""
 
     def __init__(self, spec: LaunchSpec) -> None:

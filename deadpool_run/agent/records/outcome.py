@@ -17,7 +17,7 @@ def outcome(run_dir: Path) -> int | None:
     knows only how its own part ended.
     """
     ended = [record for record in _records(run_dir) if record.get("ended") and isinstance(record.get("exit_code"), int)]
-    last = max(ended, key=lambda record: (bool(record.get("head", True)), record.get("term") or 0), default=None)
+    last = max(ended, key=lambda record: (bool(record.get("leader", True)), record.get("term") or 0), default=None)
     return None if last is None else int(last["exit_code"])
 
 

@@ -29,8 +29,8 @@ def make_run_dir(run_dir: Path) -> None:
 class RunRecord:
     """The record of a live run; times are ISO-8601, UTC."""
 
-    def __init__(self, spec: LaunchSpec, log_dir: str | None, *, head: bool = True, term: int = 0) -> None:
-        """`head`: whether this agent leads, and since which term."""
+    def __init__(self, spec: LaunchSpec, log_dir: str | None, *, leader: bool = True, term: int = 0) -> None:
+        """`leader`: whether this agent leads, and since which term."""
         self._path = spec.run_dir / RECORD_NAME
         self.parts: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
@@ -50,7 +50,7 @@ class RunRecord:
             "ended": None,
             "exit_code": None,
             "reason": None,
-            "head": head,
+            "leader": leader,
             "term": term,
             "slurm_job": None if spec.slurm is None else spec.slurm.job_id,
         }

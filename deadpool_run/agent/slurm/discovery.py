@@ -18,7 +18,7 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SlurmStep:
     """This process's place in a step."""
 
     number: int
@@ -57,7 +57,7 @@ class Discovery:
     """Whether it is a batch job."""
     name: str
     """Of this node; empty if we are on none of the job's (the shell of salloc on a login node)."""
-    step: Step | None
+    step: SlurmStep | None
     """None in an allocation only."""
     array: ArrayTask | None
     first_host: tuple[str, ...]
@@ -76,7 +76,7 @@ class Discovery:
 
     @property
     def port(self) -> int:
-        """Where the first head listens: the same in every task of a step, seldom that of another job."""
+        """Where the first leader listens: the same in every task of a step, seldom that of another job."""
         digest = hashlib.sha256(self.run_id.encode()).digest()
         return _FIRST_PORT + int.from_bytes(digest[:4]) % _PORTS
 
@@ -130,7 +130,7 @@ def discover(environment: Mapping[str, str]) -> Discovery | None:
     )
 
 
-def _step(environment: Mapping[str, str]) -> Step | None:
+def _step(environment: Mapping[str, str]) -> SlurmStep | None:
     if not environment.get("SLURM_STEP_ID") or not environment.get("SLURM_PROCID"):
         return None
     number = _number(environment, "SLURM_STEP_ID")
@@ -146,7 +146,7 @@ def _step(environment: Mapping[str, str]) -> Step | None:
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE")
     counts = hostlist.expand_counts(tasks) if tasks else ()
     host, port = environment.get("SLURM_SRUN_COMM_HOST", ""), environment.get("SLURM_SRUN_COMM_PORT", "")
-    return Step(
+    return SlurmStep(
         number=number,
         index=index,
         tasks_here=counts[index] if index < len(counts) else 1,
@@ -168,7 +168,7 @@ def _array(environment: Mapping[str, str]) -> ArrayTask | None:
     )
 
 
-def _first_host(environment: Mapping[str, str], nodes: tuple[str, ...], step: Step | None) -> tuple[str, ...]:
+def _first_host(environment: Mapping[str, str], nodes: tuple[str, ...], step: SlurmStep | None) -> tuple[str, ...]:
     """Return the addresses of the step's first node.
 
     `srun` tells the address of the machine that it runs on: in a batch script that is the job's first node; started from

@@ -14,10 +14,10 @@ import typer
 from rich.console import Console
 
 from deadpool_run.cli import console
-from deadpool_run.cli.check.compare import States, split
+from deadpool_run.cli.check.compare import RunStates, split
 from deadpool_run.cli.check.plan import plan_faults
-from deadpool_run.cli.check.report import Report, Row, Verdict, judge, judge_unfailed
-from deadpool_run.cli.check.run import Run, Runner
+from deadpool_run.cli.check.report import CheckVerdict, Report, Row, judge, judge_unfailed
+from deadpool_run.cli.check.run import CheckRun, CheckRunner
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.check import Fault
 
@@ -73,7 +73,7 @@ class _Folder(AbstractContextManager["_Folder"]):
 
 def _check(wanted: Wanted, folder: Path) -> Report:
     """Run everything, one after the other."""
-    runner = Runner(options=wanted.options, target=wanted.target, steps=wanted.steps, timeout_s=wanted.timeout_s)
+    runner = CheckRunner(options=wanted.options, target=wanted.target, steps=wanted.steps, timeout_s=wanted.timeout_s)
     before = signal.signal(signal.SIGTERM, runner.stop)
     try:
         report = Report(wanted.steps)
@@ -85,29 +85,29 @@ def _check(wanted: Wanted, folder: Path) -> Report:
                     f"fault {number} of {len(planned)}: SIGKILL to rank {fault.rank}, {fault.phase}, step {fault.step}"
                 )
                 run = _run(runner, folder / f"fault-{number:02d}", fault, said)
-                report.rows.append(judge(run, States(run.states), reference, report))
+                report.rows.append(judge(run, RunStates(run.states), reference, report))
         return report
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _unfailed(runner: Runner, folder: Path, report: Report) -> States | None:
+def _unfailed(runner: CheckRunner, folder: Path, report: Report) -> RunStates | None:
     """Run the script twice without a fault; return its states, or None if nothing can be compared with them."""
-    reference: States | None = None
+    reference: RunStates | None = None
     for number in (1, 2):
         run = _run(runner, folder / f"unfailed-{number}", None, f"run {number} of 2 without a fault")
-        states = States(run.states)
+        states = RunStates(run.states)
         row = judge_unfailed(run, states)
         report.rows.append(row)
-        if row.verdict is not Verdict.EXACT:
-            if row.verdict is Verdict.STOPPED:
+        if row.verdict is not CheckVerdict.EXACT:
+            if row.verdict is CheckVerdict.STOPPED:
                 _show_end(row)
             return None
         if reference is None:
             reference = states
             report.ranks, report.steps = run.ranks(), run.steps() or report.steps
             if report.ranks and states.missing(report.ranks, report.steps):
-                report.rows[-1] = Row(run, Verdict.STOPPED, f"its loop ended before step {report.steps}")
+                report.rows[-1] = Row(run, CheckVerdict.STOPPED, f"its loop ended before step {report.steps}")
                 return None
         else:
             report.irreproducible, chance = split(states.differences(reference))
@@ -115,7 +115,7 @@ def _unfailed(runner: Runner, folder: Path, report: Report) -> States | None:
     return None if report.irreproducible else reference
 
 
-def _run(runner: Runner, folder: Path, fault: Fault | None, said: str) -> Run:
+def _run(runner: CheckRunner, folder: Path, fault: Fault | None, said: str) -> CheckRun:
     console.note(said)
     run = runner.run(folder, fault, os.environ)
     if runner.stopping:

@@ -21,7 +21,7 @@ Digests = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class StateDifference:
     """A tensor or value that differs from the unfailed run, and the first version in which it does."""
 
     version: int
@@ -35,7 +35,7 @@ class Difference:
         return self.version, _KINDS.index(self.kind) if self.kind in _KINDS else len(_KINDS), self.rank, self.name
 
 
-def in_words(differences: Sequence[Difference]) -> str:
+def in_words(differences: Sequence[StateDifference]) -> str:
     """Return what differs first, and how much more does; empty for nothing."""
     if not differences:
         return ""
@@ -48,7 +48,7 @@ def in_words(differences: Sequence[Difference]) -> str:
     return f"from step {first.version}: {first.kind} {named} ({where})" + (f", later {rest} more" if rest else "")
 
 
-class States:
+class RunStates:
     """What the ranks of a run were like."""
 
     def __init__(self, folder: Path) -> None:
@@ -67,21 +67,21 @@ class States:
         """Return the ranks of which this version was not seen."""
         return [rank for rank in range(ranks) if (rank, version) not in self.seen]
 
-    def differences(self, reference: "States", ignored: Iterable[tuple[str, str]] = ()) -> list[Difference]:
+    def differences(self, reference: "RunStates", ignored: Iterable[tuple[str, str]] = ()) -> list[StateDifference]:
         """Return what differs, the earliest first, each name of each rank once. `ignored`: kinds and names."""
         skipped = set(ignored)
         last = max((version for _, version in reference.seen), default=0)
-        found: dict[tuple[int, str, str], Difference] = {}
+        found: dict[tuple[int, str, str], StateDifference] = {}
         for (rank, version), seen in sorted(self.seen.items()):
             expected = reference.seen.get((rank, version))
             for digests in seen if expected else ():
                 for kind, name in _unequal(expected or [], digests, whole=version == last):
                     if (kind, name) not in skipped and (kind not in _LAST_KINDS or version == last):
-                        found.setdefault((rank, kind, name), Difference(version, rank, kind, name))
+                        found.setdefault((rank, kind, name), StateDifference(version, rank, kind, name))
         return sorted(found.values(), key=lambda each: each.order)
 
 
-def split(differences: Iterable[Difference]) -> tuple[list[Difference], set[tuple[str, str]]]:
+def split(differences: Iterable[StateDifference]) -> tuple[list[StateDifference], set[tuple[str, str]]]:
     """Split what differs between two unfailed runs: what makes them two results, and what only is never the same."""
     real, chance = [], set()
     for each in differences:

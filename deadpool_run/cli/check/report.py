@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from deadpool_run.cli.check.compare import Difference, States, in_words
-from deadpool_run.cli.check.run import Run
+from deadpool_run.cli.check.compare import RunStates, StateDifference, in_words
+from deadpool_run.cli.check.run import CheckRun
 from deadpool_run.errors import RefusedError, ReplicasDifferError
 from deadpool_run.view.text import printable, table
 
@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 _STYLES = {"exact": "green", "refused": "yellow", "different": "bold red", "stopped": "red"}
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """What a run came to."""
 
     EXACT = "exact"
@@ -27,9 +27,9 @@ class Verdict(StrEnum):
     STOPPED = "stopped"
 
 
-_VERDICTS: Mapping[int | None, Verdict] = {
-    RefusedError.exit_code: Verdict.REFUSED,
-    ReplicasDifferError.exit_code: Verdict.DIFFERENT,
+_VERDICTS: Mapping[int | None, CheckVerdict] = {
+    RefusedError.exit_code: CheckVerdict.REFUSED,
+    ReplicasDifferError.exit_code: CheckVerdict.DIFFERENT,
 }
 """By exit code of a run."""
 
@@ -38,10 +38,10 @@ _VERDICTS: Mapping[int | None, Verdict] = {
 class Row:
     """A run with its result."""
 
-    run: Run
-    verdict: Verdict
+    run: CheckRun
+    verdict: CheckVerdict
     why: str = ""
-    differences: Sequence[Difference] = ()
+    differences: Sequence[StateDifference] = ()
     met: bool = True
     """Whether the rank was killed in the phase that was planned; if not, it was killed at the end of the step."""
 
@@ -74,7 +74,7 @@ class Report:
     steps: int
     ranks: int = 0
     rows: list[Row] = field(default_factory=list)
-    irreproducible: Sequence[Difference] = ()
+    irreproducible: Sequence[StateDifference] = ()
     """What two unfailed runs differ in; nothing more is run then."""
     not_compared: Sequence[tuple[str, str]] = ()
     """Kinds and names of values that differ from run to run and are no weights."""
@@ -82,7 +82,7 @@ class Report:
     @property
     def exact(self) -> bool:
         """Whether every run is exact."""
-        return not self.irreproducible and all(row.verdict is Verdict.EXACT for row in self.rows)
+        return not self.irreproducible and all(row.verdict is CheckVerdict.EXACT for row in self.rows)
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -125,41 +125,41 @@ class Report:
                 "seed every generator and call torch.use_deterministic_algorithms(True), then check again"
             )
         faults = [row for row in self.rows if row.run.fault is not None]
-        exact = sum(row.verdict is Verdict.EXACT for row in faults)
+        exact = sum(row.verdict is CheckVerdict.EXACT for row in faults)
         if not faults:
             return f"no rank was killed: the run without a fault was {self.rows[-1].verdict}" if self.rows else ""
         return f"{exact} of {len(faults)} exact, over {self.steps} steps and {self.ranks} ranks"
 
 
-def judge(run: Run, states: States, reference: States, report: Report) -> Row:
+def judge(run: CheckRun, states: RunStates, reference: RunStates, report: Report) -> Row:
     """Return the result of a run with a fault, compared with the unfailed one."""
     met = run.fault_happened()
     found = states.differences(reference, report.not_compared)
     missing = states.missing(report.ranks, report.steps)
-    verdict, why = Verdict.EXACT, ""
+    verdict, why = CheckVerdict.EXACT, ""
     if run.exit_code != 0:
-        verdict, why = _VERDICTS.get(run.exit_code, Verdict.STOPPED), run.reason
+        verdict, why = _VERDICTS.get(run.exit_code, CheckVerdict.STOPPED), run.reason
     elif found:
-        verdict = Verdict.DIFFERENT
+        verdict = CheckVerdict.DIFFERENT
     elif met is None:
-        verdict, why = Verdict.STOPPED, "the rank did not come to the step of the fault"
+        verdict, why = CheckVerdict.STOPPED, "the rank did not come to the step of the fault"
     elif missing:
-        verdict, why = Verdict.STOPPED, f"rank {', '.join(map(str, missing))} ended before step {report.steps}"
+        verdict, why = CheckVerdict.STOPPED, f"rank {', '.join(map(str, missing))} ended before step {report.steps}"
     return Row(run, verdict, why, found, met=met is not False)
 
 
-def judge_unfailed(run: Run, states: States) -> Row:
+def judge_unfailed(run: CheckRun, states: RunStates) -> Row:
     """Return the result of a run without a fault, by itself."""
     if run.exit_code != 0:
-        return Row(run, _VERDICTS.get(run.exit_code, Verdict.STOPPED), run.reason)
+        return Row(run, _VERDICTS.get(run.exit_code, CheckVerdict.STOPPED), run.reason)
     if not states:
         return Row(
             run,
-            Verdict.REFUSED,
+            CheckVerdict.REFUSED,
             "the script has no loop over job.steps() or job.batches(), so that nothing of it can be repaired",
         )
-    return Row(run, Verdict.EXACT)
+    return Row(run, CheckVerdict.EXACT)
 
 
-def _to_json(each: Difference) -> dict[str, Any]:
+def _to_json(each: StateDifference) -> dict[str, Any]:
     return {"name": each.name, "kind": each.kind, "rank": each.rank, "from_step": each.version}

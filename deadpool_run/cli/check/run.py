@@ -24,7 +24,7 @@ _NOT_FOR_RUNS = frozenset({"DEADPOOL_DRY_RUN", "DEADPOOL_WORKER", "DEADPOOL_RUN_
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CheckRun:
     """A run that is over."""
 
     folder: Path
@@ -59,7 +59,7 @@ class Run:
         return int(_record(self.folder / _RUN_DIR).get("world_size", 0))
 
 
-class Runner:
+class CheckRunner:
     """Starts the same job again and again."""
 
     def __init__(self, *, options: Sequence[str], target: Sequence[str], steps: int, timeout_s: float) -> None:
@@ -78,7 +78,7 @@ class Runner:
         if self._process is not None:
             self._process.send_signal(number)
 
-    def run(self, folder: Path, fault: Fault | None, environment: Mapping[str, str]) -> Run:
+    def run(self, folder: Path, fault: Fault | None, environment: Mapping[str, str]) -> CheckRun:
         """Run the job to its end, in this folder, which must not exist."""
         (folder / _STATES).mkdir(parents=True)
         plan = CheckPlan(self._steps, str((folder / _STATES).absolute()), fault)
@@ -100,7 +100,7 @@ class Runner:
             reason = f"it did not end within {self._timeout_s:g} s"
         elif code and not reason:
             reason = last_line(folder / OUTPUT) or f"the launcher left with code {code}"
-        return Run(folder, fault, code, reason, seconds)
+        return CheckRun(folder, fault, code, reason, seconds)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
         """Return its exit code; None if it had to be ended. Nothing of it is left when this returns or raises."""

@@ -57,7 +57,7 @@ def cluster(values: Values, machines: int, host_name: str, token: Callable[[str]
         token=token(values.text("token_file")),
         node_name=values.text("node_name") or host_name,
         node_rank=values.count("node_rank", 0) if values["node_rank"].text else None,
-        leaf=values.text("topology"),
+        failure_domain=values.text("topology"),
         node_timeout_s=values.seconds("node_timeout"),
         bandwidth=_bandwidth(values),
         streams=_streams(values),

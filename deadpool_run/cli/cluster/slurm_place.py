@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from deadpool_run.agent.cluster.shared_folder import Meeting
+from deadpool_run.agent.cluster.shared_folder import SharedFolder
 from deadpool_run.agent.slurm import batch_script
 from deadpool_run.agent.slurm.discovery import Discovery, discover
 from deadpool_run.cli.cluster.spec_builder import directory_name
@@ -66,7 +66,7 @@ def token_reader(
     def read(name: str) -> bytes:
         if name or environment.get("DEADPOOL_TOKEN"):
             return otherwise(name)
-        return Meeting(meeting_folder(values, environment, place.run_id)).token().encode()
+        return SharedFolder(meeting_folder(values, environment, place.run_id)).token().encode()
 
     return read
 

@@ -16,7 +16,7 @@ from deadpool_run.cli.options.table import BY_NAME
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 
-_START_METHODS = {"nursery": "nursery", "spawn": "spawn", "fork": "nursery", "forkserver": "nursery"}
+_START_METHODS = {"forkserver": "forkserver", "spawn": "spawn", "fork": "forkserver"}
 _UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_NAME = 100
 _RESUME_WORDS = frozenset({"auto", "never"})
@@ -145,13 +145,13 @@ def _names(values: Values, fresh_id: str) -> tuple[str, str]:
 
 def _start_method(values: Values, environment: Mapping[str, str]) -> StartMethod:
     if environment.get("PYTHON_EXEC") and not values["start_method"].is_set:
-        return StartMethod.SPAWN  # the nursery can fork no other interpreter than its own
+        return StartMethod.SPAWN  # the fork server can fork no other interpreter than its own
     return StartMethod(values.choice("start_method", _START_METHODS))
 
 
 def _hot_spares(values: Values, environment: Mapping[str, str]) -> bool:
     hot = bool(values.choice("spare_mode", {"warm": "", "hot": "1"}))
-    if hot and (values.flag("no_python") or _start_method(values, environment) is not StartMethod.NURSERY):
+    if hot and (values.flag("no_python") or _start_method(values, environment) is not StartMethod.FORKSERVER):
         raise UsageError("hot spares run the script in the process that was forked for it: leave --start-method alone")
     return hot
 

@@ -93,7 +93,9 @@ def check(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     start_method: Annotated[
         str | None,
-        typer.Option("--start-method", metavar="nursery|spawn", rich_help_panel=_JOB, help="How workers are started."),
+        typer.Option(
+            "--start-method", metavar="forkserver|spawn", rich_help_panel=_JOB, help="How workers are started."
+        ),
     ] = None,
     capture_interval: Annotated[
         str | None,

@@ -4,14 +4,14 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 
-from deadpool_run.agent.environment import Seat, worker_environment
+from deadpool_run.agent.environment import WorkerPlace, worker_environment
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode
 from deadpool_run.cli.cluster.spec_builder import Launch
 from deadpool_run.cli.options.option import Option
 from deadpool_run.cli.options.resolve import Values
 from deadpool_run.cli.options.table import OPTIONS
 from deadpool_run.core.events import Place
-from deadpool_run.core.state import Node
+from deadpool_run.core.state import NodeRecord
 from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 from deadpool_run.view.plan import outline
 
@@ -88,24 +88,24 @@ def _machines(values: Values, spec: LaunchSpec) -> int:
 def _node_lines(spec: LaunchSpec, machines: int) -> Iterator[str]:
     """Yield the map of machines that arrive one after the other, none of them near another."""
     names = [NodeId(f"node {at}") for at in range(machines)]
-    yield from outline(spec.settings, [Node(name, Place(name=name), at) for at, name in enumerate(names)])
+    yield from outline(spec.settings, [NodeRecord(name, Place(name=name), at) for at, name in enumerate(names)])
 
 
 def _command_line(spec: LaunchSpec) -> str:
     if not spec.warm:
         return shlex.join(spec.command.argv)
     module = ("-m",) if spec.target.mode is Mode.MODULE else ()
-    return f"{shlex.join((spec.python, *module, *spec.target.argv))}  (forked from the nursery)"
+    return f"{shlex.join((spec.python, *module, *spec.target.argv))}  (forked from the fork server)"
 
 
 def _environment_lines(spec: LaunchSpec, outer: Mapping[str, str]) -> Iterator[str]:
-    seat = Seat(
+    seat = WorkerPlace(
         worker=WorkerId(0),
         rank=Rank(0),
         local_rank=0,
         epoch=Epoch(1),
         generation=0,
-        newcomer=False,
+        replacement=False,
         capture_interval=spec.settings.capture_interval,
         store_host="127.0.0.1",
         store_port=0,

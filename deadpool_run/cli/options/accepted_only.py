@@ -65,7 +65,7 @@ def notes(values: Values, ranks: int, *, several: bool) -> Iterator[str]:
     if unused and not values.flag("standalone"):
         yield f"no effect{'' if several else ' on one machine'}: {', '.join(unused)}"
     if values.text("start_method") in {"fork", "forkserver"}:
-        yield f"{values['start_method'].source} {values.text('start_method')}: workers are forked from the nursery"
+        yield f"{values['start_method'].source} {values.text('start_method')}: workers are forked from the fork server"
     for name in ("redirects", "tee", "local_ranks_filter"):
         absent = sorted({number for word in values.words(name) if (number := _rank(word)) >= ranks})
         if absent and (name == "local_ranks_filter" or ":" in values.text(name)):

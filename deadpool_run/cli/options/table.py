@@ -60,7 +60,7 @@ _SPARES = (
         panel=SPARES,
         metavar="MODULES",
         torchrun=False,
-        help="Modules, separated by commas, that the nursery imports once for all workers, besides torch.",
+        help="Modules, separated by commas, that the fork server imports once for all workers, besides torch.",
     ),
 )
 

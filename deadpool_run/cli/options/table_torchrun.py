@@ -54,9 +54,9 @@ TORCHRUN_OPTIONS = (
     Option(
         name="start_method",
         panel=TORCHRUN,
-        metavar="nursery|spawn",
-        default="nursery",
-        help="nursery: one process imports torch once and forks every worker. spawn: a new interpreter for each. torchrun's `fork` and `forkserver` mean nursery.",
+        metavar="forkserver|spawn",
+        default="forkserver",
+        help="forkserver: one process imports torch once and forks every worker. spawn: each worker is a new interpreter. fork means forkserver.",
     ),
     Option(
         name="shutdown_timeout",

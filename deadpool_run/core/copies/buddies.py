@@ -1,4 +1,4 @@
-"""Who holds the copies of whose snapshots: always another node, another leaf where there is one, spread evenly. Pure.
+"""Who holds the copies of whose snapshots: always another node, another failure domain where there is one, spread evenly. Pure.
 
 Best is a node with a rank that holds the same parameters: what it has already is not sent.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import Node, State
+from deadpool_run.core.state import NodeRecord, State
 from deadpool_run.ids import NodeId, Rank
 
 _FEW = 64
@@ -45,9 +45,9 @@ class _Ring:
         self._state = state
         self._most = most
         self._copies: dict[NodeId, int] = dict.fromkeys(state.nodes, 0)
-        self._with: dict[int, list[Node]] = {0: sorted(state.nodes.values(), key=_arrival)}
+        self._with: dict[int, list[NodeRecord]] = {0: sorted(state.nodes.values(), key=_arrival)}
 
-    def load(self, nodes: Iterable[Node]) -> None:
+    def load(self, nodes: Iterable[NodeRecord]) -> None:
         """Give each of these one copy more."""
         for node in nodes:
             copies = self._copies[node.node]
@@ -58,9 +58,11 @@ class _Ring:
                 del self._with[copies]
             insort(self._with.setdefault(copies + 1, []), node, key=_arrival)
 
-    def preferred(self, home: Node | None, before: tuple[NodeId, ...], alike: frozenset[NodeId]) -> Iterator[Node]:
+    def preferred(
+        self, home: NodeRecord | None, before: tuple[NodeId, ...], alike: frozenset[NodeId]
+    ) -> Iterator[NodeRecord]:
         """Yield first those far from home that hold the same as the rank, then all others, as `best` has them."""
-        first: list[Node] = []
+        first: list[NodeRecord] = []
         for node in self._few(home, before, alike) if len(alike) <= _FEW else self.best(home, before):
             if node.node in alike and node is not home and not _is_near(node, home):
                 first.append(node)
@@ -69,17 +71,17 @@ class _Ring:
             if node not in first:
                 yield node
 
-    def _few(self, home: Node | None, before: tuple[NodeId, ...], nodes: Iterable[NodeId]) -> list[Node]:
+    def _few(self, home: NodeRecord | None, before: tuple[NodeId, ...], nodes: Iterable[NodeId]) -> list[NodeRecord]:
         """Return these nodes, the best first, without a look at all the others."""
         start = 0 if home is None else home.arrival + 1
 
-        def worth(node: Node) -> tuple[bool, bool, int, int]:
+        def worth(node: NodeRecord) -> tuple[bool, bool, int, int]:
             copies = self._copies[node.node]
             return copies >= self._most, node.node not in before, copies, self._distance(node, start)
 
         return sorted((self._state.nodes[node] for node in nodes if node in self._state.nodes), key=worth)
 
-    def best(self, home: Node | None, before: tuple[NodeId, ...]) -> Iterator[Node]:
+    def best(self, home: NodeRecord | None, before: tuple[NodeId, ...]) -> Iterator[NodeRecord]:
         """Yield all nodes but the rank's home, the best first.
 
         Those far from home come first, then those that have not their share yet, then those that hold the rank's copies
@@ -90,7 +92,7 @@ class _Ring:
         kept = [node for node in dict.fromkeys(kept) if node is not home]
         kept.sort(key=lambda node: (self._copies[node.node], self._distance(node, start)))
         for near in (False, True):
-            if near and not (home is not None and home.place.leaf):
+            if near and not (home is not None and home.place.failure_domain):
                 return
             for full in (False, True):
                 here = [node for node in kept if self._is(node, home, near=near, full=full)]
@@ -99,14 +101,14 @@ class _Ring:
                     if node is not home and _is_near(node, home) is near and node not in here:
                         yield node
 
-    def _distance(self, node: Node, start: int) -> int:
+    def _distance(self, node: NodeRecord, start: int) -> int:
         """Return how far along the ring a node is from there."""
         return (node.arrival - start) % (self._state.arrivals + 1)
 
-    def _is(self, node: Node, home: Node | None, *, near: bool, full: bool) -> bool:
+    def _is(self, node: NodeRecord, home: NodeRecord | None, *, near: bool, full: bool) -> bool:
         return _is_near(node, home) is near and (self._copies[node.node] >= self._most) is full
 
-    def _around(self, start: int, *, full: bool) -> Iterator[Node]:
+    def _around(self, start: int, *, full: bool) -> Iterator[NodeRecord]:
         """Yield those that have their share, or those that have not, by their number of copies and from `start` on."""
         for copies in sorted(self._with):
             if (copies >= self._most) is full:
@@ -124,9 +126,11 @@ def _alike(state: State) -> dict[Rank, frozenset[NodeId]]:
     return {rank: frozenset(nodes) for rank, nodes in found.items()}
 
 
-def _arrival(node: Node) -> int:
+def _arrival(node: NodeRecord) -> int:
     return node.arrival
 
 
-def _is_near(node: Node, home: Node | None) -> bool:
-    return home is not None and bool(node.place.leaf) and node.place.leaf == home.place.leaf
+def _is_near(node: NodeRecord, home: NodeRecord | None) -> bool:
+    return (
+        home is not None and bool(node.place.failure_domain) and node.place.failure_domain == home.place.failure_domain
+    )

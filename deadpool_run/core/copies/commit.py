@@ -11,7 +11,7 @@ from deadpool_run.ids import Rank, Version
 _NONE = Version(-1)
 _MAX_KEPT = 1024
 MAX_TOLD = 56
-"""Abandoned versions that are told: what a board has room for."""
+"""Abandoned versions that are told: what a status page has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +32,29 @@ class Commits:
         self._newest = _NONE
         self.begin(0)
 
-    def begin(self, life: int) -> None:
+    def begin(self, timeline: int) -> None:
         """Begin a generation: nothing is safe, nothing committed."""
-        self._life = life
+        self._timeline = timeline
         self._committed = _NONE
         self._forget_safe()
         self._abandoned: set[Version] = set()
         self._dropped = _NONE
         """Abandoned versions up to this one are no longer listed; none of them is committed either."""
 
-    def discard_above(self, life: int, version: Version) -> None:
+    def discard_above(self, timeline: int, version: Version) -> None:
         """Begin a life in which all go on from this version: newer ones may be made again, all is reported again.
 
         What was committed stays so, unless all had to go back behind it.
         """
-        self._life = life
+        self._timeline = timeline
         self._committed = min(self._committed, version)
         self._forget_safe()
         self._abandoned = {each for each in self._abandoned if self._committed < each <= version}
         self._dropped = min(self._dropped, version)
 
-    def safe(self, rank: Rank, versions: tuple[Version, ...], transcript: bool, life: int) -> None:
+    def safe(self, rank: Rank, versions: tuple[Version, ...], transcript: bool, timeline: int) -> None:
         """Note what all buddies of a rank hold."""
-        if life != self._life or not 0 <= rank < self._world_size:
+        if timeline != self._timeline or not 0 <= rank < self._world_size:
             return
         before, now = self._safe[rank], _Safe(frozenset(versions), transcript)
         self._safe[rank] = now
@@ -72,7 +72,7 @@ class Commits:
 
     def replaced(self, rank: Rank) -> None:
         """Note that a rank has another buddy than before: it is not known what they all hold."""
-        self.safe(rank, (), transcript=False, life=self._life)
+        self.safe(rank, (), transcript=False, timeline=self._timeline)
 
     def skipped(self, rank: Rank, version: Version) -> None:
         """Note that a rank will never hold this version."""

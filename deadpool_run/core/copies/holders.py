@@ -4,22 +4,22 @@ from collections.abc import Collection, Mapping
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.state import NO_VERSION, Member, Seat, State
-from deadpool_run.core.turn import Turn
 from deadpool_run.ids import NodeId, Rank, Version
 
 Copies = Mapping[NodeId, frozenset[Version]]
 
 
-def left_behind(turn: Turn, rank: Rank, node: NodeId, versions: frozenset[Version]) -> None:
+def left_behind(decision: Decision, rank: Rank, node: NodeId, versions: frozenset[Version]) -> None:
     """Note what a dead owner left in the vault of its node, which lives."""
-    _set(turn, rank, {node: versions}, frozenset())
+    _set(decision, rank, {node: versions}, frozenset())
 
 
-def ask(turn: Turn, rank: Rank, but: NodeId | None = None) -> None:
+def ask(decision: Decision, rank: Rank, but: NodeId | None = None) -> None:
     """Ask everyone (but one) who may have copies of the rank: its vault is gone."""
-    state = turn.state
-    barren = frozenset() if state.repair is None else state.repair.barren
+    state = decision.state
+    failed_sources = frozenset() if state.repair is None else state.repair.failed_sources
     # After the coordinator moved, copies may also be where the last one had them sent without being followed.
     likely = (
         (list(state.nodes),)
@@ -27,46 +27,49 @@ def ask(turn: Turn, rank: Rank, but: NodeId | None = None) -> None:
         else tuple(buddies[rank] if buddies else () for buddies in (state.buddies, state.former_buddies))
     )
     holders = [
-        node for nodes in likely for node in nodes if node in state.nodes and node != but and (rank, node) not in barren
+        node
+        for nodes in likely
+        for node in nodes
+        if node in state.nodes and node != but and (rank, node) not in failed_sources
     ]
-    _set(turn, rank, {}, frozenset(holders))
-    turn.set_seat(rank, asked_in=state.epoch)
-    turn.effects += [do.ReportReplicas(node, rank, state.epoch) for node in dict.fromkeys(holders)]
+    _set(decision, rank, {}, frozenset(holders))
+    decision.set_seat(rank, asked_in=state.epoch)
+    decision.effects += [do.ReportReplicas(node, rank, state.epoch) for node in dict.fromkeys(holders)]
 
 
-def reported(turn: Turn, event: ev.ReplicasReported) -> None:
+def reported(decision: Decision, event: ev.ReplicasReported) -> None:
     """Note what a node holds, if it was asked and nothing has changed since."""
-    seat = turn.state.seats[event.rank] if 0 <= event.rank < len(turn.state.seats) else None
+    seat = decision.state.seats[event.rank] if 0 <= event.rank < len(decision.state.seats) else None
     if seat is not None and event.node in seat.asked and event.epoch == seat.asked_in:
-        held = {event.node: frozenset(event.versions)} if event.versions or not turn.state.term else {}
+        held = {event.node: frozenset(event.versions)} if event.versions or not decision.state.term else {}
         copies, asked = {**seat.copies, **held}, seat.asked - {event.node}
-        _set(turn, event.rank, _of_the_last_stay(copies) if turn.state.term and not asked else copies, asked)
+        _set(decision, event.rank, _of_the_last_stay(copies) if decision.state.term and not asked else copies, asked)
 
 
 def _of_the_last_stay(copies: Copies) -> Copies:
-    """Leave out what lies where the rank lived long ago: a newcomer there would take it for what its rank has now."""
+    """Leave out what lies where the rank lived long ago: a replacement there would take it for what its rank has now."""
     newest = max(copies.values(), key=lambda held: max(held, default=NO_VERSION), default=frozenset[Version]())
     return {
         node: held for node, held in copies.items() if max(held, default=NO_VERSION) >= min(newest, default=NO_VERSION)
     }
 
 
-def forget(turn: Turn, rank: Rank, node: NodeId) -> bool:
+def forget(decision: Decision, rank: Rank, node: NodeId) -> bool:
     """Note that what the node holds of the rank cannot be had; where that was all, ask the others. False: it held nothing."""
-    seat = turn.state.seats[rank]
+    seat = decision.state.seats[rank]
     if node not in seat.copies and node not in seat.asked:
         return False
     copies = {other: versions for other, versions in seat.copies.items() if other != node}
     if copies or seat.asked - {node}:
-        _set(turn, rank, copies, seat.asked - {node})
+        _set(decision, rank, copies, seat.asked - {node})
     else:
-        ask(turn, rank, but=node)
+        ask(decision, rank, but=node)
     return True
 
 
-def forget_nodes(turn: Turn, lost: Collection[NodeId]) -> bool:
+def forget_nodes(decision: Decision, lost: Collection[NodeId]) -> bool:
     """Note that what these nodes held is lost with them. False: no rank that is repaired counted on it."""
-    sought = turn.state.seat_tally.sought
+    sought = decision.state.seat_tally.sought
     needed = [
         (rank, node)
         for rank, (copies, asked) in sorted(sought.items(), key=lambda entry: entry[0])
@@ -74,27 +77,27 @@ def forget_nodes(turn: Turn, lost: Collection[NodeId]) -> bool:
         if node in copies or node in asked
     ]
     for rank, node in needed:
-        forget(turn, rank, node)
+        forget(decision, rank, node)
     return bool(needed)
 
 
-def settled(turn: Turn) -> None:
+def settled(decision: Decision) -> None:
     """Forget who held what: every rank is held by a member that has its state."""
-    with turn.for_all():
-        for rank in turn.state.seat_tally.sought:
-            turn.set_seat(rank, copies={}, asked=frozenset())
+    with decision.for_all():
+        for rank in decision.state.seat_tally.sought:
+            decision.set_seat(rank, copies={}, asked=frozenset())
 
 
-def resumed(turn: Turn, version: Version) -> None:
+def resumed(decision: Decision, version: Version) -> None:
     """Note that copies of newer versions are forgotten."""
-    with turn.for_all():
-        for rank, (copies, _) in turn.state.seat_tally.sought.items():
+    with decision.for_all():
+        for rank, (copies, _) in decision.state.seat_tally.sought.items():
             kept = {node: frozenset(v for v in held if v <= version) for node, held in copies.items()}
-            turn.set_seat(rank, copies=kept)
+            decision.set_seat(rank, copies=kept)
 
 
 def nearest(seat: Seat, member: Member, version: Version | None) -> NodeId | None:
-    """Return whom the rank's transcript (or this version of it) is brought from for a newcomer; None: it is there."""
+    """Return whom the rank's transcript (or this version of it) is brought from for a replacement; None: it is there."""
     holders = [node for node, held in seat.copies.items() if version is None or version in held]
     if not holders or member.node in holders:
         return None
@@ -102,7 +105,7 @@ def nearest(seat: Seat, member: Member, version: Version | None) -> NodeId | Non
 
 
 def is_known(seat: Seat) -> bool:
-    """Tell whether a newcomer can be given the rank: everyone who was asked has answered, and somebody holds it."""
+    """Tell whether a replacement can be given the rank: everyone who was asked has answered, and somebody holds it."""
     return not seat.asked and bool(seat.copies)
 
 
@@ -112,6 +115,6 @@ def describe_loss(state: State) -> str:
     return f"every holder of rank {', '.join(lost)} is gone; " if lost else ""
 
 
-def _set(turn: Turn, rank: Rank, copies: Copies, asked: frozenset[NodeId]) -> None:
+def _set(decision: Decision, rank: Rank, copies: Copies, asked: frozenset[NodeId]) -> None:
     held = None if asked else frozenset(version for versions in copies.values() for version in versions)
-    turn.set_seat(rank, copies=copies, asked=asked, held=held)
+    decision.set_seat(rank, copies=copies, asked=asked, held=held)

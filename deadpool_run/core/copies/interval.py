@@ -2,31 +2,31 @@
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NO_VERSION, State
 from deadpool_run.core.transitions import HOLDS_RANK, MemberPhase
-from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Version
 
 _TOLD = HOLDS_RANK - {MemberPhase.RAISED, MemberPhase.ENDING, MemberPhase.RELEASED}
 
 
-def skipped(turn: Turn, event: ev.CaptureSkipped) -> None:
+def skipped(decision: Decision, event: ev.CaptureSkipped) -> None:
     """Lengthen the interval. Skips of versions that were due under the shorter interval are answered by that already."""
-    state = turn.state
-    turn.set(skipped_at=turn.now)
-    longer = min(state.capture_interval * 2, turn.settings.max_capture_interval)
+    state = decision.state
+    decision.set(skipped_at=decision.now)
+    longer = min(state.capture_interval * 2, decision.settings.max_capture_interval)
     if event.version <= state.raised_to or longer <= state.capture_interval:
         return
-    turn.set(raised_to=Version(event.version + longer))
-    _set_interval(turn, longer, "captures are skipped: they take longer than the steps between them")
+    decision.set(raised_to=Version(event.version + longer))
+    _set_interval(decision, longer, "captures are skipped: they take longer than the steps between them")
 
 
-def calm(turn: Turn) -> None:
+def calm(decision: Decision) -> None:
     """Shorten the interval after a stretch without a skip."""
-    shorter = max(turn.state.capture_interval // 2, turn.settings.capture_interval)
-    turn.set(skipped_at=turn.now, raised_to=NO_VERSION)
-    _set_interval(turn, shorter, f"no capture was skipped for {turn.settings.calm_s:g} s")
+    shorter = max(decision.state.capture_interval // 2, decision.settings.capture_interval)
+    decision.set(skipped_at=decision.now, raised_to=NO_VERSION)
+    _set_interval(decision, shorter, f"no capture was skipped for {decision.settings.calm_s:g} s")
 
 
 def calm_deadline(settings: Settings, state: State) -> float | None:
@@ -36,9 +36,9 @@ def calm_deadline(settings: Settings, state: State) -> float | None:
     return state.skipped_at + settings.calm_s
 
 
-def _set_interval(turn: Turn, interval: int, reason: str) -> None:
-    turn.set(capture_interval=interval)
-    turn.announce(f"a snapshot every {interval} steps", reason)
-    for member in turn.state.owners():
+def _set_interval(decision: Decision, interval: int, reason: str) -> None:
+    decision.set(capture_interval=interval)
+    decision.announce(f"a snapshot every {interval} steps", reason)
+    for member in decision.state.owners():
         if member.phase in _TOLD:
-            turn.effects.append(do.SetCaptureInterval(member.worker, interval))
+            decision.effects.append(do.SetCaptureInterval(member.worker, interval))

@@ -6,16 +6,16 @@ from enum import StrEnum
 
 from deadpool_run.ids import NodeId
 
-STANDBYS = 2
+LOG_FOLLOWERS = 2
 NEVER, FOREVER = float("-inf"), float("inf")
 
 
-class Role(StrEnum):
+class ElectionRole(StrEnum):
     """What an agent is to the others."""
 
     FOLLOWER = "follower"
     CANDIDATE = "candidate"
-    HEAD = "head"
+    LEADER = "leader"
     FENCED = "fenced"
     """It ends its workers, and obeys and votes no more. Its node may join again under another name."""
 
@@ -29,37 +29,37 @@ class LogIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class Configuration:
     """The agents that count, in order of arrival. `number` grows with each change, over terms too."""
 
     number: int
-    head: NodeId
+    leader: NodeId
     agents: tuple[NodeId, ...]
 
     @property
-    def standbys(self) -> tuple[NodeId, ...]:
+    def log_followers(self) -> tuple[NodeId, ...]:
         """Return who follows the log, in the order in which they take over."""
-        return tuple(agent for agent in self.agents if agent != self.head)[:STANDBYS]
+        return tuple(agent for agent in self.agents if agent != self.leader)[:LOG_FOLLOWERS]
 
 
 @dataclass(frozen=True, slots=True)
-class HeardFromHead:
-    """A message of a head, with its rosters, the newest last. A heartbeat is answered at once, with when it was sent."""
+class HeardFromLeader:
+    """A message of a leader, with its configurations, the newest last. A heartbeat is answered at once, with when it was sent."""
 
     term: int
-    rosters: tuple[Roster, ...]
+    configurations: tuple[Configuration, ...]
     claim: bool = False
     """It is elected, and decides nothing before a majority has answered this."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeardFromAgent:
-    """An agent answered the heartbeat of this term that was sent at `sent_at`; it knows the roster of this number."""
+    """An agent answered the heartbeat of this term that was sent at `sent_at`; it knows the configuration of this number."""
 
     agent: NodeId
     term: int
     sent_at: float
-    roster: int
+    configuration: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,14 @@ class HeardFromAgents:
 
 @dataclass(frozen=True, slots=True)
 class LinkBroken:
-    """The connection to the head is gone. `closed`: by its end or a reset, which an agent's end alone causes."""
+    """The connection to the leader is gone. `closed`: by its end or a reset, which an agent's end alone causes."""
 
     closed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AgentsJoined:
-    """The head has taken agents in: at once, since each change of the roster is told to all."""
+    """The leader has taken agents in: at once, since each change of the configuration is told to all."""
 
     agents: tuple[NodeId, ...]
 
@@ -99,28 +99,28 @@ class LogFollowed:
 
 @dataclass(frozen=True, slots=True)
 class VoteAsked:
-    """A standby would take over."""
+    """A log follower would take over."""
 
     term: int
     candidate: NodeId
     log: LogIndex
-    roster: int
+    configuration: int
 
 
 @dataclass(frozen=True, slots=True)
 class VoteGiven:
-    """An agent's answer. `closed` is the head that it followed, if it saw that its process ended.
+    """An agent's answer. `closed` is the leader that it followed, if it saw that its process ended.
 
-    `promised` is the largest term that it voted in.
-    `rosters` are those that count, where a newer one is known than the candidate's.
+    `voted_term` is the largest term that it voted in.
+    `configurations` are those that count, where a newer one is known than the candidate's.
     """
 
     term: int
     voter: NodeId
     granted: bool
     closed: NodeId | None
-    promised: int
-    rosters: tuple[Roster, ...] = ()
+    voted_term: int
+    configurations: tuple[Configuration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Tick:
 
 
 Event = (
-    HeardFromHead
+    HeardFromLeader
     | HeardFromAgent
     | HeardFromAgents
     | LinkBroken
@@ -143,8 +143,8 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class AskVotes:
-    """Ask every agent of the roster."""
+class RequestVotes:
+    """Ask every agent of the configuration."""
 
     asked: VoteAsked
 
@@ -158,11 +158,11 @@ class GiveVote:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Send a heartbeat of this term, marked as a claim, to every agent of the newest roster: enough votes are there."""
+class ClaimLeadership:
+    """Send a heartbeat of this term, marked as a claim, to every agent of the newest configuration: enough votes are there."""
 
     term: int
-    rosters: tuple[Roster, ...]
+    configurations: tuple[Configuration, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +170,14 @@ class TakeOver:
     """Decide from now on: a majority follows."""
 
     term: int
-    roster: Roster
+    configuration: Configuration
 
 
 @dataclass(frozen=True, slots=True)
-class ShareRoster:
-    """Send a heartbeat with these rosters to every agent at once: there is a new one, or an old one counts no more."""
+class ShareConfiguration:
+    """Send a heartbeat with these configurations to every agent at once: there is a new one, or an old one counts no more."""
 
-    rosters: tuple[Roster, ...]
+    configurations: tuple[Configuration, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class Fence:
     reason: str
 
 
-Output = AskVotes | GiveVote | Claim | TakeOver | ShareRoster | LoseNode | Fence
+Output = RequestVotes | GiveVote | ClaimLeadership | TakeOver | ShareConfiguration | LoseNode | Fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,26 +204,26 @@ class Agent:
 
     me: NodeId
     timeout_s: float
-    role: Role
-    rosters: tuple[Roster, ...]
+    role: ElectionRole
+    configurations: tuple[Configuration, ...]
     """The newest last, with those before it until a majority of each knows the next: authority needs a majority of all."""
     heard_at: float
-    """When the head, or one that is to be, was last heard of (an agent that has just joined has just heard of it)."""
+    """When the leader, or one that is to be, was last heard of (an agent that has just joined has just heard of it)."""
     governed_at: float
-    """When a head that decides was last heard of."""
+    """When a leader that decides was last heard of."""
     term: int = 0
-    """Of the head that it follows or is."""
+    """Of the leader that it follows or is."""
     closed_at: float | None = None
-    """When the head's process was seen to end."""
+    """When the leader's process was seen to end."""
     log: LogIndex = LogIndex()
-    promised: int = 0
-    """The largest term that it voted in, or its head's. Never falls."""
+    voted_term: int = 0
+    """The largest term that it voted in, or its leader's. Never falls."""
     voted_for: NodeId | None = None
     seen: int = 0
     """The largest term that anybody is known to have voted in."""
     ended: frozenset[NodeId] = frozenset()
     """Agents whose process ended for sure: they do not count."""
-    bid: int = 0
+    candidate_term: int = 0
     """The term that it is a candidate for."""
     votes: frozenset[NodeId] = frozenset()
     asked_at: float = NEVER
@@ -239,9 +239,9 @@ class Agent:
     waits_from: Mapping[NodeId, float] = field(default_factory=dict)
     """Since when each agent's answers are waited for. Never changed in place."""
     known: Mapping[NodeId, int] = field(default_factory=dict)
-    """The number of the newest roster that each agent knows. Never changed in place."""
+    """The number of the newest configuration that each agent knows. Never changed in place."""
 
     @property
-    def roster(self) -> Roster:
-        """Return the newest roster."""
-        return self.rosters[-1]
+    def configuration(self) -> Configuration:
+        """Return the newest configuration."""
+        return self.configurations[-1]

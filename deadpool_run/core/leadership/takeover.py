@@ -9,60 +9,66 @@ from dataclasses import replace
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core import nodes
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.leadership import reconcile
 from deadpool_run.core.state import Member, Move
 from deadpool_run.core.transitions import JobPhase, MemberPhase
-from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Epoch, NodeId, WorkerId
 
 TERM_BITS = 20
 """A term has room for so many epochs and workers, so that no number is ever used by two coordinators."""
 
 
-def sift(turn: Turn, event: ev.Event) -> tuple[ev.Event, ...]:
+def sift(decision: Decision, event: ev.Event) -> tuple[ev.Event, ...]:
     """Return the facts to decide on now: none while nodes are waited for, and in the end all that waited with them."""
     if isinstance(event, ev.CoordinatorMoved):
-        if not _moved(turn, event):
+        if not _moved(decision, event):
             return ()
-    elif turn.state.move is None:
+    elif decision.state.move is None:
         return (event,)
     else:
         for fact in event.losses if isinstance(event, ev.NodesLost) else (event,):  # each is known, or waits
-            _note(turn, fact)
-    move = turn.state.move
-    if move is None or (move.waiting and turn.now < move.began_at + turn.settings.node_timeout_s):
+            _note(decision, fact)
+    move = decision.state.move
+    if move is None or (move.waiting and decision.now < move.began_at + decision.settings.node_timeout_s):
         return ()
-    _settle(turn, move)
+    _settle(decision, move)
     return (*move.deferred, ev.TimeAdvanced())
 
 
-def hear(turn: Turn, event: ev.CoordinatorMoved | ev.NodeResynced) -> None:
+def hear(decision: Decision, event: ev.CoordinatorMoved | ev.NodeResynced) -> None:
     """End what is on a node that comes late, and that nobody ordered there."""
-    if isinstance(event, ev.NodeResynced) and event.node in turn.state.nodes:
+    if isinstance(event, ev.NodeResynced) and event.node in decision.state.nodes:
         for found in event.workers:
-            if found.alive and found.worker not in turn.state.members and found.worker < turn.state.term << TERM_BITS:
-                reconcile.end_stray(turn, event.node, found)
+            if (
+                found.alive
+                and found.worker not in decision.state.members
+                and found.worker < decision.state.term << TERM_BITS
+            ):
+                reconcile.end_orphan(decision, event.node, found)
 
 
-def _moved(turn: Turn, event: ev.CoordinatorMoved) -> bool:
+def _moved(decision: Decision, event: ev.CoordinatorMoved) -> bool:
     """Begin the term; False if there is nothing to wait for."""
-    state = turn.state
+    state = decision.state
     if event.term <= state.term:
         return False
-    turn.set(term=event.term)
+    decision.set(term=event.term)
     if state.phase is JobPhase.STOPPED:
         assert state.stop is not None
-        turn.effects.append(do.StopJob(state.stop.exit_code, state.stop.reason))  # it may not have been performed
+        decision.effects.append(do.StopJob(state.stop.exit_code, state.stop.reason))  # it may not have been performed
         return False
     before = state.move.deferred if state.move is not None else ()
-    turn.set(
+    decision.set(
         epoch=raised(state.epoch, event.term),
         next_worker=WorkerId(max(state.next_worker, event.term << TERM_BITS)),
         suspicion=None,
         buddies_told=False,
-        move=Move(turn.now, event.node, waiting=frozenset(state.nodes), deferred=before),
+        move=Move(decision.now, event.node, waiting=frozenset(state.nodes), deferred=before),
     )
-    turn.announce(f"the coordinator is on node {_name(turn, event.node)} now", f"it moved, in term {event.term}")
+    decision.announce(
+        f"the coordinator is on node {_name(decision, event.node)} now", f"it moved, in term {event.term}"
+    )
     return True
 
 
@@ -71,28 +77,28 @@ def raised(epoch: Epoch, term: int) -> Epoch:
     return Epoch(max(epoch, term << TERM_BITS) + 1)
 
 
-def _name(turn: Turn, node: NodeId) -> str:
-    return turn.state.nodes[node].place.name if node in turn.state.nodes else node
+def _name(decision: Decision, node: NodeId) -> str:
+    return decision.state.nodes[node].place.name if node in decision.state.nodes else node
 
 
-def _note(turn: Turn, event: ev.Event) -> None:
+def _note(decision: Decision, event: ev.Event) -> None:
     """Take in what is waited for, and keep what is not."""
-    move = turn.state.move
+    move = decision.state.move
     assert move is not None
-    if not _noted(turn, move, event):
-        turn.set(move=replace(move, deferred=(*move.deferred, event)))
+    if not _noted(decision, move, event):
+        decision.set(move=replace(move, deferred=(*move.deferred, event)))
 
 
-def _noted(turn: Turn, move: Move, event: ev.Event) -> bool:
+def _noted(decision: Decision, move: Move, event: ev.Event) -> bool:
     """Take in what is waited for; False if it is something else."""
     match event:
         case ev.NodeResynced() if event.node in move.waiting:
             found = {**move.found, event.node: event.workers}
             discarded = max(move.discarded, event.discarded)
-            turn.set(move=replace(move, waiting=move.waiting - {event.node}, found=found, discarded=discarded))
-        case ev.NodeLost() if event.node in turn.state.nodes:
+            decision.set(move=replace(move, waiting=move.waiting - {event.node}, found=found, discarded=discarded))
+        case ev.NodeLost() if event.node in decision.state.nodes:
             lost = {event.node: event.reason, **move.lost}
-            turn.set(move=replace(move, waiting=move.waiting - {event.node}, lost=lost))
+            decision.set(move=replace(move, waiting=move.waiting - {event.node}, lost=lost))
         case ev.TimeAdvanced():
             pass
         case _:
@@ -105,15 +111,15 @@ def _as_it_is_now(found: ev.WorkerFound, exited: ev.WorkerExited | None) -> ev.W
     return found if exited is None else replace(found, code=exited.code, signal=exited.signal)
 
 
-def _settle(turn: Turn, move: Move) -> None:
+def _settle(decision: Decision, move: Move) -> None:
     """Compare what is believed with what is there, and have the job go on from that."""
-    turn.set(move=None)
-    silent = f"it did not answer the new coordinator within {turn.settings.node_timeout_s:g} s"
+    decision.set(move=None)
+    silent = f"it did not answer the new coordinator within {decision.settings.node_timeout_s:g} s"
     lost = {**dict.fromkeys(sorted(move.waiting), silent), **move.lost}
     members: list[Member] = []
-    names = {node: _name(turn, node) for node in lost}
-    for node, fell in nodes.remove(turn, lost).items():
-        turn.announce(f"node {names[node]} is lost: {lost[node]}", f"{len(fell)} workers were on it")
+    names = {node: _name(decision, node) for node in lost}
+    for node, fell in nodes.remove(decision, lost).items():
+        decision.announce(f"node {names[node]} is lost: {lost[node]}", f"{len(fell)} workers were on it")
         members += fell
     ended = {event.worker: event for event in move.deferred if isinstance(event, ev.WorkerExited)}
     found = {
@@ -121,7 +127,7 @@ def _settle(turn: Turn, move: Move) -> None:
         for node, workers in move.found.items()
         if node not in lost
     }
-    why = f"the coordinator moved to node {_name(turn, move.to)}"
-    reconcile.go_on(turn, reconcile.compare(turn, found, members), move.discarded, why)
-    for member in turn.state.in_phase(MemberPhase.STARTING):
-        turn.set_member(member.worker, since=turn.now)
+    why = f"the coordinator moved to node {_name(decision, move.to)}"
+    reconcile.go_on(decision, reconcile.compare(decision, found, members), move.discarded, why)
+    for member in decision.state.in_phase(MemberPhase.STARTING):
+        decision.set_member(member.worker, since=decision.now)

@@ -28,7 +28,7 @@ MAX_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FaultVerdict:
     """Why no other worker would do better, with the tracebacks that prove it. `ours`: the library is to blame."""
 
     why: str
@@ -61,15 +61,15 @@ def still_evidence(raises: tuple[Raise, ...]) -> tuple[Raise, ...]:
     return tuple(one for one in raises if one.released)
 
 
-def judge(raises: tuple[Raise, ...], new: Raise) -> Verdict | None:
+def judge(raises: tuple[Raise, ...], new: Raise) -> FaultVerdict | None:
     """Return what the earlier exceptions and `new` prove together; None if another worker may do better."""
     if (old := _script_bug(raises, new)) is not None:
-        return Verdict(_describe_bug(old, new), _both_tracebacks(old, new))
+        return FaultVerdict(_describe_bug(old, new), _both_tracebacks(old, new))
     if (old := _again(raises, new)) is not None:
-        return Verdict(_describe_ours(old, new), _both_tracebacks(old, new), ours=True)
+        return FaultVerdict(_describe_ours(old, new), _both_tracebacks(old, new), ours=True)
     if (old := _unrehearsable(raises, new)) is not None:
         why = f"a replacement for rank {new.rank} cannot rehearse the script: {named(new)}"
-        return Verdict(why, _both_tracebacks(old, new))
+        return FaultVerdict(why, _both_tracebacks(old, new))
     return None
 
 
@@ -119,7 +119,7 @@ def _again(raises: tuple[Raise, ...], new: Raise) -> Raise | None:
 
 
 def _unrehearsable(raises: tuple[Raise, ...], new: Raise) -> Raise | None:
-    """Return an earlier exception of another newcomer's rehearsal with the same reason."""
+    """Return an earlier exception of another replacement's rehearsal with the same reason."""
     if not new.rehearsed or new.blame is not Blame.SCRIPT:
         return None
     for old in reversed(raises):

@@ -5,12 +5,12 @@ from signal import SIGTERM
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core import nodes, placement
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.recovery import blame, shutdown
 from deadpool_run.core.rows import Seats
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NO_VERSION, Seat, State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
-from deadpool_run.core.turn import Turn
 from deadpool_run.ids import Rank
 
 MANAGED_RESTARTS = 3
@@ -25,11 +25,11 @@ def vacant_seats(world_size: int) -> Seats[Seat]:
     return Seats(Seat(Rank(rank)) for rank in range(world_size))
 
 
-def submitted(turn: Turn, event: ev.JobSubmitted) -> None:
+def submitted(decision: Decision, event: ev.JobSubmitted) -> None:
     """Begin the first world, on the first node."""
-    if turn.state.phase is JobPhase.NEW:
-        nodes.joined(turn, event.node, event.place)
-        _begin(turn, "the job was submitted")
+    if decision.state.phase is JobPhase.NEW:
+        nodes.joined(decision, event.node, event.place)
+        _begin(decision, "the job was submitted")
 
 
 def restarts_allowed(settings: Settings, state: State) -> int:
@@ -44,65 +44,65 @@ def describe_limit(state: State, allowed: int) -> str:
     return f" (the world was started again {state.restarts} times; {allowed} are allowed)" if allowed else ""
 
 
-def restart(turn: Turn, reason: str) -> None:
+def restart(decision: Decision, reason: str) -> None:
     """End the world, to begin it again; or stop the job if that was done often enough."""
-    allowed = restarts_allowed(turn.settings, turn.state)
-    if turn.state.restarts >= allowed:
-        shutdown.stop(turn, 1, f"{reason}{describe_limit(turn.state, allowed)}")
+    allowed = restarts_allowed(decision.settings, decision.state)
+    if decision.state.restarts >= allowed:
+        shutdown.stop(decision, 1, f"{reason}{describe_limit(decision.state, allowed)}")
         return
-    turn.set(restarts=turn.state.restarts + 1)
-    end(turn, f"starting the world again ({turn.state.restarts} of at most {allowed})", reason)
+    decision.set(restarts=decision.state.restarts + 1)
+    end(decision, f"starting the world again ({decision.state.restarts} of at most {allowed})", reason)
 
 
-def end(turn: Turn, what: str, reason: str) -> None:
+def end(decision: Decision, what: str, reason: str) -> None:
     """End the world, to begin it again, however often that was done."""
-    turn.enter(JobPhase.RESTARTING, reason)
-    turn.set(suspicion=None, repair=None)
-    turn.announce(what, reason)
-    with turn.for_all():
-        for member in turn.state.owners():
+    decision.enter(JobPhase.RESTARTING, reason)
+    decision.set(suspicion=None, repair=None)
+    decision.announce(what, reason)
+    with decision.for_all():
+        for member in decision.state.owners():
             if member.phase is MemberPhase.ENDING:
                 continue
-            if turn.state.managed:
-                turn.kill(member.worker, reason)  # set-up holds nothing worth saving, and may hang in a collective
+            if decision.state.managed:
+                decision.kill(member.worker, reason)  # set-up holds nothing worth saving, and may hang in a collective
             else:
-                turn.terminate(member.worker, SIGTERM, reason)
-        for member in turn.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
+                decision.terminate(member.worker, SIGTERM, reason)
+        for member in decision.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
             if member.prepared is not None:
-                turn.kill(member.worker, "what it has rehearsed is of the last world")
+                decision.kill(member.worker, "what it has rehearsed is of the last world")
 
 
-def advance_restarting(turn: Turn) -> None:
+def advance_restarting(decision: Decision) -> None:
     """Begin again when nobody of the old world is left."""
-    if not turn.state.member_tally.bound:
-        turn.set(generation=turn.state.generation + 1)
-        _begin(turn, turn.state.reason)
+    if not decision.state.member_tally.bound:
+        decision.set(generation=decision.state.generation + 1)
+        _begin(decision, decision.state.reason)
 
 
-def advance_starting(turn: Turn) -> None:
+def advance_starting(decision: Decision) -> None:
     """Give every rank a worker, once there are nodes and workers enough."""
-    seatings = placement.world(turn.settings, turn.state)
+    seatings = placement.world(decision.settings, decision.state)
     if seatings:
-        with turn.for_all():
+        with decision.for_all():
             for seating in seatings:
-                turn.assign(seating, newcomer=False)
+                decision.assign(seating, replacement=False)
     if seatings:
-        turn.enter(JobPhase.UNPROTECTED, "every rank has a worker")
-        turn.set(warn_at=turn.now + UNPROTECTED_S)
+        decision.enter(JobPhase.UNPROTECTED, "every rank has a worker")
+        decision.set(warn_at=decision.now + UNPROTECTED_S)
 
 
-def bypassed(turn: Turn) -> None:
+def bypassed(decision: Decision) -> None:
     """Tell the user once a world that its loop is not the library's."""
-    if not turn.state.bypassed:
-        turn.set(bypassed=True, unprotected=True, warn_at=None)
-        turn.announce(*describe_unprotected(turn.state))
+    if not decision.state.bypassed:
+        decision.set(bypassed=True, unprotected=True, warn_at=None)
+        decision.announce(*describe_unprotected(decision.state))
 
 
-def unprotected(turn: Turn) -> None:
+def unprotected(decision: Decision) -> None:
     """Take the world for one that stays unprotected. Tell the user, unless it is in its loop, whose steps may be long."""
-    turn.set(unprotected=True, warn_at=None)
-    if not turn.state.entered:
-        turn.announce(*describe_unprotected(turn.state))
+    decision.set(unprotected=True, warn_at=None)
+    if not decision.state.entered:
+        decision.announce(*describe_unprotected(decision.state))
 
 
 def describe_unprotected(state: State) -> tuple[str, str]:
@@ -122,21 +122,21 @@ def describe_unprotected(state: State) -> tuple[str, str]:
     )
 
 
-def advance_unprotected(turn: Turn) -> None:
+def advance_unprotected(decision: Decision) -> None:
     """Be protected, once every rank can be rehearsed and, where there are buddies, they hold what it takes."""
-    if turn.state.buddies and not turn.state.committed:
+    if decision.state.buddies and not decision.state.committed:
         return
-    tally = turn.state.seat_tally
+    tally = decision.state.seat_tally
     if not tally.unsealed and not tally.done:
-        turn.enter(JobPhase.RUNNING, "every rank can be replaced from now on")
-        turn.set(raises=blame.still_evidence(turn.state.raises))
+        decision.enter(JobPhase.RUNNING, "every rank can be replaced from now on")
+        decision.set(raises=blame.still_evidence(decision.state.raises))
 
 
-def _begin(turn: Turn, reason: str) -> None:
-    turn.enter(JobPhase.STARTING, reason)
-    turn.set(
-        seats=vacant_seats(turn.settings.world_size),
-        capture_interval=turn.settings.capture_interval,
+def _begin(decision: Decision, reason: str) -> None:
+    decision.enter(JobPhase.STARTING, reason)
+    decision.set(
+        seats=vacant_seats(decision.settings.world_size),
+        capture_interval=decision.settings.capture_interval,
         skipped_at=None,
         raised_to=NO_VERSION,
         buddies=(),
@@ -148,5 +148,5 @@ def _begin(turn: Turn, reason: str) -> None:
         bypassed=False,
         exposed_at=None,
     )
-    turn.next_epoch()
-    turn.effects.append(do.BeginGeneration(turn.state.generation))
+    decision.next_epoch()
+    decision.effects.append(do.BeginGeneration(decision.state.generation))

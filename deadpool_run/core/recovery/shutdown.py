@@ -4,9 +4,9 @@ from signal import SIGTERM, Signals
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.state import Member, Stop, all_done
 from deadpool_run.core.transitions import JobPhase, MemberPhase
-from deadpool_run.core.turn import Turn
 
 UNREAPED_S = 30.0
 """A killed process that is not reaped within so long may never be (it sleeps uninterruptibly)."""
@@ -26,92 +26,92 @@ def describe_exit(exited: ev.WorkerExited) -> str:
         return f"was killed by signal {exited.signal}"
 
 
-def stop(turn: Turn, exit_code: int, reason: str, signal: int = SIGTERM) -> None:
+def stop(decision: Decision, exit_code: int, reason: str, signal: int = SIGTERM) -> None:
     """End every worker, then the job. The first reason stands."""
-    if turn.state.phase in (JobPhase.STOPPING, JobPhase.STOPPED):
+    if decision.state.phase in (JobPhase.STOPPING, JobPhase.STOPPED):
         return
-    turn.enter(JobPhase.STOPPING, reason)
-    turn.set(stop=Stop(exit_code, reason), repair=None, suspicion=None)
-    turn.announce("stopping the job", reason)
-    with turn.for_all():
-        for member in turn.state.members.values():
+    decision.enter(JobPhase.STOPPING, reason)
+    decision.set(stop=Stop(exit_code, reason), repair=None, suspicion=None)
+    decision.announce("stopping the job", reason)
+    with decision.for_all():
+        for member in decision.state.members.values():
             if member.phase is not MemberPhase.ENDING:
-                turn.terminate(member.worker, signal, reason)
+                decision.terminate(member.worker, signal, reason)
 
 
-def stop_requested(turn: Turn, event: ev.StopRequested) -> None:
+def stop_requested(decision: Decision, event: ev.StopRequested) -> None:
     """Begin to stop; asked a second time, end everyone outright."""
-    if turn.state.phase is JobPhase.STOPPING:
-        if not _is_echo(turn):
-            kill_all(turn, "asked to stop a second time")
-    elif turn.state.phase is not JobPhase.STOPPED:
+    if decision.state.phase is JobPhase.STOPPING:
+        if not _is_echo(decision):
+            kill_all(decision, "asked to stop a second time")
+    elif decision.state.phase is not JobPhase.STOPPED:
         name = Signals(event.signal).name if event.signal in set(Signals) else f"signal {event.signal}"
         reason = f"stopped by {name}" if event.signal else "asked to stop"
-        stop(turn, event.exit_code, reason, event.signal or SIGTERM)
+        stop(decision, event.exit_code, reason, event.signal or SIGTERM)
 
 
-def _is_echo(turn: Turn) -> bool:
+def _is_echo(decision: Decision) -> bool:
     """Return whether this is the same request again: a scheduler signals every node's agent, and each says so."""
-    if turn.settings.nodes + turn.settings.spare_nodes == 1:
+    if decision.settings.nodes + decision.settings.spare_nodes == 1:
         return False
-    began_at = max((member.since for member in turn.state.in_phase(MemberPhase.ENDING)), default=turn.now)
-    return turn.now - began_at < ECHO_S
+    began_at = max((member.since for member in decision.state.in_phase(MemberPhase.ENDING)), default=decision.now)
+    return decision.now - began_at < ECHO_S
 
 
-def kill_all(turn: Turn, reason: str) -> None:
+def kill_all(decision: Decision, reason: str) -> None:
     """End whoever is left outright."""
-    with turn.for_all():
-        for worker in turn.state.members:
-            turn.kill(worker, reason)
+    with decision.for_all():
+        for worker in decision.state.members:
+            decision.kill(worker, reason)
 
 
-def unreaped(turn: Turn, member: Member) -> None:
+def unreaped(decision: Decision, member: Member) -> None:
     """Stop a job in which a process was ordered to die and is not reaped; in the end, leave it behind."""
     why = f"worker {member.worker} (pid {member.pid}) was killed but does not end: it may hang in the kernel"
-    if turn.state.phase is not JobPhase.STOPPING:
-        stop(turn, 1, why)
+    if decision.state.phase is not JobPhase.STOPPING:
+        stop(decision, 1, why)
     if member.kills < KILLS:
-        turn.kill(member.worker, why)
+        decision.kill(member.worker, why)
     else:
-        turn.announce(f"worker {member.worker} is left behind", why)
-        turn.remove(member)
+        decision.announce(f"worker {member.worker} is left behind", why)
+        decision.remove(member)
 
 
-def release(turn: Turn) -> None:
+def release(decision: Decision) -> None:
     """Let every rank leave its loop, once the last version of all is safe, and send the spares home."""
-    finished = {member.finished for member in turn.state.owners() if member.phase is MemberPhase.FINISHED}
-    turn.enter(JobPhase.FINISHING, "every rank is done")
-    turn.set(repair=None, suspicion=None)
+    finished = {member.finished for member in decision.state.owners() if member.phase is MemberPhase.FINISHED}
+    decision.enter(JobPhase.FINISHING, "every rank is done")
+    decision.set(repair=None, suspicion=None)
     if len(finished) > 1:
-        turn.announce(
+        decision.announce(
             "ranks finished after different numbers of steps",
             ", ".join(str(version) for version in sorted(finished, key=str)),
         )
-    with turn.for_all():
-        for member in turn.state.in_phase(MemberPhase.FINISHED):
-            turn.order(do.ReleaseWorker(member.worker))
+    with decision.for_all():
+        for member in decision.state.in_phase(MemberPhase.FINISHED):
+            decision.order(do.ReleaseWorker(member.worker))
 
 
-def advance_finishing(turn: Turn) -> None:
+def advance_finishing(decision: Decision) -> None:
     """Dismiss whoever is parked; end the job when nobody is left."""
-    if parked := turn.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
-        with turn.for_all():
+    if parked := decision.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
+        with decision.for_all():
             for member in parked:
-                turn.order(do.DismissWorker(member.worker))
-    if all_done(turn.state) and turn.state.done_at is None:
-        turn.set(done_at=turn.now)
-    if not turn.state.members:
-        _stopped(turn, 0, "every rank finished")
+                decision.order(do.DismissWorker(member.worker))
+    if all_done(decision.state) and decision.state.done_at is None:
+        decision.set(done_at=decision.now)
+    if not decision.state.members:
+        _stopped(decision, 0, "every rank finished")
 
 
-def advance_stopping(turn: Turn) -> None:
+def advance_stopping(decision: Decision) -> None:
     """End the job when nobody is left."""
-    assert turn.state.stop is not None
-    if not turn.state.members:
-        _stopped(turn, turn.state.stop.exit_code, turn.state.stop.reason)
+    assert decision.state.stop is not None
+    if not decision.state.members:
+        _stopped(decision, decision.state.stop.exit_code, decision.state.stop.reason)
 
 
-def _stopped(turn: Turn, exit_code: int, reason: str) -> None:
-    turn.enter(JobPhase.STOPPED, reason)
-    turn.set(stop=turn.state.stop or Stop(exit_code, reason))
-    turn.effects.append(do.StopJob(exit_code, reason))
+def _stopped(decision: Decision, exit_code: int, reason: str) -> None:
+    decision.enter(JobPhase.STOPPED, reason)
+    decision.set(stop=decision.state.stop or Stop(exit_code, reason))
+    decision.effects.append(do.StopJob(exit_code, reason))

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterator
 
 from deadpool_run.core import effects as do
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.recovery import shutdown
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import Member, State
 from deadpool_run.core.tallies import LEAVING
 from deadpool_run.core.transitions import JobPhase, MemberPhase
-from deadpool_run.core.turn import Turn
 from deadpool_run.ids import NodeId
 
 CRASHES = 5
@@ -19,28 +19,28 @@ _AWAITED = (MemberPhase.STARTING, MemberPhase.READY, MemberPhase.PREPARING, Memb
 _HEALED_IN = frozenset({JobPhase.STARTING, JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.REPAIRING})
 
 
-def heal(turn: Turn) -> None:
+def heal(decision: Decision) -> None:
     """Start what is missing to world size and spares. A pool that crashes in a loop waits, or ends a job that needs it."""
-    state = turn.state
+    state = decision.state
     if state.phase not in _HEALED_IN:
         return
-    looked_at = _to_look_at(turn)
-    missing = _missing(turn.settings, state, looked_at) if looked_at else []
+    looked_at = _to_look_at(decision)
+    missing = _missing(decision.settings, state, looked_at) if looked_at else []
     if not missing:
         return
-    if _crashed_lately(state, turn.now) >= CRASHES:
+    if _crashed_lately(state, decision.now) >= CRASHES:
         if _needs_worker(state):
             shutdown.stop(
-                turn, 1, f"{CRASHES} workers died before they were given a rank; see their output for the cause"
+                decision, 1, f"{CRASHES} workers died before they were given a rank; see their output for the cause"
             )
         return
     for node in missing:
-        turn.start_worker(node)
+        decision.start_worker(node)
 
 
-def _to_look_at(turn: Turn) -> Collection[NodeId]:
+def _to_look_at(decision: Decision) -> Collection[NodeId]:
     """Return the nodes where anything has changed since the pool was healed, at the end of the last decision."""
-    before, state = turn.before, turn.state
+    before, state = decision.before, decision.state
     joined = state.arrivals - before.arrivals
     if (
         before.phase not in _HEALED_IN
@@ -56,10 +56,10 @@ def _to_look_at(turn: Turn) -> Collection[NodeId]:
     return sorted(changed & state.nodes.keys(), key=lambda node: state.nodes[node].arrival)
 
 
-def prepare(turn: Turn) -> None:
+def prepare(decision: Decision) -> None:
     """Have a spare rehearse ahead of need, one after the other: the others can be given a rank meanwhile."""
-    state = turn.state
-    if not turn.settings.hot_spares or state.unpreparable or state.phase is not JobPhase.RUNNING:
+    state = decision.state
+    if not decision.settings.hot_spares or state.unpreparable or state.phase is not JobPhase.RUNNING:
         return
     if state.repair is not None or state.count(MemberPhase.PREPARING):
         return
@@ -73,23 +73,23 @@ def prepare(turn: Turn) -> None:
             lost = [loss.rank for incident in state.incidents for loss in incident.losses]
             # What was lost before is likely to be lost again (a bad device); else each spare is for another rank.
             rank = min(here, key=lambda rank: (taken.count(rank), -lost.count(rank), rank))
-            turn.set_member(member.worker, prepared=rank)
-            turn.order(do.PrepareSpare(member.worker, rank, state.epoch, state.seats[rank].local_rank))
+            decision.set_member(member.worker, prepared=rank)
+            decision.order(do.PrepareSpare(member.worker, rank, state.epoch, state.seats[rank].local_rank))
             return
 
 
-def unprepared(turn: Turn, why: str) -> None:
+def unprepared(decision: Decision, why: str) -> None:
     """Leave spares warm from now on."""
-    turn.set(unpreparable=True)
-    turn.announce("spares do not rehearse ahead of need any more", why)
+    decision.set(unpreparable=True)
+    decision.announce("spares do not rehearse ahead of need any more", why)
 
 
-def parked_died(turn: Turn, member: Member, how: str) -> None:
+def parked_died(decision: Decision, member: Member, how: str) -> None:
     """Note the death of a worker that held no rank."""
-    if member.phase in LEAVING or turn.state.phase not in _HEALED_IN:
+    if member.phase in LEAVING or decision.state.phase not in _HEALED_IN:
         return
-    turn.set(crashes=(*turn.state.crashes, turn.now)[-CRASHES:])
-    turn.announce(f"spare worker {member.worker} died", how)
+    decision.set(crashes=(*decision.state.crashes, decision.now)[-CRASHES:])
+    decision.announce(f"spare worker {member.worker} died", how)
 
 
 def is_exhausted(settings: Settings, state: State) -> bool:

@@ -14,11 +14,11 @@ from deadpool_run.vault.segments import SegmentState
 from deadpool_run.vault.transfer import framing
 from deadpool_run.vault.transfer.framing import Bucket, Meter, Outcome, Range
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Replicas
-from deadpool_run.vault.transfer.streams import Arrivals
+from deadpool_run.vault.transfer.streams import StripedReceives
 from deadpool_run.vault.vault import Held, Vault
 
 
-class Life:
+class Timeline:
     """The number of the present life: it grows with each roll-back and each generation."""
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class Shared:
 
     vault: Vault
     replicas: Replicas
-    life: Life
+    timeline: Timeline
     captures: Captures
-    arrivals: Arrivals
+    striped_receives: StripedReceives
     streams: int
     """Connections for one segment, at most."""
     bucket: Bucket

@@ -68,7 +68,7 @@ def rest(nbytes: int, found: Collection[int]) -> list[Range]:
 # --- the owner's side ------------------------------------------------------------------------------------------------
 
 
-class Hopes:
+class ChunkHistory:
     """Which chunks one buddy may have, as far as earlier snapshots tell."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class _Place:
         return not self.hits and self.misses >= _PROBES
 
 
-class Search:
+class ChunkLookup:
     """Looks for chunks in memory that is here, at the same offsets. Places are opened when they are first looked at."""
 
     def __init__(self, places: Sequence[Callable[[], Source | None]]) -> None:

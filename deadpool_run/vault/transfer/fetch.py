@@ -1,4 +1,4 @@
-"""Bringing to this node what a newcomer of a rank needs: each in a thread of its own, which ends with it."""
+"""Bringing to this node what a replacement of a rank needs: each in a thread of its own, which ends with it."""
 
 import mmap
 import os
@@ -16,12 +16,12 @@ from deadpool_run.vault.transfer.catalog import Shared, is_sound
 from deadpool_run.vault.transfer.framing import Outcome, Range
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Memory
 from deadpool_run.vault.transfer.sender import Dial
-from deadpool_run.vault.transfer.streams import Crew
+from deadpool_run.vault.transfer.streams import StreamPool
 from deadpool_run.wire.peers import Peer
 
 
-class Errand:
-    """One thing that is brought from a peer, once the errand before it has ended.
+class FetchTask:
+    """One thing that is brought from a peer, once the fetch task before it has ended.
 
     `on_end` is called on its thread with what went wrong, or None.
     """
@@ -32,13 +32,13 @@ class Errand:
         name: str,
         peer: Peer,
         dial: Dial,
-        act: Callable[[socket.socket, Crew], None],
+        act: Callable[[socket.socket, StreamPool], None],
         on_end: Callable[[str | None], object],
-        after: "Errand | None",
+        after: "FetchTask | None",
     ) -> None:
         """Begin. `act` is given a connection, and means to have further ones."""
         self._peer, self._dial, self._act, self._on_end, self._after = peer, dial, act, on_end, after
-        self._crew = Crew(lambda: dial(peer.address, peer.port))
+        self._stream_pool = StreamPool(lambda: dial(peer.address, peer.port))
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._stopping = False
@@ -51,7 +51,7 @@ class Errand:
             self._stopping = True
             if self._sock is not None:
                 framing.shut_down(self._sock)
-        self._crew.shut_down()
+        self._stream_pool.shut_down()
 
     def _run(self) -> None:
         if self._after is not None:
@@ -76,18 +76,18 @@ class Errand:
                 self._sock = sock
             try:
                 framing.prepare(sock)
-                self._act(sock, self._crew)
+                self._act(sock, self._stream_pool)
             finally:
-                self._crew.close()
+                self._stream_pool.close()
                 with self._lock:
                     self._sock = None
 
 
-def bring_transcript(sock: socket.socket, shared: Shared, rank: Rank, life: int) -> Memory:
+def bring_transcript(sock: socket.socket, shared: Shared, rank: Rank, timeline: int) -> Memory:
     """Return the rank's transcript, in memory that becomes the caller's. Raises OSError and `DeadpoolError`."""
     memory = Memory(segments.create_memory(f"{rank}-transcript"))
     try:
-        nbytes, token, _ = _ask(sock, rank, TRANSCRIPT, life, of=1)
+        nbytes, token, _ = _ask(sock, rank, TRANSCRIPT, timeline, of=1)
         with memory.view(nbytes) as view:
             _receive(sock, shared, view, [(0, nbytes)])
         _check(is_sound(memory.fd, TRANSCRIPT, token, nbytes), f"the transcript of rank {rank}")
@@ -98,20 +98,20 @@ def bring_transcript(sock: socket.socket, shared: Shared, rank: Rank, life: int)
 
 
 def bring_snapshot(  # noqa: PLR0913, PLR0917 - what is asked for, of whom, and by what means
-    sock: socket.socket, crew: Crew, shared: Shared, rank: Rank, version: Version, life: int
+    sock: socket.socket, stream_pool: StreamPool, shared: Shared, rank: Rank, version: Version, timeline: int
 ) -> int:
     """Replace what the rank's slots hold by this version; return its bytes. Raises OSError and `DeadpoolError`.
 
     It comes in the place of the older of them; the other is emptied once it is whole. The worker may have the slots'
     descriptors already, so that they stay the same files.
     """
-    content = _ask(sock, rank, version, life, of=shared.streams)
+    content = _ask(sock, rank, version, timeline, of=shared.streams)
     nbytes, token, of = content
     ranges = streams.cut([(0, nbytes)], of)
-    helpers = crew.open(of - 1)
+    helpers = stream_pool.open(of - 1)
 
     def bring(part: int, view: memoryview, sock: socket.socket) -> None:
-        same = _ask(sock, rank, version, life, part=part, of=of) == content
+        same = _ask(sock, rank, version, timeline, part=part, of=of) == content
         _check(same, f"part {part} of snapshot {version} of rank {rank}")
         _receive(sock, shared, view, ranges[part])
 
@@ -121,7 +121,7 @@ def bring_snapshot(  # noqa: PLR0913, PLR0917 - what is asked for, of whom, and 
             for part in range(1 + helpers, of):  # there are not as many connections as there should be
                 bring(part, view, sock)
 
-        crew.work([partial(bring, part, view) for part in range(1, 1 + helpers)], own)
+        stream_pool.work([partial(bring, part, view) for part in range(1, 1 + helpers)], own)
 
     vault = shared.vault
     fds = [fd for slot in (0, 1) if (fd := vault.open_slot(rank, slot)) is not None]
@@ -148,7 +148,7 @@ def bring_snapshot(  # noqa: PLR0913, PLR0917 - what is asked for, of whom, and 
 
 
 def _empty(shared: Shared, rank: Rank, slot: int, fd: int, said: int) -> None:
-    """Have a slot hold nothing, and say so on the board, or that it is about to hold something."""
+    """Have a slot hold nothing, and say so on the status page, or that it is about to hold something."""
     shared.vault.set_slot(rank, slot, fd, said)
     segments.mark_empty(fd)
 
@@ -166,10 +166,10 @@ def _fill(fd: int, nbytes: int, fill: Callable[[memoryview], None]) -> None:
 
 
 def _ask(  # noqa: PLR0913 - what is asked for
-    sock: socket.socket, rank: Rank, version: Version | None, life: int, *, part: int = 0, of: int
+    sock: socket.socket, rank: Rank, version: Version | None, timeline: int, *, part: int = 0, of: int
 ) -> tuple[int, bytes, int]:
     """Ask for a part of a segment; return its size, its token, and into how many parts it is cut. The part follows."""
-    content = {"rank": rank, "version": version, "life": life}
+    content = {"rank": rank, "version": version, "timeline": timeline}
     framing.send_frame(sock, {"do": "get", **content, "part": part, "of": of})
     answer = framing.receive_frame(sock)
     if answer is None:

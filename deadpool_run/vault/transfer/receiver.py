@@ -18,7 +18,7 @@ from deadpool_run.vault.transfer.framing import Outcome, Range
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Copy
 
 _LOG = logging.getLogger("deadpool_run")
-_LIFE_WAIT_S = 5.0
+_TIMELINE_WAIT_S = 5.0
 _CAPTURE_WAIT_S = 2.0
 """How long an owner is kept waiting for ranks that live here and are late with the same step."""
 
@@ -66,19 +66,19 @@ class Served:
     def _take(self, message: dict[str, Any]) -> None:
         replicas = self._shared.replicas
         rank, version = fields.rank(message, self._shared.vault.world_size), fields.version(message)
-        token, life = fields.token(message.get("token")), fields.number(message, "life")
+        token, timeline = fields.token(message.get("token")), fields.number(message, "timeline")
         nbytes, held = fields.segment_bytes(message), fields.identities(message.get("held"))
         compare, parts = bool(message.get("compare")) and version is not TRANSCRIPT, fields.parts(message)
         delivery = fields.token(message.get("delivery")) if parts > 1 else b""
-        refusal = "it lives here" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, life)
-        if refusal is None and not replicas.has(rank, version, token, life):
+        refusal = "it lives here" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, timeline)
+        if refusal is None and not replicas.has(rank, version, token, timeline):
             framing.send_frame(self._sock, {"say": "go"})
-            copy = Copy(version, token, nbytes, life, replicas.spare(rank, version))
+            copy = Copy(version, token, nbytes, timeline, replicas.spare(rank, version))
             refusal = self._receive(rank, copy, parts, delivery, compare=compare)
         if refusal is not None:
             framing.send_frame(self._sock, {"say": "no", "why": refusal})
             return
-        left = replicas.trim(rank, life, held)
+        left = replicas.trim(rank, timeline, held)
         transcript = replicas.transcript(rank)
         told = {"held": fields.encode(left), "transcript": None if transcript is None else transcript.hex()}
         framing.send_frame(self._sock, {"say": "held", **told})
@@ -101,19 +101,19 @@ class Served:
 
     def _receive_parts(self, delivery: bytes, view: memoryview, parts: list[list[Range]]) -> Outcome:
         """Receive the first part here, while other connections bring the others."""
-        arrivals, meter = self._shared.arrivals, self._shared.received
+        striped_receives, meter = self._shared.striped_receives, self._shared.received
         if len(parts) == 1:
             return framing.receive_segment(self._sock, view, meter, parts[0])
-        arrival = streams.Arrival(view, parts)
-        arrivals.begin(delivery, arrival)
+        striped_receive = streams.StripedReceive(view, parts)
+        striped_receives.begin(delivery, striped_receive)
         try:
-            return arrival.outcome(framing.receive_segment(self._sock, view, meter, parts[0]))
+            return striped_receive.outcome(framing.receive_segment(self._sock, view, meter, parts[0]))
         finally:
-            arrivals.end(delivery)
+            striped_receives.end(delivery)
 
     def _take_part(self, message: dict[str, Any]) -> None:
         part, of = fields.number(message, "part", least=1), fields.parts(message)
-        self._shared.arrivals.find(fields.token(message.get("delivery"))).bring(
+        self._shared.striped_receives.find(fields.token(message.get("delivery"))).bring(
             part, of, self._sock, self._shared.received
         )
 
@@ -121,7 +121,7 @@ class Served:
         """Fill in what is here already; return which chunks that is."""
         assert copy.version is not TRANSCRIPT
         places = like(self._shared, rank, copy.version, patience_s=_CAPTURE_WAIT_S)
-        with contextlib.closing(dedup.Search(places)) as search:
+        with contextlib.closing(dedup.ChunkLookup(places)) as search:
             return search.answer(self._sock, view)
 
     # --- get -----------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Served:
     def _give(self, message: dict[str, Any]) -> None:
         rank, version = fields.rank(message, self._shared.vault.world_size), fields.version(message)
         # This node may have been told less than the one that asks: it must not give what is void there.
-        self._shared.life.wait_for(fields.number(message, "life"), _LIFE_WAIT_S)
+        self._shared.timeline.wait_for(fields.number(message, "timeline"), _TIMELINE_WAIT_S)
         source = find(self._shared, rank, version)
         if source is None:
             what = "transcript" if version is TRANSCRIPT else f"snapshot {version}"

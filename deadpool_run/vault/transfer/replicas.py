@@ -56,7 +56,7 @@ class Memory:
 
 @dataclass(slots=True)
 class Copy:
-    """A complete copy. `life` is that in which its owner sent it.
+    """A complete copy. `timeline` is that in which its owner sent it.
 
     `left`: nobody sent it: the rank left it behind, and may have gone on elsewhere.
     """
@@ -64,7 +64,7 @@ class Copy:
     version: Version | None
     token: Token
     nbytes: int
-    life: int
+    timeline: int
     memory: Memory
     readers: int = 0
     left: bool = False
@@ -74,7 +74,7 @@ class Copy:
 class _Rank:
     copies: dict[Version | None, Copy] = field(default_factory=dict)
     spares: list[Memory] = field(default_factory=list)
-    life: int = 0
+    timeline: int = 0
 
 
 class Replicas:
@@ -84,7 +84,7 @@ class Replicas:
         self._lock = threading.Lock()
         self._ranks: dict[Rank, _Rank] = {}
         self._kept: frozenset[Rank] = frozenset()
-        self._life = 0
+        self._timeline = 0
 
     # --- the loop's ----------------------------------------------------------------------------------------------
 
@@ -95,22 +95,22 @@ class Replicas:
             for rank in self._ranks.keys() - self._kept:
                 self._drop(rank)
 
-    def discard_above(self, life: int, version: Version) -> None:
+    def discard_above(self, timeline: int, version: Version) -> None:
         """Forget newer versions of older lives, and refuse from now on what older lives send."""
         with self._lock:
-            self._life = life
+            self._timeline = timeline
             for own in self._ranks.values():
                 for copy in list(own.copies.values()):
-                    if copy.version is not TRANSCRIPT and copy.version > version and copy.life < life:
+                    if copy.version is not TRANSCRIPT and copy.version > version and copy.timeline < timeline:
                         self._free(own, own.copies.pop(copy.version))
 
-    def renew(self, life: int) -> None:
+    def renew(self, timeline: int) -> None:
         """Forget everything of older lives."""
         with self._lock:
-            self._life = life
+            self._timeline = timeline
             for rank, own in list(self._ranks.items()):
                 for copy in list(own.copies.values()):
-                    if copy.life < life:
+                    if copy.timeline < timeline:
                         self._free(own, own.copies.pop(copy.version))
                 if not own.copies:
                     self._drop(rank)
@@ -160,16 +160,16 @@ class Replicas:
         vault.put(rank, (fds[0], fds[1] if len(fds) > 1 else None), transcript)
         return True
 
-    def take_over(self, rank: Rank, life: int, segments: Segments, held: Collection[Held]) -> None:
+    def take_over(self, rank: Rank, timeline: int, segments: Segments, held: Collection[Held]) -> None:
         """Hold what a rank leaves behind that lives elsewhere from now on, until it is no longer kept."""
         parts = {each.slot: each for each in held}
         with self._lock:
             own = self._ranks.setdefault(rank, _Rank())
-            own.life = max(own.life, life)
+            own.timeline = max(own.timeline, timeline)
             for slot, fd in enumerate(segments.slots):
                 if slot in parts:
                     part = parts[slot]
-                    self._add(own, Copy(part.version, part.token, part.nbytes, life, Memory(fd), left=True))
+                    self._add(own, Copy(part.version, part.token, part.nbytes, timeline, Memory(fd), left=True))
                 else:
                     os.close(fd)
             nbytes = blob_bytes(segments.transcript)
@@ -177,7 +177,7 @@ class Replicas:
                 os.close(segments.transcript)
             else:
                 token = blob_identity(segments.transcript)
-                self._add(own, Copy(TRANSCRIPT, token, nbytes, life, Memory(segments.transcript)))
+                self._add(own, Copy(TRANSCRIPT, token, nbytes, timeline, Memory(segments.transcript)))
 
     def close(self) -> None:
         """Let go of all of it."""
@@ -188,10 +188,10 @@ class Replicas:
 
     # --- for what arrives ----------------------------------------------------------------------------------------
 
-    def refusal(self, rank: Rank, life: int) -> str | None:
+    def refusal(self, rank: Rank, timeline: int) -> str | None:
         """Return why nothing is taken from this life of the rank; None if it is."""
         with self._lock:
-            return self._refusal(rank, life)
+            return self._refusal(rank, timeline)
 
     def spare(self, rank: Rank, version: Version | None) -> Memory:
         """Return memory to receive into: the caller's until it is given to `add` or `put_back`."""
@@ -210,30 +210,30 @@ class Replicas:
             else:
                 self._spare(own, memory)
 
-    def has(self, rank: Rank, copy: Version | None, token: Token, life: int) -> bool:
+    def has(self, rank: Rank, copy: Version | None, token: Token, timeline: int) -> bool:
         """Tell whether this very content is here; it is then of this life as well."""
         with self._lock:
             own = self._ranks.get(rank)
             held = None if own is None else own.copies.get(copy)
             if own is None or held is None or held.token != token:
                 return False
-            held.life = own.life = max(own.life, life)
+            held.timeline = own.timeline = max(own.timeline, timeline)
             held.left = False
             return True
 
     def add(self, rank: Rank, copy: Copy) -> str | None:
         """Take a copy that is whole among the others; return why not if it has become unwelcome. Memory is then freed."""
         with self._lock:
-            refusal = self._refusal(rank, copy.life)
+            refusal = self._refusal(rank, copy.timeline)
             if refusal is not None:
                 copy.memory.close()
                 return refusal
             own = self._ranks.setdefault(rank, _Rank())
-            own.life = copy.life
+            own.timeline = copy.timeline
             self._add(own, copy)
             return None
 
-    def trim(self, rank: Rank, life: int, kept: Collection[tuple[Version, Token]]) -> list[tuple[Version, Token]]:
+    def trim(self, rank: Rank, timeline: int, kept: Collection[tuple[Version, Token]]) -> list[tuple[Version, Token]]:
         """Forget what the rank's owner does not hold (any more), unless a newer life speaks; return what is left."""
         with self._lock:
             own = self._ranks.get(rank)
@@ -243,7 +243,7 @@ class Replicas:
             for version, copy in list(own.copies.items()):
                 if version is TRANSCRIPT:
                     continue
-                if life >= own.life and (version, copy.token) not in kept:
+                if timeline >= own.timeline and (version, copy.token) not in kept:
                     self._free(own, own.copies.pop(version))
                 else:
                     left.append((version, copy.token))
@@ -282,12 +282,12 @@ class Replicas:
 
     # --- with the lock held --------------------------------------------------------------------------------------
 
-    def _refusal(self, rank: Rank, life: int) -> str | None:
+    def _refusal(self, rank: Rank, timeline: int) -> str | None:
         if rank not in self._kept:
             return "not kept here"
         own = self._ranks.get(rank)
-        newest = max(self._life, 0 if own is None else own.life)
-        return f"of life {life}, before {newest}" if life < newest else None
+        newest = max(self._timeline, 0 if own is None else own.timeline)
+        return f"of life {timeline}, before {newest}" if timeline < newest else None
 
     def _add(self, own: _Rank, copy: Copy) -> None:
         old = own.copies.pop(copy.version, None)

@@ -15,13 +15,13 @@ from typing import Any
 
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.transfer import fetch as fetching
-from deadpool_run.vault.transfer.catalog import Captures, Life, Shared
-from deadpool_run.vault.transfer.fetch import Errand
+from deadpool_run.vault.transfer.catalog import Captures, Shared, Timeline
+from deadpool_run.vault.transfer.fetch import FetchTask
 from deadpool_run.vault.transfer.framing import Bucket, Meter
 from deadpool_run.vault.transfer.receiver import Served
 from deadpool_run.vault.transfer.replicas import Memory, Replicas
-from deadpool_run.vault.transfer.sender import Dial, Home, Link
-from deadpool_run.vault.transfer.streams import Arrivals, Crew
+from deadpool_run.vault.transfer.sender import Dial, LocalVersions, ReplicationLink
+from deadpool_run.vault.transfer.streams import StreamPool, StripedReceives
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
 
@@ -37,7 +37,7 @@ _Safe = tuple[tuple[Version, ...], bool, int]
 
 
 class Replicator:
-    """Sends what is captured here to buddies, holds copies for others, and brings newcomers their state.
+    """Sends what is captured here to buddies, holds copies for others, and brings replacements their state.
 
     `dial` connects to a peer's vault, authenticated; it is called in threads, blocks, must end by itself (close waits
     for it, a while) and raises OSError. `on_safe` is told, in the loop, the versions that all buddies of a rank that
@@ -64,9 +64,9 @@ class Replicator:
         self._shared = Shared(
             vault=vault,
             replicas=Replicas(),
-            life=Life(),
+            timeline=Timeline(),
             captures=Captures(),
-            arrivals=Arrivals(),
+            striped_receives=StripedReceives(),
             streams=streams,
             bucket=Bucket(bandwidth, closing),
             sent=Meter(),
@@ -79,13 +79,13 @@ class Replicator:
         self._dial = dial
         self._on_safe = on_safe
         self._floor: Version | None = None
-        self._homes: dict[Rank, Home] = {}
-        self._links: dict[Rank, dict[NodeId, Link]] = {}
+        self._homes: dict[Rank, LocalVersions] = {}
+        self._links: dict[Rank, dict[NodeId, ReplicationLink]] = {}
         self._peers: dict[Rank, tuple[Peer, ...]] = {}
         self._told: dict[Rank, _Safe] = {}
-        self._errands: dict[Rank, Errand] = {}
+        self._errands: dict[Rank, FetchTask] = {}
         self._served: list[Served] = []
-        self._ending: list[Link | Errand] = []
+        self._ending: list[ReplicationLink | FetchTask] = []
         self._fetched = (0, 0.0)
 
     # --- who holds whose copies ----------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Replicator:
                 self._end(links.pop(node))
             for peer in peers:
                 if peer.node not in links:
-                    links[peer.node] = Link(
+                    links[peer.node] = ReplicationLink(
                         rank=rank,
                         peer=peer,
                         home=self._home(rank),
@@ -127,7 +127,7 @@ class Replicator:
         self._wake(rank)
 
     def skipped(self) -> None:
-        """Note that a rank's worker will not hold a version that it was to capture; its cell says which."""
+        """Note that a rank's worker will not hold a version that it was to capture; its rank entry says which."""
         self._shared.captures.tell()
 
     def sealed(self, rank: Rank) -> None:
@@ -135,13 +135,13 @@ class Replicator:
         self._wake(rank)
 
     def at_home(self) -> set[Rank]:
-        """Return the ranks that live here, or that newcomers here were to have."""
+        """Return the ranks that live here, or that replacements here were to have."""
         ranks = map(Rank, range(self._vault.world_size))
         return {*filter(self._vault.lives_here, ranks), *self._errands}
 
     def left(self, rank: Rank) -> None:
         """Note that the rank lives elsewhere now: what it leaves here is a copy like others, which `keep` may drop."""
-        self._give_up_errand(rank)
+        self._give_up_fetch_task(rank)
         held = [] if rank not in self._homes else self._homes.pop(rank).held()
         for link in self._links.pop(rank, {}).values():
             self._end(link)
@@ -149,22 +149,22 @@ class Replicator:
         self._told.pop(rank, None)
         segments = self._vault.take(rank)
         if segments is not None:
-            self._shared.replicas.take_over(rank, self._shared.life.number, segments, held)
+            self._shared.replicas.take_over(rank, self._shared.timeline.number, segments, held)
 
-    def discard_above(self, life: int, version: Version) -> None:
+    def discard_above(self, timeline: int, version: Version) -> None:
         """All go on from this version: newer ones of older lives are void. What is held is sent again, as of this life."""
         self._floor = version
         for home in self._homes.values():
             home.discard_above(version)
-        self._shared.replicas.discard_above(life, version)
-        self._begin(life)
+        self._shared.replicas.discard_above(timeline, version)
+        self._begin(timeline)
 
-    def renew(self, life: int) -> None:
+    def renew(self, timeline: int) -> None:
         """Forget all copies: the world begins from the top. The vault is renewed beside it; buddies are set anew."""
         self._floor = None
         self._homes.clear()
-        for errand in self._errands.values():
-            self._end(errand)
+        for fetch_task in self._errands.values():
+            self._end(fetch_task)
         self._errands.clear()
         for links in self._links.values():
             for link in links.values():
@@ -172,10 +172,10 @@ class Replicator:
         self._links.clear()
         self._peers.clear()
         self._told.clear()
-        self._shared.replicas.renew(life)
-        self._begin(life)
+        self._shared.replicas.renew(timeline)
+        self._begin(timeline)
 
-    # --- newcomers -----------------------------------------------------------------------------------------------
+    # --- replacements -----------------------------------------------------------------------------------------------
 
     def versions(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, what can be had of the rank here; nothing without its transcript."""
@@ -184,7 +184,7 @@ class Replicator:
         return () if not self._vault.has_transcript(rank) else tuple(held.version for held in self._home(rank).held())
 
     def seat(self, rank: Rank, source: Peer | None, done: Done) -> None:
-        """Prepare the rank's memory here for a newcomer, and say `done`, with what went wrong if anything did.
+        """Prepare the rank's memory here for a replacement, and say `done`, with what went wrong if anything did.
 
         Without a source, what lies here counts: the rank's own memory if it lived here last, else the copies. With one,
         copies that were sent here count too: they are what is left if the source is lost before it has sent more. Else the
@@ -195,7 +195,7 @@ class Replicator:
         if source is not None and not moved:
             self._errands[rank] = self._bring_transcript(rank, source, done)
             return
-        self._give_up_errand(rank)
+        self._give_up_fetch_task(rank)
         if moved:
             here = True
             for held in self._vault.held(rank):
@@ -205,13 +205,13 @@ class Replicator:
 
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """Bring this version to the rank's slots here, which hold nothing else then, and say `done` as `seat` does."""
-        life = self._shared.life.number
+        timeline = self._shared.timeline.number
         began = time.monotonic()
         nbytes = 0
 
-        def act(sock: socket.socket, crew: Crew) -> None:
+        def act(sock: socket.socket, stream_pool: StreamPool) -> None:
             nonlocal nbytes
-            nbytes = fetching.bring_snapshot(sock, crew, self._shared, rank, version, life)
+            nbytes = fetching.bring_snapshot(sock, stream_pool, self._shared, rank, version, timeline)
 
         def end(failure: str | None) -> None:
             if failure is None:
@@ -219,24 +219,24 @@ class Replicator:
                 self._home(rank).captured(version)
             self._seated(rank, done, failure)
 
-        self._errands[rank] = Errand(
+        self._errands[rank] = FetchTask(
             name=f"fetch-{rank}",
             peer=source,
             dial=self._dial,
             act=act,
             on_end=lambda why: self._call(end, why),
-            after=self._give_up_errand(rank),
+            after=self._give_up_fetch_task(rank),
         )
 
-    def _bring_transcript(self, rank: Rank, source: Peer, done: Done) -> Errand:
+    def _bring_transcript(self, rank: Rank, source: Peer, done: Done) -> FetchTask:
         brought: list[Memory] = []
-        life = self._shared.life.number
+        timeline = self._shared.timeline.number
 
-        def act(sock: socket.socket, _: Crew) -> None:
-            brought.append(fetching.bring_transcript(sock, self._shared, rank, life))
+        def act(sock: socket.socket, _: StreamPool) -> None:
+            brought.append(fetching.bring_transcript(sock, self._shared, rank, timeline))
 
         def end(failure: str | None) -> None:
-            if brought and self._errands.get(rank) is errand:
+            if brought and self._errands.get(rank) is fetch_task:
                 self._vault.put(rank, (None, None), brought.pop().give())
                 self._shared.replicas.drop(rank)
             elif brought:
@@ -248,21 +248,21 @@ class Replicator:
             if not self._call(end, why) and brought:
                 brought.pop().close()
 
-        errand = Errand(
+        fetch_task = FetchTask(
             name=f"seat-{rank}",
             peer=source,
             dial=self._dial,
             act=act,
             on_end=on_end,
-            after=self._give_up_errand(rank),
+            after=self._give_up_fetch_task(rank),
         )
-        return errand
+        return fetch_task
 
-    def _give_up_errand(self, rank: Rank) -> Errand | None:
-        errand = self._errands.pop(rank, None)
-        if errand is not None:
-            self._end(errand)
-        return errand
+    def _give_up_fetch_task(self, rank: Rank) -> FetchTask | None:
+        fetch_task = self._errands.pop(rank, None)
+        if fetch_task is not None:
+            self._end(fetch_task)
+        return fetch_task
 
     def _seated(self, rank: Rank, done: Done, failure: str | None) -> None:
         if failure is None:
@@ -308,8 +308,8 @@ class Replicator:
     def close(self) -> None:
         """End every thread and let go of all memory but the vault's. Blocks, a short while; nothing is told after."""
         self._shared.closing.set()
-        self._shared.arrivals.close()
-        running: list[Link | Errand | Served] = [*self._ending, *self._errands.values(), *self._served]
+        self._shared.striped_receives.close()
+        running: list[ReplicationLink | FetchTask | Served] = [*self._ending, *self._errands.values(), *self._served]
         running += [link for links in self._links.values() for link in links.values()]
         for each in running:
             each.stop()
@@ -318,12 +318,12 @@ class Replicator:
             each.thread.join(max(0.0, deadline - time.monotonic()))
         self._shared.replicas.close()
 
-    def _home(self, rank: Rank) -> Home:
-        return self._homes.setdefault(rank, Home(self._vault, rank, self._floor))
+    def _home(self, rank: Rank) -> LocalVersions:
+        return self._homes.setdefault(rank, LocalVersions(self._vault, rank, self._floor))
 
-    def _begin(self, life: int) -> None:
+    def _begin(self, timeline: int) -> None:
         """Begin a life: nothing is safe in it yet."""
-        self._shared.life.begin(life)
+        self._shared.timeline.begin(timeline)
         for rank in self._peers.keys() | self._homes.keys():
             self._wake(rank)
 
@@ -336,14 +336,18 @@ class Replicator:
         """Say what is safe of the rank, if that is not what was said last; nothing before it is known who its buddies are."""
         if rank not in self._peers or self._shared.closing.is_set():
             return
-        life, links = self._shared.life.number, self._links.get(rank, {})
+        timeline, links = self._shared.timeline.number, self._links.get(rank, {})
         if links:
-            told = [link.safe(life) for link in links.values()]
+            told = [link.safe(timeline) for link in links.values()]
             common = frozenset.intersection(*(held for held, _ in told))
-            safe = (tuple(sorted(version for version, _ in common)), all(transcript for _, transcript in told), life)
+            safe = (
+                tuple(sorted(version for version, _ in common)),
+                all(transcript for _, transcript in told),
+                timeline,
+            )
         else:
             held = tuple(each.version for each in self._home(rank).held())
-            safe = (held, self._vault.has_transcript(rank), life)
+            safe = (held, self._vault.has_transcript(rank), timeline)
         if self._told.get(rank) != safe:
             self._told[rank] = safe
             self._on_safe(rank, *safe)
@@ -361,7 +365,7 @@ class Replicator:
             return True
         return False
 
-    def _end(self, each: Link | Errand) -> None:
+    def _end(self, each: ReplicationLink | FetchTask) -> None:
         """Have a thread end; it is waited for in the end."""
         each.stop()
         self._ending = [other for other in self._ending if other.thread.is_alive()]

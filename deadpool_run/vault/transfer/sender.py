@@ -18,11 +18,11 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.transfer import dedup, fields, framing, streams
 from deadpool_run.vault.transfer.catalog import Shared, Source, open_held, open_transcript
-from deadpool_run.vault.transfer.dedup import Hopes
+from deadpool_run.vault.transfer.dedup import ChunkHistory
 from deadpool_run.vault.transfer.fields import Identity
 from deadpool_run.vault.transfer.framing import Outcome, Range
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT
-from deadpool_run.vault.transfer.streams import Crew
+from deadpool_run.vault.transfer.streams import StreamPool
 from deadpool_run.vault.vault import Held, Vault
 from deadpool_run.wire.peers import Peer
 
@@ -33,7 +33,7 @@ _RETRY_S = (0.05, 1.0)
 Dial = Callable[[str, int], socket.socket]
 
 
-class Home:
+class LocalVersions:
     """What counts of the snapshots of a rank that lives here. Safe to use from any thread.
 
     After a roll-back to version v, a slot may still hold a newer version of the life before, until the worker has
@@ -73,7 +73,7 @@ class Home:
 class _Known:
     """What the buddy is known to hold, of one life."""
 
-    life: int
+    timeline: int
     held: list[Identity] = field(default_factory=list)
     transcript: bytes | None = None
     last: Version | None = None
@@ -83,11 +83,11 @@ class _Known:
 class _Offer:
     version: Version | None
     source: Source
-    life: int
+    timeline: int
     held: list[Identity]
 
 
-class Link:
+class ReplicationLink:
     """Keeps one buddy of one rank up to date. All methods are the loop's."""
 
     def __init__(  # noqa: PLR0913 - what it reads, writes and tells
@@ -95,7 +95,7 @@ class Link:
         *,
         rank: Rank,
         peer: Peer,
-        home: Home,
+        home: LocalVersions,
         shared: Shared,
         dial: Dial,
         on_change: Callable[[Rank], None],
@@ -108,9 +108,9 @@ class Link:
         self._dial = dial
         self._on_change = on_change
         self._changed = threading.Condition()
-        self._known = _Known(shared.life.number)
-        self._hopes = Hopes()
-        self._crew = Crew(lambda: dial(peer.address, peer.port))
+        self._known = _Known(shared.timeline.number)
+        self._hopes = ChunkHistory()
+        self._stream_pool = StreamPool(lambda: dial(peer.address, peer.port))
         self._sock: socket.socket | None = None
         self._stopping = False
         self._woken = True
@@ -134,13 +134,13 @@ class Link:
             self._changed.notify_all()
             if self._sock is not None:
                 framing.shut_down(self._sock)
-        self._crew.shut_down()
+        self._stream_pool.shut_down()
 
-    def safe(self, life: int) -> tuple[frozenset[Identity], bytes | None]:
+    def safe(self, timeline: int) -> tuple[frozenset[Identity], bytes | None]:
         """Return what the buddy holds of this life, and the token of its transcript."""
         with self._changed:
             known = self._known
-            return (frozenset(known.held), known.transcript) if known.life == life else (frozenset(), None)
+            return (frozenset(known.held), known.transcript) if known.timeline == timeline else (frozenset(), None)
 
     # --- the thread ----------------------------------------------------------------------------------------------
 
@@ -179,21 +179,21 @@ class Link:
         return None
 
     def _choose(self) -> _Offer | None:
-        life = self._shared.life.number
-        if self._known.life != life:
-            self._known = _Known(life)
+        timeline = self._shared.timeline.number
+        if self._known.timeline != timeline:
+            self._known = _Known(timeline)
         known, held = self._known, self._home.held()
         identities = [(each.version, each.token) for each in held]
         if known.transcript is None:
             source = open_transcript(self._shared.vault, self._rank)
             if source is not None:
-                return _Offer(TRANSCRIPT, source, life, identities)
+                return _Offer(TRANSCRIPT, source, timeline, identities)
         missing = [each for each in held if (each.version, each.token) not in known.held]
         for each in sorted(missing, key=self._urgency, reverse=True):
             if known.last is None or each.version > known.last:
                 source = open_held(self._shared.vault, self._rank, each)
                 if source is not None:
-                    return _Offer(each.version, source, life, identities)
+                    return _Offer(each.version, source, timeline, identities)
         return None
 
     def _urgency(self, held: Held) -> tuple[bool, Version]:
@@ -208,7 +208,7 @@ class Link:
         found: set[int] | None = None
         spared = 0
         delivery = secrets.token_bytes(fields.TOKEN_BYTES)
-        parts = 1 + self._crew.open(streams.worthwhile(nbytes, self._shared.streams) - 1)
+        parts = 1 + self._stream_pool.open(streams.worthwhile(nbytes, self._shared.streams) - 1)
         framing.send_frame(
             sock,
             {
@@ -217,7 +217,7 @@ class Link:
                 "version": offer.version,
                 "token": offer.source.token.hex(),
                 "nbytes": nbytes,
-                "life": offer.life,
+                "timeline": offer.timeline,
                 "held": fields.encode(offer.held),
                 "compare": bool(asked),
                 "of": parts,
@@ -255,12 +255,12 @@ class Link:
                     sock,
                     self._shared,
                     ranges=parts[part],
-                    wanted=lambda: self._shared.life.number == offer.life,
+                    wanted=lambda: self._shared.timeline.number == offer.timeline,
                     end=part > 0,
                 )
             )
 
-        self._crew.work([partial(send, part) for part in range(1, len(parts))], lambda: send(0, sock))
+        self._stream_pool.work([partial(send, part) for part in range(1, len(parts))], lambda: send(0, sock))
         framing.end_segment(sock, max(outcomes))
 
     def _learn(self, offer: _Offer, answer: dict[str, Any]) -> None:
@@ -269,7 +269,7 @@ class Link:
         if offer.version is TRANSCRIPT and transcript != offer.source.token:
             raise ProtocolError("a transcript that was taken is not held")
         with self._changed:
-            if self._known.life != offer.life:
+            if self._known.timeline != offer.timeline:
                 return
             if offer.version is not TRANSCRIPT:
                 self._known.last = offer.version
@@ -297,4 +297,4 @@ class Link:
             sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
-        self._crew.close()
+        self._stream_pool.close()

@@ -41,7 +41,7 @@ def cut(ranges: Sequence[Range], count: int) -> list[list[Range]]:
     return parts + [[] for _ in range(count - len(parts))]
 
 
-class Crew:
+class StreamPool:
     """Connections beside the one that talks, and threads that work with them. One thread's, but for `shut_down`."""
 
     def __init__(self, dial: Callable[[], socket.socket]) -> None:
@@ -115,7 +115,7 @@ class Crew:
                 framing.shut_down(sock)
 
 
-class Arrival:
+class StripedReceive:
     """A segment that comes in parts. The first part's thread waits for the others, which write to the same memory."""
 
     def __init__(self, view: memoryview, parts: Sequence[Sequence[Range]]) -> None:
@@ -159,28 +159,28 @@ class Arrival:
             self._changed.wait_for(lambda: len(self._ended) == len(self._taken))
 
 
-class Arrivals:
+class StripedReceives:
     """Where the connections that bring parts find what these are parts of."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._found: dict[bytes, Arrival] = {}
+        self._found: dict[bytes, StripedReceive] = {}
         self._closed = False
 
-    def begin(self, delivery: bytes, arrival: Arrival) -> None:
+    def begin(self, delivery: bytes, striped_receive: StripedReceive) -> None:
         """Let parts of this delivery come."""
         with self._changed:
-            self._found[delivery] = arrival
+            self._found[delivery] = striped_receive
             self._changed.notify_all()
 
     def end(self, delivery: bytes) -> None:
         """Let no further ones come, and return when none does any more."""
         with self._changed:
-            arrival = self._found.pop(delivery, None)
-        if arrival is not None:
-            arrival.close()
+            striped_receive = self._found.pop(delivery, None)
+        if striped_receive is not None:
+            striped_receive.close()
 
-    def find(self, delivery: bytes) -> Arrival:
+    def find(self, delivery: bytes) -> StripedReceive:
         """Return it once it has begun. Raises `ProtocolError` if it does not in good time."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or delivery in self._found, framing.TIMEOUT_S)

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from deadpool_run.worker.compat.modules import DispatchMode, inside_compiled
 from deadpool_run.worker.groups.collectives import COLLECTIVES
 from deadpool_run.worker.groups.group import Group
-from deadpool_run.worker.snapshot.capture import Capture, SlotMemory, Writer
+from deadpool_run.worker.snapshot.capture import SlotMemory, StateCapture, Writer
 
 Die = Callable[[], None]
 
@@ -123,7 +123,7 @@ def in_capture(die: Die, step: int) -> None:
     write, copy = Writer.write, Writer._copy  # noqa: SLF001 - the thread that copies has no hooks of its own
     versions = [-1]
 
-    def noted(self: Writer, memory: SlotMemory, capture: Capture) -> bool:
+    def noted(self: Writer, memory: SlotMemory, capture: StateCapture) -> bool:
         versions.append(capture.version)
         return write(self, memory, capture)
 

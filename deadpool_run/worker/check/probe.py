@@ -14,7 +14,7 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.check import FAULT_FILE, LOOP_FILE, VARIABLE, CheckPlan, Fault, FaultPhase
 
 if TYPE_CHECKING:
-    from deadpool_run.worker.loop.member import Member
+    from deadpool_run.worker.loop.member import LoopMember
 
 
 class _Step(Protocol):
@@ -34,7 +34,7 @@ _LATE = 0.5
 """Between two steps: below, before the step that ends is counted; from here on, after that."""
 
 
-def watched(member: "Member", total: int, steps: "Callable[[Member, int], Iterator[S]]") -> Iterator[S]:
+def watched(member: "LoopMember", total: int, steps: "Callable[[LoopMember, int], Iterator[S]]") -> Iterator[S]:
     """Return the step loop of this total; under `deadpool-run check` a shorter one that is watched."""
     text = os.environ.get(VARIABLE)
     if text is None:
@@ -49,7 +49,7 @@ def watched(member: "Member", total: int, steps: "Callable[[Member, int], Iterat
 class _Watch:
     """One run of a script's step loop."""
 
-    def __init__(self, member: "Member", plan: CheckPlan, limit: int) -> None:
+    def __init__(self, member: "LoopMember", plan: CheckPlan, limit: int) -> None:
         from deadpool_run.worker.check.states import States  # noqa: PLC0415 - only a check needs it
 
         self._member = member
@@ -58,7 +58,7 @@ class _Watch:
         self._states = States(member.snapshots)
         self._issued = 0  # collectives of this rank before the step that runs
 
-    def run(self, total: int, steps: "Callable[[Member, int], Iterator[S]]") -> Iterator[S]:
+    def run(self, total: int, steps: "Callable[[LoopMember, int], Iterator[S]]") -> Iterator[S]:
         """Yield the steps."""
         if self._is_real and self._member.session.rank == 0:
             about = {"script_steps": total, "steps": self._limit}
@@ -96,7 +96,7 @@ class _Watch:
     def _prepare(self, index: int) -> "_Death | None":
         """Prepare the death that is planned for this step of this rank."""
         fault, issued = self._plan.fault, self._issued
-        self._issued = self._member._cell.issued  # noqa: SLF001 - a counter that nobody else asks for
+        self._issued = self._member._rank_entry.issued  # noqa: SLF001 - a counter that nobody else asks for
         if fault is None or fault.rank != self._member.session.rank or index < fault.step:
             return None
         death = _Death(self._plan.folder, fault)

@@ -1,6 +1,6 @@
 """The checkpointer: a process, forked for one checkpoint, that writes it from slots or fills slots from it.
 
-It is lent the board and the slots of the node's ranks, asked for one thing after the other, and answers each. Workers
+It is lent the status page and the slots of the node's ranks, asked for one thing after the other, and answers each. Workers
 never wait for it. It ends when the agent lets go.
 """
 
@@ -12,8 +12,8 @@ from typing import assert_never
 
 from deadpool_run.errors import DeadpoolError, VersionGoneError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.checkpoint_format import NOTHING, Step
-from deadpool_run.vault.status_page import Board
+from deadpool_run.vault.checkpoint_format import NOTHING, CheckpointStep
+from deadpool_run.vault.status_page import StatusPage
 from deadpool_run.wire.checkpoints import (
     CheckpointFailed,
     CheckpointLoaded,
@@ -30,7 +30,7 @@ from deadpool_run.wire.checkpoints import (
 )
 from deadpool_run.wire.messages import FrameBuffer, Message, encode
 from deadpool_run.worker.checkpoint.read import Loaded, choose, fill, load
-from deadpool_run.worker.checkpoint.shared import Share
+from deadpool_run.worker.checkpoint.shared import SharedCheckpoint
 from deadpool_run.worker.checkpoint.slots import copy_committed
 from deadpool_run.worker.checkpoint.storage import storage_at
 from deadpool_run.worker.checkpoint.write import prune, write
@@ -48,20 +48,20 @@ def main(control_fd: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's writer would ask the driver, and nothing here is on a device
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME, 0, 0, 0)  # what top and a user who looks for it show
     control = socket.socket(fileno=control_fd)
-    board: Board | None = None
-    share: Share | None = None
+    status_page: StatusPage | None = None
+    share: SharedCheckpoint | None = None
     slots: dict[Rank, tuple[int, int]] = {}
     while (received := _receive(control)) is not None:
         message, fds = received
         match message:
             case LendBoard(world_size):
-                board = Board(fds[0], world_size)
+                status_page = StatusPage(fds[0], world_size)
             case LendSlots(rank):
                 slots[Rank(rank)] = (fds[0], fds[1])
             case WriteCheckpoint() | LoadCheckpoint() | ChooseCheckpoint() | FillSlots() | TakeStep():
-                assert board is not None
-                share = share or Share(board, slots)
-                control.sendall(encode(_answered(message, board, slots, share)))
+                assert status_page is not None
+                share = share or SharedCheckpoint(status_page, slots)
+                control.sendall(encode(_answered(message, status_page, slots, share)))
             case _:
                 raise AssertionError(f"a checkpointer was sent {type(message).__name__}")
 
@@ -79,9 +79,11 @@ def _receive(control: socket.socket) -> tuple[Message, list[int]] | None:
             return message, list(fds)
 
 
-def _answered(order: _Order, board: Board, slots: dict[Rank, tuple[int, int]], share: Share) -> FromCheckpointer:
+def _answered(
+    order: _Order, status_page: StatusPage, slots: dict[Rank, tuple[int, int]], share: SharedCheckpoint
+) -> FromCheckpointer:
     try:
-        return _done(order, board, slots, share)
+        return _done(order, status_page, slots, share)
     except VersionGoneError as error:
         return CheckpointFailed(str(error), again=True)
     except DeadpoolError as error:
@@ -91,10 +93,12 @@ def _answered(order: _Order, board: Board, slots: dict[Rank, tuple[int, int]], s
         return CheckpointFailed(f"{type(error).__name__}: {where}")
 
 
-def _done(order: _Order, board: Board, slots: dict[Rank, tuple[int, int]], share: Share) -> FromCheckpointer:
+def _done(
+    order: _Order, status_page: StatusPage, slots: dict[Rank, tuple[int, int]], share: SharedCheckpoint
+) -> FromCheckpointer:
     match order:
         case WriteCheckpoint():
-            return _write(order, board, slots)
+            return _write(order, status_page, slots)
         case LoadCheckpoint():
             return _loaded(load(order, slots))
         case ChooseCheckpoint():
@@ -107,8 +111,8 @@ def _done(order: _Order, board: Board, slots: dict[Rank, tuple[int, int]], share
             assert_never(order)
 
 
-def _write(order: WriteCheckpoint, board: Board, slots: dict[Rank, tuple[int, int]]) -> FromCheckpointer:
-    copies = copy_committed(board, slots, Version(order.above))
+def _write(order: WriteCheckpoint, status_page: StatusPage, slots: dict[Rank, tuple[int, int]]) -> FromCheckpointer:
+    copies = copy_committed(status_page, slots, Version(order.above))
     if copies is None:
         return CheckpointWritten(NOTHING, "", 0)
     os.nice(_POLITE)
@@ -119,9 +123,9 @@ def _write(order: WriteCheckpoint, board: Board, slots: dict[Rank, tuple[int, in
     return CheckpointWritten(version, storage.where(name), nbytes)
 
 
-def _take(order: TakeStep, share: Share) -> StepTaken:
+def _take(order: TakeStep, share: SharedCheckpoint) -> StepTaken:
     taken = share.take(order)
-    if order.step == Step.COPY:
+    if order.step == CheckpointStep.COPY:
         os.nice(_POLITE)
     return taken
 

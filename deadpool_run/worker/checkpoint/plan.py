@@ -16,8 +16,8 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 
 from deadpool_run.ids import Rank
 from deadpool_run.vault import segments
-from deadpool_run.vault.segments import Manifest, Role, TensorEntry
-from deadpool_run.worker.checkpoint.slots import Copy
+from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry
+from deadpool_run.worker.checkpoint.slots import SlotCopy
 from deadpool_run.worker.compat import checkpoints
 
 _SHARD = re.compile(r"S\((\d+)\)")
@@ -61,7 +61,7 @@ class Piece:
         return self.digest, self.entry.shape, self.entry.stride
 
 
-def survey(copy: Copy, pool: Executor) -> list[Piece]:
+def survey(copy: SlotCopy, pool: Executor) -> list[Piece]:
     """Return the pieces of a rank's copy, in the manifest's order; those without bytes are left out."""
     entries = [entry for entry in copy.manifest.tensors if entry.nbytes]
     digests = pool.map(lambda entry: _digest(copy, entry), entries)
@@ -101,7 +101,7 @@ def modules_by_optimizer(manifest: Manifest) -> dict[str, set[str]]:
     """Return the modules whose parameters each optimizer has state of."""
     found: dict[str, set[str]] = {name: set() for name in manifest.values["optimizers"]}
     for entry in manifest.tensors:
-        if entry.role is Role.OPTIMIZER:
+        if entry.role is SlotRole.OPTIMIZER:
             optimizer, module, _ = entry.name.split("/", 2)
             found.setdefault(optimizer, set()).add(module)
     return found
@@ -115,7 +115,7 @@ def parameter_key(parameter: str, modules: set[str]) -> str:
 def _path_of(entry: TensorEntry, owned: dict[str, set[str]]) -> Path:
     """Return the keys of a tensor, as `torch.distributed.checkpoint.state_dict` has them."""
     owner, _, rest = entry.name.partition("/")
-    if entry.role is not Role.OPTIMIZER:
+    if entry.role is not SlotRole.OPTIMIZER:
         return owner, rest
     parameter, _, key = rest.rpartition("/")
     return owner, "state", parameter_key(parameter, owned[owner]), key
@@ -164,5 +164,5 @@ def _placement(text: str) -> Placement | None:
     return None
 
 
-def _digest(copy: Copy, entry: TensorEntry) -> str:
+def _digest(copy: SlotCopy, entry: TensorEntry) -> str:
     return segments.digest_of(memoryview(copy.memory)[entry.offset : entry.offset + entry.nbytes]).hex()

@@ -17,7 +17,7 @@ from deadpool_run.errors import CheckpointError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import checkpoint_format, segments
 from deadpool_run.vault.checkpoint_format import (
-    Place,
+    PartPlace,
     Record,
     decode_part,
     decode_record,
@@ -232,7 +232,9 @@ def _fill_rank(candidate: _Candidate, record: Record, rank: Rank, fd: int) -> No
     filling.complete(part.tail_offset, part.tail)
 
 
-def _put_tensors(candidate: _Candidate, filling: Filling, tensors: Sequence[tuple[TensorEntry, Place | None]]) -> None:
+def _put_tensors(
+    candidate: _Candidate, filling: Filling, tensors: Sequence[tuple[TensorEntry, PartPlace | None]]
+) -> None:
     streams: dict[str, IO[bytes]] = {}
     try:
         for entry, place in tensors:
@@ -246,7 +248,7 @@ def _put_tensors(candidate: _Candidate, filling: Filling, tensors: Sequence[tupl
             stream.close()
 
 
-def _put(filling: Filling, entry: TensorEntry, place: Place, stream: IO[bytes]) -> None:
+def _put(filling: Filling, entry: TensorEntry, place: PartPlace, stream: IO[bytes]) -> None:
     stream.seek(place.offset)
     data = stream.read(place.nbytes)
     if len(data) != place.nbytes:

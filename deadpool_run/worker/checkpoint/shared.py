@@ -16,30 +16,30 @@ from torch.distributed.checkpoint.storage import WriteResult
 from deadpool_run.errors import VersionGoneError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import checkpoint_format
-from deadpool_run.vault.checkpoint_format import PartStamp, Step
-from deadpool_run.vault.status_page import Board
+from deadpool_run.vault.checkpoint_format import CheckpointStep, PartStamp
+from deadpool_run.vault.status_page import StatusPage
 from deadpool_run.wire import typed
 from deadpool_run.wire.checkpoints import StepTaken, TakeStep
 from deadpool_run.worker.checkpoint import write
 from deadpool_run.worker.checkpoint.plan import Path, Piece, meshes, survey
-from deadpool_run.worker.checkpoint.slots import THREADS, Copy, Slots, copy_kept, rooms
+from deadpool_run.worker.checkpoint.slots import THREADS, SlotCopy, Slots, copy_kept, rooms
 from deadpool_run.worker.checkpoint.storage import storage_at
 from deadpool_run.worker.checkpoint.write import Homes
 from deadpool_run.worker.compat import checkpoints
 
-_TOLD = (Step.SURVEY, Step.WRITE, Step.PARTS)
+_TOLD = (CheckpointStep.SURVEY, CheckpointStep.WRITE, CheckpointStep.PARTS)
 """Steps whose outcome is told in a file."""
 
 
-class Share:
+class SharedCheckpoint:
     """Made for one checkpoint; its steps are taken in order. They raise OSError and `CheckpointError`."""
 
-    def __init__(self, board: Board, slots: Slots) -> None:
+    def __init__(self, status_page: StatusPage, slots: Slots) -> None:
         """Take part with these ranks, which live on this node."""
-        self._board = board
+        self._status_page = status_page
         self._slots = slots
         self._memories: dict[Rank, mmap.mmap] = {}
-        self._copies: list[Copy] = []
+        self._copies: list[SlotCopy] = []
         self._pieces: list[Piece] = []
         self._paths: list[Path] = []
         self._homes: Homes = {}
@@ -47,23 +47,23 @@ class Share:
     def take(self, order: TakeStep) -> StepTaken:
         """Take the step."""
         nbytes, where = 0, ""
-        match Step(order.step):
-            case Step.PREPARE:
+        match CheckpointStep(order.step):
+            case CheckpointStep.PREPARE:
                 self._memories = rooms(self._slots)
-            case Step.COPY:
+            case CheckpointStep.COPY:
                 self._copy(order)
-            case Step.SURVEY:
+            case CheckpointStep.SURVEY:
                 self._survey(order)
-            case Step.WRITE:
+            case CheckpointStep.WRITE:
                 nbytes = self._write(order)
-            case Step.PARTS:
+            case CheckpointStep.PARTS:
                 nbytes = self._write_parts(order)
-            case Step.COMPLETE:
+            case CheckpointStep.COMPLETE:
                 where = self._complete(order)
         return StepTaken(order.step, where, nbytes)
 
     def _copy(self, order: TakeStep) -> None:
-        copies = copy_kept(self._board, self._slots, Version(order.version), self._memories)
+        copies = copy_kept(self._status_page, self._slots, Version(order.version), self._memories)
         if copies is None:
             raise VersionGoneError(f"version {order.version} is not held by every rank any more")
         self._copies = sorted(copies, key=lambda copy: copy.rank)
@@ -98,7 +98,9 @@ class Share:
         self._learn(order)
         items = write.items_of(self._homes)
         write.write_metadata(storage.writer(unfinished), items, self._paths, self._results(order))
-        stamps = [typed.build(PartStamp, stamp) for told in self._all(order, Step.PARTS) for stamp in told["stamps"]]
+        stamps = [
+            typed.build(PartStamp, stamp) for told in self._all(order, CheckpointStep.PARTS) for stamp in told["stamps"]
+        ]
         for step in _TOLD:
             for first in order.firsts:
                 storage.discard(_file(order, step, first))
@@ -117,9 +119,9 @@ class Share:
 
     def _tell(self, order: TakeStep, told: Mapping[str, Any]) -> None:
         data = json.dumps(told, separators=(",", ":")).encode()
-        storage_at(order.target).put(_file(order, Step(order.step), self._copies[0].rank), data)
+        storage_at(order.target).put(_file(order, CheckpointStep(order.step), self._copies[0].rank), data)
 
-    def _all(self, order: TakeStep, step: Step) -> list[Any]:
+    def _all(self, order: TakeStep, step: CheckpointStep) -> list[Any]:
         """Return what all nodes have told in a step, in the order of their first ranks."""
         storage, found = storage_at(order.target), []
         for first in sorted(order.firsts):
@@ -131,21 +133,21 @@ class Share:
         """Take in what there is on all nodes, and so what is written by whom."""
         if self._pieces:
             return
-        told = self._all(order, Step.SURVEY)
+        told = self._all(order, CheckpointStep.SURVEY)
         found: list[Piece] = [typed.build(Piece, piece) for each in told for piece in each["pieces"]]
         self._pieces = sorted(found, key=lambda piece: piece.rank)  # stable: each rank's stay in their order
         self._paths = [tuple(path) for each in told for path in each["paths"]]
         self._homes = write.homes_of(self._pieces)
 
     def _results(self, order: TakeStep) -> list[WriteResult]:
-        return [_result(told) for each in self._all(order, Step.WRITE) for told in each["results"]]
+        return [_result(told) for each in self._all(order, CheckpointStep.WRITE) for told in each["results"]]
 
 
 def _unfinished(order: TakeStep) -> str:
     return storage_at(order.target).unfinished(checkpoint_format.name_of(Version(order.version)), order.attempt)
 
 
-def _file(order: TakeStep, step: Step, first: int) -> str:
+def _file(order: TakeStep, step: CheckpointStep, first: int) -> str:
     return f"{_unfinished(order)}/{step}-{first:05d}.json"
 
 

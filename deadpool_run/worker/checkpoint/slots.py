@@ -14,7 +14,7 @@ from deadpool_run.errors import CheckpointError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import Manifest, SegmentState, SlotHeader, TensorEntry
-from deadpool_run.vault.status_page import EMPTY, Board
+from deadpool_run.vault.status_page import EMPTY, StatusPage
 from deadpool_run.worker.snapshot.capture import dtype_of
 
 Slots = Mapping[Rank, tuple[int, int]]
@@ -27,7 +27,7 @@ THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class SlotCopy:
     """The bytes of one rank's slot, which held its version from the first byte to the last."""
 
     rank: Rank
@@ -50,7 +50,7 @@ def tensor_at(base: Tensor, entry: TensorEntry) -> Tensor:
     return flat.as_strided(entry.shape, entry.stride, flat.storage_offset())
 
 
-def copy_committed(board: Board, slots: Slots, above: Version) -> list[Copy] | None:
+def copy_committed(status_page: StatusPage, slots: Slots, above: Version) -> list[SlotCopy] | None:
     """Copy the newest committed version of the lent ranks; None if it is not above this one.
 
     A slot may be written anew while it is read: then all is void. At first nobody is asked to wait. If steps are too
@@ -59,20 +59,20 @@ def copy_committed(board: Board, slots: Slots, above: Version) -> list[Copy] | N
     """
     memories = rooms(slots)
     deadline = time.monotonic() + COPY_TIMEOUT_S
-    version = board.committed()
+    version = status_page.committed()
     try:
         with ThreadPoolExecutor(THREADS) as pool:
             while version is not None and version > above:
-                copies = _copy_all(board, slots, version, memories, pool)
+                copies = _copy_all(status_page, slots, version, memories, pool)
                 if copies is not None:
                     return copies
                 if time.monotonic() > deadline:
                     raise CheckpointError(f"no version stood for as long as a copy takes, {COPY_TIMEOUT_S:.0f} s long")
-                version = board.committed()
+                version = status_page.committed()
                 # A rank may have begun to overwrite it just before this: then that copy is void too.
-                board.kept = EMPTY if version is None else version
+                status_page.kept = EMPTY if version is None else version
     finally:
-        board.kept = EMPTY
+        status_page.kept = EMPTY
     return None
 
 
@@ -81,25 +81,29 @@ def rooms(slots: Slots) -> dict[Rank, mmap.mmap]:
     return {rank: _room(pair) for rank, pair in slots.items()}
 
 
-def copy_kept(board: Board, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap]) -> list[Copy] | None:
-    """Copy this version, which the board says is kept, of the lent ranks, and keep it no longer; None if it is not there."""
+def copy_kept(
+    status_page: StatusPage, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap]
+) -> list[SlotCopy] | None:
+    """Copy this version, which the status page says is kept, of the lent ranks, and keep it no longer; None if it is not there."""
     try:
         with ThreadPoolExecutor(THREADS) as pool:
-            return _copy_all(board, slots, version, memories, pool)
+            return _copy_all(status_page, slots, version, memories, pool)
     finally:
-        board.kept = EMPTY
+        status_page.kept = EMPTY
 
 
 def _copy_all(
-    board: Board, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap], pool: ThreadPoolExecutor
-) -> list[Copy] | None:
-    lives = [(board.cells[rank].worker, board.cells[rank].epoch) for rank in slots]
-    orders = [(memories, rank, _slot_of(board, rank, version, pair), version) for rank, pair in slots.items()]
+    status_page: StatusPage, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap], pool: ThreadPoolExecutor
+) -> list[SlotCopy] | None:
+    lives = [(status_page.rank_entries[rank].worker, status_page.rank_entries[rank].epoch) for rank in slots]
+    orders = [(memories, rank, _slot_of(status_page, rank, version, pair), version) for rank, pair in slots.items()]
     whole = [raw for raw in pool.map(_copy, *zip(*orders, strict=True)) if raw is not None]
     # A version that was made again after a rollback is another one, whatever its number.
-    if len(whole) < len(slots) or lives != [(board.cells[rank].worker, board.cells[rank].epoch) for rank in slots]:
+    if len(whole) < len(slots) or lives != [
+        (status_page.rank_entries[rank].worker, status_page.rank_entries[rank].epoch) for rank in slots
+    ]:
         return None
-    return [Copy(raw.rank, raw.memory, raw.header, _manifest(raw)) for raw in whole]
+    return [SlotCopy(raw.rank, raw.memory, raw.header, _manifest(raw)) for raw in whole]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +119,8 @@ def _room(pair: tuple[int, int]) -> mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
 
 
-def _slot_of(board: Board, rank: Rank, version: Version, pair: tuple[int, int]) -> int | None:
-    held = board.cells[rank].slots
+def _slot_of(status_page: StatusPage, rank: Rank, version: Version, pair: tuple[int, int]) -> int | None:
+    held = status_page.rank_entries[rank].slots
     return pair[held.index(version)] if version in held else None
 
 

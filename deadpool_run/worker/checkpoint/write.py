@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import checkpoint_format, segments
-from deadpool_run.vault.checkpoint_format import Part, PartStamp, Place, Record
+from deadpool_run.vault.checkpoint_format import Part, PartPlace, PartStamp, Record
 from deadpool_run.worker.checkpoint.plan import (
     Path,
     Piece,
@@ -37,7 +37,7 @@ from deadpool_run.worker.checkpoint.plan import (
     parameter_key,
     survey,
 )
-from deadpool_run.worker.checkpoint.slots import THREADS, Copy
+from deadpool_run.worker.checkpoint.slots import THREADS, SlotCopy
 from deadpool_run.worker.checkpoint.storage import Storage
 from deadpool_run.worker.codec import TreeReader
 from deadpool_run.worker.snapshot.capture import dtype_of
@@ -46,12 +46,12 @@ Homes = Mapping[tuple[Rank, str], Piece]
 Where = tuple[str, tuple[int, ...]]
 """A tensor's name in the checkpoint, and where the piece begins in it."""
 Items = Mapping[Where, Piece]
-Places = Mapping[Where, Place]
+Places = Mapping[Where, PartPlace]
 
 _METADATA = ".metadata"
 
 
-def write(storage: Storage, copies: Sequence[Copy], run: str) -> tuple[str, int]:
+def write(storage: Storage, copies: Sequence[SlotCopy], run: str) -> tuple[str, int]:
     """Write the checkpoint of all ranks' copies; return its name and size in bytes. Raises OSError."""
     version = Version(copies[0].header.version)
     name = checkpoint_format.name_of(version)
@@ -127,7 +127,7 @@ def items_of(homes: Homes) -> Items:
 
 
 def write_items(
-    writer: Any, world_size: int, copies: Sequence[Copy], items: Items, objects: Mapping[Path, Any]
+    writer: Any, world_size: int, copies: Sequence[SlotCopy], items: Items, objects: Mapping[Path, Any]
 ) -> list[WriteResult]:
     """Write the items that are these ranks' to write, and the objects with those of the first rank."""
     own = {copy.rank: copy for copy in copies}
@@ -146,12 +146,12 @@ def write_metadata(writer: Any, items: Items, paths: Iterable[Path], results: Se
 
 def places_of(items: Items, results: Iterable[WriteResult]) -> Places:
     """Return where the items are."""
-    places: dict[Where, Place] = {}
+    places: dict[Where, PartPlace] = {}
     for result in results:
         where = (result.index.fqn, tuple(result.index.offset or ()))
         if (piece := items.get(where)) is not None:
             stored = result.storage_data
-            places[where] = Place(stored.relative_path, stored.offset, stored.length, piece.digest)
+            places[where] = PartPlace(stored.relative_path, stored.offset, stored.length, piece.digest)
     return places
 
 
@@ -161,7 +161,7 @@ class _Planner(SavePlanner):
     def __init__(
         self,
         items: Items,
-        copies: Mapping[Rank, Copy],
+        copies: Mapping[Rank, SlotCopy],
         objects: Mapping[Path, Any],
     ) -> None:
         self._items = items
@@ -228,7 +228,7 @@ def _properties(piece: Piece) -> TensorProperties:
     return TensorProperties(dtype=dtype_of(piece.entry.dtype))
 
 
-def part_of(copy: Copy, homes: Homes, places: Places) -> Part:
+def part_of(copy: SlotCopy, homes: Homes, places: Places) -> Part:
     """Return what brings back the rank's slot."""
     entries = copy.manifest.tensors
     found = [homes.get((copy.rank, entry.name)) for entry in entries]
@@ -243,7 +243,7 @@ def part_of(copy: Copy, homes: Homes, places: Places) -> Part:
     )
 
 
-def hyperparameters(copy: Copy) -> dict[Path, Any]:
+def hyperparameters(copy: SlotCopy) -> dict[Path, Any]:
     """Return what the optimizers of the first rank hold beside their state, by path.
 
     A manifest does not say which parameters a group has; of an optimizer with one group they are those with state.
@@ -264,7 +264,7 @@ def hyperparameters(copy: Copy) -> dict[Path, Any]:
             named = dict.fromkeys(
                 entry.name.removeprefix(f"{name}/").rpartition("/")[0]
                 for entry in manifest.tensors
-                if entry.role is segments.Role.OPTIMIZER and entry.name.startswith(f"{name}/")
+                if entry.role is segments.SlotRole.OPTIMIZER and entry.name.startswith(f"{name}/")
             )
             found[name, "param_groups", 0, "params"] = [parameter_key(each, owned[name]) for each in named]
     return found

@@ -110,7 +110,7 @@ def patch(is_ours: Callable[[Any], bool], backend: str) -> None:
 
 def _keep_the_compiler_out() -> None:
     """Have `torch.compile` run our frames as they are: it comes upon them under compiled code, in a DDP's reducer say."""
-    from torch._dynamo import trace_rules  # noqa: PLC0415 - imported by every optimizer, and ahead of it by the nursery
+    from torch._dynamo import trace_rules  # noqa: PLC0415 - imported by every optimizer, and ahead of it by the fork server
 
     trace_rules.add(__package__.partition(".")[0])
 
@@ -139,7 +139,7 @@ def _new_group(torch_helper: Any, is_ours: Callable[[Any], bool], backend: str) 
 
 
 def _store_barrier(torch_barrier: Any, is_ours: Callable[[Any], bool]) -> Any:
-    """Torch ends `new_group` in a barrier of the whole world; a newcomer would wait alone. Attaching is our barrier."""
+    """Torch ends `new_group` in a barrier of the whole world; a replacement would wait alone. Attaching is our barrier."""
 
     def barrier(*args: Any, **kwargs: Any) -> None:
         if not is_ours(dist.GroupMember.WORLD):

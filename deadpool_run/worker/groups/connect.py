@@ -31,7 +31,7 @@ _CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GroupPlan:
     """A group to be built. `ranks` are the world's ranks of its members; `rank` is this process's place among them."""
 
     group: str
@@ -53,7 +53,7 @@ Source = Store | Callable[[], Store]
 """A store, or what connects to it when it is first needed: a store that has moved may not answer either."""
 
 
-class Connections:
+class GroupConnections:
     """Connections to one store, for helper threads."""
 
     def __init__(self, source: Source) -> None:
@@ -94,10 +94,10 @@ class Connections:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class GroupMeeting:
     """Where and as whom this process meets its peers."""
 
-    connections: Connections
+    connections: GroupConnections
     prefix: str
     rank: int
     size: int
@@ -106,7 +106,9 @@ class Meeting:
 class Build:
     """One attempt to build groups. `wait` may be left at any moment by `cancel`."""
 
-    def __init__(self, device: gloo.Device, meeting: Meeting, plans: Sequence[Plan], timeout: timedelta) -> None:
+    def __init__(
+        self, device: gloo.Device, meeting: GroupMeeting, plans: Sequence[GroupPlan], timeout: timedelta
+    ) -> None:
         self._device = device
         self._meeting = meeting
         self._plans = tuple(plans)
@@ -201,7 +203,7 @@ class Build:
             if missing:
                 raise AttachError(
                     f"ranks {missing} have no group {plan.group!r}, of which they are members.\n"
-                    "Create every group during set-up or in the first two steps, so that a newcomer creates it too."
+                    "Create every group during set-up or in the first two steps, so that a replacement creates it too."
                 )
         return tuple((str(host), int(port)) for host, port in (member["endpoint"] for member in members))
 
@@ -210,7 +212,7 @@ class Build:
         with contextlib.suppress(dist.DistError):  # the store is lost too: it ends with its time-out
             self._meeting.connections.store.set(f"{self._meeting.prefix}/@go", _CANCELLED)
 
-    def _connect(self, store: Store, plan: Plan) -> Inner:
+    def _connect(self, store: Store, plan: GroupPlan) -> Inner:
         prefixed = PrefixStore(f"{self._meeting.prefix}/{plan.group}", store)
         size = len(plan.ranks)
         backend = self._device.connect(prefixed, plan.rank, size, connect_timeout=self._left(), timeout=plan.timeout)

@@ -1,8 +1,8 @@
 """The buckets of DDP: decided once, after the first backward that reduced, by rank 0 for all ranks.
 
-That is mostly in the second forward, which newcomers rehearse. With a static graph, or where the first steps reduce
+That is mostly in the second forward, which replacements rehearse. With a static graph, or where the first steps reduce
 nothing (`no_sync`), it comes later. So it is done at the end of the step, what rank 0 decided is kept as state, and a
-newcomer that has not come to decide is told it.
+replacement that has not come to decide is told it.
 """
 
 import weakref
@@ -24,7 +24,7 @@ class Recorder(Protocol):
 
     recording: Transcript | None
     playback: Transcript | None
-    tainted: bool
+    step_failed: bool
 
     def answered_by(self, group: Any, transcript: Transcript) -> AbstractContextManager[None]:
         """Have the group answer by what was recorded."""
@@ -51,7 +51,7 @@ class Wrappers:
 
 
 def settle(ddp: DistributedDataParallel, registry: Recorder) -> bytes | None:
-    """Let DDP decide its buckets, if it has all that it needs; return what was decided, if newcomers are to be told.
+    """Let DDP decide its buckets, if it has all that it needs; return what was decided, if replacements are to be told.
 
     It is what the next forward would begin with, on every rank. Raises `SnapshotError` if a peer was lost meanwhile.
     """
@@ -64,7 +64,7 @@ def settle(ddp: DistributedDataParallel, registry: Recorder) -> bytes | None:
         decided = decide_buckets(ddp)
         if rehearsed or registry.recording is None or not decided:
             return None
-        if registry.tainted:
+        if registry.step_failed:
             raise SnapshotError("a peer was lost while DDP decided its buckets, which cannot be done again")
         return registry.recording.to_bytes()
     finally:

@@ -13,8 +13,8 @@ from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.group_api import GroupApi
 from deadpool_run.worker.groups import nccl
 from deadpool_run.worker.groups.collectives import COLLECTIVES, REDUCED, Collective, Parts, answer, tensors_in
-from deadpool_run.worker.groups.connect import Inner, Plan
-from deadpool_run.worker.groups.owner import Owner
+from deadpool_run.worker.groups.connect import GroupPlan, Inner
+from deadpool_run.worker.groups.owner import GroupOwner
 from deadpool_run.worker.groups.works import DoneWork, GuardedWork, Issue, RecordedWork, ThreadedWork
 
 _UNSLICED = frozenset(
@@ -31,7 +31,7 @@ class Group(GroupApi):
     torch's C++ code calls a Python group's collectives by name, and asks it for its name, rank and size itself.
     """
 
-    def __init__(self, registry: Owner, plan: Plan) -> None:
+    def __init__(self, registry: GroupOwner, plan: GroupPlan) -> None:
         super().__init__(plan.rank, len(plan.ranks))  # type: ignore[call-arg] # the stub lacks this constructor
         self.registry = registry
         self.plan = plan
@@ -199,7 +199,7 @@ class Group(GroupApi):
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of later collectives, in this epoch and the following ones."""
         plan = self.plan
-        self.plan = Plan(plan.group, plan.rank, plan.ranks, timeout)
+        self.plan = GroupPlan(plan.group, plan.rank, plan.ranks, timeout)
         if self.inner is not None:
             c10d.backend_of(self.inner, torch.device("cpu")).set_timeout(timeout)
 

@@ -1,7 +1,7 @@
 """Marks: what each step computed first, so that a step that is run again after a loss is known to compute the same.
 
 The mark of a step is a digest of what this rank puts into the step's first reduction of data: mostly gradients, which
-depend on the batch, the weights and all that was drawn. It is also on the board, for whoever takes the rank over.
+depend on the batch, the weights and all that was drawn. It is also on the status page, for whoever takes the rank over.
 """
 
 from collections import OrderedDict
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from deadpool_run.vault.status_page import Cell
+from deadpool_run.vault.status_page import RankEntry
 from deadpool_run.worker.state.digest import sample
 
 DIFFERENT = (
@@ -29,10 +29,10 @@ _KEPT = 64
 class Marks:
     """The marks of one rank's steps. Collectives mark from any thread; a step has one mark."""
 
-    def __init__(self, cell: Cell | None) -> None:
+    def __init__(self, rank_entry: RankEntry | None) -> None:
         self.open = False
         """Whether the step that runs has none yet."""
-        self._cell = cell
+        self._rank_entry = rank_entry
         self._step = -1
         self._seen: OrderedDict[int, int] = OrderedDict()
 
@@ -40,11 +40,11 @@ class Marks:
         """Note that a step begins; with `marking`, one that is to be marked."""
         self._step, self.open = step, marking
 
-    def inherit(self, cell: Cell) -> None:
-        """Take over the rank's cell, with the mark that its last owner left."""
-        self._cell = cell
-        if cell.marked_step:
-            self._seen[cell.marked_step - 1] = cell.mark
+    def inherit(self, rank_entry: RankEntry) -> None:
+        """Take over the rank's rank entry, with the mark that its last owner left."""
+        self._rank_entry = rank_entry
+        if rank_entry.marked_step:
+            self._seen[rank_entry.marked_step - 1] = rank_entry.mark
 
     def put(self, tensors: Sequence[Tensor]) -> bool:
         """Mark the step by what it sends; False if the same step was marked otherwise before.
@@ -65,6 +65,6 @@ class Marks:
         self._seen[self._step] = mark
         if len(self._seen) > _KEPT:
             self._seen.popitem(last=False)
-        if self._cell is not None:
-            self._cell.mark, self._cell.marked_step = mark, self._step + 1
+        if self._rank_entry is not None:
+            self._rank_entry.mark, self._rank_entry.marked_step = mark, self._step + 1
         return True

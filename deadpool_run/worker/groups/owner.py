@@ -11,7 +11,7 @@ from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.groups.waiters import Waiters
 
 
-class Owner(Protocol):
+class GroupOwner(Protocol):
     """What a group needs of the registry that it belongs to."""
 
     recording: Transcript | None
@@ -46,7 +46,7 @@ class Owner(Protocol):
 class Issuer(Protocol):
     """What a work needs of the group that issued it."""
 
-    registry: Owner
+    registry: GroupOwner
     generation: int
 
     @property

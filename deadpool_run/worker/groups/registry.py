@@ -1,6 +1,6 @@
 """Every deadpool group of this process: attached, cut and attached again together, under the user's live objects.
 
-States: REHEARSING (a newcomer: answers are fake or from the transcript) -> ATTACHED -> DRAINING (a member was lost:
+States: REHEARSING (a replacement: answers are fake or from the transcript) -> ATTACHED -> DRAINING (a member was lost:
 answers are fake, nothing blocks, nothing raises) -> ATTACHED to the next epoch.
 """
 
@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from deadpool_run.errors import AttachError, RefusedError
-from deadpool_run.vault.status_page import Cell
+from deadpool_run.vault.status_page import RankEntry
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.group_api import BACKEND
 from deadpool_run.worker.groups import gloo, nccl
-from deadpool_run.worker.groups.connect import Build, Connections, Inner, Meeting, Plan, Source
+from deadpool_run.worker.groups.connect import Build, GroupConnections, GroupMeeting, GroupPlan, Inner, Source
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.marks import DIFFERENT, Marks
 from deadpool_run.worker.groups.releases import Releases
@@ -46,39 +46,39 @@ class GroupState(Enum):
 class Registry:
     """Every deadpool group of this process, in the order of their creation.
 
-    `tainted`: since `begin_step` a collective failed, was answered by the fake, or was cut by `abort`.
+    `step_failed`: since `begin_step` a collective failed, was answered by the fake, or was cut by `abort`.
     `recording` and `playback`: at most one is set.
     """
 
     def __init__(
-        self, *, cell: Cell | None, on_failure: Callable[[str], None], timeout: timedelta | None = None
+        self, *, rank_entry: RankEntry | None, on_failure: Callable[[str], None], timeout: timedelta | None = None
     ) -> None:
         """`on_failure` is told once per epoch, from any thread, that a collective failed by itself.
 
         `timeout` is that of the user's collectives; None takes what the script gives to `init_process_group`.
         """
         self.state = GroupState.REHEARSING
-        self.tainted = False
+        self.step_failed = False
         self.attempt = 0
         """Counts the steps that were begun, repeated ones too; 0 is set-up. A work belongs to the one that issued it."""
         self.in_rehearsed_steps = True
-        """Whether this is set-up or one of the first steps, which a newcomer's rehearsal has too."""
+        """Whether this is set-up or one of the first steps, which a replacement's rehearsal has too."""
         self.recording: Transcript | None = None
         self.playback: Transcript | None = None
         self.groups: list[Group] = []
         self.waiters = Waiters()
         self.releases = Releases(self.waiters)
         self.generation = 1
-        self._cell = cell
-        self.marks = Marks(cell)
+        self._rank_entry = rank_entry
+        self.marks = Marks(rank_entry)
         self.on_failure = on_failure
         self.refuse: Callable[[str], NoReturn] = _refuse
         """Called with why the job cannot be kept exact; stops it."""
         self._timeout = timeout
         self._lock = threading.RLock()
         self._device: gloo.Device | None = None
-        self._meeting: Meeting | None = None
-        self._connections: Connections | None = None
+        self._meeting: GroupMeeting | None = None
+        self._connections: GroupConnections | None = None
         self._prefix = ""
         self._worlds = 0
         self._peers: tuple[gloo.Endpoint, ...] | None = None
@@ -91,14 +91,14 @@ class Registry:
 
     def begin_step(self, step: int = -1, *, rehearsed: bool = False) -> None:
         """Forget what happened to earlier collectives. `rehearsed`: it is one of the first steps."""
-        self.tainted = False
+        self.step_failed = False
         self.attempt += 1
         self.in_rehearsed_steps = rehearsed
         self.marks.begin_step(step, marking=step >= 0 and not rehearsed)
 
     def mark(self, what: str, tensors: list[Tensor]) -> None:
         """Mark the step that runs by what it reduces first; refuse to go on if it was another thing before a loss."""
-        if not self.tainted and not self.marks.put(tensors):
+        if not self.step_failed and not self.marks.put(tensors):
             self.refuse(DIFFERENT.format(what=what))
 
     def waited_late(self, what: str, attempt: int) -> None:
@@ -109,43 +109,43 @@ class Registry:
 
     def count_issued(self) -> None:
         """Count a collective that is issued."""
-        if self._cell is not None:
-            self._cell.issued = next(self._issued)
+        if self._rank_entry is not None:
+            self._rank_entry.issued = next(self._issued)
 
     def count_waited(self) -> None:
         """Count a collective that has completed."""
-        if self._cell is not None:
-            self._cell.waited = next(self._waited)
+        if self._rank_entry is not None:
+            self._rank_entry.waited = next(self._waited)
 
     def _count_anew(self) -> None:
-        """Start both counts again: what a drain cut was issued and never completed, and a newcomer has no past."""
+        """Start both counts again: what a drain cut was issued and never completed, and a replacement has no past."""
         self._issued, self._waited = itertools.count(1), itertools.count(1)
-        if self._cell is not None:
-            self._cell.issued = self._cell.waited = 0
+        if self._rank_entry is not None:
+            self._rank_entry.issued = self._rank_entry.waited = 0
 
-    def count_in(self, cell: Cell) -> None:
-        """Count in this cell from now on."""
-        self._cell = cell
-        self.marks.inherit(cell)
+    def count_in(self, rank_entry: RankEntry) -> None:
+        """Count in this rank entry from now on."""
+        self._rank_entry = rank_entry
+        self.marks.inherit(rank_entry)
         self._count_anew()
 
     def note_fake(self) -> None:
         """Note that a collective is answered by the fake."""
-        self.tainted = True
+        self.step_failed = True
 
     @contextmanager
     def answered_by(self, group: Group, transcript: Transcript) -> Iterator[None]:
         """Have the group answer by what was recorded; a drain that begins meanwhile stands."""
         with self._lock:
-            before = self.state, self.playback, self.tainted
+            before = self.state, self.playback, self.step_failed
             group.cover()
             self.playback = transcript
         try:
             yield
         finally:
             with self._lock:
-                state, self.playback, tainted = before
-                self.tainted = tainted or self.state is not state
+                state, self.playback, step_failed = before
+                self.step_failed = step_failed or self.state is not state
                 group.uncover()
 
     # --- draining --------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Registry:
                 first = True
             else:
                 first = False
-            self.tainted = True
+            self.step_failed = True
         if first:
             self.on_failure(f"{what}: {error}")
 
@@ -186,7 +186,7 @@ class Registry:
         self.state = GroupState.DRAINING
         nccl_backends = self._retire()
         if nccl_backends:
-            self.tainted = True  # on CUDA nobody can say which of the step's collectives the abort has cut
+            self.step_failed = True  # on CUDA nobody can say which of the step's collectives the abort has cut
             nccl.abort_all(nccl_backends)
         if self._device is not None and self._peers is not None:
             self._device.sever(self._peers)
@@ -258,7 +258,7 @@ class Registry:
                 self._peers = build.peers
                 self._count_anew()
                 self.state = GroupState.ATTACHED
-                self.tainted = False
+                self.step_failed = False
         finally:
             with self._lock:
                 self._build = None
@@ -284,14 +284,14 @@ class Registry:
         """Return a new group (`options` are torch's `_DistributedBackendOptions`)."""
         world = not options.global_ranks_in_group
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-        plan = Plan(options.group_id, options.group_rank, ranks, self._timeout or options.timeout)
+        plan = GroupPlan(options.group_id, options.group_rank, ranks, self._timeout or options.timeout)
         group = Group(self, plan)
         if world:
             assert self._connections is not None
             # A script may destroy its world and make another one: their keys must differ.
             prefix = f"{self._prefix}/w{self._worlds}" if self._worlds else self._prefix
             self._worlds += 1
-            self._meeting = Meeting(self._connections, prefix, options.group_rank, options.group_size)
+            self._meeting = GroupMeeting(self._connections, prefix, options.group_rank, options.group_size)
         inner = self._build_one(plan, world=world) if self.state is GroupState.ATTACHED else None
         with self._lock:
             self.groups.append(group)
@@ -301,7 +301,7 @@ class Registry:
                 self._retired.append(inner)
         return group
 
-    def _build_one(self, plan: Plan, *, world: bool) -> Inner | None:
+    def _build_one(self, plan: GroupPlan, *, world: bool) -> Inner | None:
         """Build a new group in the current epoch; None if a peer was lost, which starts a drain.
 
         Raises `AttachError` for the world's own group: without it there is nothing to drain.
@@ -328,7 +328,7 @@ class Registry:
         with self._lock:
             already = self.state is not GroupState.ATTACHED
             self._drain()
-            self.tainted = True
+            self.step_failed = True
         if not already:
             self.on_failure(f"new_group: {error}")
 
@@ -346,18 +346,18 @@ class Registry:
 
     def place(self, store: Store, prefix: str, *, attached: bool) -> None:
         """Say where groups that are created from now on meet, and whether they are real."""
-        self._connections = Connections(store)
+        self._connections = GroupConnections(store)
         self._connections.prepare()
         self._prefix = prefix
         self.state = GroupState.ATTACHED if attached else GroupState.REHEARSING
 
-    def _open(self, store: Source, prefix: str) -> Meeting:
+    def _open(self, store: Source, prefix: str) -> GroupMeeting:
         if self._meeting is None:
             raise AttachError("there is no group to attach: call torch.distributed.init_process_group first.")
         if self._connections is None or self._connections.source is not store:
-            self._connections = Connections(store)
+            self._connections = GroupConnections(store)
         self._prefix, self._worlds = prefix, 1
-        self._meeting = Meeting(self._connections, prefix, self._meeting.rank, self._meeting.size)
+        self._meeting = GroupMeeting(self._connections, prefix, self._meeting.rank, self._meeting.size)
         return self._meeting
 
     def _the_device(self) -> gloo.Device:

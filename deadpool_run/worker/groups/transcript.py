@@ -1,6 +1,6 @@
 """The transcript: what a rank received in the control-sized collectives of set-up and of its first steps.
 
-A newcomer for the rank rehearses with these values where a fake answer would lead it astray (object sizes, pipeline
+A replacement for the rank rehearses with these values where a fake answer would lead it astray (object sizes, pipeline
 shapes, bucket orders). Slots are reserved when a collective is issued and filled when it completes: filling them at
 issue time would have to wait, and waiting there deadlocks pairs of sends and receives.
 
@@ -35,7 +35,7 @@ Shape = tuple[str, tuple[int, ...]]
 
 
 @dataclass(slots=True)
-class Slot:
+class TranscriptEntry:
     """One collective: its outputs' shapes and, where they are control-sized and it completed, their values."""
 
     name: str
@@ -62,7 +62,7 @@ class Transcript:
         """What the recorded steps made, as JSON values: see `rehearsal`."""
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._slots: dict[str, list[Slot]] = {}
+        self._slots: dict[str, list[TranscriptEntry]] = {}
         self._next: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -82,14 +82,14 @@ class Transcript:
         with self._lock:
             return sum(max(0, len(slots) - self._next.get(group, 0)) for group, slots in self._slots.items())
 
-    def reserve(self, group: str, name: str, outputs: Sequence[torch.Tensor]) -> Slot:
+    def reserve(self, group: str, name: str, outputs: Sequence[torch.Tensor]) -> TranscriptEntry:
         """Take the group's next place for a collective that is being issued."""
-        slot = Slot(name, tuple(map(_shape, outputs)))
+        slot = TranscriptEntry(name, tuple(map(_shape, outputs)))
         with self._lock:
             self._slots.setdefault(group, []).append(slot)
         return slot
 
-    def fill(self, slot: Slot, outputs: Sequence[torch.Tensor], source: int | None = None) -> None:
+    def fill(self, slot: TranscriptEntry, outputs: Sequence[torch.Tensor], source: int | None = None) -> None:
         """Keep the control-sized outputs of a collective that has completed."""
         kept = [tensor for tensor in outputs if _is_control(tensor)]
         with self._lock:
@@ -103,7 +103,7 @@ class Transcript:
         slot.values = [tensor.detach().clone() if _is_control(tensor) else None for tensor in outputs]
         slot.source = source
 
-    def play(self, group: str, name: str, outputs: Sequence[torch.Tensor]) -> Slot | None:
+    def play(self, group: str, name: str, outputs: Sequence[torch.Tensor]) -> TranscriptEntry | None:
         """Write the recorded values of the group's next collective into `outputs`; count a miss if it is another one.
 
         Outputs for which no value was kept are left alone. Data whose shape depends on values (tokens that a router
@@ -203,9 +203,9 @@ def _is_control(tensor: torch.Tensor) -> bool:
     return tensor.nbytes <= MAX_FLOAT_BYTES or not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _slot(entry: dict[str, Any], values: bytearray) -> Slot:
+def _slot(entry: dict[str, Any], values: bytearray) -> TranscriptEntry:
     shapes = tuple((str(dtype), tuple(int(size) for size in sizes)) for dtype, sizes in entry["shapes"])
-    slot = Slot(str(entry["name"]), shapes, source=entry["source"])
+    slot = TranscriptEntry(str(entry["name"]), shapes, source=entry["source"])
     for (dtype, sizes), offset in zip(shapes, entry["at"], strict=False):
         slot.values.append(None if offset is None else _tensor(dtype, sizes, values, offset))
     return slot

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from deadpool_run.worker.groups.collectives import Collective, Parts
-from deadpool_run.worker.groups.owner import Issuer, Owner
-from deadpool_run.worker.groups.transcript import Slot, Transcript
+from deadpool_run.worker.groups.owner import GroupOwner, Issuer
+from deadpool_run.worker.groups.transcript import Transcript, TranscriptEntry
 
 LATE = (
     "{what}: this collective was issued in {where} and is waited for in a later step. If a rank is lost in between, its "
@@ -25,7 +25,7 @@ _ANY = -1
 """In the place of a step: threads of the script's own (a checkpoint that is written in the background) know no steps."""
 
 
-def issued_in(owner: Owner) -> int:
+def issued_in(owner: GroupOwner) -> int:
     """Return the step in which the main thread must wait for what it issues now; `_ANY` for other threads."""
     return owner.attempt if get_ident() == _MAIN else _ANY
 
@@ -35,7 +35,7 @@ class Issue:
 
     __slots__ = ("_attempt", "_owner", "_what")
 
-    def __init__(self, owner: Owner, what: str) -> None:
+    def __init__(self, owner: GroupOwner, what: str) -> None:
         self._owner = owner
         self._what = what
         self._attempt = issued_in(owner)
@@ -101,7 +101,7 @@ class GuardedWork(dist.Work):
     # On the class, because setting them in each object costs a microsecond per collective.
     _settled = False
     _failed = False
-    _recorder: tuple[Transcript, Slot] | None = None
+    _recorder: tuple[Transcript, TranscriptEntry] | None = None
 
     def __init__(self, group: Issuer, work: Any, collective: Collective, parts: Parts) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class GuardedWork(dist.Work):
         self._generation = group.generation
         self._attempt = issued_in(group.registry)
 
-    def record_into(self, transcript: Transcript, slot: Slot) -> None:
+    def record_into(self, transcript: Transcript, slot: TranscriptEntry) -> None:
         """Fill the slot when the collective completes."""
         self._recorder = (transcript, slot)
 
@@ -310,10 +310,10 @@ class ThreadedWork(GuardedWork):
 class RecordedWork(dist.Work):
     """An NCCL work while a transcript is recorded: the same work, noting its outputs when it is waited for."""
 
-    def __init__(self, work: Any, transcript: Transcript, slot: Slot, outputs: list[torch.Tensor]) -> None:
+    def __init__(self, work: Any, transcript: Transcript, slot: TranscriptEntry, outputs: list[torch.Tensor]) -> None:
         super().__init__()
         self._work = work
-        self._notes: tuple[Transcript, Slot, list[torch.Tensor]] | None = (transcript, slot, outputs)
+        self._notes: tuple[Transcript, TranscriptEntry, list[torch.Tensor]] | None = (transcript, slot, outputs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait as NCCL does: the current stream waits, the host does not."""

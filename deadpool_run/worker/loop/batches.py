@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from deadpool_run.errors import ScriptError
 from deadpool_run.worker.codec import has_state, raw_bytes
 from deadpool_run.worker.compat.modules import dismiss_workers, has_workers, tree_flatten, tree_unflatten, writes_of
-from deadpool_run.worker.loop.sampler_order import Order, generators_of, isolated, samplers, set_epoch
+from deadpool_run.worker.loop.sampler_order import SamplerOrder, generators_of, isolated, samplers, set_epoch
 from deadpool_run.worker.state.rng import put_rng, rng_states, rng_tree, take_rng
 
 NAME = "deadpool.batches"
@@ -72,7 +72,7 @@ class Batches:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        self._order = Order(loader) if self._by_index and isinstance(loader, DataLoader) else None
+        self._order = SamplerOrder(loader) if self._by_index and isinstance(loader, DataLoader) else None
         # In the main process, to load a batch draws from the generators: a batch is then always loaded again.
         self._keeps = isinstance(loader, DataLoader) and loader.num_workers > 0
         self._kept: dict[tuple[int, int], _Kept] = {}

@@ -20,11 +20,11 @@ from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.groups import registry
 from deadpool_run.worker.groups.transcript import Transcript
-from deadpool_run.worker.loop.repair import Participant
+from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
-from deadpool_run.worker.verify.agreement import Difference
+from deadpool_run.worker.verify.agreement import ReplicaDifference
 from deadpool_run.worker.verify.coverage import is_sampled
 
 REHEARSAL_STEPS = 2
@@ -38,7 +38,7 @@ _OUTSIDE = 3
 """So many updates before the step loop are a loop of the script's own; one or two may warm something up."""
 
 
-class Member(Participant):
+class LoopMember(RepairParticipant):
     """One rank's part in the job."""
 
     def __init__(self, session: Session, timeout: timedelta | None, *, verify: bool = True) -> None:
@@ -68,7 +68,7 @@ class Member(Participant):
     # the loop was given index k. So a step that is run again is run again whole.
 
     def enter_loop(self) -> None:
-        """Protect what set-up made. A newcomer has nothing to protect yet, nor has who goes on from a checkpoint."""
+        """Protect what set-up made. A replacement has nothing to protect yet, nor has who goes on from a checkpoint."""
         self._in_loop = True
         self._optimizers = self.snapshots.has_optimizers()
         self.snapshots.find_wrappers()
@@ -78,7 +78,7 @@ class Member(Participant):
                 self._live = self.completed
                 self.snapshots.capture_now(self.completed)
             self._link.send(messages.SetupDone())
-        self._cell.phase = Phase.BETWEEN
+        self._rank_entry.phase = Phase.BETWEEN
 
     def begin_step(self, index: int) -> None:
         """Note that the loop is about to be given this index."""
@@ -90,7 +90,7 @@ class Member(Participant):
     def enter_step(self) -> None:
         """`with step:` begins."""
         self._in_step = True
-        self._cell.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.STEP
+        self._rank_entry.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.STEP
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Weights are about to change: last moment to stop, and not before the running capture has read them."""
@@ -98,7 +98,7 @@ class Member(Participant):
         if self.rehearsing:
             return
         in_backward = c10d.in_backward()  # where nothing may be raised: autograd and FSDP2 would be left half-way
-        if self._in_step and self.registry.tainted and not in_backward:
+        if self._in_step and self.registry.step_failed and not in_backward:
             self._stopped = True
             raise StepAborted("a peer was lost during this step")
         self.snapshots.wait()
@@ -111,7 +111,7 @@ class Member(Participant):
         self._optimizers = self._updated = True
         self.snapshots.note_optimizer(optimizer)
         if self._in_step:
-            self._cell.phase = Phase.OPTIMIZER
+            self._rank_entry.phase = Phase.OPTIMIZER
 
     def _note_update(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Note who updates: it must be protected, and a rehearsal must do the same.
@@ -138,9 +138,9 @@ class Member(Participant):
     def exit_step(self, error: BaseException | None) -> bool:
         """`with step:` ends; return whether its exception only says that the step was interrupted."""
         self._in_step = False
-        self._cell.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.BETWEEN
+        self._rank_entry.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.BETWEEN
         if error is None or isinstance(error, StepAborted):
-            if self._stopped or self.registry.tainted:
+            if self._stopped or self.registry.step_failed:
                 self.snapshots.wait()  # the body goes on behind the block, and may write to what is being copied
             return True
         if not isinstance(error, Exception):
@@ -148,41 +148,41 @@ class Member(Participant):
         if self.rehearsing:
             self._rehearsal.raised(error)
             return True
-        if self.registry.tainted:
+        if self.registry.step_failed:
             self.give_up(error)
         return False
 
     def close_step(self) -> None:
         """Count the step, for which the loop asks for the next, unless a lost peer spoilt it."""
         index, self.session.step = self.session.step, None
-        spoilt = not self.rehearsing and self._spoilt()
+        step_failed = not self.rehearsing and self._step_failed()
         if index == REHEARSAL_STEPS - 1:
             self._rehearsal.made.buckets = self.snapshots.decided_buckets()
         if self.rehearsing:
             return
-        if index and not (spoilt or self.trial.running):  # in the first step nobody can decide
+        if index and not (step_failed or self.trial.running):  # in the first step nobody can decide
             with self._unrecorded():
                 self.snapshots.settle_buckets(self.registry)
         assert index is not None
-        if not spoilt:
+        if not step_failed:
             problem = self.snapshots.coverage.problem(index, look=is_sampled(index))
             if problem:
                 self.refuse(problem)
         if self.practising:
-            self._practised &= not spoilt
-        elif self.trial.running and not spoilt:
+            self._practised &= not step_failed
+        elif self.trial.running and not step_failed:
             self.trial.observe(self.snapshots.observe())
             self._live = None
-        elif spoilt or not self._in_company():
-            self._void(spoilt=spoilt)
+        elif step_failed or not self._in_company():
+            self._void(step_failed=step_failed)
         elif self._is_verified(index) and self._agrees(Version(index + 1)):
             self._complete()
         else:
             self._live = None  # a rank was lost while replicas were compared
 
-    def _void(self, *, spoilt: bool) -> None:
+    def _void(self, *, step_failed: bool) -> None:
         """End a step that will be repeated: see which version the objects hold."""
-        if spoilt and self._updates and not (self._stopped or self._updated):
+        if step_failed and self._updates and not (self._stopped or self._updated):
             # It came past its optimizer by another way than ever before: by an exception that the script kept.
             self.give_up("its step ended without a step of an optimizer")
         kept = self._stopped and not self._updated and self.snapshots.is_untouched()
@@ -195,9 +195,9 @@ class Member(Participant):
         return True
 
     @property
-    def spoilt(self) -> bool:
+    def step_failed(self) -> bool:
         """Whether it is known already that the step that runs will be repeated."""
-        return not self.rehearsing and (self.registry.tainted or self._stopped)
+        return not self.rehearsing and (self.registry.step_failed or self._stopped)
 
     def _in_company(self) -> bool:
         """Wait, in a step in which no optimizer has, for the peers' copies; False if a rank was lost meanwhile.
@@ -206,25 +206,27 @@ class Member(Participant):
         """
         return self._updated or not self._optimizers or self.snapshots.wait_for_version(self.completed)
 
-    def _spoilt(self) -> bool:
+    def _step_failed(self) -> bool:
         """Tell whether a lost peer spoilt the step. On CUDA a cut collective looks like a success until it has run."""
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
-            return self.registry.tainted or self.registry.state is registry.GroupState.DRAINING
-        return self.registry.tainted or self._stopped
+            return self.registry.step_failed or self.registry.state is registry.GroupState.DRAINING
+        return self.registry.step_failed or self._stopped
 
     def _complete(self) -> None:
         now = time.monotonic_ns()
         self.completed = self._live = Version(self.completed + 1)
         self._updates = self._updated and (self._updates or self._steps_done == 0)
         self._steps_done += 1
-        self._cell.step_ns = now - self._step_began_ns
-        self._cell.step_ended_ns = now
+        self._rank_entry.step_ns = now - self._step_began_ns
+        self._rank_entry.step_ended_ns = now
         if self._optimizers:
             self.snapshots.begin(self.completed)
         else:  # weights that a script changes by hand may change at any moment: copy before it goes on
             self.snapshots.capture_now(self.completed)
-        self._cell.completed = self.completed  # not before the copy is under way: peers that wait for it would go on
+        self._rank_entry.completed = (
+            self.completed
+        )  # not before the copy is under way: peers that wait for it would go on
         self.snapshots.end_early(look=is_sampled(self.completed - 1))
         if self._first_of_epoch:
             self._first_of_epoch = False
@@ -262,13 +264,13 @@ class Member(Participant):
             return True
         with self._unrecorded():
             difference = agreement.compare(strict=strict)
-        if self.registry.tainted:
+        if self.registry.step_failed:
             return False
         if difference is not None:
             self._stop_for(difference, version)
         return True
 
-    def _stop_for(self, difference: Difference, version: Version) -> NoReturn:
+    def _stop_for(self, difference: ReplicaDifference, version: Version) -> NoReturn:
         rank = self.session.rank
         evidence = Path(os.environ.get("DEADPOOL_RUN_DIR", "")) / "evidence"
         if rank in difference.odd or rank == min(set(difference.ranks) - set(difference.odd), default=rank):
@@ -302,16 +304,16 @@ class Member(Participant):
         self.trial.end()
         if self.interrupted:
             return
-        self._cell.phase = Phase.RESTORING
+        self._rank_entry.phase = Phase.RESTORING
         self.snapshots.restore(self.completed)
         self._live = self.completed
-        self._cell.phase = Phase.BETWEEN
+        self._rank_entry.phase = Phase.BETWEEN
 
     # --- what cannot be drained ----------------------------------------------------------------------------------
 
     def disturbed(self) -> bool:
         """Tell whether the script may go astray now because a peer was lost."""
-        return not self.rehearsing and not self._released and (self.interrupted or self.registry.tainted)
+        return not self.rehearsing and not self._released and (self.interrupted or self.registry.step_failed)
 
     def give_up(self, why: str | BaseException) -> NoReturn:
         """Wait to be told to run the script again, or for the end.
@@ -329,8 +331,8 @@ class Member(Participant):
             self._break("it left its loop")
 
     def _break(self, why: str | BaseException) -> None:
-        self._straying.note(why, self.session.step)
-        self._straying.tell(self._link.orders.epoch, attached=self._epoch)
+        self._script_failure.note(why, self.session.step)
+        self._script_failure.tell(self._link.orders.epoch, attached=self._epoch)
 
     def leave(self) -> tuple[int, list[int]]:
         """Take down what this run of the script made: another begins. Returns the steps done and the versions held."""
@@ -338,8 +340,8 @@ class Member(Participant):
         self.session.store_host, self.session.store_port = self._store_address
         self.close()
         registry.uninstall(self.registry)
-        held: list[int] = list(self._cell.held)
-        self._cell.clear(keep_slots=True)
+        held: list[int] = list(self._rank_entry.held)
+        self._rank_entry.clear(keep_slots=True)
         return self.completed, held
 
     # --- a checkpoint from before the job ------------------------------------------------------------------------
@@ -353,13 +355,13 @@ class Member(Participant):
         version = Version(self.session.resume)
         while not self._practised:  # the world is started again: nothing of it is worth a repair
             self._link.orders.wait_newer(self._epoch)
-        self._cell.phase = Phase.RESTORING
+        self._rank_entry.phase = Phase.RESTORING
         self.snapshots.restore(version)
         self.snapshots.tell_buckets(self.registry)
         self.practising = False
         self.completed = self._live = version
-        self._cell.completed = version
-        self._cell.phase = Phase.BETWEEN
+        self._rank_entry.completed = version
+        self._rank_entry.phase = Phase.BETWEEN
         rehearsal_output.lift()
         self._seal()
 
@@ -371,7 +373,7 @@ class Member(Participant):
         self.snapshots.wait(hurry=False)  # what was given up once is never committed, though it is captured after all
         if self.completed not in self.snapshots.held():
             self.snapshots.capture_now(self.completed)
-        self._cell.phase = Phase.FINISHED
+        self._rank_entry.phase = Phase.FINISHED
         self._link.send(messages.Finished(self.completed))
         self._released = self._link.orders.wait_release(self._epoch)
         return self._released

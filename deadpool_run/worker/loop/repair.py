@@ -9,7 +9,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from deadpool_run.errors import AttachError, RefusedError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.status_page import Board, Phase
+from deadpool_run.vault.status_page import Phase, StatusPage
 from deadpool_run.wire import messages
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import registry
@@ -17,7 +17,7 @@ from deadpool_run.worker.groups.connect import Source
 from deadpool_run.worker.groups.ddp_buckets import Wrappers
 from deadpool_run.worker.groups.rehearsal import Rehearsal
 from deadpool_run.worker.groups.transcript import Transcript
-from deadpool_run.worker.loop.script_failure import Straying
+from deadpool_run.worker.loop.script_failure import ScriptFailure
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.snapshot import Snapshots
@@ -27,7 +27,7 @@ ATTACH_TIMEOUT = timedelta(seconds=30)
 """Bound of one attach. Every member is known to be ready when it starts, so that it takes milliseconds."""
 
 
-class Participant:
+class RepairParticipant:
     """What a member is made of, and its part in repairs.
 
     The methods are the main thread's, but for `_heard_abort`, `_heard_interval`, `_captured` and `_suspect`, which only set
@@ -37,21 +37,21 @@ class Participant:
     def __init__(self, session: Session, timeout: timedelta | None) -> None:
         self.session = session
         self.completed = Version(0)
-        self.rehearsing = session.newcomer
+        self.rehearsing = session.replacement
         self._link = session.link
-        self._epoch = session.epoch  # the epoch that this member is attached to (a newcomer: is to join)
+        self._epoch = session.epoch  # the epoch that this member is attached to (a replacement: is to join)
         self._live: Version | None = None  # the version that the objects hold; None: none
-        self._straying = Straying(session.link)
+        self._script_failure = ScriptFailure(session.link)
         self._rehearsal = Rehearsal()
         self._first_of_epoch = False
-        self._take_cell()
+        self._take_rank_entry()
         self._store_address = (session.store_host, session.store_port)
         self._first_store = c10d.open_store(*self._store_address)
         self._store: Source = self._first_store
         self._wrappers = Wrappers()
         self.snapshots = Snapshots(
             slot_fds=session.slot_fds,
-            board=self._board,
+            status_page=self._status_page,
             rank=Rank(session.rank),
             on_skip=lambda version: self._link.send(messages.Skipped(version)),
             on_captured=self._captured,
@@ -59,27 +59,27 @@ class Participant:
             interrupted=lambda: self.interrupted,
             wrappers=self._wrappers,
         )
-        self.registry = registry.Registry(cell=self._cell, on_failure=self._suspect, timeout=timeout)
+        self.registry = registry.Registry(rank_entry=self._rank_entry, on_failure=self._suspect, timeout=timeout)
         self.registry.refuse = self.refuse
-        if session.newcomer:
+        if session.replacement:
             self.registry.playback = Transcript.read(session.transcript_fd)
         else:
             self.registry.recording = Transcript()
         self._link.subscribe(on_abort=self._heard_abort, on_interval=self._heard_interval)
 
-    def _take_cell(self) -> None:
+    def _take_rank_entry(self) -> None:
         session = self.session
-        self._board = Board(session.board_fd, session.world_size)
-        self._cell = self._board.cells[session.rank]
-        self._cell.worker = session.worker
-        self._cell.epoch = session.epoch
-        self._cell.phase = Phase.REHEARSAL if session.newcomer else Phase.SETUP
+        self._status_page = StatusPage(session.status_page_fd, session.world_size)
+        self._rank_entry = self._status_page.rank_entries[session.rank]
+        self._rank_entry.worker = session.worker
+        self._rank_entry.epoch = session.epoch
+        self._rank_entry.phase = Phase.REHEARSAL if session.replacement else Phase.SETUP
 
     def set_up_groups(self, timeout: timedelta | None) -> None:
         """Create the default group: real with its peers, or rehearsing."""
         session = self.session
         registry.install(
-            self.registry, store=self._first_store, prefix=f"e{self._epoch}", attached=not session.newcomer
+            self.registry, store=self._first_store, prefix=f"e{self._epoch}", attached=not session.replacement
         )
         dist.init_process_group(
             "deadpool",
@@ -100,7 +100,7 @@ class Participant:
         """Stop the whole job, because its weights could not be kept exact. Any thread. Raises `kind`."""
         where = place()
         why = f"{why}\nNoticed by rank {self.session.rank}{' at ' if where else ''}{where}."
-        self._link.send(messages.Refused(why, kind.exit_code))
+        self._link.send(messages.ScriptRefused(why, kind.exit_code))
         error = kind(why)
         error.reported = True
         raise error
@@ -111,7 +111,7 @@ class Participant:
         if not self.rehearsing:
             self.registry.abort()
         self.registry.interrupt_attach()
-        self._straying.tell(epoch, attached=self._epoch)
+        self._script_failure.tell(epoch, attached=self._epoch)
 
     def _heard_interval(self, interval: int) -> None:
         self.snapshots.interval = interval
@@ -127,7 +127,7 @@ class Participant:
 
     def repair(self) -> None:
         """Drained: take part in the repair until this member is attached again."""
-        self._cell.phase = Phase.DRAINED
+        self._rank_entry.phase = Phase.DRAINED
         self._negotiate(self._link.orders.wait_newer(self._epoch), rehearsed=True)
 
     def join(self) -> None:
@@ -135,7 +135,7 @@ class Participant:
         if self.registry.playback is not None:
             self._rehearsal.check(self.registry.playback)
         self.registry.playback = None
-        self.registry.marks.inherit(self._cell)
+        self.registry.marks.inherit(self._rank_entry)
         if self.session.preparing:
             self._wait_for_rank()
         self._negotiate(self._link.orders.epoch, rehearsed=False)
@@ -149,11 +149,11 @@ class Participant:
         """Wait, as a spare that has rehearsed ahead of need, until the rank is given to it; take over its memory."""
         self._link.send(messages.Prepared())
         self.session.take(*self._link.orders.wait_assigned())
-        self._take_cell()
+        self._take_rank_entry()
         self._epoch = self.session.epoch
         self.snapshots.interval = self.session.capture_interval
-        self.snapshots.move(self.session.slot_fds, self._board, Rank(self.session.rank))
-        self.registry.count_in(self._cell)
+        self.snapshots.move(self.session.slot_fds, self._status_page, Rank(self.session.rank))
+        self.registry.count_in(self._rank_entry)
 
     def _negotiate(self, epoch: int, *, rehearsed: bool) -> None:
         """Report, restore, attach; begin again whenever a newer epoch comes between."""
@@ -176,7 +176,7 @@ class Participant:
             epoch = orders.wait_newer(epoch)
 
     def _bring_to(self, version: Version) -> None:
-        self._cell.phase = Phase.RESTORING
+        self._rank_entry.phase = Phase.RESTORING
         if self._live == version:
             self.snapshots.rewind(version)
         else:
@@ -185,14 +185,14 @@ class Participant:
             self.snapshots.tell_buckets(self.registry)
         self.snapshots.discard_newer(version)
         self.completed = self._live = version
-        self._cell.completed = version
+        self._rank_entry.completed = version
         if version not in self.snapshots.held():
             self.snapshots.begin(version)
 
     def _attach(self, order: messages.Attach) -> bool:
         """Attach to the order's epoch; False if it failed or a newer one came meanwhile."""
         epoch = order.epoch
-        self._cell.phase = Phase.ATTACHING
+        self._rank_entry.phase = Phase.ATTACHING
         self._follow_store(order)
         try:
             self.registry.attach(
@@ -209,8 +209,8 @@ class Participant:
         if self._link.orders.epoch > epoch:  # heard while the groups were being attached: they are void
             self.registry.abort()
             return False
-        self._cell.epoch = epoch
-        self._cell.phase = Phase.BETWEEN
+        self._rank_entry.epoch = epoch
+        self._rank_entry.phase = Phase.BETWEEN
         self._first_of_epoch = True
         self._link.send(messages.Attached(epoch))
         return True

@@ -30,7 +30,7 @@ def isolated() -> Iterator[None]:
         put_rng(states)
 
 
-class Order:
+class SamplerOrder:
     """Takes the place of a DataLoader's sampler. One for the life of a loader: its persistent workers keep it."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:

@@ -4,14 +4,14 @@ import traceback
 from dataclasses import replace
 
 from deadpool_run.wire.messages import DrainBroke
-from deadpool_run.worker.process.agent_link import Link
+from deadpool_run.worker.process.agent_link import AgentLink
 from deadpool_run.worker.process.blame import blame
 
 
-class Straying:
+class ScriptFailure:
     """Whether a run of the script went astray, and why; the agent is told in every epoch that begins behind it."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: AgentLink) -> None:
         self._link = link
         self._said: DrainBroke | None = None
 

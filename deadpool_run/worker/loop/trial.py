@@ -5,7 +5,7 @@ protected objects (a batch fetched ahead, an iterator's place, a counter in a va
 make other weights. The trial finds that before anything was lost: the first run of the step is for practice, its state is put
 back from the snapshot as after a loss, and the second run counts.
 
-It is step 1, the second of those that a newcomer rehearses: what is made lazily is mostly made in step 0. A DDP with a static
+It is step 1, the second of those that a replacement rehearses: what is made lazily is mostly made in step 0. A DDP with a static
 graph decides its buckets later, and reduces in another order from then on: there it is the first step after that.
 """
 

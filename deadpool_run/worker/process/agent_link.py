@@ -20,9 +20,9 @@ from deadpool_run.wire.messages import (
     ExitNow,
     FrameBuffer,
     Message,
-    ReEnter,
     Release,
     Resume,
+    RunAgain,
     SetInterval,
     Stop,
     encode,
@@ -57,7 +57,7 @@ def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
     os._exit(_AGENT_GONE)
 
 
-class Orders:
+class AgentOrders:
     """The newest orders, for the main thread to wait on.
 
     Each wait raises SystemExit once the job ends, and `RunLeft` once the script is to be run again.
@@ -118,7 +118,7 @@ class Orders:
         with self._changed:
             self._leaving = False
 
-    def put(self, order: Abort | ReEnter | Resume | Attach | Release | Stop) -> bool:
+    def put(self, order: Abort | RunAgain | Resume | Attach | Release | Stop) -> bool:
         """Note the order; return False if it is of an older epoch and therefore void."""
         with self._changed:
             match order:
@@ -128,7 +128,7 @@ class Orders:
                     self._stopping = True
                 case Abort(epoch=epoch) | Resume(epoch=epoch) | Attach(epoch=epoch) if epoch < self.epoch:
                     return False
-                case ReEnter(store_host=host, store_port=port):
+                case RunAgain(store_host=host, store_port=port):
                     self._leave()
                     self.moved_store = (host, port) if host else None
                 case Abort(epoch=epoch):
@@ -166,12 +166,12 @@ class Orders:
             return self._released
 
 
-class Link:
+class AgentLink:
     """The socket and its reading thread."""
 
     def __init__(self, control: socket.socket, epoch: int) -> None:
         self._unwinding = Unwinding()
-        self.orders = Orders(epoch, self._unwinding.begin)
+        self.orders = AgentOrders(epoch, self._unwinding.begin)
         self._control = control
         self._sending = threading.Lock()
         self._on_abort: Callable[[int], None] | None = None
@@ -230,7 +230,7 @@ class Link:
                 self.orders.put_assigned(message, fds, leave=message.rank != self.preparing)
             case Dismiss() if self.preparing is not None:
                 os._exit(0)
-            case ReEnter(epoch=epoch):
+            case RunAgain(epoch=epoch):
                 self._leave(message, epoch)
             case Resume() | Attach() | Release() | Stop():
                 self.orders.put(message)
@@ -243,7 +243,7 @@ class Link:
             case _:
                 raise ProtocolError(f"a worker was sent {type(message).__name__}")
 
-    def _leave(self, order: ReEnter, epoch: int) -> None:
+    def _leave(self, order: RunAgain, epoch: int) -> None:
         if self.reentrant:
             self.orders.put(order)
         else:

@@ -8,7 +8,7 @@ _CUDA_SEED = 67280421310721
 """What a CUDA generator begins with in a new process (c10::detail, default_rng_seed_val)."""
 
 
-class TorchBeginning:
+class TorchBaseline:
     """What of torch a run begins with."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ _LONGEST_CHAIN = 100
 """Exceptions that were raised because of each other are looked through up to this many."""
 
 
-def refusal(error: BaseException, *, newcomer: bool) -> ScriptError | None:
+def refusal(error: BaseException, *, replacement: bool) -> ScriptError | None:
     """Return why the library refuses to go on, if that is what the script ends by.
 
     A refusal counts even if the script raised something else because of it. Any other misuse counts where the script
@@ -41,7 +41,7 @@ def refusal(error: BaseException, *, newcomer: bool) -> ScriptError | None:
         if found is None:
             break
         found = found.__cause__ or found.__context__
-    return error if isinstance(error, ScriptError) and not newcomer else None
+    return error if isinstance(error, ScriptError) and not replacement else None
 
 
 def blame(error: BaseException) -> Blame:

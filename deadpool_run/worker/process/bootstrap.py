@@ -16,7 +16,7 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from deadpool_run.errors import RefusedError, RunLeft, ScriptError
-from deadpool_run.wire.messages import Assign, PrepareBroke, Raised, Ready, Refused, encode
+from deadpool_run.wire.messages import Assign, PrepareBroke, Raised, Ready, ScriptRefused, encode
 from deadpool_run.worker.process import rehearsal_output, rerun, session
 from deadpool_run.worker.process.agent_link import park
 from deadpool_run.worker.process.blame import blame, refusal
@@ -43,7 +43,7 @@ def main(control_fd: int) -> None:
     worker.link.reentrant = True
     if worker.preparing:
         worker.link.preparing = worker.rank
-    beginning = rerun.Beginning()
+    beginning = rerun.ProcessBaseline()
     while not _run(target["mode"], argv[0], worker):
         rerun.leave(worker, beginning)
         sys.argv[:] = _argv(target["argv"], worker.local_rank)
@@ -88,7 +88,7 @@ def _run(mode: str, target: str, worker: session.Session) -> bool:
     """Run the script; False if it is to be run again: its step was interrupted, and could not be drained."""
     ours = sys.modules["__main__"]
     try:
-        if worker.newcomer or worker.resume >= 0:
+        if worker.replacement or worker.resume >= 0:
             rehearsal_output.install()
         _run_once(mode, target, worker)
     except RunLeft:
@@ -109,7 +109,7 @@ def _run_once(mode: str, target: str, worker: session.Session) -> None:
         if worker.disturbed():
             worker.give_up(leaving)
         if (
-            leaving.code and (refused := refusal(leaving, newcomer=worker.newcomer)) is not None
+            leaving.code and (refused := refusal(leaving, replacement=worker.replacement)) is not None
         ):  # a framework made an exit of it
             worker.link.send(_told(refused))
             raise SystemExit(refused.exit_code) from None
@@ -117,7 +117,7 @@ def _run_once(mode: str, target: str, worker: session.Session) -> None:
     except Exception as error:  # noqa: BLE001 - whatever the script raises is reported, then ends the process
         if worker.disturbed():
             worker.give_up(error)
-        refused = refusal(error, newcomer=worker.newcomer)
+        refused = refusal(error, replacement=worker.replacement)
         _report(error, worker)
         raise SystemExit(1 if refused is None else refused.exit_code) from None
 
@@ -146,7 +146,7 @@ def _report(error: Exception, worker: session.Session) -> None:
     if not (isinstance(error, RefusedError) and error.reported):  # the launcher says that once, for all ranks
         sys.stderr.write(text)
         sys.stderr.flush()
-    refused = refusal(error, newcomer=worker.newcomer)
+    refused = refusal(error, replacement=worker.replacement)
     if worker.preparing:
         kind = type(error).__name__
         worker.link.send(PrepareBroke(f"{kind}: {error}") if refused is None else _told(refused))
@@ -158,8 +158,8 @@ def _report(error: Exception, worker: session.Session) -> None:
         worker.link.send(_told(refused))
 
 
-def _told(refused: ScriptError) -> Refused:
-    return Refused(str(refused), refused.exit_code)
+def _told(refused: ScriptError) -> ScriptRefused:
+    return ScriptRefused(str(refused), refused.exit_code)
 
 
 def _write_error_file(error: Exception, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Marks what a rehearsing newcomer prints: those lines were printed before, by the rank's last owner."""
+"""Marks what a rehearsing replacement prints: those lines were printed before, by the rank's last owner."""
 
 import sys
 from typing import Any, TextIO

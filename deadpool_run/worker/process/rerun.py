@@ -23,7 +23,7 @@ from deadpool_run.wire.messages import Unwound
 from deadpool_run.worker.process.session import Session, put_in_environment, redirect
 
 
-class Beginning:
+class ProcessBaseline:
     """What of the process a run of the script begins with. Made and put back on the main thread."""
 
     def __init__(self) -> None:
@@ -65,15 +65,15 @@ class Beginning:
             self._torch.put_back()
 
 
-def leave(worker: Session, beginning: Beginning) -> None:
-    """Take down what the last run left. The worker is a newcomer for its own rank; or what a spare is given instead."""
+def leave(worker: Session, beginning: ProcessBaseline) -> None:
+    """Take down what the last run left. The worker is a replacement for its own rank; or what a spare is given instead."""
     worker.link.left()
     done, held = worker.leave()
     store_host, store_port = worker.link.orders.moved_store or (worker.store_host, worker.store_port)
     if not worker.preparing:
         worker.link.send(Unwound(done, held))
     ours = {name: value for name, value in os.environ.items() if name.startswith("DEADPOOL_")} | {
-        "DEADPOOL_NEWCOMER": "1",
+        "DEADPOOL_REPLACEMENT": "1",
         "DEADPOOL_EPOCH": str(worker.link.orders.epoch),
         "DEADPOOL_RESUME_VERSION": "-1",
         "DEADPOOL_STORE": f"{store_host}:{store_port}",

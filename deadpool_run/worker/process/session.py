@@ -1,6 +1,6 @@
 """What a worker process was given: its rank, its descriptors, its line to the agent.
 
-The environment is the carrier, so that it is the same for a worker forked from the nursery and for one that was
+The environment is the carrier, so that it is the same for a worker forked from the fork server and for one that was
 executed afresh; `current()` reads it once a process.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.messages import Assign
-from deadpool_run.worker.process.agent_link import Link
+from deadpool_run.worker.process.agent_link import AgentLink
 
 FD_VARIABLES = {
-    "board": "DEADPOOL_BOARD_FD",
+    "status_page": "DEADPOOL_STATUS_PAGE_FD",
     "slot0": "DEADPOOL_SLOT0_FD",
     "slot1": "DEADPOOL_SLOT1_FD",
     "transcript": "DEADPOOL_TRANSCRIPT_FD",
@@ -35,18 +35,18 @@ class Session:
     worker: int
     epoch: int
     generation: int
-    newcomer: bool
+    replacement: bool
     store_host: str
     store_port: int
     capture_interval: int
-    board_fd: int
+    status_page_fd: int
     slot_fds: tuple[int, int]
     transcript_fd: int
     replicate: bool
     """Whether the agent is to be told of each snapshot, because it sends it to other nodes."""
-    link: Link
+    link: AgentLink
     resume: int = -1  # the version that the first slot holds from before the job; -1: none
-    preparing: bool = False  # a spare that rehearses ahead of need: its board and slots are nobody's
+    preparing: bool = False  # a spare that rehearses ahead of need: its status page and slots are nobody's
     step: int | None = None  # the step that is running; None outside the loop
     disturbed: Callable[[], bool] = lambda: False  # whether the script goes astray now because a peer was lost
     give_up: Callable[[str | BaseException], None] = lambda _: None  # say why, and wait for what follows; never returns
@@ -66,7 +66,7 @@ class Session:
         named = dict(zip(rank.fds, fds, strict=True))
         for name in _STREAMS.keys() & named.keys():  # its streams are the rank's already
             os.close(named.pop(name))
-        for fd in (self.board_fd, *self.slot_fds, self.transcript_fd):
+        for fd in (self.status_page_fd, *self.slot_fds, self.transcript_fd):
             os.close(fd)
         put_in_environment(rank, named)
         self._read_environment()
@@ -106,7 +106,9 @@ def under_deadpool(environment: Mapping[str, str] = os.environ) -> bool:
 def current() -> Session:
     """Return this worker's session; its link starts to read with the first call. Raises `ProtocolError`."""
     given = _given(os.environ)
-    return Session(**given, link=Link(socket.socket(fileno=int(os.environ["DEADPOOL_CONTROL_FD"])), given["epoch"]))
+    return Session(
+        **given, link=AgentLink(socket.socket(fileno=int(os.environ["DEADPOOL_CONTROL_FD"])), given["epoch"])
+    )
 
 
 def _given(env: Mapping[str, str]) -> dict[str, Any]:
@@ -121,11 +123,11 @@ def _given(env: Mapping[str, str]) -> dict[str, Any]:
             "worker": int(env["DEADPOOL_WORKER"]),
             "epoch": int(env["DEADPOOL_EPOCH"]),
             "generation": int(env["TORCHELASTIC_RESTART_COUNT"]),
-            "newcomer": env["DEADPOOL_NEWCOMER"] == "1",
+            "replacement": env["DEADPOOL_REPLACEMENT"] == "1",
             "store_host": host,
             "store_port": int(port),
             "capture_interval": int(env["DEADPOOL_CAPTURE_INTERVAL"]),
-            "board_fd": fds["board"],
+            "status_page_fd": fds["status_page"],
             "slot_fds": (fds["slot0"], fds["slot1"]),
             "transcript_fd": fds["transcript"],
             "replicate": env.get("DEADPOOL_REPLICATE") == "1",

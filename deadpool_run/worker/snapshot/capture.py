@@ -16,7 +16,15 @@ from torch.distributed.tensor import DTensor
 from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.segments import HEADER_BYTES, Placement, Role, SegmentState, SlotHeader, TensorEntry, aligned
+from deadpool_run.vault.segments import (
+    HEADER_BYTES,
+    Placement,
+    SegmentState,
+    SlotHeader,
+    SlotRole,
+    TensorEntry,
+    aligned,
+)
 from deadpool_run.worker.codec import TreeWriter
 from deadpool_run.worker.compat.modules import buffers_of, copy_all, is_wrapper, local, writes_of
 from deadpool_run.worker.state.optimizers import NO_PLAIN, Tracked
@@ -204,7 +212,7 @@ class Staging:
     def _look_again(self, protected: Protected, values: list[Tensor]) -> None:
         owners = list(protected.buffers())
         names = [name for name, _, _ in owners]
-        tracked = [Tracked(name, Role.BUFFER, value) for name, value in zip(names, values, strict=True)]
+        tracked = [Tracked(name, SlotRole.BUFFER, value) for name, value in zip(names, values, strict=True)]
         if [_likeness(t) for t in tracked] != [_likeness(t) for t in self.tracked]:
             self.generation += 1
             self.staged = [torch.empty_like(local(value).detach()) for value in values]
@@ -221,7 +229,7 @@ def _likeness(tracked: Tracked) -> tuple[Any, ...]:
     return tracked.name, own.dtype, own.shape, own.stride(), own.device
 
 
-class Plan:
+class CapturePlan:
     """Which live tensors go where in a slot. Made once, and again when it no longer `holds`."""
 
     def __init__(self, protected: Protected, staging: Staging) -> None:
@@ -266,11 +274,11 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Capture:
+class StateCapture:
     """One snapshot on its way into a slot."""
 
     version: Version
-    plan: Plan
+    plan: CapturePlan
     values: dict[str, Any]
     rng: RngStates
     write_counts: list[int]
@@ -290,12 +298,12 @@ class Writer:
         self._rank = rank
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def write(self, memory: SlotMemory, capture: Capture) -> bool:
+    def write(self, memory: SlotMemory, capture: StateCapture) -> bool:
         """Write the slot and call it complete; return False if the tensors were not those of the step's end."""
         segments.mark_busy(memory.fd)
         plan, tree = capture.plan, TreeWriter()
         values = self._values(capture, tree)
-        value_tensors = [Tracked(str(i), Role.VALUE, tensor) for i, tensor in enumerate(tree.tensors)]
+        value_tensors = [Tracked(str(i), SlotRole.VALUE, tensor) for i, tensor in enumerate(tree.tensors)]
         value_entries, end = lay_out(value_tensors, plan.end)
         memory.ensure(end, pin_for=next(iter(plan.cuda_devices), None))
         targets = plan.targets(memory) + [memory.view(entry) for entry in value_entries]
@@ -326,7 +334,7 @@ class Writer:
         segments.write_header(memory.fd, header)
         return True
 
-    def _values(self, capture: Capture, tree: TreeWriter) -> dict[str, Any]:
+    def _values(self, capture: StateCapture, tree: TreeWriter) -> dict[str, Any]:
         """Return the JSON of everything small."""
         names = capture.plan.names
         plain: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.vault.segments import Role
+from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import TreeWriter
 from deadpool_run.worker.compat.modules import buffers_of
 from deadpool_run.worker.snapshot.capture import describe
@@ -22,9 +22,9 @@ _USUAL = frozenset({"state", "param_groups"})
 
 def check_module(state: ModuleState) -> None:
     """Raise `ScriptError` if a snapshot could not hold the module; warn of what is not known how to be taken."""
-    _check_tensors(state.parameters, Role.PARAMETER)
+    _check_tensors(state.parameters, SlotRole.PARAMETER)
     buffers = [(name, buffers_of(child)[key]) for name, child, key in state.buffers()]
-    _check_tensors(((name, buffer) for name, buffer in buffers if buffer is not None), Role.BUFFER)
+    _check_tensors(((name, buffer) for name, buffer in buffers if buffer is not None), SlotRole.BUFFER)
     _check_tree(state.extra(), state.name)
     for ddp in state.replicated:
         for hook in filter(hooks.is_unknown, hooks.hook_states(ddp)):
@@ -38,9 +38,9 @@ def check_module(state: ModuleState) -> None:
 
 def check_optimizer(state: OptimizerState) -> None:
     """Raise `ScriptError` if a snapshot could not hold the optimizer."""
-    _check_tensors(state.parameters(), Role.PARAMETER)
+    _check_tensors(state.parameters(), SlotRole.PARAMETER)
     names = {id(parameter): name for name, parameter in state.parameters()}
-    _check_tensors(((tracked.name, tracked.tensor) for tracked in state.tensors(names)), Role.OPTIMIZER)
+    _check_tensors(((tracked.name, tracked.tensor) for tracked in state.tensors(names)), SlotRole.OPTIMIZER)
     _check_tree([state.take(), state.plain(names)], state.name)
     if state.keeper is state.optimizer:
         more = sorted(set(state.optimizer.state_dict()) - _USUAL)
@@ -61,10 +61,10 @@ def check_object(name: str, obj: Any) -> None:
 def _check_tree(tree: Any, name: str) -> None:
     writer = TreeWriter()
     writer.encode(tree, f"protect(): the state of {name!r}")
-    _check_tensors(((f"the state of {name!r}", tensor) for tensor in writer.tensors), Role.VALUE)
+    _check_tensors(((f"the state of {name!r}", tensor) for tensor in writer.tensors), SlotRole.VALUE)
 
 
-def _check_tensors(named: Iterable[tuple[str, Tensor]], role: Role) -> None:
+def _check_tensors(named: Iterable[tuple[str, Tensor]], role: SlotRole) -> None:
     for name, tensor in named:
         if is_lazy(tensor):
             raise ScriptError(

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import free_slot, mark_empty
-from deadpool_run.vault.status_page import BUSY, EMPTY, Board, Cell, Copying
-from deadpool_run.worker.snapshot.capture import Capture, SlotMemory, Writer
+from deadpool_run.vault.status_page import BUSY, EMPTY, Copying, RankEntry, StatusPage
+from deadpool_run.worker.snapshot.capture import SlotMemory, StateCapture, Writer
 
 _SLOT_POLL_S = 0.0005
-"""A slot becomes free by what peers write on the board, and a board cannot wake anyone."""
+"""A slot becomes free by what peers write on the status page, and a status page cannot wake anyone."""
 _SLOT_WAIT_S = 60.0
 _PEER_WAIT_S = 5.0
 _COPY_WAIT_S = 600.0
 """A bound for a copy that is under way; far above any honest one."""
 
 
-class Copier:
+class CopyThread:
     """One capture at a time, on a thread of its own.
 
     All methods are the main thread's. `interrupted` is asked on the copy thread.
@@ -29,7 +29,7 @@ class Copier:
         *,
         memories: Sequence[SlotMemory],
         writer: Writer,
-        board: Board,
+        status_page: StatusPage,
         rank: Rank,
         on_skip: Callable[[Version], None],
         on_captured: Callable[[Version], None],
@@ -37,26 +37,26 @@ class Copier:
     ) -> None:
         self._memories = memories
         self._writer = writer
-        self._board = board
-        self._cell = board.cells[rank]
-        self._cell.copying = Copying.NOTHING  # what a dead predecessor left
+        self._status_page = status_page
+        self._rank_entry = status_page.rank_entries[rank]
+        self._rank_entry.copying = Copying.NOTHING  # what a dead predecessor left
         self._on_skip = on_skip
         self._on_captured = on_captured
         self._interrupted = interrupted
         self._changed = threading.Condition()
-        self._capture: Capture | None = None
+        self._capture: StateCapture | None = None
         self._hurried = False
         self._closing = False
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def submit(self, capture: Capture) -> None:
+    def submit(self, capture: StateCapture) -> None:
         """Start a capture; the one before must have settled."""
         assert self._capture is None
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="deadpool-copy", daemon=True)
             self._thread.start()
-        self._cell.copying = Copying.WAITING
+        self._rank_entry.copying = Copying.WAITING
         with self._changed:
             self._capture = capture
             self._changed.notify_all()
@@ -82,22 +82,25 @@ class Copier:
         A rank that stands still is not waited for: who is to blame for a hang is not decided here. Nor is one that waits
         for a slot where the job spans nodes: that takes as long as the network does, and training does not wait for it.
         """
-        least = Copying.WRITING if self._board.spans_nodes else Copying.WAITING
-        return self._wait_while(lambda cell: cell.copying >= least)
+        least = Copying.WRITING if self._status_page.spans_nodes else Copying.WAITING
+        return self._wait_while(lambda rank_entry: rank_entry.copying >= least)
 
     def settle_version(self, version: Version) -> bool:
         """Return when every rank is past this version or has copied it, or stands still; False if one was lost before.
 
-        At once where the job spans nodes: the board does not tell how far the ranks of others are.
+        At once where the job spans nodes: the status page does not tell how far the ranks of others are.
         """
-        return self._board.spans_nodes or self._wait_while(
-            lambda cell: cell.completed < version or (cell.completed == version and cell.copying != Copying.NOTHING)
+        return self._status_page.spans_nodes or self._wait_while(
+            lambda rank_entry: (
+                rank_entry.completed < version
+                or (rank_entry.completed == version and rank_entry.copying != Copying.NOTHING)
+            )
         )
 
-    def _wait_while(self, is_behind: Callable[[Cell], bool]) -> bool:
+    def _wait_while(self, is_behind: Callable[[RankEntry], bool]) -> bool:
         """Return True when this holds of no rank, or has held of one for too long; False if a rank was lost before."""
         deadline = time.monotonic() + _PEER_WAIT_S
-        while any(map(is_behind, self._board.cells)):
+        while any(map(is_behind, self._status_page.rank_entries)):
             if self._interrupted():
                 return False
             if time.monotonic() > deadline:
@@ -125,40 +128,45 @@ class Copier:
                 self._perform(capture)
             except BaseException as error:  # noqa: BLE001 - handed to the main thread, which raises it
                 failure = error
-            self._cell.copying = Copying.NOTHING
+            self._rank_entry.copying = Copying.NOTHING
             with self._changed:
                 self._capture, self._hurried, self._failure = None, False, failure
                 self._changed.notify_all()
 
-    def _perform(self, capture: Capture) -> None:
+    def _perform(self, capture: StateCapture) -> None:
         slot = self._await_slot()
         if slot is None:
             self._skip(capture.version)
             return
         started_ns = time.monotonic_ns()
-        self._cell.copying = Copying.WRITING
-        self._cell.set_slot(slot, BUSY)
+        self._rank_entry.copying = Copying.WRITING
+        self._rank_entry.set_slot(slot, BUSY)
         written = False
         try:
             written = self._writer.write(self._memories[slot], capture)
         finally:
             if not written:
                 mark_empty(self._memories[slot].fd)
-                self._cell.set_slot(slot, EMPTY)
+                self._rank_entry.set_slot(slot, EMPTY)
         if not written:
             self._skip(capture.version)
             return
-        if self._cell.skipped == capture.version:
-            self._cell.skipped = EMPTY  # skipped before a rollback, and now made after all
-        self._cell.set_slot(slot, capture.version)
-        self._cell.capture_ns = time.monotonic_ns() - started_ns
+        if self._rank_entry.skipped == capture.version:
+            self._rank_entry.skipped = EMPTY  # skipped before a rollback, and now made after all
+        self._rank_entry.set_slot(slot, capture.version)
+        self._rank_entry.capture_ns = time.monotonic_ns() - started_ns
         self._on_captured(capture.version)
 
     def _await_slot(self) -> int | None:
         deadline = time.monotonic() + _SLOT_WAIT_S
         while True:
             hurried = self._hurried or self._interrupted()  # before the look: whoever gives up has been given one
-            slot = free_slot(self._cell.slots, self._board.committed(), self._board.abandoned(), self._board.kept)
+            slot = free_slot(
+                self._rank_entry.slots,
+                self._status_page.committed(),
+                self._status_page.abandoned(),
+                self._status_page.kept,
+            )
             if slot is not None:
                 return slot
             if hurried or time.monotonic() > deadline:
@@ -168,5 +176,5 @@ class Copier:
                     self._changed.wait(_SLOT_POLL_S)
 
     def _skip(self, version: Version) -> None:
-        self._cell.skipped = version
+        self._rank_entry.skipped = version
         self._on_skip(version)

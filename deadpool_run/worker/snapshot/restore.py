@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from deadpool_run.errors import SnapshotError
-from deadpool_run.vault.segments import Manifest, Role, TensorEntry, read_exactly
+from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry, read_exactly
 from deadpool_run.worker.codec import TreeReader
 from deadpool_run.worker.compat.modules import buffers_of, local
 from deadpool_run.worker.snapshot.capture import SlotMemory, copy_each, dtype_of, placement_of
@@ -32,7 +32,7 @@ class Restoration:
         self._saved = {entry.name: entry for entry in manifest.tensors}
         self._live = {tracked.name: tracked for tracked in protected.heavy(self._names)}
         for (name, _, _), buffer in zip(protected.buffers(), protected.buffer_values(), strict=True):
-            self._live[name] = Tracked(name, Role.BUFFER, buffer)
+            self._live[name] = Tracked(name, SlotRole.BUFFER, buffer)
         self._owners = {name: (module, key) for name, module, key in protected.places()}
         # Of every parameter, not only of those that the optimizer has now: a script may have given it more since.
         self._homes = {
@@ -72,10 +72,10 @@ class Restoration:
     def _target(self, entry: TensorEntry) -> Tensor:
         """Return the tensor that an entry is copied into: the live one, or a new one in its place."""
         tracked = self._live.get(entry.name)
-        if entry.role is Role.OPTIMIZER:
+        if entry.role is SlotRole.OPTIMIZER:
             same = tracked is not None and not _differences(entry, tracked)
             return tracked.tensor if tracked is not None and same else self._created(entry)
-        if entry.role is Role.BUFFER and (tracked is None or _differences(entry, tracked)):
+        if entry.role is SlotRole.BUFFER and (tracked is None or _differences(entry, tracked)):
             return self._new_buffer(entry)
         assert tracked is not None
         return tracked.tensor
@@ -93,9 +93,9 @@ class Restoration:
         found = []
         for name, entry in self._saved.items():
             tracked = self._live.get(name)
-            if entry.role is Role.BUFFER and entry.placement is None and name in self._owners:
+            if entry.role is SlotRole.BUFFER and entry.placement is None and name in self._owners:
                 continue
-            if entry.role is Role.OPTIMIZER:
+            if entry.role is SlotRole.OPTIMIZER:
                 found += self._obstacles(entry) if tracked is None or _differences(entry, tracked) else []
             elif tracked is not None:
                 found += _differences(entry, tracked)
@@ -103,7 +103,7 @@ class Restoration:
                 found.append(f"{name}: in the snapshot only")
         absent = {name for module in self._manifest.values["modules"].values() for name in module["absent"]}
         for name, tracked in self._live.items():
-            if name not in self._saved and name not in absent and tracked.role is not Role.OPTIMIZER:
+            if name not in self._saved and name not in absent and tracked.role is not SlotRole.OPTIMIZER:
                 found.append(f"{name}: not in the snapshot")
         return found
 

@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.segments import Role
-from deadpool_run.vault.status_page import EMPTY, Board
+from deadpool_run.vault.segments import SlotRole
+from deadpool_run.vault.status_page import EMPTY, StatusPage
 from deadpool_run.worker.compat.modules import has_buckets, local
 from deadpool_run.worker.groups import ddp_buckets
 from deadpool_run.worker.snapshot import checks
-from deadpool_run.worker.snapshot.capture import Capture, Plan, SlotMemory, Staging, Writer
-from deadpool_run.worker.snapshot.copy_thread import Copier
+from deadpool_run.worker.snapshot.capture import CapturePlan, SlotMemory, Staging, StateCapture, Writer
+from deadpool_run.worker.snapshot.copy_thread import CopyThread
 from deadpool_run.worker.snapshot.restore import Restoration
 from deadpool_run.worker.state import gradients, redundancy
 from deadpool_run.worker.state.digest import digest, sample, samples_equal
@@ -36,13 +36,13 @@ from deadpool_run.worker.verify.agreement import Agreement
 from deadpool_run.worker.verify.coverage import Coverage
 
 REHEARSED = Version(2)
-"""What newcomers make before they take their state is what set-up and the steps up to this version make."""
+"""What replacements make before they take their state is what set-up and the steps up to this version make."""
 
 
 class Snapshots:
     """The snapshots of one rank. All methods are the main thread's.
 
-    The slots' descriptors are duplicated: the caller's stay open and its own. The rank's cell of the board is written
+    The slots' descriptors are duplicated: the caller's stay open and its own. The rank's rank entry of the status page is written
     from here on; a slot that a dead predecessor left half-written is emptied.
     """
 
@@ -50,7 +50,7 @@ class Snapshots:
         self,
         *,
         slot_fds: tuple[int, int],
-        board: Board,
+        status_page: StatusPage,
         rank: Rank,
         on_skip: Callable[[Version], None],
         on_captured: Callable[[Version], None] = lambda _: None,
@@ -62,7 +62,7 @@ class Snapshots:
 
         `wrappers` are the DDPs of the process, of which one may be around a protected module.
 
-        `on_skip` and `on_captured` are called on the copy thread, after the board says so. So is `interrupted`: once it is true, no capture
+        `on_skip` and `on_captured` are called on the copy thread, after the status page says so. So is `interrupted`: once it is true, no capture
         waits for a slot any longer, and a step on CUDA whose kernels had not ended by then is not captured, for its
         collectives may have been aborted. It must be true before the first collective is.
         """
@@ -72,7 +72,7 @@ class Snapshots:
         self.coverage = Coverage(self._protected)
         self.agreement = Agreement(self._protected)
         self._staging = Staging()
-        self._plan: Plan | None = None
+        self._plan: CapturePlan | None = None
         self._copy_of: Version | None = None
         self._ended = True
         self._values: dict[str, Any] = {}
@@ -82,31 +82,31 @@ class Snapshots:
         self._writes_early = False
         """Whether the script writes parameters before its updates, in ways that torch may not count."""
         self._stepped: set[int] = set()
-        self._counts: tuple[Plan, list[int]] | None = None
+        self._counts: tuple[CapturePlan, list[int]] | None = None
         self._closed = False
         # A thread that copies while the interpreter is taken down would end the process by a signal.
         atexit.register(self.close)
-        self._make_copier = partial(Copier, on_skip=on_skip, on_captured=on_captured, interrupted=interrupted)
+        self._make_copier = partial(CopyThread, on_skip=on_skip, on_captured=on_captured, interrupted=interrupted)
         self._interrupted = interrupted
-        self._take_slots(slot_fds, board, rank)
+        self._take_slots(slot_fds, status_page, rank)
 
-    def move(self, slot_fds: tuple[int, int], board: Board, rank: Rank) -> None:
+    def move(self, slot_fds: tuple[int, int], status_page: StatusPage, rank: Rank) -> None:
         """Take over other slots, with the same objects. Nothing must be under way."""
         self._copier.close()
         for memory in self._memories:
             memory.close()
         self._plan = self._counts = None
-        self._take_slots(slot_fds, board, rank)
+        self._take_slots(slot_fds, status_page, rank)
 
-    def _take_slots(self, slot_fds: tuple[int, int], board: Board, rank: Rank) -> None:
-        self._cell = board.cells[rank]
+    def _take_slots(self, slot_fds: tuple[int, int], status_page: StatusPage, rank: Rank) -> None:
+        self._rank_entry = status_page.rank_entries[rank]
         self._memories = tuple(SlotMemory(fd) for fd in slot_fds)
-        complete = segments.complete_versions(slot_fds, self._cell)
-        for slot, version in enumerate(self._cell.slots):
+        complete = segments.complete_versions(slot_fds, self._rank_entry)
+        for slot, version in enumerate(self._rank_entry.slots):
             if version not in complete:
-                self._cell.set_slot(slot, EMPTY)
+                self._rank_entry.set_slot(slot, EMPTY)
         writer = Writer(self._protected, rank, self._interrupted)
-        self._copier = self._make_copier(memories=self._memories, writer=writer, board=board, rank=rank)
+        self._copier = self._make_copier(memories=self._memories, writer=writer, status_page=status_page, rank=rank)
 
     def protect(self, name: str, obj: object) -> None:
         """Make `obj` part of every snapshot from now on. Raises `ScriptError` if none could hold it."""
@@ -173,7 +173,7 @@ class Snapshots:
         return all(
             samples_equal(source, kept)
             for source, kept, entry in zip(plan.sources, plan.targets(memory), plan.entries, strict=True)
-            if entry.role is Role.PARAMETER
+            if entry.role is SlotRole.PARAMETER
         )
 
     def find_wrappers(self) -> None:
@@ -252,7 +252,7 @@ class Snapshots:
 
     def held(self) -> tuple[Version, ...]:
         """Return the versions that the slots hold complete, oldest first."""
-        return self._cell.held
+        return self._rank_entry.held
 
     def rewind(self, version: Version) -> None:
         """Undo what an interrupted forward changed; parameters and optimizer state must still be those of `version`.
@@ -322,12 +322,12 @@ class Snapshots:
     def discard_newer(self, version: Version) -> None:
         """Empty every slot that holds a version above this one, and forget skips above it."""
         self.wait()
-        for slot, held in enumerate(self._cell.slots):
+        for slot, held in enumerate(self._rank_entry.slots):
             if held > version:
-                self._cell.set_slot(slot, EMPTY)
+                self._rank_entry.set_slot(slot, EMPTY)
                 segments.mark_empty(self._memories[slot].fd)
-        if self._cell.skipped > version:
-            self._cell.skipped = EMPTY
+        if self._rank_entry.skipped > version:
+            self._rank_entry.skipped = EMPTY
 
     def close(self) -> None:
         """End the copy thread after the copy under way and give back memory and descriptors; slots keep content."""
@@ -363,16 +363,16 @@ class Snapshots:
             self._counts = None if self._plan is None else (self._plan, self._plan.write_counts())
             self._copy_of = version
 
-    def _capture(self, version: Version) -> Capture:
+    def _capture(self, version: Version) -> StateCapture:
         """Return the order to capture what is live and what `_take` has copied."""
         assert self._rng is not None
         plan = self._plan
         if plan is None or not plan.holds(self._protected, self._staging):
             self._protected.refresh(final=version > REHEARSED)
-            plan = self._plan = Plan(self._protected, self._staging)
+            plan = self._plan = CapturePlan(self._protected, self._staging)
             self._counts = plan, plan.write_counts()
         assert self._counts is not None  # `_take` has counted, with the same plan
-        return Capture(
+        return StateCapture(
             version=version,
             plan=plan,
             values=self._values,
@@ -383,7 +383,7 @@ class Snapshots:
         )
 
     def _memory_of(self, version: Version) -> SlotMemory:
-        for slot, held in enumerate(self._cell.slots):
+        for slot, held in enumerate(self._rank_entry.slots):
             if held == version:
                 return self._memories[slot]
         raise SnapshotError(f"no slot holds snapshot {version}: they hold {list(self.held())}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from deadpool_run.errors import SnapshotError
-from deadpool_run.vault.segments import Role
+from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import copied
 
 _UNNAMED = "param_names"
@@ -27,7 +27,7 @@ class Tracked:
     """A live tensor that belongs into a snapshot."""
 
     name: str
-    role: Role
+    role: SlotRole
     tensor: Tensor
 
 
@@ -84,7 +84,7 @@ class OptimizerState:
             if isinstance(parameter, Tensor) and id(parameter) in names:
                 for key, value in state.items():
                     if _is_heavy(key, value):
-                        yield parameter, Tracked(f"{self.name}/{names[id(parameter)]}/{key}", Role.OPTIMIZER, value)
+                        yield parameter, Tracked(f"{self.name}/{names[id(parameter)]}/{key}", SlotRole.OPTIMIZER, value)
 
     def plain(self, names: dict[int, str]) -> dict[str, Any]:
         """Return what `tensors` does not yield; like the tensors it changes only inside `optimizer.step()`."""

@@ -23,7 +23,7 @@ _CURRENT = "current"
 class RngStates:
     """Generator states of one moment. `numpy` is None where numpy's global generator is not loaded.
 
-    `cuda` is keyed by device index, but for the current device, which is kept as such: a newcomer that takes over the
+    `cuda` is keyed by device index, but for the current device, which is kept as such: a replacement that takes over the
     rank may sit on another one.
     """
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from deadpool_run.errors import ScriptError, SnapshotError
-from deadpool_run.vault.segments import Role
+from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import copied, has_state
 from deadpool_run.worker.compat import fsdp
 from deadpool_run.worker.compat.modules import buffers_of, children_of, inside_compiled, local, parameters_of
@@ -37,7 +37,7 @@ class ModuleState:
         self.buckets: list[bytes | None] = []
         """What was decided of the buckets of each DDP after set-up and the first steps, if it was: see `buckets`."""
         self._likeness: dict[str, str] = {}
-        """Every parameter and buffer by name and what it is like, as newcomers make them; empty before the step loop."""
+        """Every parameter and buffer by name and what it is like, as replacements make them; empty before the step loop."""
         self._walk()
         self._find()
 
@@ -88,7 +88,7 @@ class ModuleState:
     def refresh(self, *, final: bool) -> None:
         """Take references anew: something was moved, replaced, or made when it was first needed.
 
-        Raises `ScriptError` for what no newcomer would have. It makes the module as set-up and the first steps do; with
+        Raises `ScriptError` for what no replacement would have. It makes the module as set-up and the first steps do; with
         `final` those are over.
         """
         self._walk()
@@ -96,7 +96,7 @@ class ModuleState:
         difference = _first_difference(self._likeness, likeness) if final and self._likeness else ""
         if difference:
             raise ScriptError(
-                f"protect(): {difference} {self.name!r} during training, and a newcomer, which runs set-up and the first "
+                f"protect(): {difference} {self.name!r} during training, and a replacement, which runs set-up and the first "
                 "two steps, makes it otherwise.\nMake every parameter and buffer in set-up, in its final shape; freeze what "
                 "is not to be trained yet, and give it to the optimizer by add_param_group() later."
             )
@@ -254,7 +254,7 @@ class Protected:
     def heavy(self, names: dict[int, str]) -> Iterator[Tracked]:
         """Yield the parameters and the optimizer state; `names` gives a parameter's name by its identity."""
         for name, parameter in self.parameters().items():
-            yield Tracked(name, Role.PARAMETER, parameter)
+            yield Tracked(name, SlotRole.PARAMETER, parameter)
         for optimizer in self.optimizers.values():
             yield from optimizer.tensors(names)
 
@@ -273,7 +273,7 @@ class Protected:
             yield from module.places()
 
     def refresh(self, *, final: bool) -> None:
-        """Take references anew. Raises `ScriptError` if, with `final`, something is there that no newcomer would have."""
+        """Take references anew. Raises `ScriptError` if, with `final`, something is there that no replacement would have."""
         for module in self.modules.values():
             module.refresh(final=final)
         known = {id(parameter) for module in self.modules.values() for _, parameter in module.parameters}
@@ -281,7 +281,7 @@ class Protected:
         if final and not loose <= self._loose:
             raise ScriptError(
                 "protect(): an optimizer was given a parameter during training that belongs to no protected module; a "
-                "newcomer would not have it.\nMake it in set-up, as a part of a module that is protected."
+                "replacement would not have it.\nMake it in set-up, as a part of a module that is protected."
             )
         self._loose = loose
 

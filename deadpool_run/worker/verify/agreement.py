@@ -27,7 +27,7 @@ Named = list[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReplicaDifference:
     """Tensors that differ between replicas and should not, and the ranks of the group that were compared."""
 
     names: tuple[str, ...]
@@ -64,14 +64,14 @@ class Agreement:
         """Say whether a difference at this version would be the repair's."""
         return version in self._strict
 
-    def compare(self, *, strict: bool) -> Difference | None:
+    def compare(self, *, strict: bool) -> ReplicaDifference | None:
         """Compare with the other holders; return what differs and should not. Without `strict`, only learn it."""
         found = None
         for group, tensors in self._by_group():
             found = self._compare_in(group, tensors, strict=strict) or found
         return found
 
-    def _compare_in(self, group: dist.ProcessGroup, tensors: Named, *, strict: bool) -> Difference | None:
+    def _compare_in(self, group: dist.ProcessGroup, tensors: Named, *, strict: bool) -> ReplicaDifference | None:
         names = [name for name, _ in tensors if name not in self.unequal]
         take: Callable[[Tensor], int] = digest if strict else sample
         own = [take(tensor) for name, tensor in tensors if name not in self.unequal]
@@ -87,7 +87,7 @@ class Agreement:
         ranks = dist.get_process_group_ranks(group)
         usual = max(table, key=table.count)
         odd = tuple(rank for rank, row in zip(ranks, table, strict=True) if row != usual)
-        return Difference(tuple(wrong), tuple(ranks), odd, group)
+        return ReplicaDifference(tuple(wrong), tuple(ranks), odd, group)
 
     def _by_group(self) -> Iterator[tuple[Any, Named]]:
         """Yield each group with the tensors that its members hold alike, parameters and optimizer state apart.

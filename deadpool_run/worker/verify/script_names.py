@@ -48,9 +48,9 @@ def _paths(variables: Mapping[str, Any], obj: object) -> Iterator[str]:
 
 def _closed_over(function: FunctionType, obj: object) -> Iterator[str]:
     """Yield the variables of an enclosing function that a function uses."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+    for name, rank_entry in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            value = cell.cell_contents
+            value = rank_entry.cell_contents
         except ValueError:  # not bound yet
             continue
         if _is_in(value, obj):

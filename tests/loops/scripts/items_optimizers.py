@@ -181,7 +181,7 @@ def views(rank, _size):
 
 @item("DDP, gradients as views of buckets, accumulated over steps")
 def views_over_steps(rank, _size):
-    """A newcomer has none when it is given those that are state: its rehearsal ends with an update."""
+    """A replacement has none when it is given those that are state: its rehearsal ends with an update."""
     model = ddp(net(), gradient_as_bucket_view=True)
     optimizer = sgd(model)
 

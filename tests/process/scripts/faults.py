@@ -113,7 +113,7 @@ class Faults:
     def begin_step(self, index, *, rehearsing):
         self._step, self.quiet = index, rehearsing
         self._count.clear()
-        if rehearsing and os.environ.get("DEADPOOL_NEWCOMER") == "1":  # and not the trial of step 1
+        if rehearsing and os.environ.get("DEADPOOL_REPLACEMENT") == "1":  # and not the trial of step 1
             self.reach("rehearsal")
 
     def wants(self, place):

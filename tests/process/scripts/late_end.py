@@ -5,26 +5,26 @@ import os
 import uuid
 
 from deadpool_run.agent.processes import children
-from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.forkserver_main import MARK
-from deadpool_run.agent.processes.forkserver_process import NurserySpec
+from deadpool_run.agent.processes.forkserver_process import ForkServerSpec
 from deadpool_run.agent.processes.store import Store
 
 
 async def main():
     bugs = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: bugs.append(context))
-    nursery = Nursery(NurserySpec((), {**os.environ, MARK: uuid.uuid4().hex}), print)
-    store = Store(nursery, print)
-    await nursery.settled(30)
+    forkserver = ForkServer(ForkServerSpec((), {**os.environ, MARK: uuid.uuid4().hex}), print)
+    store = Store(forkserver, print)
+    await forkserver.settled(30)
     gone = store.process.gone
     store.close()
     del store
-    nursery.kill_strangers(30)
+    forkserver.kill_strangers(30)
     await gone.wait()
-    nursery.close()
-    await nursery.process.gone.wait()
-    print("left", nursery.children(), "bugs", bugs)
+    forkserver.close()
+    await forkserver.process.gone.wait()
+    print("left", forkserver.children(), "bugs", bugs)
 
 
 if __name__ == "__main__":

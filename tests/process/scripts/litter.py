@@ -7,9 +7,9 @@ import socket
 import uuid
 
 from deadpool_run.agent.processes import children
-from deadpool_run.agent.processes.forkserver import Nursery
+from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.forkserver_main import MARK
-from deadpool_run.agent.processes.forkserver_process import NurserySpec
+from deadpool_run.agent.processes.forkserver_process import ForkServerSpec
 
 WORKERS = 4
 BOUND_S = 30
@@ -17,7 +17,7 @@ BOUND_S = 30
 
 async def main():
     loop = asyncio.get_running_loop()
-    nursery = Nursery(NurserySpec((), {**os.environ, MARK: uuid.uuid4().hex}), print)
+    forkserver = ForkServer(ForkServerSpec((), {**os.environ, MARK: uuid.uuid4().hex}), print)
     births, controls = [], []
 
     def order():
@@ -30,7 +30,7 @@ async def main():
             controls.append(ours)
             return [theirs.detach()]
 
-        nursery.fork("worker", make_fds, born.set_result, print, lambda _: None)
+        forkserver.fork("worker", make_fds, born.set_result, print, lambda _: None)
 
     for _ in range(WORKERS):
         order()
@@ -41,8 +41,8 @@ async def main():
         print("ended", control.recv(1))
         control.close()
         await worker.gone.wait()
-    nursery.close()
-    await nursery.process.gone.wait()
+    forkserver.close()
+    await forkserver.process.gone.wait()
     print(len({worker.pid for worker in workers}), "said", len(set(ready)))
 
 

@@ -22,7 +22,7 @@ optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
 job.protect(model=weight, optimizer=optimizer)
 for step in job.steps(8):
     with step:
-        if sys.argv[1:] == ["die"] and step.index == 4 and job.rank == 1 and os.environ["DEADPOOL_NEWCOMER"] == "0":
+        if sys.argv[1:] == ["die"] and step.index == 4 and job.rank == 1 and os.environ["DEADPOOL_REPLACEMENT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
         total = torch.ones(1)
         torch.distributed.all_reduce(total)

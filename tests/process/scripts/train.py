@@ -32,10 +32,12 @@ def parse_arguments():
     parser.add_argument("--flags", type=Path, default=Path(), help="folder for what is to happen once in a job")
     parser.add_argument("--ballast-mb", type=int, default=0, help="protected weight that takes no part (ddp)")
     parser.add_argument(
-        "--corrupt", choices=["newcomer", "survivor"], help="spoil a recovery by one unit in one weight"
+        "--corrupt", choices=["replacement", "survivor"], help="spoil a recovery by one unit in one weight"
     )
     parser.add_argument("--hold", type=int, default=-1, help="step before which rank 0 waits for the test")
-    parser.add_argument("--hold-newcomers", action="store_true", help="have newcomers wait for the test before init()")
+    parser.add_argument(
+        "--hold-replacements", action="store_true", help="have replacements wait for the test before init()"
+    )
     parser.add_argument("--astray", choices=["", *astray.KINDS], default="", help="how it reacts to empty answers")
     parser.add_argument("--astray-rank", type=int, default=-1, help="which rank does; all, if none is named")
     parser.add_argument("--least-ms", type=int, default=0, help="how long a step takes at least")
@@ -77,11 +79,11 @@ def main():
     args = parse_arguments()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
-    newcomer = os.environ.get("DEADPOOL_NEWCOMER") == "1"
+    replacement = os.environ.get("DEADPOOL_REPLACEMENT") == "1"
     faulthandler.register(signal.SIGUSR2)  # the test asks where a worker is that makes no progress
     ahead = os.environ.get("DEADPOOL_PREPARING") == "1"  # a spare without a rank: it holds one from its first true step
-    tell("prepare" if ahead else "start", newcomer=newcomer)
-    if newcomer and args.hold_newcomers:
+    tell("prepare" if ahead else "start", replacement=replacement)
+    if replacement and args.hold_replacements:
         os.read(os.open(args.flags / "release", os.O_RDONLY), 1)
     job = deadpool.init()
     faults = Faults(args.die, args.flags, torch.distributed.get_rank())
@@ -106,9 +108,9 @@ def main():
         rehearsing = job.rehearsing
         if not rehearsing:
             if ahead:
-                tell("start", newcomer=newcomer)
+                tell("start", replacement=replacement)
                 ahead = False
-            recovered = {"newcomer": newcomer and not begun, "survivor": step.index in begun, None: False}
+            recovered = {"replacement": replacement and not begun, "survivor": step.index in begun, None: False}
             if recovered[args.corrupt]:
                 spoil(training)
             time.sleep(args.least_ms / 1000)
@@ -116,7 +118,7 @@ def main():
             begun.add(step.index)
             # A step lasts until the loop asks for the next one: here, always, is the state of this version.
             tell("state", version=step.index, digest=digest(training))
-            if step.index == args.hold and first_time and not newcomer and faults.rank == 0:
+            if step.index == args.hold and first_time and not replacement and faults.rank == 0:
                 tell("held", version=step.index)
                 os.read(os.open(args.flags / "release", os.O_RDONLY), 1)
         faults.begin_step(step.index, rehearsing=rehearsing)

@@ -58,14 +58,14 @@ def main():
         watch_captures(faults)
     faults.reach("setup")
     job.protect(**loop.protect)
-    newcomer, begun = os.environ.get("DEADPOOL_NEWCOMER") == "1", set()
+    replacement, begun = os.environ.get("DEADPOOL_REPLACEMENT") == "1", set()
     for step, *batch in loop.steps(job, drawn.steps):
         if not job.rehearsing:
             if ahead:
                 tell("start")
                 ahead = False
             # A step lasts until the loop asks for the next one: here, always, is the state of this version.
-            if drawn.planted and newcomer and not begun:
+            if drawn.planted and replacement and not begun:
                 spoil(loop)
             begun.add(step.index)
             told = {} if not batch else {"batch": loop.told(step, batch[0])}

@@ -1,6 +1,6 @@
-"""The coordinator's agent of the scale benchmark: what `agent.head` and `agent.assembly` do with decisions, without sockets.
+"""The coordinator's agent of the scale benchmark: what `agent.leader` and `agent.followers` do with decisions, without sockets.
 
-Real are `CoordinatorServer`, `Journal`, `Tracking`, the board and all that becomes bytes. Not here is `core.election`,
+Real are `CoordinatorServer`, `Journal`, `Tracking`, the status page and all that becomes bytes. Not here is `core.election`,
 which is measured by itself.
 """
 
@@ -21,18 +21,18 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.vault.status_page import Board, create_board
+from deadpool_run.vault.status_page import StatusPage, create_status_page
 from deadpool_run.wire import peers
 from deadpool_run.wire.facts import decode_event, encode
 from deadpool_run.wire.frames import Frames
 
-STANDBYS = 2
+LOG_FOLLOWERS = 2
 """Agents that follow the log of decisions, so that one of them can take over."""
 _STORE = ("10.0.0.1", 29500)
 _COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING})
 
 
-class Head:
+class Leader:
     """Takes bytes in, and puts bytes out: `out` is what goes to which node."""
 
     def __init__(self, settings: Settings, journal: Path) -> None:
@@ -41,12 +41,12 @@ class Head:
         self.spent_s = 0.0
         """CPU seconds."""
         self.logged_bytes = 0
-        """What went to the standbys, who are not simulated."""
+        """What went to the log followers, who are not simulated."""
         self._settings = settings
-        self._life = 0
+        self._timeline = 0
         self._frames: dict[NodeId, Frames] = {}
         self._tracking = Tracking(settings.world_size)
-        self._board = Board(create_board(settings.world_size), settings.world_size)
+        self._status_page = StatusPage(create_status_page(settings.world_size), settings.world_size)
         self._server = CoordinatorServer(settings, self, Journal(journal, settings), self._decided)
         self._server.on_entry = self._log
         self._moved = False
@@ -76,8 +76,8 @@ class Head:
                     self._server.submit(decode_event(event))
                 case peers.Safe():
                     self._safe(message)
-                case peers.Beat(cells=cells):
-                    self._mirror(node, cells)
+                case peers.HeartbeatAck(rank_entries=rank_entries):
+                    self._mirror(node, rank_entries)
                 case peers.Join(place):
                     self._join(NodeId(place.name), place)
                 case _:
@@ -96,17 +96,17 @@ class Head:
 
     def _safe(self, told: peers.Safe) -> None:
         commits = self._tracking.commits
-        commits.safe(Rank(told.rank), tuple(map(Version, told.versions)), told.transcript, told.life)
+        commits.safe(Rank(told.rank), tuple(map(Version, told.versions)), told.transcript, told.timeline)
         self._publish_committed()
         if not commits.protected or commits.committed is None:
             return
         if self._tracking.is_news_of_protection() or nodes.is_exposed(self._settings, self.state):
             self._server.submit(ev.SnapshotCommitted(commits.committed, self.state.epoch))
 
-    def _mirror(self, node: NodeId, cells: Collection[tuple[int, ...]]) -> None:
-        for rank, *words in cells:
+    def _mirror(self, node: NodeId, rank_entries: Collection[tuple[int, ...]]) -> None:
+        for rank, *words in rank_entries:
             if 0 <= rank < len(self.state.seats) and self.state.seats[rank].node == node:
-                self._board.mirror(rank, words)
+                self._status_page.mirror(rank, words)
 
     # --- what goes ------------------------------------------------------------------------------------------------
 
@@ -116,10 +116,10 @@ class Head:
             case do.ReportIncident() | do.Announce() | do.StopJob():
                 pass
             case do.BeginGeneration():
-                self._new_life(None)
+                self._new_timeline(None)
                 self._to_all(effect)
             case do.DiscardAbove(_, version):
-                self._new_life(version)
+                self._new_timeline(version)
                 self._to_all(effect)
             case do.SetBuddies():
                 self._moved = True
@@ -151,23 +151,23 @@ class Head:
 
     def _log(self, now: float, event: ev.Event) -> None:
         entry = peers.encode(peers.LogEntry(0, self._server.entries, now, encode(event)))
-        self.logged_bytes += STANDBYS * len(entry)
+        self.logged_bytes += LOG_FOLLOWERS * len(entry)
 
     def _peer(self, node: NodeId) -> peers.Peer | None:
         found = self.state.nodes.get(node)
         return None if found is None else peers.Peer(node, found.place.address, found.place.port)
 
     def _world(self) -> peers.World:
-        return peers.World(self.state.generation, self._life, *_STORE)
+        return peers.World(self.state.generation, self._timeline, *_STORE)
 
-    def _new_life(self, rollback: Version | None) -> None:
-        self._life = self.state.epoch
+    def _new_timeline(self, rollback: Version | None) -> None:
+        self._timeline = self.state.epoch
         self._tell(self.state.nodes, self._world())
-        self._tracking.new_life(self._life, rollback)
+        self._tracking.new_timeline(self._timeline, rollback)
         self._publish_committed()
 
     def _publish_committed(self) -> None:
-        if (told := self._tracking.committed_news(self._life)) is not None:
+        if (told := self._tracking.committed_news(self._timeline)) is not None:
             self._tell(self.state.nodes, told)
 
     def _decided(self) -> None:

@@ -1,4 +1,4 @@
-"""Several agents, any of which may be the head: the real core and the real election against a network that is cut.
+"""Several agents, any of which may be the leader: the real core and the real election against a network that is cut.
 
 Safety is asserted at each takeover, by every agent that is told something, by the workers, and after every decision;
 liveness by bounds.
@@ -69,7 +69,7 @@ class Cluster:
         names = [f"n{at}" for at in range(settings.nodes + settings.spare_nodes)]
         first = names[0]
         self.storage.join(first)
-        self.agents[first] = Agent(self, first, election.first_head(first, T, self.skews.setdefault(first, 500.0)))
+        self.agents[first] = Agent(self, first, election.first_leader(first, T, self.skews.setdefault(first, 500.0)))
         for name in names[1:]:
             self.clock.after(self.rng.uniform(0.0, 1.0), lambda name=name: self.join(name))
         for fault in self.faults:
@@ -80,18 +80,18 @@ class Cluster:
 
     @property
     def state(self):
-        return self.head.state
+        return self.leader.state
 
     @property
-    def head(self) -> Agent:
+    def leader(self) -> Agent:
         return self.agents[self.terms[max(self.terms)]]
 
     def tell(self, event: ev.Event) -> None:
         self.agents[self.workers[event.worker].node].said(event)
 
     def serves_store(self, worker: Worker) -> bool:
-        head = self.agents[worker.store]
-        return head.alive and not head.fenced and self.net.linked(worker.node, worker.store)
+        leader = self.agents[worker.store]
+        return leader.alive and not leader.fenced and self.net.linked(worker.node, worker.store)
 
     # --- the world -----------------------------------------------------------------------------------------------
 
@@ -105,24 +105,24 @@ class Cluster:
         return [worker for worker in self.workers.values() if worker.node == name]
 
     def join(self, name: str) -> None:
-        """An agent comes up and finds the head, if it can be reached."""
-        head = self.head
+        """An agent comes up and finds the leader, if it can be reached."""
+        leader = self.leader
         if self.stopped is not None or self.clock.now > 60.0:
             return
-        if not head.decides() or not self.net.linked(name, head.name):
+        if not leader.decides() or not self.net.linked(name, leader.name):
             self.clock.after(0.5, lambda: self.join(name))
             return
         self.storage.join(name)
-        head.think(el.AgentsJoined((name,)))
-        if head.fenced:
+        leader.think(el.AgentsJoined((name,)))
+        if leader.fenced:
             return
-        mind = election.follower(name, T, head.mind.term, head.mind.rosters, self.clock.now)
+        mind = election.follower(name, T, leader.mind.term, leader.mind.configurations, self.clock.now)
         agent = self.agents[name] = Agent(self, name, mind)
         agent.mind = dataclasses.replace(mind, heard_at=agent.now, governed_at=agent.now)
-        agent.resynced = head.mind.term
+        agent.resynced = leader.mind.term
         agent.arm()
-        head.beat(head.mind.term, head.mind.rosters)
-        head.decide(ev.NodeJoined(name, self.place(name)))
+        leader.heartbeat_ack(leader.mind.term, leader.mind.configurations)
+        leader.decide(ev.NodeJoined(name, self.place(name)))
         self.troubled_at = self.clock.now
 
     def closed(self, name: str) -> None:
@@ -136,13 +136,13 @@ class Cluster:
                 self.net.send(name, other.name, arrive)
 
     def hear_closed(self, other: Agent, name: str) -> None:
-        if other.mind.roster.head == name and other.mind.role is not el.Role.HEAD:
+        if other.mind.configuration.leader == name and other.mind.role is not el.ElectionRole.LEADER:
             other.think(el.LinkBroken(closed=True))
-        elif other.mind.role is el.Role.HEAD:
+        elif other.mind.role is el.ElectionRole.LEADER:
             other.think(el.AgentEnded(name))
 
     def end_agent(self, name: str, *, loud: bool) -> None:
-        """Its process is killed, and its nursery ends its workers; or its host is gone."""
+        """Its process is killed, and its fork server ends its workers; or its host is gone."""
         agent = self.agents[name]
         agent.alive = False
         self.check_covered()
@@ -158,19 +158,19 @@ class Cluster:
         self.uncovered = self.uncovered or not calm
 
     def stop(self, agent: Agent, effect: do.StopJob) -> None:
-        assert election.has_authority(agent.mind, agent.now), "a head without authority stops the job"
+        assert election.has_leadership(agent.mind, agent.now), "a leader without authority stops the job"
         self.stopped = effect
 
     # --- what must hold ------------------------------------------------------------------------------------------
 
-    def authority(self, agent: Agent) -> None:
+    def leadership(self, agent: Agent) -> None:
         term = agent.mind.term
-        assert term not in self.terms, f"{agent.name} and {self.terms[term]} are heads of term {term}"
+        assert term not in self.terms, f"{agent.name} and {self.terms[term]} are leaders of term {term}"
         assert term > max(self.terms, default=-1), f"term {term} begins after {max(self.terms, default=0)}"
         self.terms[term] = agent.name
         for other in self.agents.values():
-            if other is not agent and other.alive and other.mind.role is el.Role.HEAD:
-                assert not election.has_authority(other.mind, other.now), (
+            if other is not agent and other.alive and other.mind.role is el.ElectionRole.LEADER:
+                assert not election.has_leadership(other.mind, other.now), (
                     f"{other.name} and {agent.name} have authority"
                 )
 
@@ -220,8 +220,8 @@ class Cluster:
 
     def is_over(self) -> bool:
         if self.bare and self.clock.now > BARE_S:
-            heads = [agent for agent in self.agents.values() if agent.decides()]
-            self.ended_why = "there is a head" if heads else "fenced"
+            leaders = [agent for agent in self.agents.values() if agent.decides()]
+            self.ended_why = "there is a leader" if leaders else "fenced"
             return True
         if self.stopped is not None:
             self.ended_why = self.stopped.reason
@@ -238,21 +238,21 @@ class Cluster:
             if agent.fenced and agent.loud:
                 late = [w.number for w in self.on(agent.name) if w.alive]
                 assert not late, f"workers {late} outlive the fence of {agent.name}"
-        head = self.head
-        if self.bare or not head.decides() or self.clock.now - self.troubled_at < BOUND_S:
+        leader = self.leader
+        if self.bare or not leader.decides() or self.clock.now - self.troubled_at < BOUND_S:
             return
-        enough = len(head.state.nodes) >= self.settings.nodes
+        enough = len(leader.state.nodes) >= self.settings.nodes
         at_work = (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING)
-        assert head.state.phase in at_work or not enough, f"still {head.state.phase}"
+        assert leader.state.phase in at_work or not enough, f"still {leader.state.phase}"
 
     def check_fenced(self) -> None:
-        """Whoever no head with authority counts has ended its workers, if the last fault is long enough ago."""
+        """Whoever no leader with authority counts has ended its workers, if the last fault is long enough ago."""
         if self.clock.now < self.disturbed_at + 3.6 * T:
             return
-        heads = [a for a in self.agents.values() if a.decides() and election.has_authority(a.mind, a.now)]
+        leaders = [a for a in self.agents.values() if a.decides() and election.has_leadership(a.mind, a.now)]
         if len(self.faults) == 1 and self.faults[0].leaves_two_halves(self):
-            assert not heads, f"{heads[0].name} has authority over half of the nodes"
-        counted = {name for head in heads for name in head.mind.roster.agents}
+            assert not leaders, f"{leaders[0].name} has authority over half of the nodes"
+        counted = {name for leader in leaders for name in leader.mind.configuration.agents}
         for agent in self.agents.values():
             left = [worker.number for worker in self.on(agent.name) if worker.alive]
             assert agent.name in counted or not left, f"workers {left} of {agent.name}, which is cut off, still live"
@@ -274,10 +274,10 @@ class Cluster:
             "no other came": lost > self.settings.spare_nodes,
             "no version is held": (lost > self.settings.replicas or self.uncovered) and not self.settings.durable,
             "every holder of rank": (lost > self.settings.replicas or self.uncovered) and not self.settings.durable,
-            "no restart is allowed": not self.head.state.managed,
-            "is lost": not self.head.state.managed,
+            "no restart is allowed": not self.leader.state.managed,
+            "is lost": not self.leader.state.managed,
             "had left the job already": self.uncovered,
-            "the world was started again": self.head.state.restarts > 2,
+            "the world was started again": self.leader.state.restarts > 2,
             "without one completed step": lost > 3,
         }
         assert any(text in why and excused for text, excused in excuses.items()), f"stopped without need: {why}"
@@ -287,9 +287,9 @@ class Cluster:
         return all(fault.leaves_majority(self) for fault in self.faults) and len(self.faults) < 2
 
 
-def heads_simulation(seed: int, kinds: tuple[str, ...] = KINDS, *, durable: bool = False) -> Cluster:
+def leaders_simulation(seed: int, kinds: tuple[str, ...] = KINDS, *, durable: bool = False) -> Cluster:
     """Return the job of this seed."""
-    rng = random.Random(f"heads {seed}")
+    rng = random.Random(f"leaders {seed}")
     nodes = rng.randint(2, 4)
     settings = Settings(
         world_size=nodes * rng.randint(1, 2),

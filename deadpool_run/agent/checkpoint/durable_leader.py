@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
-from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, Job
+from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, CheckpointJob
 from deadpool_run.agent.checkpoint.durable_attempt import Attempt
 from deadpool_run.agent.checkpoint.durable_schedule import Schedule
-from deadpool_run.agent.checkpoint.initial_load import Beginning
+from deadpool_run.agent.checkpoint.initial_load import InitialLoad
 from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.vault.checkpoint_format import Step
+from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
 from deadpool_run.wire.checkpoints import CheckpointLoaded
@@ -34,7 +34,7 @@ _COMES_TO_RUN = frozenset({*_WRITTEN_IN, JobPhase.REPAIRING})
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class CheckpointNodes:
     """The nodes of the job, and how they are told."""
 
     here: NodeId
@@ -46,7 +46,7 @@ class Nodes:
     """Lets all know the newest checkpoint."""
 
 
-class DurableHead:
+class DurableLeader:
     """Made in the running loop, for one coordinator; does nothing unless `spec` asks for something."""
 
     def __init__(  # noqa: PLR0913 - what it knows, tells and decides about
@@ -56,8 +56,8 @@ class DurableHead:
         run: str,
         checkpointers: Checkpointers,
         vault: Vault,
-        nodes: Nodes,
-        job: Job,
+        nodes: CheckpointNodes,
+        job: CheckpointJob,
         known: peers.Durable | None,
     ) -> None:
         """Begin, or go on from the newest checkpoint that is known."""
@@ -68,7 +68,7 @@ class DurableHead:
         self._nodes = nodes
         self._job = job
         self._loop = asyncio.get_running_loop()
-        self._beginning: Beginning | None = None
+        self._beginning: InitialLoad | None = None
         self._attempt: Attempt | None = None
         self._over: asyncio.Future[None] | None = None  # of the attempt
         self._voided = 0
@@ -100,7 +100,7 @@ class DurableHead:
             self._beginning.give_up()
         if self._spec is None:
             return
-        self._beginning = Beginning(
+        self._beginning = InitialLoad(
             spec=self._spec,
             run=self._run,
             first=self._nodes.state().generation == 0,
@@ -132,7 +132,7 @@ class DurableHead:
 
     # --- while it runs ---------------------------------------------------------------------------------------------
 
-    def foretold(self) -> None:
+    def preemption_notice(self) -> None:
         """Write now, since the end of the job was announced (SIGUSR1), and then, if so asked, end it."""
         if self._spec is None or not self._spec.target or self._leaving or self._left:
             return
@@ -153,7 +153,9 @@ class DurableHead:
         spec, state = self._spec, self._nodes.state()
         if spec is None or not spec.target or self._attempt or self._beginning or self._finishing or self._closed:
             return
-        committed = self._vault.board.committed()  # None: not known (yet), such as after the coordinator has moved
+        committed = (
+            self._vault.status_page.committed()
+        )  # None: not known (yet), such as after the coordinator has moved
         is_new = self._schedule.is_new(committed)
         if self._wanted and (state.phase not in _COMES_TO_RUN or (committed is not None and not is_new)):
             self._wanted = False  # there is nothing that is not durable
@@ -207,8 +209,8 @@ class DurableHead:
         if not attempt.next_step():
             self._written(attempt)
             return
-        if attempt.step is Step.COPY:
-            committed = self._vault.board.committed()
+        if attempt.step is CheckpointStep.COPY:
+            committed = self._vault.status_page.committed()
             if committed is None or not self._schedule.is_new(committed):
                 self._void("nothing is committed any more")
                 return
@@ -270,9 +272,9 @@ class DurableHead:
             self._job.say(f"the durable checkpoint that was being written is void: node {node} is lost")
             self._void(f"node {node} is lost")
 
-    def new_life(self) -> None:
+    def new_timeline(self) -> None:
         """Go on with nothing that was not copied before: versions may be made again."""
-        if self._attempt is not None and self._attempt.step in (Step.PREPARE, Step.COPY):
+        if self._attempt is not None and self._attempt.step in (CheckpointStep.PREPARE, CheckpointStep.COPY):
             self._void("ranks go back to a version")
 
     def loaded(self, node: NodeId, told: peers.Loaded) -> None:
@@ -292,7 +294,7 @@ class DurableHead:
         self._finishing = True
         if self._over is not None:
             await self._over
-        if self._schedule.is_new(self._vault.board.committed()) and not self._closed:
+        if self._schedule.is_new(self._vault.status_page.committed()) and not self._closed:
             if self._is_whole(self._nodes.state()):
                 await self._begin_attempt()
             else:

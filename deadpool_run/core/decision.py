@@ -30,7 +30,7 @@ MemberOrder = (
 )
 
 
-class Turn:
+class Decision:
     """Lives for one call of `coordinator.step`. Every change replaces `state`; nothing that the caller holds changes."""
 
     def __init__(self, settings: Settings, state: State, now: float) -> None:
@@ -146,12 +146,12 @@ class Turn:
         self.set(next_worker=WorkerId(worker + 1))
         self.effects.append(do.StartWorker(worker, node))
 
-    def assign(self, seating: Seating, *, newcomer: bool, transcript_from: NodeId | None = None) -> None:
+    def assign(self, seating: Seating, *, replacement: bool, transcript_from: NodeId | None = None) -> None:
         """Give a ready worker a vacant rank."""
         member, rank, local_rank = seating.member, seating.rank, seating.local_rank
         self.set_seat(rank, owner=member.worker, node=member.node, local_rank=local_rank)
-        self.set_member(member.worker, rank=rank, newcomer=newcomer)
-        self.order(do.AssignRank(member.worker, rank, self.state.epoch, newcomer, local_rank, transcript_from))
+        self.set_member(member.worker, rank=rank, replacement=replacement)
+        self.order(do.AssignRank(member.worker, rank, self.state.epoch, replacement, local_rank, transcript_from))
 
     def kill(self, worker: WorkerId, reason: str) -> None:
         """End a worker outright; its exit follows."""

@@ -2,9 +2,9 @@
 
 import agents
 import pytest
-from heads import Cluster, election_simulation, heads_simulation
+from leaders import Cluster, election_simulation, leaders_simulation
 from outages import Fault
-from planted import ELECTION_PLANTS, HEAD_PLANTS
+from planted import ELECTION_PLANTS, LEADER_PLANTS
 from workers import Worker
 
 from deadpool_run.core.settings import Settings
@@ -16,9 +16,9 @@ ELECTION_SEEDS = 210
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_swarm_of_heads(part):
+def test_swarm_of_leaders(part):
     for seed in range(part, SEEDS, PARTS):
-        run(seed, heads_simulation)
+        run(seed, leaders_simulation)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -29,9 +29,9 @@ def test_swarm_of_elections(part):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_long_swarm_of_heads():
+def test_long_swarm_of_leaders():
     for seed in range(SEEDS, 10 * SEEDS):
-        run(seed, heads_simulation)
+        run(seed, leaders_simulation)
     for seed in range(ELECTION_SEEDS, 10 * ELECTION_SEEDS):
         run(seed, election_simulation)
 
@@ -57,9 +57,9 @@ def job(*faults, nodes=4, spare_nodes=0, seed=1, log_delay_s=0.02):
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("kind", ["kill head", "power head", "cut head", "cut deaf head", "cut mute head"])
-def test_the_heads_node_is_replaced(kind, seed):
-    """Three of four go on, with the head's rank on the spare node, and the old head's workers have ended."""
+@pytest.mark.parametrize("kind", ["kill leader", "power leader", "cut leader", "cut deaf leader", "cut mute leader"])
+def test_the_leaders_node_is_replaced(kind, seed):
+    """Three of four go on, with the leader's rank on the spare node, and the old leader's workers have ended."""
     cluster = job(Fault(5.0, kind), spare_nodes=1, seed=seed)
     assert cluster.run() == "every rank finished"
     (incident,) = cluster.state.incidents
@@ -70,7 +70,7 @@ def test_the_heads_node_is_replaced(kind, seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_two_halves_stop_with_a_reason(seed):
-    cluster = job(Fault(5.0, "cut half head"), seed=seed)
+    cluster = job(Fault(5.0, "cut half leader"), seed=seed)
     cluster.run()
     reasons = [agent.fenced_why for agent in cluster.agents.values()]
     assert all("no majority" in reason or "no coordinator" in reason for reason in reasons), reasons
@@ -79,27 +79,27 @@ def test_two_halves_stop_with_a_reason(seed):
 
 
 def test_of_two_nodes_the_survivor_goes_on_only_if_the_other_certainly_ended():
-    survivor = job(Fault(5.0, "kill head"), nodes=2, spare_nodes=1)
+    survivor = job(Fault(5.0, "kill leader"), nodes=2, spare_nodes=1)
     assert survivor.run() == "every rank finished"
-    assert survivor.head.name == "n1"
-    silent = job(Fault(5.0, "power head"), nodes=2, spare_nodes=1)
+    assert survivor.leader.name == "n1"
+    silent = job(Fault(5.0, "power leader"), nodes=2, spare_nodes=1)
     assert silent.run().startswith("fenced: no coordinator was heard of")
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_head_dies_while_it_repairs_and_its_last_orders_were_not_followed(seed):
-    """A worker dies, a spare is promoted, and the head ends before its standbys hear of it."""
+def test_the_leader_dies_while_it_repairs_and_its_last_orders_were_not_followed(seed):
+    """A worker dies, a spare is promoted, and the leader ends before its log followers hear of it."""
     cluster = job(
-        Fault(5.0, "worker", 2), Fault(5.0 + 0.1 * seed, "kill head"), spare_nodes=1, seed=seed, log_delay_s=3.0
+        Fault(5.0, "worker", 2), Fault(5.0 + 0.1 * seed, "kill leader"), spare_nodes=1, seed=seed, log_delay_s=3.0
     )
     cluster.run()
     assert cluster.state.term == 1
     assert cluster.state.phase is JobPhase.STOPPED
 
 
-@pytest.mark.parametrize("kind", ["kill head", "power head"])
-def test_the_head_dies_while_a_newcomer_sets_up_beside_its_store(kind):
-    """Nobody waits for that newcomer, which waits for the store: the simulation fails where a time-out is needed."""
+@pytest.mark.parametrize("kind", ["kill leader", "power leader"])
+def test_the_leader_dies_while_a_replacement_sets_up_beside_its_store(kind):
+    """Nobody waits for that replacement, which waits for the store: the simulation fails where a time-out is needed."""
     for seed in range(25):
         cluster = job(
             Fault(5.0, "worker", 2), Fault(5.1 + 0.03 * seed, kind), spare_nodes=1, seed=seed, log_delay_s=0.02
@@ -108,14 +108,14 @@ def test_the_head_dies_while_a_newcomer_sets_up_beside_its_store(kind):
 
 
 def test_the_swarm_goes_where_it_matters():
-    ends = [(cluster, cluster.run()) for cluster in map(heads_simulation, range(40))]
+    ends = [(cluster, cluster.run()) for cluster in map(leaders_simulation, range(40))]
     assert sum(end == "every rank finished" for _, end in ends) > 15
     assert sum(end.startswith("fenced") for _, end in ends) > 1
     assert sum(max(cluster.terms) > 0 for cluster, _ in ends) > 10
 
 
 def test_the_same_seed_is_the_same_story():
-    first, second = heads_simulation(7), heads_simulation(7)
+    first, second = leaders_simulation(7), leaders_simulation(7)
     first.run()
     second.run()
     assert first.log == second.log
@@ -127,10 +127,10 @@ def test_a_planted_bug_of_elections_is_found(plant, monkeypatch):
     assert_is_found(election_simulation, 400)
 
 
-@pytest.mark.parametrize("plant", HEAD_PLANTS, ids=lambda plant: plant.__name__)
-def test_a_planted_bug_of_heads_is_found(plant, monkeypatch):
+@pytest.mark.parametrize("plant", LEADER_PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_of_leaders_is_found(plant, monkeypatch):
     plant(monkeypatch)
-    assert_is_found(lambda seed: heads_simulation(seed, HEAD_PLANTS[plant]), 150)
+    assert_is_found(lambda seed: leaders_simulation(seed, LEADER_PLANTS[plant]), 150)
 
 
 def assert_is_found(story, seeds):
@@ -152,7 +152,7 @@ def test_survivors_that_cannot_be_drained_while_the_coordinator_moves(monkeypatc
             worker.breaks.add("drain")
 
     monkeypatch.setattr(Worker, "_assign", assign)
-    jobs = [heads_simulation(seed) for seed in range(25)]
+    jobs = [leaders_simulation(seed) for seed in range(25)]
     for job in jobs:
         job.run()
     assert sum("ReEnter" in line for job in jobs for line in job.log) > 5
