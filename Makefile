@@ -6,7 +6,7 @@
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
 #                                 with torch's small CPU build; elsewhere pip fetches the CUDA one on Linux
 #   make search MINUTES=30        train random loops under random faults; SEED=n repeats one that failed
-#   make test-long LONG=tests/worker/test_torch_suite.py
+#   make test-long LONG=tests/worker/groups/test_torch_suite.py
 #                                 with the long tests of some files only
 #   make JOBS=0 test              with the tests one after the other, for a debugger or a very slow machine
 #   make TORCH=2.15.0 test-torch  with another torch, in an environment of its own: pip fetches several gigabytes
@@ -68,7 +68,7 @@ test-torch-api: $(STAMP)  ## look up what we use of torch in the files of every 
 	    -d $(TORCH_FILES)/wheels torch==$$each && \
 	  $(BIN)/python tests/worker/torch_files.py $(TORCH_FILES)/wheels/torch-$$each-*.whl; } || exit 1; done
 	rm -rf $(TORCH_FILES)/wheels
-	$(BIN)/python -m pytest tests/worker/test_torch_names.py
+	$(BIN)/python -m pytest tests/worker/compat/test_torch_names.py
 
 test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
 	$(BIN)/python -m pytest -m 'slow and not frameworks' $(LONG)

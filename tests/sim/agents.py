@@ -156,7 +156,8 @@ class Agent:
         for other in (*configurations[-1].agents, *given_up):
             if other != self.name:
                 self.send(
-                    other, lambda a: a.hear_heartbeat_ack(self.name, el.HeardFromLeader(term, configurations, claim), sent_at)
+                    other,
+                    lambda a: a.hear_heartbeat_ack(self.name, el.HeardFromLeader(term, configurations, claim), sent_at),
                 )
 
     def hear_heartbeat_ack(self, leader: str, heard: el.HeardFromLeader, sent_at: float) -> None:

@@ -8,7 +8,7 @@ INTENDED = {
 }
 """Every case whose outcome differs, and why it is meant to."""
 
-BEGIN, END = "<!-- made by tests/worker/test_collectives_differential.py -->", "<!-- end -->"
+BEGIN, END = "<!-- made by tests/worker/groups/test_collectives_differential.py -->", "<!-- end -->"
 
 
 def put_tables(page, gloo, deadpool, gloo_matrix, deadpool_matrix):

@@ -1,7 +1,7 @@
 """Private names of `torch.distributed`: groups, backends, stores, and the few places where torch itself is patched.
 
 Only this module and its siblings `compat_*` use private names of torch, or ask for its version: torch 2.13 to 2.15.
-tests/worker/test_torch_names.py checks each name in the files of every version.
+tests/worker/compat/test_torch_names.py checks each name in the files of every version.
 """
 
 import contextlib

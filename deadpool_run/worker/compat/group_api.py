@@ -1,7 +1,7 @@
 """What torch asks of a process group beyond its collectives, and a deadpool group answers by itself.
 
 torch's C++ code would look for these in the group's backends, of which a Python group has none. Names and defaults are
-those of torch 2.13 to 2.15; tests/worker/test_torch_names.py finds what a later version adds.
+those of torch 2.13 to 2.15; tests/worker/compat/test_torch_names.py finds what a later version adds.
 """
 
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 They run in a fresh world each, and on groups that were attached again after the loss of a rank.
 
-WRITE_DOCS=1 pytest tests/worker/test_torch_suite.py      # writes the list into docs/collectives.md
+WRITE_DOCS=1 pytest tests/worker/groups/test_torch_suite.py      # writes the list into docs/collectives.md
 """
 
 import os
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch_suite
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "collectives.md"
-BEGIN, END = "<!-- made by tests/worker/test_torch_suite.py -->\n", "<!-- end of PyTorch's own tests -->\n"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "collectives.md"
+BEGIN, END = "<!-- made by tests/worker/groups/test_torch_suite.py -->\n", "<!-- end of PyTorch's own tests -->\n"
 
 
 @dataclass(frozen=True)

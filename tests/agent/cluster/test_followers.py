@@ -95,7 +95,9 @@ def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_ar
             self.agent, outputs = election.step(self.agent, event, 1.0)
             for output in outputs:
                 followers.share(
-                    peers.Agents(0, tuple(peers.ConfigurationMessage(r.number, r.leader, ()) for r in output.configurations))
+                    peers.Agents(
+                        0, tuple(peers.ConfigurationMessage(r.number, r.leader, ()) for r in output.configurations)
+                    )
                 )
 
     async def main():

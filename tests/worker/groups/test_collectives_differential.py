@@ -1,6 +1,6 @@
 """Backend "deadpool" against "gloo": the same values and the same errors, for every collective there is.
 
-WRITE_DOCS=1 pytest tests/worker/test_collectives_differential.py      # writes the tables of docs/collectives.md anew
+WRITE_DOCS=1 pytest tests/worker/groups/test_collectives_differential.py      # writes the tables of docs/collectives.md anew
 """
 
 import gc
@@ -24,7 +24,7 @@ from deadpool_run.worker.groups.registry import GroupState
 
 WITH_CASES = (collective_ways, collective_tensors, collective_errors)
 LIMIT = timedelta(seconds=15)
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "collectives.md"
 PINNED = re.search(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)[1]
 """The version of torch that the page is about; what others give differs here and there, as Gloo's does."""

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 from snapshot_kit import Child, Slots
-from test_snapshot_kill import Large, trains_for_ever
+from snapshot_large import Large, trains_for_ever
 
 from deadpool_run.errors import CheckpointError
 from deadpool_run.vault.checkpoint_format import NOTHING

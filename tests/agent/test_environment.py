@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent / "scripts" / "report.py"
+SCRIPT = Path(__file__).parents[1] / "process" / "scripts" / "report.py"
 OURS = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TMPDIR"}
 """Variables whose values differ between two runs of torchrun too, or that the kit sets."""
 

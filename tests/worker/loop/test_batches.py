@@ -15,7 +15,7 @@ from deadpool_run.errors import ScriptError
 from deadpool_run.worker.loop.batches import Batches
 from deadpool_run.worker.state.rng import put_rng, take_rng
 
-sys.path.append(str(Path(__file__).parents[1] / "loops" / "scripts"))
+sys.path.append(str(Path(__file__).parents[2] / "loops" / "scripts"))
 
 import items_data
 from items_data import BATCH, PER_EPOCH

@@ -1,0 +1,1 @@
+"""Puts this folder on the path, for what the tests of its folders share."""
