@@ -33,8 +33,10 @@ DEFAULT_PRELOAD = (
     "torch.distributed.tensor.parallel",
     "torch.distributed.pipelining",
     "torch._dynamo",
+    "deadpool_run.worker.process.bootstrap",
+    "deadpool_run.worker.job",
 )
-"""What the first step of DDP, FSDP2 or tensor parallelism imports: with these, nothing is left to import in a worker.
+"""Imports of our own side and of the first step of DDP, FSDP2 or tensor parallelism: a worker has none left to do.
 
 None of them starts a thread or touches a device (the fork server checks the first).
 """

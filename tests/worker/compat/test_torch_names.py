@@ -241,7 +241,7 @@ def test_the_supported_versions_are_those_that_are_looked_at():
 
 def test_what_the_forkserver_imports_is_in_torch():
     (files, *_) = VERSIONS
-    for name in DEFAULT_PRELOAD:
+    for name in (each for each in DEFAULT_PRELOAD if each.startswith("torch")):
         path = name.replace(".", "/")
         assert files.has_file(f"{path}.py") or files.has_file(f"{path}/__init__.py"), name
 
