@@ -7,6 +7,7 @@ unseen with a chance of about 2**-32.
 
 import threading
 import zlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ _SEED = 0x5EED
 _FACTOR = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _SAMPLE_BYTES = 1 << 12
+_SMALL_BYTES = 1 << 16
 _PLACES = 64
 """In how many places of a large tensor a sample looks."""
 
@@ -41,9 +43,30 @@ def digest(tensor: Tensor) -> int:
     return found >> 1
 
 
+def digest_all(tensors: Sequence[Tensor]) -> int:
+    """Return one number for all of these tensors. Small ones are digested together: a call for each costs more."""
+    found, small = 0, []
+    for tensor in tensors:
+        own = local(tensor).detach()
+        found = zlib.crc32(f"{own.dtype}{tuple(own.shape)}".encode(), found)
+        if own.numel() * own.element_size() <= _SMALL_BYTES:
+            small.append(own.contiguous().reshape(-1).view(torch.uint8))
+    for device in sorted({str(each.device) for each in small}):
+        found = _mixed(found, digest(torch.cat([each for each in small if str(each.device) == device])))
+    for tensor in tensors:
+        if local(tensor).numel() * tensor.element_size() > _SMALL_BYTES:
+            found = _mixed(found, digest(tensor))
+    return found >> 1
+
+
 def sample(tensor: Tensor) -> int:
     """Return a digest of a few kilobytes of a tensor, spread over it; of all of a small one."""
-    return digest(_places(local(tensor).detach()))
+    return digest(sampled(tensor))
+
+
+def sampled(tensor: Tensor) -> Tensor:
+    """Return a few kilobytes of a tensor, spread over it; all of a small one."""
+    return _places(local(tensor).detach())
 
 
 def samples_equal(one: Tensor, other: Tensor) -> bool:

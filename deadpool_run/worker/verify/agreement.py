@@ -6,7 +6,7 @@ from looks at ever longer distances, and belongs to the snapshot.
 """
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from deadpool_run.ids import Version
-from deadpool_run.worker.state.digest import digest, sample
+from deadpool_run.worker.state.digest import digest, digest_all, sampled
 from deadpool_run.worker.state.state import Protected
 
 _AFTER_REPAIR = (1, 2, 4, 8)
@@ -73,13 +73,12 @@ class Agreement:
 
     def _compare_in(self, group: dist.ProcessGroup, tensors: Named, *, strict: bool) -> ReplicaDifference | None:
         names = [name for name, _ in tensors if name not in self.unequal]
-        take: Callable[[Tensor], int] = digest if strict else sample
-        own = [take(tensor) for name, tensor in tensors if name not in self.unequal]
-        whole = torch.tensor([zlib.crc32("\n".join(names).encode()), len(own), _folded(own)])
+        own = [tensor if strict else sampled(tensor) for name, tensor in tensors if name not in self.unequal]
+        whole = torch.tensor([zlib.crc32("\n".join(names).encode()), len(own), digest_all(own)])
         rows = _gathered(whole, group)
         if any(row[:2] != rows[0][:2] for row in rows) or all(row == rows[0] for row in rows):
             return None  # not the same tensors everywhere, as of an optimizer that is itself sharded; or equal
-        table = _gathered(torch.tensor(own), group)
+        table = _gathered(torch.tensor([digest(tensor) for tensor in own]), group)
         wrong = [name for name, column in zip(names, zip(*table, strict=True), strict=True) if len(set(column)) > 1]
         if not strict:
             self.unequal.update(wrong)
@@ -134,10 +133,3 @@ def _gathered(row: Tensor, group: Any) -> list[list[int]]:
     rows = [torch.zeros_like(row) for _ in range(group.size())]
     dist.all_gather(rows, row, group=group)
     return [each.tolist() for each in rows]
-
-
-def _folded(digests: list[int]) -> int:
-    found = 0
-    for each in digests:
-        found = (found * 0x9E3779B97F4A7C15 + each) % (1 << 63)
-    return found

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from deadpool_run.worker.state.digest import digest, sample, samples_equal
+from deadpool_run.worker.state.digest import digest, digest_all, sample, samples_equal
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int16, torch.uint8, torch.bool, torch.complex64]
 LARGE = 300_001
@@ -59,3 +59,22 @@ def test_a_sample_sees_what_changes_everywhere_and_all_of_a_small_tensor():
     assert sample(changed) != sample(small)
     assert not samples_equal(small, changed)
     assert samples_equal(small, small.clone())
+
+
+def test_one_bit_of_any_of_many_tensors_changes_the_digest_of_all():
+    generator = torch.Generator().manual_seed(random.SystemRandom().randrange(1 << 32))
+    tensors = [torch.randn(size, generator=generator) for size in (1, 3, 8, 1000, LARGE)]
+    before = digest_all(tensors)
+    assert digest_all([tensor.clone() for tensor in tensors]) == before
+    assert digest_all(tensors[::-1]) != before
+    for place, tensor in enumerate(tensors):
+        bit = int(torch.randint(32 * tensor.numel(), (1,), generator=generator))
+        assert digest_all([*tensors[:place], flipped(tensor, bit), *tensors[place + 1 :]]) != before, (place, bit)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtype_and_shape_of_each_of_many_tensors_count(dtype):
+    rest = torch.ones(5)
+    tensor = torch.zeros(6, dtype=dtype)
+    forms = tensor, tensor.view(2, 3), torch.zeros(7, dtype=dtype), torch.zeros(6, dtype=torch.int8)
+    assert len({digest_all([rest, form]) for form in forms}) == 4
