@@ -64,7 +64,7 @@ def notes(values: Values, ranks: int, *, several: bool) -> Iterator[str]:
     unused = [values[option.name].source for option in inert if values[option.name].is_set]
     if unused and not values.flag("standalone"):
         yield f"no effect{'' if several else ' on one machine'}: {', '.join(unused)}"
-    if values.text("start_method") in {"fork", "forkserver"}:
+    if values.text("start_method") == "fork":
         yield f"{values['start_method'].source} {values.text('start_method')}: workers are forked from the fork server"
     for name in ("redirects", "tee", "local_ranks_filter"):
         absent = sorted({number for word in values.words(name) if (number := _rank(word)) >= ranks})

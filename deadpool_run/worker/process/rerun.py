@@ -39,7 +39,7 @@ class ProcessBaseline:
         self._random = random.getstate()
         numpy = sys.modules.get("numpy.random")
         self._numpy: Any = None if numpy is None else numpy.get_state(legacy=False)
-        self._torch = _torch_part("TorchBeginning")
+        self._torch = _torch_part("TorchBaseline")
 
     def put_back(self) -> None:
         """Have the process be as it was, for the next run."""
