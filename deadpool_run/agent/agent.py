@@ -33,7 +33,6 @@ from deadpool_run.agent.records.run_record import make_run_dir
 from deadpool_run.agent.spec import DurableSpec, LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.core.events import Event, JobSubmitted, Place, StopRequested
-from deadpool_run.core.settings import Settings
 from deadpool_run.ids import ONLY_NODE, NodeId
 from deadpool_run.wire import peers, typed
 from deadpool_run.wire.auth import ConnectionRole
@@ -267,10 +266,10 @@ class _Agent:
         base = self._spec.run_dir if cluster.own_directory else self._spec.run_dir.parent / joined.run_name
         return replace(
             self._spec,
-            settings=Settings(**joined.settings),
+            settings=joined.settings,
             run_id=joined.run_id,
             run_dir=base / f"node-{joined.node}",
-            durable=typed.build(DurableSpec, joined.durable) if joined.durable else None,
+            durable=typed.from_plain(DurableSpec, joined.durable) if joined.durable else None,
             base_dir=base,
         )
 

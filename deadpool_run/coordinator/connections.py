@@ -13,7 +13,6 @@ from deadpool_run.core.events import Event
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
-from deadpool_run.wire.facts import decode_event
 
 _FLUSH_S = 2.0
 """At the end: how long agents may take to hear that the job is over."""
@@ -128,7 +127,7 @@ class Connections:
         elif connection.node in self._waiting:
             raise ProtocolError(f"it says {type(message).__name__} before it is taken in")
         elif isinstance(message, peers.Fact):
-            self._owner.submit(decode_event(message.event))
+            self._owner.submit(message.event)
         elif isinstance(
             message, peers.Safe | peers.HeartbeatAck | peers.Ask | peers.Saved | peers.Loaded | peers.PreemptionNotice
         ):

@@ -1,14 +1,14 @@
 """The journal: every event with its time and the orders that followed, as JSON lines that replay to the same state.
 
-The first line names the format and holds the settings. A failure in the field becomes a test by its journal alone.
+The first line names the format and holds the settings. A journal from the field is a test by itself.
 """
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from deadpool_run.core import coordinator
 from deadpool_run.core.effects import Effect
@@ -16,25 +16,43 @@ from deadpool_run.core.events import Event
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
-from deadpool_run.wire import typed
-from deadpool_run.wire.facts import decode_effect, decode_event, encode
-from deadpool_run.wire.frames import to_json
+from deadpool_run.structs import Record
+from deadpool_run.wire.typed import Decoder, to_json
 
-FORMAT = 1
+FORMAT = 2
+"""Raised whenever a line can no longer be read as before: a class or field of events, effects or state was renamed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One call of `coordinator.step`: what it was told, and what it ordered."""
+class Header(Record):
+    """The first line. `state` is what the coordinator began with; None: a new job."""
+
+    format: int
+    settings: Settings
+    state: State | None
+
+
+class Entry(Record):
+    """Any other line: one call of `coordinator.step`, with its event and the orders that it returned."""
 
     now: float
     event: Event
     effects: tuple[Effect, ...]
 
 
+class _Format(msgspec.Struct):
+    """What the first line of a journal has in every format."""
+
+    format: int
+
+
+_FORMAT_DECODER: Decoder[_Format] = Decoder(_Format, "the first line of a journal")
+_HEADER_DECODER: Decoder[Header] = Decoder(Header, "the first line of a journal")
+_ENTRY_DECODER: Decoder[Entry] = Decoder(Entry, "an entry of a journal")
+
+
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A line at which this version of the coordinator decides otherwise than the one that wrote the journal."""
+    """A line at which this version of the coordinator decides otherwise than the version that wrote the journal."""
 
     line: int
     entry: Entry
@@ -43,33 +61,31 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a journal led to."""
+    """The result of replaying a journal."""
 
     settings: Settings
     state: State
     entries: int
     divergences: tuple[Divergence, ...]
     torn: bool
-    """The last line is incomplete: whoever wrote it died."""
+    """The last line is incomplete: its writer died."""
 
 
 class Journal:
-    """An append-only file that only its owner can read. Created here; a file that is there already is refused.
+    """An append-only file that only its owner can read.
 
-    A job never ends for its journal: once a line cannot be written (the disk is full), none is any more, and `failure`
-    says why.
+    A full disk never ends a job: after the first line that cannot be written, none is, and `failure` says why.
     """
 
     def __init__(self, path: Path, settings: Settings, state: State | None = None) -> None:
-        """Create the file. Raises OSError (FileExistsError if there is one already). `state` is what it begins with."""
+        """Create the file. Raises OSError (FileExistsError if it exists). `state` is what the coordinator begins with."""
         self.failure: OSError | None = None
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        begins = None if state is None else typed.plain(state)
-        self._append({"format": FORMAT, "settings": typed.plain(settings), "state": begins})
+        self._append(Header(FORMAT, settings, state))
 
     def append(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
         """Append one line."""
-        self._append({"now": now, "event": encode(event), "effects": [encode(effect) for effect in effects]})
+        self._append(Entry(now, event, tuple(effects)))
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -77,8 +93,8 @@ class Journal:
             os.close(self._fd)
             self._fd = -1
 
-    def _append(self, line: Mapping[str, Any]) -> None:
-        rest = to_json(line).encode() + b"\n"
+    def _append(self, line: Header | Entry) -> None:
+        rest = to_json(line) + b"\n"
         try:
             while rest and self.failure is None:
                 rest = rest[os.write(self._fd, rest) :]
@@ -87,37 +103,37 @@ class Journal:
 
 
 def replay(path: Path) -> Replay:
-    """Tell a fresh coordinator all that the journal's was told. Raises OSError, and ProtocolError if it is no journal."""
+    """Put every event of a journal to a new coordinator. Raises OSError, and `ProtocolError` for any other file."""
     lines = path.read_bytes().split(b"\n")
     torn = bool(lines.pop())
     if not lines:
         raise ProtocolError(f"{path} is not a journal: it has no complete line")
-    settings, state = _header(lines[0])
+    header = _header(path, lines[0])
+    settings, state = header.settings, header.state or coordinator.new_state(header.settings)
     divergences = []
-    for number, entry in _entries(lines):
+    for number, entry in _entries(path, lines):
         state, effects = coordinator.step(settings, state, entry.event, entry.now)
         if effects != entry.effects:
             divergences.append(Divergence(number, entry, effects))
     return Replay(settings, state, len(lines) - 1, tuple(divergences), torn)
 
 
-def _header(line: bytes) -> tuple[Settings, State]:
+def _header(path: Path, line: bytes) -> Header:
     try:
-        header = json.loads(line)
-        if header["format"] != FORMAT:
-            raise ProtocolError(f"a journal of format {header['format']}; this version reads format {FORMAT}")
-        settings = Settings(**header["settings"])
-        begins = header.get("state")
-        return settings, coordinator.new_state(settings) if begins is None else typed.build(State, begins)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(f"the first line is not that of a journal: {line[:80]!r}") from error
+        found = _FORMAT_DECODER.decode(line).format
+        if found == FORMAT:
+            return _HEADER_DECODER.decode(line)
+    except ProtocolError as error:
+        raise ProtocolError(f"{path}, line 1: {error}") from error
+    raise ProtocolError(
+        f"{path} is a journal of format {found}, and this version of deadpool-run reads format {FORMAT} only.\n"
+        "Replay it with the version of deadpool-run that wrote it."
+    )
 
 
-def _entries(lines: Sequence[bytes]) -> Iterator[tuple[int, Entry]]:
+def _entries(path: Path, lines: Sequence[bytes]) -> Iterator[tuple[int, Entry]]:
     for number, line in enumerate(lines[1:], start=2):
         try:
-            parts = json.loads(line)
-            effects = tuple(decode_effect(effect) for effect in parts["effects"])
-            yield number, Entry(float(parts["now"]), decode_event(parts["event"]), effects)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ProtocolError(f"line {number} is not that of a journal: {line[:80]!r}") from error
+            yield number, _ENTRY_DECODER.decode(line)
+        except ProtocolError as error:
+            raise ProtocolError(f"{path}, line {number}: {error}") from error

@@ -7,8 +7,6 @@ from deadpool_run.core.leadership.electorate import LogIndex
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
-from deadpool_run.wire import typed
-from deadpool_run.wire.facts import decode_event
 from deadpool_run.wire.peers import LogEntry, LogState
 
 
@@ -29,17 +27,13 @@ class LogFollower:
         self.known: FollowedLog | None = None
 
     def begin(self, told: LogState) -> None:
-        """Take in a whole state. Raises `ProtocolError`."""
-        try:
-            state: State = typed.build(State, told.state)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ProtocolError(f"not a coordinator's state: {error}") from error
-        self.known = FollowedLog(LogIndex(told.term, told.entries), told.now, state)
+        """Take in a whole state."""
+        self.known = FollowedLog(LogIndex(told.term, told.entries), told.now, told.state)
 
     def follow(self, told: LogEntry) -> None:
         """Take in the next fact. Raises `ProtocolError` if one is missing."""
         known = self.known
         if known is None or known.index != LogIndex(told.term, told.entries - 1):
             raise ProtocolError(f"entry {told.entries} of term {told.term} does not follow {known and known.index}")
-        state, _ = coordinator.step(self._settings, known.state, decode_event(told.event), told.now)
+        state, _ = coordinator.step(self._settings, known.state, told.event, told.now)
         self.known = FollowedLog(LogIndex(told.term, told.entries), told.now, state)

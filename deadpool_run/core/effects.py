@@ -3,14 +3,12 @@
 An order names the worker (one process life), so that performing it late can never reach another process.
 """
 
-from dataclasses import dataclass
-
 from deadpool_run.core.injection import KillHow
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
+from deadpool_run.structs import Record, Tagged
 
 
-@dataclass(frozen=True, slots=True)
-class BeginGeneration:
+class BeginGeneration(Tagged):
     """The world starts from the top: forget every snapshot and transcript, open a fresh store.
 
     `generation` counts these from 0; it is the TORCHELASTIC_RESTART_COUNT of the workers assigned after it.
@@ -19,16 +17,14 @@ class BeginGeneration:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorker:
+class StartWorker(Tagged):
     """Make a process on this node that parks until it is given a rank."""
 
     worker: WorkerId
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class AssignRank:
+class AssignRank(Tagged):
     """Give the worker this rank. A replacement rehearses and is restored; any other sets up for real with its peers.
 
     `transcript_from` is the node that the rank's transcript is brought from; None if the worker's own node has it.
@@ -42,8 +38,7 @@ class AssignRank:
     transcript_from: NodeId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareSpare:
+class PrepareSpare(Tagged):
     """Have a parked spare rehearse as this rank of its node ahead of need, then report `SparePrepared`."""
 
     worker: WorkerId
@@ -52,24 +47,21 @@ class PrepareSpare:
     local_rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class AbortStep:
+class AbortStep(Tagged):
     """Free the member from the collectives it hangs in and have it drain towards this epoch."""
 
     worker: WorkerId
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class ReEnter:
+class ReEnter(Tagged):
     """Leave the run of the script that cannot be drained, report `RunUnwound`, and run it again as a replacement."""
 
     worker: WorkerId
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeFrom:
+class ResumeFrom(Tagged):
     """Bring the member's objects to this version, then report `RankRestored`.
 
     `source` is the node that the snapshot is brought from first; None if the member or its node holds it.
@@ -81,15 +73,13 @@ class ResumeFrom:
     source: NodeId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SetBuddies:
+class SetBuddies(Tagged):
     """From now on, each rank's snapshots and transcript are copied to these nodes. One entry for each rank."""
 
     buddies: tuple[tuple[NodeId, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportReplicas:
+class ReportReplicas(Tagged):
     """Say what the node holds of a rank whose own node is lost."""
 
     node: NodeId
@@ -97,46 +87,40 @@ class ReportReplicas:
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardAbove:
+class DiscardAbove(Tagged):
     """Copies of versions above this one, made in an older epoch, are of a life that did not happen: forget them."""
 
     epoch: Epoch
     version: Version
 
 
-@dataclass(frozen=True, slots=True)
-class AttachGroups:
+class AttachGroups(Tagged):
     """Build the member's communicators afresh for this epoch, then report `RankAttached` and go on."""
 
     worker: WorkerId
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class SetCaptureInterval:
+class SetCaptureInterval(Tagged):
     """Capture only versions that this number divides."""
 
     worker: WorkerId
     interval: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseWorker:
+class ReleaseWorker(Tagged):
     """Every rank's last snapshot is committed: the worker may leave its step loop."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class DismissWorker:
+class DismissWorker(Tagged):
     """The parked spare is not needed any more: it exits 0."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class KillWorker:
+class KillWorker(Tagged):
     """End the worker at once. `injected` marks a fault that a user asked for."""
 
     worker: WorkerId
@@ -145,8 +129,7 @@ class KillWorker:
     injected: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TerminateWorker:
+class TerminateWorker(Tagged):
     """End the worker's process group: the signal (SIGTERM unless a user's own is passed on), then SIGKILL."""
 
     worker: WorkerId
@@ -154,8 +137,7 @@ class TerminateWorker:
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(Record):
     """One rank's loss and its replacement, as part of an incident."""
 
     rank: Rank
@@ -166,8 +148,7 @@ class Loss:
     from_spare: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(Record):
     """A finished repair. Times are seconds after the loss was known; `detected_s` is known for injected faults only."""
 
     epoch: Epoch
@@ -187,15 +168,13 @@ class Incident:
     """After the loss of a node: until every rank had its full number of copies again. None: not yet, or no node was lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportIncident:
+class ReportIncident(Tagged):
     """Tell the user, on one line, of a repair that is over."""
 
     incident: Incident
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
+class Announce(Tagged):
     """Tell the user something that happened or was decided; `reason` says why."""
 
     what: str
@@ -204,8 +183,7 @@ class Announce:
     """It is an error of deadpool-run: the user is asked to report it, with what."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopJob:
+class StopJob(Tagged):
     """Every worker is gone: the job ends with this exit code."""
 
     exit_code: int

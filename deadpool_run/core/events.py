@@ -1,16 +1,14 @@
 """Facts that the coordinator is told, in the past tense. Closed union: `Event`."""
 
-from dataclasses import dataclass
-
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import Blame
 from deadpool_run.ids import ONLY_NODE, Epoch, NodeId, Rank, Version, WorkerId
+from deadpool_run.structs import Record, Tagged
 
 _NO_EPOCH = Epoch(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Record):
     """Where a node is. `failure_domain` names what it shares with its neighbours (a switch); empty if that is not known.
 
     `order` is the user's or the scheduler's place for it among the nodes; None if arrival decides.
@@ -23,39 +21,34 @@ class Place:
     order: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobSubmitted:
+class JobSubmitted(Tagged):
     """The first agent is up and asks for workers: its node joins. Always the first event."""
 
     node: NodeId = ONLY_NODE
     place: Place = Place()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeJoined:
+class NodeJoined(Tagged):
     """A further agent is up, at the start or later. Its node has no workers yet."""
 
     node: NodeId
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLost:
+class NodeLost(Tagged):
     """The node's agent ended, is silent or was fenced: its workers count as dead, and its vault as gone."""
 
     node: NodeId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodesLost:
+class NodesLost(Tagged):
     """These were found to be lost together (a switch or a rack is gone): one loss, and one repair."""
 
     losses: tuple[NodeLost, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorMoved:
+class CoordinatorMoved(Tagged):
     """This state machine runs on another node from now on, in a larger term.
 
     What the last one did after the entry that was followed last is not known: each node's agent says what is there
@@ -66,8 +59,7 @@ class CoordinatorMoved:
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFound:
+class WorkerFound(Record):
     """What an agent knows of one worker, whoever ordered it. Exactly one of `code` and `signal` is set once it ended.
 
     `rank` is the one that it was given, -1 if none, and `epoch` that of the order that gave it.
@@ -99,8 +91,7 @@ class WorkerFound:
         return self.code is None and self.signal is None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeResynced:
+class NodeResynced(Tagged):
     """Told once by each node's agent after the coordinator moved: every worker of this generation that was started there.
 
     `discarded` are the epoch and the version of the last `DiscardAbove` that the node knows of.
@@ -111,8 +102,7 @@ class NodeResynced:
     discarded: tuple[Epoch, Version] = (_NO_EPOCH, Version(-1))
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotCommitted:
+class SnapshotCommitted(Tagged):
     """Every rank's snapshot and transcript lie on as many other nodes as they should.
 
     Told once in a generation, and once after each loss of a node.
@@ -122,8 +112,7 @@ class SnapshotCommitted:
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicasReported:
+class ReplicasReported(Tagged):
     """The node holds these versions of the rank complete, and its transcript; the answer to `ReportReplicas`."""
 
     node: NodeId
@@ -132,8 +121,7 @@ class ReplicasReported:
     versions: tuple[Version, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchFailed:
+class FetchFailed(Tagged):
     """What the replacement needs could not be brought to its node from this one."""
 
     worker: WorkerId
@@ -142,60 +130,52 @@ class FetchFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStarted:
+class WorkerStarted(Tagged):
     """A process exists for this worker."""
 
     worker: WorkerId
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(Tagged):
     """The worker has imported what it needs and is parked: it can be given a rank at once."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class SparePrepared:
+class SparePrepared(Tagged):
     """The spare has rehearsed as it was ordered, and waits for a rank: best for that one."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareFailed:
+class PrepareFailed(Tagged):
     """The script could not be rehearsed ahead of need; the spare ends."""
 
     worker: WorkerId
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStartFailed:
+class WorkerStartFailed(Tagged):
     """No process could be made for this worker."""
 
     worker: WorkerId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptInitialized:
+class ScriptInitialized(Tagged):
     """The worker's script called `init()`: its step can be interrupted and repaired (a *managed* worker)."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class SetupCompleted:
+class SetupCompleted(Tagged):
     """The worker entered its step loop and captured snapshot 0."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class TranscriptSealed:
+class TranscriptSealed(Tagged):
     """Set-up and the first two steps of this worker's rank can be rehearsed by a replacement from now on.
 
     `like` is the lowest of the ranks that hold the same parameters as this one; None if it is the only one.
@@ -205,8 +185,7 @@ class TranscriptSealed:
     like: Rank | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRaised:
+class WorkerRaised(Tagged):
     """The worker's script ended with an exception; its exit follows. `step` is None outside the step loop."""
 
     worker: WorkerId
@@ -217,8 +196,7 @@ class WorkerRaised:
     blame: Blame = Blame.SCRIPT
 
 
-@dataclass(frozen=True, slots=True)
-class JobRefused:
+class JobRefused(Tagged):
     """The library in this worker cannot keep the weights exact, or cannot work with this script: the job is to end."""
 
     worker: WorkerId
@@ -226,15 +204,13 @@ class JobRefused:
     exit_code: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoopBypassed:
+class LoopBypassed(Tagged):
     """The worker's script called `init()`, and updates weights outside `job.steps()`: no snapshot has them."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerExited:
+class WorkerExited(Tagged):
     """The worker's process ended and was reaped. Exactly one of `code` and `signal` is set.
 
     `captured` are the versions that its vault slots hold complete, read after its death.
@@ -246,8 +222,7 @@ class WorkerExited:
     captured: tuple[Version, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SurvivorDrained:
+class SurvivorDrained(Tagged):
     """The worker has let its interrupted step run to its end and waits.
 
     `live` is the version that its objects hold now; None if they hold no version (interrupted among optimizers), so
@@ -261,8 +236,7 @@ class SurvivorDrained:
     captured: tuple[Version, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DrainFailed:
+class DrainFailed(Tagged):
     """The worker's script raised while its step was drained, so that its objects may be half-way: it cannot go on.
 
     `again`: it can run its script again from the top, and waits to be told.
@@ -280,8 +254,7 @@ class DrainFailed:
     blame: Blame = Blame.SCRIPT
 
 
-@dataclass(frozen=True, slots=True)
-class RunUnwound:
+class RunUnwound(Tagged):
     """The worker has left the run of its script that could not be drained, and runs it again from the top: a replacement.
 
     `captured` are the versions that its slots hold, `completed` the steps it had completed. True in any epoch: nothing
@@ -293,32 +266,28 @@ class RunUnwound:
     captured: tuple[Version, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplacementRehearsed:
+class ReplacementRehearsed(Tagged):
     """The replacement has run set-up and its two rehearsal steps."""
 
     worker: WorkerId
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class RankRestored:
+class RankRestored(Tagged):
     """The member's objects hold the resume version; it can attach."""
 
     worker: WorkerId
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class RankAttached:
+class RankAttached(Tagged):
     """Every communicator of the member is attached to the epoch."""
 
     worker: WorkerId
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class AttachFailed:
+class AttachFailed(Tagged):
     """The member could not build its communicators for the epoch (a peer may have died meanwhile)."""
 
     worker: WorkerId
@@ -326,16 +295,14 @@ class AttachFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class FirstStepCompleted:
+class FirstStepCompleted(Tagged):
     """The member has completed its first step since it attached to the epoch."""
 
     worker: WorkerId
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveFailed:
+class CollectiveFailed(Tagged):
     """A collective of the member failed by itself: a peer's connection broke or timed out. Suspicion, not proof."""
 
     worker: WorkerId
@@ -343,40 +310,35 @@ class CollectiveFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureSkipped:
+class CaptureSkipped(Tagged):
     """The worker had no free slot for this version."""
 
     worker: WorkerId
     version: Version
 
 
-@dataclass(frozen=True, slots=True)
-class LoopFinished:
+class LoopFinished(Tagged):
     """The worker has completed its last step and captured it; it waits to be released."""
 
     worker: WorkerId
     version: Version
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerHung:
+class WorkerHung(Tagged):
     """The worker makes no progress although nothing that it waits for is missing."""
 
     worker: WorkerId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class KillRequested:
+class KillRequested(Tagged):
     """A user injects a fault."""
 
     rank: Rank
     how: KillHow
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(Tagged):
     """A user or the system asks the whole job to end (signal number, or 0 if asked otherwise)."""
 
     signal: int
@@ -384,8 +346,7 @@ class StopRequested:
     """What it is to end with: whoever leads by then may not know why it was asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeAdvanced:
+class TimeAdvanced(Tagged):
     """A deadline that the state offered has been reached."""
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Collection
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.changes import changed
 from deadpool_run.core.copies import buddies, holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.settings import Settings
@@ -66,7 +67,7 @@ def _covered(decision: Decision) -> None:
     if state.repair is not None:
         decision.set_repair(exposed_s=exposed_s)
     elif last is not None and last.epoch == state.epoch and last.exposed_s is None:
-        decision.set(incidents=(*state.incidents[:-1], changed(last, exposed_s=exposed_s)))
+        decision.set(incidents=(*state.incidents[:-1], replace(last, exposed_s=exposed_s)))
 
 
 def remove(decision: Decision, lost: Collection[NodeId]) -> dict[NodeId, list[Member]]:

@@ -1,8 +1,10 @@
 """What viewers are shown: a summary of the state, JSON-able, which can hurt nothing."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.recovery import restart
@@ -71,7 +73,7 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as values that JSON knows."""
-        return asdict(self)
+        return dict(msgspec.to_builtins(self))
 
 
 def summary(state: State) -> Status:

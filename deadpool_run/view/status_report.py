@@ -7,8 +7,10 @@ full number of copies on other nodes; null if they have it.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import asdict
 
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId

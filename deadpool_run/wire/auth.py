@@ -12,13 +12,13 @@ of no use as the other's, for another role, or in another conversation.
 
 import hmac
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
+from deadpool_run.structs import Tagged
 from deadpool_run.wire import typed
+from deadpool_run.wire.frames import pack
 
-VERSION = 1
+VERSION = 2
 """Of all that agents say to each other. Agents of two versions refuse each other."""
 MAX_BYTES = 4096
 """Of a frame before the other side has proved anything."""
@@ -36,8 +36,7 @@ class ConnectionRole(StrEnum):
     """Between two agents: who is to be the coordinator."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Tagged):
     """The first word of whoever connects."""
 
     version: int
@@ -45,35 +44,31 @@ class Hello:
     nonce: str
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(Tagged):
     """The listener's proof, and what the caller has to prove its own with."""
 
     nonce: str
     proof: str
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(Tagged):
     """The caller's proof."""
 
     proof: str
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Tagged):
     """Both sides know each other; what follows is the role's."""
 
 
-@dataclass(frozen=True, slots=True)
-class GreetingRefused:
+class GreetingRefused(Tagged):
     """The listener hangs up, and says why."""
 
     reason: str
 
 
 Word = Hello | Challenge | Proof | Welcome | GreetingRefused
-_KINDS: Mapping[str, type[Word]] = {kind.__name__: kind for kind in (Hello, Challenge, Proof, Welcome, GreetingRefused)}
+_DECODER: typed.Decoder[Word] = typed.Decoder(Word, "a word of the greeting")
 
 WRONG_TOKEN = "the tokens are not the same"  # noqa: S105 - no password
 
@@ -84,13 +79,12 @@ class GreetingRefusedError(Exception):
 
 def encode(word: Word) -> bytes:
     """Return the word as one frame."""
-    return typed.frame(word, MAX_BYTES)
+    return pack(typed.to_json(word), MAX_BYTES)
 
 
 def decode(body: bytes) -> Word:
     """Return the word of one frame's body. Raises `ProtocolError`."""
-    word: Word = typed.unframe(_KINDS, body)
-    return word
+    return _DECODER.decode(body)
 
 
 class Caller:

@@ -1,10 +1,8 @@
 """The plan that `deadpool-run check` gives to the workers of one run, and the names of what they write for it."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
 
 VARIABLE = "DEADPOOL_CHECK"
 """The environment variable that holds a plan as JSON. A script may look at it: the run is one of several."""
@@ -46,19 +44,6 @@ class CheckPlan:
     steps: int
     folder: str
     fault: Fault | None = None
-
-    def encode(self) -> str:
-        """Return the plan as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: str) -> Self:
-        """Return the plan of this JSON. Raises ValueError, KeyError or TypeError for any other text."""
-        parts: dict[str, Any] = json.loads(text)
-        fault = parts.pop("fault")
-        if fault is not None:
-            fault = Fault(**{**fault, "phase": FaultPhase(fault["phase"])})
-        return cls(**parts, fault=fault)
 
     def states_file(self, rank: int, worker: int) -> Path:
         """Return the file for the states that a worker sees as this rank."""

@@ -1,24 +1,21 @@
 """What an agent and a checkpointer say to each other; how it becomes bytes is `wire.messages`'."""
 
-from dataclasses import dataclass
+from deadpool_run.structs import Tagged
 
 
-@dataclass(frozen=True, slots=True)
-class LendBoard:
+class LendBoard(Tagged):
     """Look at this status page. Comes with one descriptor."""
 
     world_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class LendSlots:
+class LendSlots(Tagged):
     """These are a rank's slots. Comes with two descriptors."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriteCheckpoint:
+class WriteCheckpoint(Tagged):
     """Write the newest committed version, if it is above this one; keep that many of the newest checkpoints."""
 
     target: str
@@ -27,8 +24,7 @@ class WriteCheckpoint:
     keep: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadCheckpoint:
+class LoadCheckpoint(Tagged):
     """Fill every lent rank's first slot from a checkpoint.
 
     `resume` is "auto", "never" or a checkpoint's path; `first`: the job begins, else its world begins again, which goes
@@ -42,8 +38,7 @@ class LoadCheckpoint:
     world_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChooseCheckpoint:
+class ChooseCheckpoint(Tagged):
     """Say from which checkpoint the job is to go on, but for these: some node could not load them. Else as `LoadCheckpoint`."""
 
     target: str
@@ -54,8 +49,7 @@ class ChooseCheckpoint:
     but: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class FillSlots:
+class FillSlots(Tagged):
     """Fill every lent rank's first slot from this checkpoint."""
 
     where: str
@@ -63,8 +57,7 @@ class FillSlots:
     world_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class TakeStep:
+class TakeStep(Tagged):
     """Take one step (a `vault.durable.Step`) of a checkpoint that several nodes write together.
 
     `attempt` names this one; `firsts` has the first rank of each node that writes; `leads`: what is done once is done here.
@@ -81,8 +74,7 @@ class TakeStep:
     leads: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StepTaken:
+class StepTaken(Tagged):
     """It was. The last of them says where the checkpoint is, and how large."""
 
     step: str
@@ -90,8 +82,7 @@ class StepTaken:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointWritten:
+class CheckpointWritten(Tagged):
     """A checkpoint is complete; `version` is -1 if there was nothing new to write."""
 
     version: int
@@ -99,8 +90,7 @@ class CheckpointWritten:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointLoaded:
+class CheckpointLoaded(Tagged):
     """The slots hold this version; -1: there is nothing to go on from. `refused` says of each newer one why not.
 
     `written` is when it was: ISO-8601, UTC.
@@ -112,8 +102,7 @@ class CheckpointLoaded:
     refused: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointFailed:
+class CheckpointFailed(Tagged):
     """What was asked for could not be done. `again`: it may be, with a later version."""
 
     why: str

@@ -1,15 +1,11 @@
 """Frames of a byte stream: a 4-byte big-endian length, then that many bytes. No sockets here."""
 
-import json
 import struct
 from collections.abc import Iterator
 
 from deadpool_run.errors import ProtocolError
 
 _LENGTH = struct.Struct(">I")
-
-to_json = json.JSONEncoder(separators=(",", ":")).encode
-"""Returns the shortest JSON text of a value. Made once: `json.dumps` makes an encoder for each call that is not plain."""
 
 
 def pack(body: bytes, limit: int) -> bytes:

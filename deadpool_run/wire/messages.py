@@ -5,26 +5,13 @@ sockets here. Only `Assign` (in the order of its `fds`), `LendBoard` and `LendSl
 attached to their first byte.
 """
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from collections.abc import Iterator
 
-from deadpool_run.errors import ProtocolError
+from deadpool_run.structs import Tagged
+from deadpool_run.wire import typed
 from deadpool_run.wire.checkpoints import (
-    CheckpointFailed,
-    CheckpointLoaded,
-    CheckpointWritten,
-    ChooseCheckpoint,
-    FillSlots,
     FromCheckpointer,
-    LendBoard,
-    LendSlots,
-    LoadCheckpoint,
-    StepTaken,
-    TakeStep,
     ToCheckpointer,
-    WriteCheckpoint,
 )
 from deadpool_run.wire.frames import Frames, pack
 
@@ -34,8 +21,7 @@ MAX_FRAME_BYTES = 4 << 20
 # --- agent to worker ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Assign:
+class Assign(Tagged):
     """Take this rank. `env` is the worker's whole environment; `fds` names the descriptors that come along.
 
     Names: `status_page`, `slot0`, `slot1`, `transcript`, and, where output is redirected, `stdout` and `stderr`.
@@ -50,22 +36,20 @@ class Assign:
     store_port: int
     capture_interval: int
     env: dict[str, str]
-    fds: list[str] = field(default_factory=list)
+    fds: tuple[str, ...] = ()
     prepare: bool = False
     """Only rehearse as this rank, ahead of need, and report `Prepared`; status page and slots are nobody's. Another `Assign` follows."""
     resume: int = -1
     """The version that slot0 holds from before the job, to go on from after set-up and a rehearsal; -1: none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Tagged):
     """A member was lost: drain towards this epoch, then report `Drained`."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunAgain:
+class RunAgain(Tagged):
     """Leave this run of the script, report `Unwound`, and run it again as a replacement; or say `DrainBroke` if you cannot.
 
     An empty `store_host`: the store is where it was.
@@ -76,16 +60,14 @@ class RunAgain:
     store_port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Tagged):
     """Bring the objects to this version, then report `Restored`."""
 
     epoch: int
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(Tagged):
     """Build the communicators of this epoch, then report `Attached`. An empty `store_host`: the store is where it was."""
 
     epoch: int
@@ -93,30 +75,25 @@ class Attach:
     store_port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SetInterval:
+class SetInterval(Tagged):
     """Capture only versions that this number divides."""
 
     interval: int
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Tagged):
     """The step loop may end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dismiss:
+class Dismiss(Tagged):
     """A parked spare exits 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Tagged):
     """The job ends: wait for no order any more. The signal to end comes beside it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExitNow:
+class ExitNow(Tagged):
     """An injected fault: end the process at once with this exit code."""
 
     code: int
@@ -125,42 +102,35 @@ class ExitNow:
 # --- worker to agent ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Tagged):
     """Parked; a rank can be given."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Tagged):
     """Rehearsed ahead of need; a rank can be given."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareBroke:
+class PrepareBroke(Tagged):
     """The script could not be rehearsed ahead of need; the exit follows."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Initialized:
+class Initialized(Tagged):
     """The script called `init()`."""
 
 
-@dataclass(frozen=True, slots=True)
-class SetupDone:
+class SetupDone(Tagged):
     """In the step loop, snapshot 0 captured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sealed:
+class Sealed(Tagged):
     """The transcript of set-up and the first two steps is complete. `like` is as `core.events.TranscriptSealed` has it."""
 
     like: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(Tagged):
     """The script ended with this exception."""
 
     step: int | None
@@ -171,21 +141,18 @@ class Raised:
     """An `errors.Blame`, as is that of `DrainBroke`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptRefused:
+class ScriptRefused(Tagged):
     """The library refuses to go on: the weights could not be kept exact. The job stops with this exit code."""
 
     message: str
     exit_code: int
 
 
-@dataclass(frozen=True, slots=True)
-class TrainsOutsideLoop:
+class TrainsOutsideLoop(Tagged):
     """The script called `init()` and updates weights outside `job.steps()`: nothing protects it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Tagged):
     """See `core.events.SurvivorDrained`."""
 
     epoch: int
@@ -194,8 +161,7 @@ class Drained:
     captured: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class DrainBroke:
+class DrainBroke(Tagged):
     """See `core.events.DrainFailed`."""
 
     epoch: int
@@ -208,81 +174,70 @@ class DrainBroke:
     blame: str = "script"
 
 
-@dataclass(frozen=True, slots=True)
-class Unwound:
+class Unwound(Tagged):
     """See `core.events.RunUnwound`."""
 
     completed: int
     captured: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsed:
+class Rehearsed(Tagged):
     """Set-up and two rehearsal steps are done."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Tagged):
     """The objects hold the resume version."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Attached:
+class Attached(Tagged):
     """Every communicator is attached."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class AttachBroke:
+class AttachBroke(Tagged):
     """The communicators could not be built."""
 
     epoch: int
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class FirstStep:
+class FirstStep(Tagged):
     """The first step of this epoch is complete."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class PeerSuspected:
+class PeerSuspected(Tagged):
     """A collective failed by itself."""
 
     epoch: int
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(Tagged):
     """A slot holds this version complete. Said only where snapshots are replicated; no fact for the coordinator."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(Tagged):
     """No slot was free for this version."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Tagged):
     """The last step is done and captured."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoreListening:
+class StoreListening(Tagged):
     """The store process serves on this port."""
 
     port: int
@@ -315,49 +270,17 @@ FromWorker = (
 )
 Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer
 
-_TYPES: Mapping[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Assign, Abort, RunAgain, Resume, Attach, SetInterval, Release, Dismiss, Stop, ExitNow),
-        *(
-            Ready,
-            Prepared,
-            PrepareBroke,
-            Initialized,
-            SetupDone,
-            Sealed,
-            Raised,
-            ScriptRefused,
-            TrainsOutsideLoop,
-            Drained,
-            DrainBroke,
-            Unwound,
-            Rehearsed,
-            Restored,
-        ),
-        *(Attached, AttachBroke, FirstStep, PeerSuspected, Captured, Skipped, Finished, StoreListening),
-        *(LendBoard, LendSlots, WriteCheckpoint, LoadCheckpoint, CheckpointWritten, CheckpointLoaded, CheckpointFailed),
-        *(ChooseCheckpoint, FillSlots, TakeStep, StepTaken),
-    )
-}
+_DECODER: typed.Decoder[Message] = typed.Decoder(Message, "a message of an agent or a worker")
 
 
 def encode(message: Message) -> bytes:
     """Return the message as one frame."""
-    body = json.dumps({"type": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode()
-    return pack(body, MAX_FRAME_BYTES)
+    return pack(typed.to_json(message), MAX_FRAME_BYTES)
 
 
 def decode(body: bytes) -> Message:
     """Return the message of one frame's body. Raises `ProtocolError` for anything that is not one."""
-    try:
-        parts: dict[str, Any] = json.loads(body)
-        kind = _TYPES[parts.pop("type")]
-        if set(parts) != {f.name for f in fields(kind)}:
-            raise ProtocolError(f"a {kind.__name__} with fields {sorted(parts)}")
-        return kind(**parts)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProtocolError(f"not a message of this protocol: {body[:80]!r}") from error
+    return _DECODER.decode(body)
 
 
 class FrameBuffer:
@@ -373,4 +296,4 @@ class FrameBuffer:
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yield every message that is complete with `data`. Raises `ProtocolError`."""
-        return map(decode, self._frames.feed(data))
+        return map(_DECODER.decode, self._frames.feed(data))

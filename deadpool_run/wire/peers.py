@@ -4,19 +4,21 @@ A frame is a 4-byte big-endian length and a JSON object, whose `type` names the 
 against the class. Events and effects travel as `wire.facts` has them.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from deadpool_run.core.events import Place
+from deadpool_run.core.effects import Effect
+from deadpool_run.core.events import Event, NodeResynced, Place
+from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId
+from deadpool_run.structs import Record, Tagged
 from deadpool_run.wire import typed
+from deadpool_run.wire.frames import pack
 
 MAX_FRAME_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Record):
     """Where a node's agent listens."""
 
     node: NodeId
@@ -27,23 +29,20 @@ class Peer:
 # --- a node's agent to the coordinator's ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Tagged):
     """Take this node in. `nproc_per_node` must be everybody's."""
 
     place: Place
     nproc_per_node: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Tagged):
     """An event of this node."""
 
-    event: dict[str, Any]
+    event: Event
 
 
-@dataclass(frozen=True, slots=True)
-class Safe:
+class Safe(Tagged):
     """What all holders of a rank's copies now have complete, in this life of the world."""
 
     timeline: int
@@ -52,17 +51,15 @@ class Safe:
     transcript: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Rejoin:
+class Rejoin(Tagged):
     """Go on with this node, which another coordinator has taken in; `found` is its `NodeResynced`."""
 
     node: NodeId
     place: Place
-    found: dict[str, Any]
+    found: NodeResynced
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(Record):
     """Bytes of copies that went between this node and others: all so far, a second of late, and those of its last replacement."""
 
     sent_bytes: int
@@ -76,8 +73,7 @@ class Traffic:
     """How long a replacement's last snapshot took to come here, the connection included; 0 if none came."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatAck:
+class HeartbeatAck(Tagged):
     """The answer to a `Heartbeat`, at once. `rank_entries` are what the node's workers say on its status page: the rank, then a rank entry's words."""
 
     term: int
@@ -89,13 +85,11 @@ class HeartbeatAck:
     traffic: Traffic | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PreemptionNotice:
+class PreemptionNotice(Tagged):
     """The end of the job was announced to this node: a durable checkpoint is to be written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Tagged):
     """The answer to a `Save`: the step is taken, or why not. The last of them says where the checkpoint is."""
 
     attempt: str
@@ -107,16 +101,14 @@ class Saved:
     """A later version may be written instead: this one is not held any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Tagged):
     """The answer to a `Load`: the slots hold it, or why not."""
 
     attempt: str
     failure: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Tagged):
     """A viewer's request, as on the control socket."""
 
     number: int
@@ -126,8 +118,7 @@ class Ask:
 # --- the coordinator's agent to a node's -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(Tagged):
     """The node is taken in under this id. `settings` are the job's, whatever the node's own command line said.
 
     So is `durable`, which says where checkpoints are kept; empty: nowhere.
@@ -136,12 +127,11 @@ class Joined:
     node: NodeId
     run_id: str
     run_name: str
-    settings: dict[str, Any]
+    settings: Settings
     durable: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Tagged):
     """I live, and decide. `sent_at` is the coordinator's clock; of the configurations of the last `Agents`, these count."""
 
     term: int
@@ -150,8 +140,7 @@ class Heartbeat:
     newest: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigurationMessage:
+class ConfigurationMessage(Record):
     """See `core.electorate.ConfigurationMessage`, with where the agents listen."""
 
     number: int
@@ -159,36 +148,32 @@ class ConfigurationMessage:
     agents: tuple[Peer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Agents:
+class Agents(Tagged):
     """Who counts when a coordinator is to be chosen: all of these configurations, the newest last."""
 
     term: int
     configurations: tuple[ConfigurationMessage, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LogState:
+class LogState(Tagged):
     """To a log follower: all that was decided so far. `entries` counts the facts that led to it; `now` is the last one's time."""
 
     term: int
     entries: int
     now: float
-    state: dict[str, Any]
+    state: State
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
+class LogEntry(Tagged):
     """To a log follower: a further fact, decided on at `now`."""
 
     term: int
     entries: int
     now: float
-    event: dict[str, Any]
+    event: Event
 
 
-@dataclass(frozen=True, slots=True)
-class World:
+class World(Tagged):
     """What every assignment depends on. `timeline` begins anew with each generation and each rollback."""
 
     generation: int
@@ -197,25 +182,22 @@ class World:
     store_port: int
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Tagged):
     """An effect for this node. `source` is where the node that the effect names is to be reached."""
 
-    effect: dict[str, Any]
+    effect: Effect
     capture_interval: int
     source: Peer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Buddies:
+class Buddies(Tagged):
     """Whom the copies of this node's ranks go to, and of which ranks it is to hold copies."""
 
     mine: dict[str, tuple[Peer, ...]]
     keep: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Tagged):
     """The newest version that is safe everywhere (-1: none), and newer ones that will never be."""
 
     timeline: int
@@ -223,8 +205,7 @@ class Committed:
     abandoned: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
+class Save(Tagged):
     """Take a step (a `vault.durable.Step`) of writing the durable checkpoint of a version, with these ranks of yours.
 
     `attempt` tells it from any other; `firsts` has the first rank of each node that writes. Whoever `leads` does what is
@@ -241,15 +222,13 @@ class Save:
     leads: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Void:
+class Void(Tagged):
     """Nothing will become of this attempt at a durable checkpoint."""
 
     attempt: str
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Tagged):
     """Fill the slots of these ranks, which you will be given, from a checkpoint."""
 
     attempt: str
@@ -258,8 +237,7 @@ class Load:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Durable:
+class Durable(Tagged):
     """The newest durable checkpoint of the job, written (ISO-8601, UTC) or gone on from."""
 
     version: int
@@ -267,31 +245,27 @@ class Durable:
     written: str
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Tagged):
     """To an `Ask`."""
 
     number: int
     answer: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Redirect:
+class Redirect(Tagged):
     """I do not lead the job; this one does. `agents` are its configurations, in the term in which it leads."""
 
     leader: Peer
     agents: Agents
 
 
-@dataclass(frozen=True, slots=True)
-class Evict:
+class Evict(Tagged):
     """This node is taken for lost: end your workers; you may join again."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Tagged):
     """The job is over."""
 
     exit_code: int
@@ -301,8 +275,7 @@ class End:
 # --- between any two agents, while a coordinator is chosen ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class VoteRequest:
+class VoteRequest(Tagged):
     """See `core.electorate.VoteAsked`; the log's index is `log_term` and `log_entries`."""
 
     term: int
@@ -312,8 +285,7 @@ class VoteRequest:
     configuration: int
 
 
-@dataclass(frozen=True, slots=True)
-class Vote:
+class Vote(Tagged):
     """See `core.electorate.VoteGiven`."""
 
     term: int
@@ -324,8 +296,7 @@ class Vote:
     configurations: tuple[ConfigurationMessage, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LeadershipClaim:
+class LeadershipClaim(Tagged):
     """Enough have voted for me: follow me from now on. Answered with a `HeartbeatAck`."""
 
     sent_at: float
@@ -338,23 +309,14 @@ ToNode = _OfJob | Heartbeat | Agents | LogState | LogEntry
 Between = VoteRequest | Vote | LeadershipClaim
 Message = ToHead | ToNode | Between
 
-_KINDS: Mapping[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Join, Rejoin, Fact, Safe, HeartbeatAck, PreemptionNotice, Saved, Loaded, Ask),
-        *(Joined, World, Order, Buddies, Committed, Save, Void, Load, Durable, Answer, Redirect, Evict, End),
-        *(Heartbeat, Agents, LogState, LogEntry),
-        *(VoteRequest, Vote, LeadershipClaim),
-    )
-}
+_DECODER: typed.Decoder[Message] = typed.Decoder(Message, "a message between agents")
 
 
 def encode(message: Message) -> bytes:
     """Return the message as one frame. Raises `ProtocolError` if it is too large."""
-    return typed.frame(message, MAX_FRAME_BYTES)
+    return pack(typed.to_json(message), MAX_FRAME_BYTES)
 
 
 def decode(body: bytes) -> Message:
     """Return the message of one frame's body. Raises `ProtocolError` for anything that is not one."""
-    message: Message = typed.unframe(_KINDS, body)
-    return message
+    return _DECODER.decode(body)

@@ -1,239 +1,85 @@
-"""Dataclasses as JSON and back, checked against their annotations: what comes from a file or a network is not trusted.
+"""JSON of messages and their parts, and back, checked against the annotations of their classes.
 
-Known are numbers, text, booleans, enumerations, None, tuples and other sequences, frozen sets, mappings, and dataclasses
-of these. A mapping whose keys are not text becomes a list of pairs.
-
-Annotations are read once: each class has its own encoder and decoder, made when it is first met. A coordinator of ten
-thousand nodes does little else than this.
+Text from a file or a network is not trusted: every value is checked before anything sees it.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from functools import cache
-from operator import attrgetter
-from types import NoneType, UnionType
-from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from deadpool_run.errors import ProtocolError
-from deadpool_run.wire.frames import pack, to_json
 
-_Decoder = Callable[[Any], Any]
-_Kind = Any  # a class; what `cache` is given must be hashable, which mypy does not know of classes
+T = TypeVar("T")
 
 
-def encode(thing: Any) -> dict[str, Any]:
-    """Return a dataclass as values that JSON knows; `type` names its class."""
-    return {"type": type(thing).__name__, **_fields(thing)}
+class _AnyMessage(msgspec.Struct):
+    type: str
 
 
-def plain(value: Any) -> Any:
-    """Return any known value as values that JSON knows."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
-    if is_dataclass(value):
-        return _fields(value)
+def _plain_container(value: Any) -> Any:
+    """Return a mapping or sequence of the core's own class as a dict or list."""
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
-            return {key: plain(item) for key, item in value.items()}
-        return [[plain(key), plain(item)] for key, item in value.items()]
-    return [plain(item) for item in (sorted(value) if isinstance(value, frozenset) else value)]
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def _fields(thing: Any) -> dict[str, Any]:
-    kind: _Kind = type(thing)
-    return _encoder(kind)(thing)
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain_container)
 
 
-@cache
-def _encoder(kind: Any) -> Callable[[Any], dict[str, Any]]:
-    """Return what makes a JSON object of the class: fields that are fit for JSON as they are cost nothing more."""
-    names, hints = _names(kind), _hints(kind)
-    others = [name for name in names if not _is_json(hints[name])]
-    read = attrgetter(*names) if len(names) > 1 else None
-
-    def values(thing: Any) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = read(thing) if read is not None else tuple(getattr(thing, name) for name in names)
-        return found
-
-    def encoder(thing: Any) -> dict[str, Any]:
-        parts = dict(zip(names, values(thing), strict=True))
-        for name in others:
-            parts[name] = plain(parts[name])
-        return parts
-
-    return encoder
-
-
-def _is_json(hint: Any) -> bool:
-    """Tell whether JSON knows every value with this annotation as it is."""
-    if isinstance(hint, NewType):
-        return _is_json(hint.__supertype__)
-    origin, arms = get_origin(hint), get_args(hint)
-    if origin in (UnionType, Union, tuple):
-        return all(arm in (NoneType, ...) or _is_json(arm) for arm in arms)
-    if origin is dict:
-        return arms == (str, Any)  # somebody made it of what JSON knows already
-    return isinstance(hint, type) and issubclass(hint, str | int | float)
-
-
-@cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def decode(kinds: Mapping[str, type[Any]], parts: Mapping[str, Any]) -> Any:
-    """Return what `encode` was given, if it is one of these classes. Raises `ProtocolError`."""
-    rest = dict(parts)
+def to_json(thing: Any) -> bytes:
+    """Return the shortest JSON text of a message, or of anything made of numbers, text, containers and dataclasses."""
     try:
-        kind: _Kind = kinds[rest.pop("type")]
-        return _builder(kind)(rest)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(f"not one of {', '.join(kinds)}: {str(parts)[:200]}") from error
+        return _ENCODER.encode(thing)
+    except (UnicodeEncodeError, OverflowError):  # text with lone surrogates, as of a path; an integer above 64 bits
+        return json.dumps(to_plain(thing), separators=(",", ":")).encode()
 
 
-def frame(thing: Any, limit: int) -> bytes:
-    """Return a dataclass as one frame of JSON. Raises `ProtocolError` if it is longer than `limit` bytes."""
-    return pack(to_json(encode(thing)).encode(), limit)
+def to_plain(thing: Any) -> Any:
+    """Return the same as dicts, lists, text and numbers."""
+    return msgspec.to_builtins(thing, str_keys=True, enc_hook=_plain_container)
 
 
-def unframe(kinds: Mapping[str, type[Any]], body: bytes) -> Any:
-    """Return what `frame` was given, from the frame's body, if it is one of these classes. Raises `ProtocolError`."""
+def from_plain(kind: type[T], parts: Any) -> T:
+    """Return what `to_plain` was given. Raises `ProtocolError`."""
     try:
-        parts = json.loads(body.decode())
+        return msgspec.convert(parts, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"not one of {', '.join(kinds)}: {body[:80]!r}") from error
-    if not isinstance(parts, dict):
-        raise ProtocolError(f"not one of {', '.join(kinds)}: {body[:80]!r}")
-    return decode(kinds, parts)
+        raise ProtocolError(f"not a {kind.__name__}: {error}") from error
 
 
-def build(kind: Any, parts: Mapping[str, Any]) -> Any:
-    """Return the dataclass with these fields. Raises ValueError, KeyError or TypeError."""
-    return _builder(kind)(parts)
+class Decoder(Generic[T]):
+    """Decodes the JSON of one class, or of a union of `Tagged` classes."""
+
+    def __init__(self, kind: Any, name: str) -> None:
+        """Prepare the decoder. `name` says in errors what was expected."""
+        self._kind = kind
+        self._name = name
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+
+    def decode(self, text: bytes) -> T:
+        """Return what `to_json` was given. Raises `ProtocolError`, which names the class and the field that is wrong."""
+        try:
+            return self._decoder.decode(text)
+        except (ValueError, RecursionError) as error:
+            return self._decode_slowly(text, error)
+
+    def _decode_slowly(self, text: bytes, error: Exception) -> T:
+        """Decode text with lone surrogates, which msgspec refuses; raise `ProtocolError` for any other."""
+        if rb"\ud" in text.lower():
+            try:
+                return msgspec.convert(json.loads(text), self._kind, str_keys=True)  # type: ignore[no-any-return]
+            except (ValueError, RecursionError) as second:
+                error = second
+        raise ProtocolError(f"not {self._name}: {_class_named_in(text)}: {error}") from error
 
 
-@cache
-def _builder(kind: Any) -> _Decoder:
-    hints = _hints(kind)
-    names = frozenset(_names(kind))
-    decoders = [(name, _decoder(hints[name])) for name in _names(kind)]
-
-    def builder(parts: Any) -> Any:
-        if not isinstance(parts, dict) and not isinstance(parts, Mapping):
-            raise TypeError(f"{str(parts)[:80]} is no {kind.__name__}")
-        if parts.keys() != names:
-            raise ValueError(f"a {kind.__name__} with fields {sorted(parts)}")
-        return kind(**{name: decoder(parts[name]) for name, decoder in decoders})
-
-    return builder
-
-
-def _decoder(hint: Any) -> _Decoder:
-    """Return what checks a value against the annotation, and makes of it what the annotation says."""
-    origin, arms = get_origin(hint), get_args(hint)
-    if hint is Any:
-        found: _Decoder = _as_it_is
-    elif isinstance(hint, NewType):
-        found = _decoder(hint.__supertype__)
-    elif origin in (UnionType, Union):
-        found = _optional(_decoder(next(arm for arm in arms if arm is not NoneType)))
-    elif origin is tuple and arms[-1:] != (...,):
-        found = _row([_decoder(arm) for arm in arms])
-    elif origin in (tuple, Sequence):
-        found = _many(arms[0])
-    elif origin is frozenset:
-        found = _set(_many(arms[0]))
-    elif origin in (dict, Mapping):
-        found = _mapping(arms[0] is str, _decoder(arms[0]), _decoder(arms[1]))
-    elif is_dataclass(hint):
-        found = _later(hint)
-    elif issubclass(hint, Enum):
-        found = hint
-    else:
-        found = _single(hint)
-    return found
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def _later(kind: Any) -> _Decoder:
-    """Return the class's decoder, which is made when it is needed: classes may be within themselves."""
-    return lambda value: build(kind, value)
-
-
-def _optional(decoder: _Decoder) -> _Decoder:
-    return lambda value: None if value is None else decoder(value)
-
-
-def _single(kind: type[Any]) -> _Decoder:
-    """Check a number, a text or a boolean; an integer will do for a float, a boolean never for a number."""
-    kinds = (kind, int) if kind is float else (kind,)
-
-    def single(value: Any) -> Any:
-        if type(value) is kind:
-            return value
-        if not isinstance(value, kinds) or (kind is not bool and isinstance(value, bool)):
-            raise TypeError(f"{value!r} is no {kind.__name__}")
-        return value
-
-    return single
-
-
-def _many(hint: Any) -> _Decoder:
-    """Check any number of values of one kind: numbers, which there are most of, all at once."""
-    kind = hint.__supertype__ if isinstance(hint, NewType) else hint
-    flat = {kind} if kind in (int, str) else None
-    decoder = _decoder(hint)
-
-    def many(value: Any) -> tuple[Any, ...]:
-        _check_list(value)
-        if flat is not None and set(map(type, value)) <= flat:
-            return tuple(value)
-        return tuple(map(decoder, value))
-
-    return many
-
-
-def _row(decoders: list[_Decoder]) -> _Decoder:
-    """Check as many values as there are decoders."""
-
-    def row(value: Any) -> tuple[Any, ...]:
-        _check_list(value)
-        return tuple(decoder(item) for decoder, item in zip(decoders, value, strict=True))
-
-    return row
-
-
-def _set(many: _Decoder) -> _Decoder:
-    return lambda value: frozenset(many(value))
-
-
-def _mapping(is_text: bool, key: _Decoder, item: _Decoder) -> _Decoder:
-    """Check a JSON object, or pairs."""
-    pair = _row([_as_it_is, _as_it_is])
-
-    def mapping(value: Any) -> dict[Any, Any]:
-        if isinstance(value, Mapping):
-            return {key(k): item(v) for k, v in value.items()}
-        if is_text:
-            raise TypeError(f"{str(value)[:80]} is no mapping")
-        _check_list(value)
-        return {key(k): item(v) for k, v in map(pair, value)}
-
-    return mapping
-
-
-def _check_list(value: Any) -> None:
-    if not isinstance(value, list | tuple):
-        raise TypeError(f"{value!r} is no list")
+def _class_named_in(text: bytes) -> str:
+    """Return the class that the text names, or the beginning of a text that names none."""
+    try:
+        return msgspec.json.decode(text, type=_AnyMessage).type[:80]
+    except (ValueError, RecursionError):
+        return repr(text[:80])

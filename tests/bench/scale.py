@@ -3,7 +3,7 @@
     python tests/bench/scale.py [--nodes 1000,10000] [--ranks-per-node 8] [--lose 1,100] [--json]
 
 Each number of nodes is run in a process of its own. What is real: `CoordinatorServer` (decisions), `Journal` (to a
-temporary file), the log to two log followers, `Tracking` and `Commits`, the status page, `wire.peers` and `wire.facts` in both
+temporary file), the log to two log followers, `Tracking` and `Commits`, the status page, `wire.peers` in both
 directions, frames cut from bytes. What is simulated: the agents (they obey at once), sockets and the kernel (bytes are
 handed over within the process). Figures are the coordinator's side alone: bytes in, decode, core, journal, encode, bytes
 out; the agents' side is not in them. All times are CPU seconds of the one thread, so that a busy machine hardly changes

@@ -8,7 +8,6 @@ from deadpool_run.core.effects import Effect
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
 from deadpool_run.vault.status_page import WORDS
 from deadpool_run.wire import peers
-from deadpool_run.wire.facts import decode_effect, encode
 from deadpool_run.wire.frames import Frames
 
 
@@ -30,8 +29,8 @@ class Agents:
             if isinstance(message, peers.World):
                 self._timeline = message.timeline
             elif isinstance(message, peers.Order):
-                for answer in self._obey(node, decode_effect(message.effect)):
-                    yield peers.encode(peers.Fact(encode(answer)) if isinstance(answer, ev.Event) else answer)
+                for answer in self._obey(node, message.effect):
+                    yield peers.encode(peers.Fact(answer) if isinstance(answer, ev.Event) else answer)
 
     def _obey(self, node: NodeId, order: Effect) -> Iterator[ev.Event | peers.Safe]:
         held = (Version(self.stand - 1), Version(self.stand))

@@ -23,7 +23,6 @@ from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.status_page import StatusPage, create_status_page
 from deadpool_run.wire import peers
-from deadpool_run.wire.facts import decode_event, encode
 from deadpool_run.wire.frames import Frames
 
 LOG_FOLLOWERS = 2
@@ -73,7 +72,7 @@ class Leader:
             self.said[type(message).__name__] += 1
             match message:
                 case peers.Fact(event):
-                    self._server.submit(decode_event(event))
+                    self._server.submit(event)
                 case peers.Safe():
                     self._safe(message)
                 case peers.HeartbeatAck(rank_entries=rank_entries):
@@ -89,9 +88,9 @@ class Leader:
 
     def _join(self, node: NodeId, place: ev.Place) -> None:
         begin = do.BeginGeneration(self.state.generation)
-        self._tell([node], peers.Joined(node, "id", "name", {}, {}))
+        self._tell([node], peers.Joined(node, "id", "name", self._settings, {}))
         self._tell([node], self._world())
-        self._tell([node], peers.Order(encode(begin), self.state.capture_interval))
+        self._tell([node], peers.Order(begin, self.state.capture_interval))
         self._server.submit(ev.NodeJoined(node, place))
 
     def _safe(self, told: peers.Safe) -> None:
@@ -140,17 +139,17 @@ class Leader:
 
     def _to(self, node: NodeId, effect: Effect, source: NodeId | None) -> None:
         peer = None if source is None else self._peer(source)
-        self._tell([node], peers.Order(encode(effect), self.state.capture_interval, peer))
+        self._tell([node], peers.Order(effect, self.state.capture_interval, peer))
 
     def _to_all(self, effect: Effect) -> None:
-        self._tell(self.state.nodes, peers.Order(encode(effect), self.state.capture_interval))
+        self._tell(self.state.nodes, peers.Order(effect, self.state.capture_interval))
 
     def _tell(self, to: Collection[NodeId], message: peers.Message) -> None:
         data = peers.encode(message)
         self.out.extend((node, data) for node in to)
 
     def _log(self, now: float, event: ev.Event) -> None:
-        entry = peers.encode(peers.LogEntry(0, self._server.entries, now, encode(event)))
+        entry = peers.encode(peers.LogEntry(0, self._server.entries, now, event))
         self.logged_bytes += LOG_FOLLOWERS * len(entry)
 
     def _peer(self, node: NodeId) -> peers.Peer | None:

@@ -13,6 +13,7 @@ from deadpool_run.cli.check.plan import FIRST_STEP, LEAST_STEPS, STEPS_AFTER, pl
 from deadpool_run.cli.check.report import CheckVerdict, Report, judge
 from deadpool_run.cli.check.run import CheckRun
 from deadpool_run.errors import ProtocolError, UsageError
+from deadpool_run.wire import typed
 from deadpool_run.wire.check import FAULT_FILE, VARIABLE, CheckPlan, Fault, FaultPhase
 from deadpool_run.worker.check import probe
 
@@ -48,8 +49,9 @@ def test_what_cannot_be_planned_is_refused(steps, asked, words):
 
 def test_a_plan_comes_through_the_environment():
     plan = CheckPlan(20, "/tmp/x", Fault(1, FaultPhase.CAPTURE, 5, 0.25))
-    assert CheckPlan.decode(plan.encode()) == plan
-    assert CheckPlan.decode(CheckPlan(20, "/tmp/x").encode()) == CheckPlan(20, "/tmp/x")
+    decoder = typed.Decoder(CheckPlan, "a plan")
+    for each in (plan, CheckPlan(20, "/tmp/x")):
+        assert decoder.decode(typed.to_json(each)) == each
 
 
 def test_only_the_plan_of_a_check_is_handed_on_to_workers(spec):

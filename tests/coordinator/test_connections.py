@@ -7,9 +7,11 @@ from kit.ends import Changes, End, within_bound
 
 from deadpool_run.coordinator.connections import Connections
 from deadpool_run.core import events as ev
-from deadpool_run.wire import facts, peers
+from deadpool_run.core.settings import Settings
+from deadpool_run.wire import peers
 
 HERE = "leader"
+SETTINGS = Settings(world_size=2)
 
 
 class Owner(Changes):
@@ -30,12 +32,12 @@ class Owner(Changes):
         if node in self.held:
             return
         assert self.connections.admit(node)
-        self.connections.send(node, peers.Joined(node, "id", "name", {}, {}))
+        self.connections.send(node, peers.Joined(node, "id", "name", SETTINGS, {}))
         self.connections.send(node, peers.World(0, 1, "127.0.0.1", 29500))
         self.submit(ev.NodeJoined(node, join.place))
 
     def rejoined(self, rejoin):
-        self.submit(facts.decode_event(rejoin.found))
+        self.submit(rejoin.found)
 
     def hung_up(self, node):
         self.gone.append(node)
@@ -98,7 +100,10 @@ def test_a_node_is_told_its_name_first_and_then_announced():
         place = ev.Place("n", "10.0.0.1", 7, "leaf", 3)
         end = house.connect()
         end.send(peers.Join(place, 2))
-        assert await end.hears(2) == [peers.Joined("n", "id", "name", {}, {}), peers.World(0, 1, "127.0.0.1", 29500)]
+        assert await end.hears(2) == [
+            peers.Joined("n", "id", "name", SETTINGS, {}),
+            peers.World(0, 1, "127.0.0.1", 29500),
+        ]
         assert house.owner.events == [ev.NodeJoined("n", place)]
 
     run(main)
@@ -157,8 +162,8 @@ def test_facts_arrive_in_order_and_what_else_is_said_with_who_said_it():
         one, _ = await house.join("a")
         two, _ = await house.join("b")
         for number in range(300):
-            one.send(peers.Fact(facts.encode(ev.WorkerStarted(number, number))))
-            two.send(peers.Fact(facts.encode(ev.WorkerStarted(1000 + number, number))))
+            one.send(peers.Fact(ev.WorkerStarted(number, number)))
+            two.send(peers.Fact(ev.WorkerStarted(1000 + number, number)))
         one.send(peers.Safe(1, 0, (3, 4), transcript=True))
         two.send(peers.HeartbeatAck(1, 2.0, 3, rank_entries=((1, 2),)), peers.Ask(7, {"do": "status"}))
         await house.owner.until(lambda: len(house.owner.words) >= 3 and len(house.owner.events) >= 602)
@@ -220,8 +225,8 @@ def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known():
     async def main(house):
         found = ev.NodeResynced("known", (), (0, -1))
         known, stranger = house.connect(), house.connect()
-        known.send(peers.Rejoin("known", ev.Place("known"), facts.encode(found)))
-        stranger.send(peers.Rejoin("other", ev.Place("other"), facts.encode(found)))
+        known.send(peers.Rejoin("known", ev.Place("known"), found))
+        stranger.send(peers.Rejoin("other", ev.Place("other"), found))
         await house.owner.until(lambda: house.owner.events)
         assert house.owner.events == [found]
         assert await stranger.hears(1) == [peers.Evict("other is a stranger")]
@@ -253,7 +258,9 @@ def test_a_node_that_says_what_no_node_says_is_hung_up_on(word):
     run(main)
 
 
-@pytest.mark.parametrize("word", [peers.HeartbeatAck(0, 0.0, 0), peers.Fact({}), peers.End(0, "")], ids=repr)
+@pytest.mark.parametrize(
+    "word", [peers.HeartbeatAck(0, 0.0, 0), peers.Fact(ev.TimeAdvanced()), peers.End(0, "")], ids=repr
+)
 def test_one_that_does_not_join_first_is_hung_up_on(word):
     async def main(house):
         end = house.connect()

@@ -17,8 +17,9 @@ from deadpool_run.core import events as ev
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import ProtocolError
-from deadpool_run.wire import facts
+from deadpool_run.wire import typed
 
+st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))  # JSON has no others
 SETTINGS = Settings(world_size=2, spares=1)
 TIMELINE = [
     ev.JobSubmitted(),
@@ -85,6 +86,14 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     assert replayed.entries == len(TIMELINE) - 1
 
 
+def test_a_line_that_is_no_entry_is_refused_by_its_number(tmp_path):
+    path = tmp_path / "journal"
+    write(path)
+    path.write_text(path.read_text().replace('"pid":100', '"pid":"100"'))
+    with pytest.raises(ProtocolError, match=f"{path}, line 3: .*pid"):
+        journal.replay(path)
+
+
 def test_a_full_disk_ends_the_journal_and_not_the_job(tmp_path):
     book = journal.Journal(tmp_path / "whole", SETTINGS)
     full = os.open("/dev/full", os.O_WRONLY)
@@ -99,10 +108,37 @@ def test_a_full_disk_ends_the_journal_and_not_the_job(tmp_path):
     assert journal.replay(tmp_path / "whole").entries == 0
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", '{"format":99,"settings":{}}\n', "\x00\n"])
+def test_another_format_is_refused_with_what_to_do(tmp_path):
+    path = tmp_path / "journal"
+    path.write_text('{"format":1,"settings":{"world_size":2,"leaf":"x"},"state":null}\n{"now":0.0}\n')
+    with pytest.raises(ProtocolError) as refused:
+        journal.replay(path)
+    what, advice = str(refused.value).splitlines()
+    assert what == f"{path} is a journal of format 1, and this version of deadpool-run reads format 2 only."
+    assert advice == "Replay it with the version of deadpool-run that wrote it."
+
+
+def test_the_first_line_names_the_format(tmp_path):
+    write(tmp_path / "journal")
+    with (tmp_path / "journal").open() as file:
+        assert json.loads(file.readline())["format"] == journal.FORMAT == 2
+
+
+def test_a_journal_that_begins_within_a_job_replays_from_there(tmp_path):
+    state, path = write(tmp_path / "whole"), tmp_path / "journal"
+    book = journal.Journal(path, SETTINGS, state)
+    later, effects = coordinator.step(SETTINGS, state, ev.TimeAdvanced(), 100.0)
+    book.append(100.0, ev.TimeAdvanced(), effects)
+    book.close()
+    replayed = journal.replay(path)
+    assert replayed.state == later
+    assert not replayed.divergences
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", '{"format":2,"settings":{}}\n', "\x00\n"])
 def test_what_is_no_journal_is_refused(tmp_path, text):
     (tmp_path / "journal").write_text(text)
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match=str(tmp_path / "journal")):
         journal.replay(tmp_path / "journal")
 
 
@@ -117,17 +153,17 @@ def test_what_is_no_journal_is_refused(tmp_path, text):
     ],
 )
 def test_what_is_no_event_is_refused(parts):
-    with pytest.raises(ProtocolError):
-        facts.decode_event(parts)
+    with pytest.raises(ProtocolError, match=parts["type"]):
+        typed.Decoder(ev.Event, "an event").decode(json.dumps(parts).encode())
 
 
 @pytest.mark.parametrize("kind", [*get_args(ev.Event), *get_args(do.Effect)], ids=lambda kind: kind.__name__)
 def test_everything_comes_back_as_it_was(kind):
-    decode = facts.decode_event if kind in get_args(ev.Event) else facts.decode_effect
+    decoder = typed.Decoder(kind, "an event or an effect")
 
     @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
     @given(st.from_type(kind))
     def check(thing):
-        assert repr(decode(json.loads(json.dumps(facts.encode(thing))))) == repr(thing)  # nan is not equal to itself
+        assert decoder.decode(typed.to_json(thing)) == thing
 
     check()

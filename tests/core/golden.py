@@ -9,6 +9,8 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from msgspec.structs import asdict
+
 from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
@@ -218,7 +220,7 @@ def _render(effects: tuple[do.Effect, ...]) -> Iterator[str]:
 def _split(effect: do.Effect) -> tuple[str, str, str]:
     if isinstance(effect, do.ReportIncident):
         return "ReportIncident", _incident(effect.incident), ""
-    parts = {field.name: getattr(effect, field.name) for field in dataclasses.fields(effect)}
+    parts = asdict(effect)
     worker = parts.pop("worker", None)
     told_only_if = {"node": ONLY_NODE, "transcript_from": None, "source": None, "local_rank": parts.get("rank")}
     parts = {key: value for key, value in parts.items() if key not in told_only_if or value != told_only_if[key]}

@@ -8,6 +8,8 @@ import pytest
 from kit.ends import BOUND_S, End, pair, tcp_pair, within_bound
 
 from deadpool_run.coordinator import link as link_module
+from deadpool_run.core.events import WorkerStarted
+from deadpool_run.ids import WorkerId
 from deadpool_run.wire import peers
 
 SHORT_S = 0.3
@@ -17,7 +19,7 @@ BIG = peers.Evict("x" * (1 << 20))
 def test_what_is_said_arrives_in_order_both_ways():
     async def main():
         one, other = pair()
-        up = [peers.Fact({"number": number}) for number in range(500)]
+        up = [peers.Fact(WorkerStarted(WorkerId(number), number)) for number in range(500)]
         down = [peers.Committed(1, number, ()) for number in range(500)]
         one.send(*up)
         other.send(*down)

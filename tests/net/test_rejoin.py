@@ -120,7 +120,7 @@ def test_one_that_leads_no_longer_names_who_does_and_that_one_is_followed():
         end = later.came[0][1]
         rejoin, wish = await end.hears(2)
         assert rejoin == peers.Rejoin("me", Place("me"), rejoin.found)
-        assert wish.event["signal"] == 15, "what the user wants has reached who leads"
+        assert wish.event.signal == 15, "what the user wants has reached who leads"
         assert (mine._leadership.agent.term, mine._leadership.leader) == (2, later.peer)
         assert mine.node.above is mine._follower
         assert mine._follower.was_answered

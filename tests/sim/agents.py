@@ -5,11 +5,11 @@ Each has its own clock. Orders carry the leader's term; the log reaches the log 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from workers import Worker
 
 from deadpool_run.core import coordinator
@@ -376,7 +376,7 @@ class Agent:
 
     def know(self, worker: int, **changes: object) -> None:
         if worker in self.found:
-            self.found[worker] = dataclasses.replace(self.found[worker], **changes)
+            self.found[worker] = replace(self.found[worker], **changes)
 
     def said(self, event: ev.Event) -> None:
         """One of its workers said something, or ended."""

@@ -11,9 +11,10 @@ from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.log_follower import FollowedLog, LogFollower
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import coordinator
+from deadpool_run.core.events import TimeAdvanced
 from deadpool_run.core.leadership.electorate import LogIndex
 from deadpool_run.errors import ProtocolError
-from deadpool_run.wire import facts, peers, typed
+from deadpool_run.wire import peers
 
 
 def over_the_wire(message):
@@ -37,10 +38,10 @@ def test_a_log_follower_knows_what_the_coordinator_knows(seed, monkeypatch):
     told = [(state, event, now) for state, event, now in told if state is not first]
     begins = random.Random(seed).randrange(len(told))
     replica = LogFollower(job.settings)
-    replica.begin(over_the_wire(peers.LogState(1, begins, told[begins][2], typed.plain(told[begins][0]))))
+    replica.begin(over_the_wire(peers.LogState(1, begins, told[begins][2], told[begins][0])))
     assert replica.known.state == told[begins][0]
     for entries, (_, event, now) in enumerate(told[begins:], start=begins + 1):
-        replica.follow(over_the_wire(peers.LogEntry(1, entries, now, facts.encode(event))))
+        replica.follow(over_the_wire(peers.LogEntry(1, entries, now, event)))
         if entries < len(told):
             assert replica.known.state == told[entries][0]
     assert replica.known.state == job.state
@@ -49,21 +50,21 @@ def test_a_log_follower_knows_what_the_coordinator_knows(seed, monkeypatch):
 def test_a_log_with_a_gap_is_refused():
     job = nodes_simulation(1)
     replica = LogFollower(job.settings)
-    entry = peers.LogEntry(1, 1, 0.0, {"type": "TimeAdvanced"})
+    entry = peers.LogEntry(1, 1, 0.0, TimeAdvanced())
     with pytest.raises(ProtocolError):
         replica.follow(entry)
-    replica.begin(peers.LogState(1, 3, 0.0, typed.plain(job.state)))
-    for wrong in (entry, peers.LogEntry(2, 4, 0.0, {"type": "TimeAdvanced"})):
+    replica.begin(peers.LogState(1, 3, 0.0, job.state))
+    for wrong in (entry, peers.LogEntry(2, 4, 0.0, TimeAdvanced())):
         with pytest.raises(ProtocolError):
             replica.follow(wrong)
-    replica.follow(peers.LogEntry(1, 4, 0.0, {"type": "TimeAdvanced"}))
+    replica.follow(peers.LogEntry(1, 4, 0.0, TimeAdvanced()))
     assert replica.known.index.entries == 4
 
 
 @pytest.mark.parametrize("state", [{}, {"phase": "running"}, {"phase": 7}])
 def test_what_is_no_state_is_refused(state):
     with pytest.raises(ProtocolError):
-        LogFollower(nodes_simulation(1).settings).begin(peers.LogState(1, 0, 0.0, json.loads(json.dumps(state))))
+        peers.decode(json.dumps({"type": "LogState", "term": 1, "entries": 0, "now": 0.0, "state": state}).encode())
 
 
 @pytest.mark.parametrize("offset_s", [-1e6, 1e6])

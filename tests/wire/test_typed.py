@@ -1,14 +1,16 @@
-"""Numbers are checked all at once, and yet each of them."""
+"""JSON is decoded to what was encoded, and refused for any value that is wrong, however deep."""
 
 import json
 
 import pytest
 
-from deadpool_run.core.events import NodeResynced, Place, WorkerFound
-from deadpool_run.core.state import Member, Seat, State
+from deadpool_run.core.events import Event, Place, TimeAdvanced, WorkerFound, WorkerRaised
+from deadpool_run.core.state import Member, Move, Seat, State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers, typed
+
+EVENTS = typed.Decoder(Event, "an event")
 
 
 def heartbeat_ack(rank_entries):
@@ -46,30 +48,63 @@ def test_what_is_no_row_of_numbers_is_refused(rank_entries):
         {"discarded": [1, "2"]},
         {"workers": [{}]},
         {"workers": [[1, 2]]},
-        {"workers": [{**typed.plain(WorkerFound(1, 2)), "pid": "2"}]},
-        {"workers": [{**typed.plain(WorkerFound(1, 2)), "code": 1.5}]},
+        {"workers": [{**typed.to_plain(WorkerFound(1, 2)), "pid": "2"}]},
+        {"workers": [{**typed.to_plain(WorkerFound(1, 2)), "code": 1.5}]},
     ],
 )
 def test_what_is_wrong_deep_within_is_refused(changed):
-    kinds = {"NodeResynced": NodeResynced}
     parts = {"type": "NodeResynced", "node": "n", "workers": [], "discarded": [0, -1], **changed}
     with pytest.raises(ProtocolError):
-        typed.decode(kinds, parts)
+        EVENTS.decode(json.dumps(parts).encode())
 
 
 def test_a_state_comes_back_as_it_was():
     state = State(
         phase=JobPhase.RUNNING,
         capture_interval=1,
-        seats=(Seat(0, owner=3, held=frozenset({1, 2}), copies={"n1": frozenset({1})}), Seat(1)),
+        seats=[Seat(0, owner=3, held=frozenset({1, 2}), copies={"n1": frozenset({1})}), Seat(1)],
         members={3: Member(3, "n0", MemberPhase.RUNNING, 0.5, rank=0)},
-        leaves={"n0": "", None: "x"},
+        leaves={"n0": ""},
         buddies=(("n1",), ()),
     )
-    assert typed.build(State, json.loads(json.dumps(typed.plain(state)))) == state
+    assert typed.Decoder(State, "a state").decode(typed.to_json(state)) == state
+    assert typed.from_plain(State, json.loads(json.dumps(typed.to_plain(state)))) == state
+
+
+def test_facts_that_wait_in_a_state_keep_their_classes():
+    move = Move(1.0, "n0", frozenset({"n1"}), deferred=(TimeAdvanced(), WorkerRaised(1, None, "E", "", "")))
+    state = State(phase=JobPhase.RUNNING, capture_interval=1, seats=[], move=move)
+    assert typed.Decoder(State, "a state").decode(typed.to_json(state)).move == move
+
+
+@pytest.mark.parametrize("text", ["\udcff", "a\ud800b", "\udcffé😀"])
+def test_text_with_lone_surrogates_comes_back_as_it_was(text):
+    raised = WorkerRaised(1, None, "ValueError", text, text)
+    assert EVENTS.decode(typed.to_json(raised)) == raised
+
+
+def test_a_large_integer_comes_back_as_it_was():
+    asked = peers.Ask(1, {"rank": 1 << 70})
+    assert peers.decode(peers.encode(asked)[4:]) == asked
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (b'{"type":"WorkerStarted","worker":1,"pid":"2"}', "WorkerStarted.*pid"),
+        (b'{"type":"WorkerStarted","worker":1}', "WorkerStarted.*pid"),
+        (b'{"type":"WorkerStarted","worker":1,"pid":2,"more":3}', "WorkerStarted.*more"),
+        (b'{"type":"WorkerRaised","worker":1,"text":"\\udcff"}', "WorkerRaised.*text"),
+        (b'{"type":"Nonsense"}', "Nonsense"),
+        (b"nonsense", "nonsense"),
+    ],
+)
+def test_an_error_names_the_class_and_the_field(text, named):
+    with pytest.raises(ProtocolError, match=f"not an event: .*{named}"):
+        EVENTS.decode(text)
 
 
 def test_a_class_with_one_field_and_one_with_none():
-    assert typed.encode(peers.PreemptionNotice()) == {"type": "PreemptionNotice"}
-    assert typed.encode(peers.Void("a")) == {"type": "Void", "attempt": "a"}
-    assert typed.plain(Place("n"))["name"] == "n"
+    assert typed.to_plain(peers.PreemptionNotice()) == {"type": "PreemptionNotice"}
+    assert typed.to_plain(peers.Void("a")) == {"type": "Void", "attempt": "a"}
+    assert typed.to_plain(Place("n"))["name"] == "n"

@@ -9,7 +9,6 @@ from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.core.events import Event, StopRequested
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
-from deadpool_run.wire.facts import encode
 
 _ANSWER_S = 4.0
 """Less than a viewer waits, so that it hears why there is no answer."""
@@ -142,7 +141,7 @@ class Follower:
 
     def fact(self, event: Event) -> None:
         """Pass on what has happened here."""
-        self._link.send(peers.Fact(encode(event)))
+        self._link.send(peers.Fact(event))
 
     def safe(self, told: peers.Safe) -> None:
         """Pass on what other nodes hold of a rank of ours."""

@@ -10,14 +10,13 @@ from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.coordinator.connections import Connections
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
-from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodeResynced, NodesLost
+from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodesLost
 from deadpool_run.core.leadership import electorate
 from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.view.status_report import Seen
-from deadpool_run.wire import peers, typed
-from deadpool_run.wire.facts import decode_event, encode
+from deadpool_run.wire import peers
 
 PULSES = 5
 """Signs of life per time-out."""
@@ -130,7 +129,7 @@ class Followers:
         for node in connected - self._log_followers:
             self._log_followers.add(node)
             server, term = self._leader.server, self._leadership.agent.term
-            self.send(node, peers.LogState(term, server.entries, server.now(), typed.plain(server.state)))
+            self.send(node, peers.LogState(term, server.entries, server.now(), server.state))
 
     def seen(self) -> Mapping[NodeId, Seen]:
         """Return what is known of those who have been heard of."""
@@ -161,7 +160,7 @@ class Followers:
 
     def _log(self, now: float, event: Event) -> None:
         if self._log_followers:
-            entry = peers.LogEntry(self._leadership.agent.term, self._leader.server.entries, now, encode(event))
+            entry = peers.LogEntry(self._leadership.agent.term, self._leader.server.entries, now, event)
             self._connections.broadcast(entry, self._log_followers)
 
     # --- hearing: what the hub asks -------------------------------------------------------------------------------
@@ -206,15 +205,14 @@ class Followers:
 
     def rejoined(self, rejoin: peers.Rejoin) -> None:
         """Go on with a node that the last coordinator took in."""
-        found = decode_event(rejoin.found)
-        if not isinstance(found, NodeResynced) or found.node != rejoin.node:
+        if rejoin.found.node != rejoin.node:
             raise ProtocolError(f"node {rejoin.node} does not say what it has")
         self.send(rejoin.node, self._leadership.agents())
         self.send(rejoin.node, self._leader.world())
         self._leadership.know(peers.Peer(rejoin.node, rejoin.place.address, rejoin.place.port))
         if rejoin.node not in self._leader.state.leaves:  # the last coordinator took it in, and could not tell any more
             self._leader.submit(NodeJoined(rejoin.node, rejoin.place))
-        self._leader.submit(found)
+        self._leader.submit(rejoin.found)
 
     def heard(self, node: NodeId, message: peers.ToHead) -> None:
         """Take in what an agent says beside facts."""

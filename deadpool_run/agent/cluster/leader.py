@@ -34,7 +34,6 @@ from deadpool_run.ids import NodeId, Rank, Version, WorkerId
 from deadpool_run.view.plan import outline
 from deadpool_run.view.status_report import NodeReports, Seen, status_object
 from deadpool_run.wire import peers, typed
-from deadpool_run.wire.facts import encode
 
 JOURNAL_NAME = "journal.jsonl"
 _COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING})
@@ -186,13 +185,13 @@ class Leader:
             node,
             self._spec.run_id,
             self._spec.run_dir.name,
-            typed.plain(self._spec.settings),
-            {} if self._spec.durable is None else typed.plain(self._spec.durable),
+            self._spec.settings,
+            {} if self._spec.durable is None else typed.to_plain(self._spec.durable),
         )
         committed = None if self._tracking is None else self._tracking.committed
         durable = None if self.durable is None else self.durable.newest
         known = tuple(told for told in (committed, durable) if told is not None)
-        return joined, self.world(), peers.Order(encode(begin), self.state.capture_interval), *known
+        return joined, self.world(), peers.Order(begin, self.state.capture_interval), *known
 
     # --- orders ---------------------------------------------------------------------------------------------------
 
@@ -253,12 +252,12 @@ class Leader:
         if node == self._here:
             self.node.perform(effect, self.state.capture_interval, peer)
         elif self.followers is not None:
-            self.followers.send(node, peers.Order(encode(effect), self.state.capture_interval, peer))
+            self.followers.send(node, peers.Order(effect, self.state.capture_interval, peer))
 
     def _to_all(self, effect: Effect) -> None:
         self.node.perform(effect, self.state.capture_interval, None)
         if self.followers is not None:
-            self.followers.broadcast(peers.Order(encode(effect), self.state.capture_interval))
+            self.followers.broadcast(peers.Order(effect, self.state.capture_interval))
 
     def _peer(self, node: NodeId) -> peers.Peer | None:
         found = self.state.nodes.get(node)

@@ -34,7 +34,6 @@ from deadpool_run.ids import NodeId
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
-from deadpool_run.wire.facts import decode_effect, encode
 from deadpool_run.wire.peers import Peer
 
 _AGAIN_S, _AGAIN_AT_MOST_S = 0.05, 0.8
@@ -106,7 +105,9 @@ class Participation:
 
     async def join(self, follower: Follower, told: peers.Agents) -> None:
         """Follow the coordinator that has taken this node in."""
-        agent = election.follower(self._situation.node, self._timeout_s, told.term, configurations_of(told), self._loop.time())
+        agent = election.follower(
+            self._situation.node, self._timeout_s, told.term, configurations_of(told), self._loop.time()
+        )
         addresses = {peer.node: peer for configuration in told.configurations for peer in configuration.agents}
         self._leadership = Leadership(agent, addresses, self, self._token)
         self.advertisement.follow(self._output)
@@ -273,7 +274,7 @@ class Participation:
         if not self._is_awaited(term):
             sock.close()
             return False
-        follower = Follower(sock, peers.Rejoin(self._situation.node, self._place, encode(self.node.resynced())))
+        follower = Follower(sock, peers.Rejoin(self._situation.node, self._place, self.node.resynced()))
         self._obey(follower)
         self._replicator.tell_all()
         if await follower.answered():
@@ -330,7 +331,7 @@ class Participation:
             case peers.World():
                 self.node.set_world(message)
             case peers.Order(effect, capture_interval, source):
-                self.node.perform(decode_effect(effect), capture_interval, source)
+                self.node.perform(effect, capture_interval, source)
                 self._control.notify()
             case peers.Buddies():
                 self.node.set_buddies(message)

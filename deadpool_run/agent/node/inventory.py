@@ -1,6 +1,6 @@
 """What a node knows of each of its workers, whoever ordered them: what a coordinator that comes to be asks first."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
@@ -63,4 +63,4 @@ class Inventory:
 
     def _change(self, worker: WorkerId, **changes: object) -> None:
         if worker in self._found:
-            self._found[worker] = replace(self._found[worker], **changes)  # type: ignore[arg-type]
+            self._found[worker] = replace(self._found[worker], **changes)

@@ -4,7 +4,6 @@ The coordinator is above it, in this process or in another one: facts go up, ord
 """
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Protocol, assert_never
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
@@ -195,7 +194,7 @@ class LocalNode:
         if self.copies is None:
             return None
         report = self.copies.report()
-        return Traffic(**{each.name: report[each.name] for each in fields(Traffic)})
+        return Traffic(**{name: report[name] for name in Traffic.__struct_fields__})
 
     def resynced(self) -> NodeResynced:
         """Return what a coordinator that comes to be asks first."""

@@ -3,8 +3,10 @@
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from deadpool_run.agent.environment import WorkerPlace, worker_environment
 from deadpool_run.agent.node.copies import Copies
@@ -238,7 +240,7 @@ class OrderPerformer:
             store_port=self._world.store_port,
             capture_interval=capture_interval,
             env=worker_environment(self._spec, seat, self._outer) | self._mark,
-            fds=list(fds),
+            fds=tuple(fds),
             resume=resume,
         )
         if cpus := self._spec.cpus.get(local_rank):

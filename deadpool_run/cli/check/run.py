@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent.records.run_record import RECORD_NAME
+from deadpool_run.wire import typed
 from deadpool_run.wire.check import FAULT_FILE, LOOP_FILE, VARIABLE, CheckPlan, Fault
 
 OUTPUT = "output.log"
@@ -84,7 +85,7 @@ class CheckRunner:
         plan = CheckPlan(self._steps, str((folder / _STATES).absolute()), fault)
         env = {name: value for name, value in environment.items() if name not in _NOT_FOR_RUNS}
         # Without a number of its own, each interpreter orders sets of texts in another way.
-        env = {"PYTHONHASHSEED": "0", **env, VARIABLE: plan.encode()}
+        env = {"PYTHONHASHSEED": "0", **env, VARIABLE: typed.to_json(plan).decode()}
         launcher = [sys.executable, "-P", "-m", "deadpool_run", "run", *self._line]
         launcher += ["--run-dir", str(folder / _RUN_DIR), "--", *self._target]
         began = time.monotonic()

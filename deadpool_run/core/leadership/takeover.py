@@ -6,6 +6,8 @@ are the truth. Until every node has told, or is lost, nothing is decided, and wh
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core import nodes
@@ -108,7 +110,7 @@ def _noted(decision: Decision, move: Move, event: ev.Event) -> bool:
 
 def _as_it_is_now(found: ev.WorkerFound, exited: ev.WorkerExited | None) -> ev.WorkerFound:
     """Return what is known of a worker that may have ended since it was found, while others were waited for."""
-    return found if exited is None else replace(found, code=exited.code, signal=exited.signal)
+    return found if exited is None else structs.replace(found, code=exited.code, signal=exited.signal)
 
 
 def _settle(decision: Decision, move: Move) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from deadpool_run.errors import ProtocolError
+from deadpool_run.wire import typed
 from deadpool_run.wire.check import FAULT_FILE, LOOP_FILE, VARIABLE, CheckPlan, Fault, FaultPhase
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ def watched(member: "LoopMember", total: int, steps: "Callable[[LoopMember, int]
     if text is None:
         return steps(member, total)
     try:
-        plan = CheckPlan.decode(text)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(f"{VARIABLE} is not a plan of deadpool-run check: {error!r}\nUnset it.") from error
+        plan = typed.Decoder[CheckPlan](CheckPlan, "a plan of deadpool-run check").decode(os.fsencode(text))
+    except ProtocolError as error:
+        raise ProtocolError(f"{VARIABLE}: {error}\nUnset it.") from error
     return _Watch(member, plan, min(total, plan.steps)).run(total, steps)
 
 

@@ -75,7 +75,7 @@ class SharedCheckpoint:
             pieces = [piece for copy in self._copies for piece in survey(copy, pool)]
         first = self._copies[0]
         paths = [] if first.rank else list(write.hyperparameters(first))
-        self._tell(order, {"pieces": [typed.plain(piece) for piece in pieces], "paths": paths})
+        self._tell(order, {"pieces": [typed.to_plain(piece) for piece in pieces], "paths": paths})
 
     def _write(self, order: TakeStep) -> int:
         self._learn(order)
@@ -90,7 +90,7 @@ class SharedCheckpoint:
         places = write.places_of(write.items_of(self._homes), self._results(order))
         parts = [write.part_of(copy, self._homes, places) for copy in self._copies]
         stamps = [write.write_part(storage_at(order.target), _unfinished(order), part) for part in parts]
-        self._tell(order, {"stamps": [typed.plain(stamp) for stamp in stamps]})
+        self._tell(order, {"stamps": [typed.to_plain(stamp) for stamp in stamps]})
         return sum(stamp.nbytes for stamp in stamps)
 
     def _complete(self, order: TakeStep) -> str:
@@ -99,7 +99,9 @@ class SharedCheckpoint:
         items = write.items_of(self._homes)
         write.write_metadata(storage.writer(unfinished), items, self._paths, self._results(order))
         stamps = [
-            typed.build(PartStamp, stamp) for told in self._all(order, CheckpointStep.PARTS) for stamp in told["stamps"]
+            typed.from_plain(PartStamp, stamp)
+            for told in self._all(order, CheckpointStep.PARTS)
+            for stamp in told["stamps"]
         ]
         for step in _TOLD:
             for first in order.firsts:
@@ -134,7 +136,7 @@ class SharedCheckpoint:
         if self._pieces:
             return
         told = self._all(order, CheckpointStep.SURVEY)
-        found: list[Piece] = [typed.build(Piece, piece) for each in told for piece in each["pieces"]]
+        found: list[Piece] = [typed.from_plain(Piece, piece) for each in told for piece in each["pieces"]]
         self._pieces = sorted(found, key=lambda piece: piece.rank)  # stable: each rank's stay in their order
         self._paths = [tuple(path) for each in told for path in each["paths"]]
         self._homes = write.homes_of(self._pieces)

@@ -1,7 +1,8 @@
 """What a worker says when its script went astray on what a lost peer left, and cannot be drained."""
 
 import traceback
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from deadpool_run.wire.messages import DrainBroke
 from deadpool_run.worker.process.agent_link import AgentLink

@@ -72,14 +72,14 @@ def test_descriptors_come_with_their_message_only():
         with Peer() as peer:
             reader, writer = os.pipe()
             peer.channel.send(Abort(1))
-            peer.channel.send(assign(fds=["stdout"]), [writer])
+            peer.channel.send(assign(fds=("stdout",)), [writer])
             os.close(writer)
             frames, got, heard = FrameBuffer(), [], []
             while len(heard) < 2:
                 data, fds, _, _ = socket.recv_fds(peer.sock, 1 << 16, 4)
                 got += fds
                 heard += frames.feed(data)
-            assert heard == [Abort(1), assign(fds=["stdout"])]
+            assert heard == [Abort(1), assign(fds=("stdout",))]
             (given,) = got
             os.write(given, b"here")
             os.close(given)
@@ -112,7 +112,7 @@ def test_a_peer_that_never_reads_is_broken(monkeypatch):
         with Peer() as peer:
             reader, writer = os.pipe()
             for _ in range(3):
-                peer.channel.send(assign(env={"A": "a" * 600_000}, fds=["stdout"]), [writer])
+                peer.channel.send(assign(env={"A": "a" * 600_000}, fds=("stdout",)), [writer])
             os.close(writer)
             assert len(peer.broken) == 1
             assert "does not read" in peer.broken[0]

@@ -52,7 +52,7 @@ def test_what_is_for_the_owner_of_a_rank_waits_until_it_has_it():
     workforce.send(worker, messages.Abort(3))
     workforce.send(worker, messages.SetInterval(4))
     assert channel.messages == []
-    order = assign(replacement=True, fds=["slot0"])
+    order = assign(replacement=True, fds=("slot0",))
     workforce.assign(worker, order, {"slot0": 9})
     workforce.send(worker, messages.Abort(4))
     later = [messages.Abort(3), messages.SetInterval(4), messages.Abort(4)]

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from msgspec import structs
 from test_table import NOW, SETTINGS, states
 
 from deadpool_run.core import coordinator
@@ -125,7 +126,7 @@ def test_a_replacement_that_set_up_beside_the_last_coordinator(rehearsed):
     for state in moved_states():
         rehearsing = {m.worker: m.rank for m in state.owners() if m.phase is MemberPhase.REHEARSING}
         found = [
-            dataclasses.replace(each, rehearsed=rehearsed) if each.worker in rehearsing else each
+            structs.replace(each, rehearsed=rehearsed) if each.worker in rehearsing else each
             for each in as_known(state)
         ]
         after, orders = step(state, ev.CoordinatorMoved(1, NODE), ev.NodeResynced(NODE, tuple(found)))
@@ -148,7 +149,7 @@ def test_a_spare_that_was_sent_home_is_given_nothing(owners_live):
     for state in moved_states():
         parked = {member.worker for member in state.in_phase(MemberPhase.READY)}
         found = [
-            dataclasses.replace(each, dismissed=each.worker in parked)
+            structs.replace(each, dismissed=each.worker in parked)
             for each in as_known(state)
             if each.worker in parked or owners_live
         ]

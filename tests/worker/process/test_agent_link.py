@@ -34,7 +34,7 @@ def pair():
 def test_park_takes_the_rank_its_descriptors_and_not_one_byte_more(pair):
     agent, worker = pair
     read_end, write_end = os.pipe()
-    order = assign(fds=["status_page"])
+    order = assign(fds=("status_page",))
     socket.send_fds(agent, [encode(order)], [read_end])
     agent.sendall(encode(Abort(4)))
     taken, fds = park(worker)

@@ -1,0 +1,15 @@
+"""Base classes of everything that is encoded: events, effects, messages and their parts."""
+
+from typing import dataclass_transform
+
+import msgspec
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An immutable part of a message. Decoding refuses fields that the class does not have."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class Tagged(Record, frozen=True, tag=True):
+    """A `Record` whose encoding names its class in the field `type`, so that it can be one of a union."""
