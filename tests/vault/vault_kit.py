@@ -12,7 +12,8 @@ from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import HEADER_BYTES, SegmentState, SlotHeader
 from deadpool_run.vault.status_page import BUSY, EMPTY
-from deadpool_run.vault.transfer import dedup, framing
+from deadpool_run.vault.transfer import dedup, framing, headers
+from deadpool_run.vault.transfer.headers import Go, Held
 from deadpool_run.vault.transfer.replicator import Peer, Replicator
 from deadpool_run.vault.vault import Vault
 
@@ -212,25 +213,25 @@ class FakeBuddy:
 
     def offered(self):
         """Return the next message, which must come."""
-        return framing.receive_frame(self.sock)
+        return headers.receive_request(self.sock, 1 << 20, idle=lambda: False)
 
-    def say(self, **message):
-        framing.send_frame(self.sock, message)
+    def say(self, answer):
+        headers.send(self.sock, answer)
 
     def say_held(self, *held, transcript=None):
-        self.say(say="held", held=[[version, token] for version, token in held], transcript=transcript)
+        self.say(Held(list(held), transcript))
 
     def go(self, offer):
         """Have the offered segment sent, all of it."""
-        self.say(say="go")
-        if offer["compare"]:
-            with memoryview(bytearray(offer["nbytes"])) as view:
+        self.say(Go())
+        if offer.compare:
+            with memoryview(bytearray(offer.nbytes)) as view:
                 assert dedup.ChunkLookup([]).answer(self.sock, view) == set()
 
     def take(self, offer):
         """Have the offered segment sent; return how it came."""
         self.go(offer)
-        with memoryview(bytearray(offer["nbytes"])) as view:
+        with memoryview(bytearray(offer.nbytes)) as view:
             return framing.receive_segment(self.sock, view, self.meter)
 
     def hang_up(self):

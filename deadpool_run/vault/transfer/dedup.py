@@ -6,11 +6,11 @@ chunk counts as found when the bytes that were copied for it have the digest tha
 16 bytes are used), so that what only looks alike is sent as ever.
 
     owner                                                     buddy
-    {"do": "put", ..., "compare": true}      ->
-                                             <-               {"say": "go"}
+    Put(..., compare=True)                   ->
+                                             <-               Go()
     count, count x (index, digest)           ->                                   blocks, until one of count 0
                                              <-               a bit for each      two blocks at most are unanswered
-    the bytes of all other chunks            ->               as `stream` has them
+    the bytes of all other chunks            ->               as `framing` has them
 
 Digests cost the owner a pass over its memory. So it asks for all chunks at first, then for those that have been found of
 late, and now and then for all of them again.

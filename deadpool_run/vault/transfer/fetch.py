@@ -11,7 +11,7 @@ from deadpool_run.errors import DeadpoolError, ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.status_page import BUSY, EMPTY
-from deadpool_run.vault.transfer import fields, framing, streams
+from deadpool_run.vault.transfer import framing, headers, streams
 from deadpool_run.vault.transfer.catalog import Shared, is_sound
 from deadpool_run.vault.transfer.framing import Outcome, Range
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Memory
@@ -169,14 +169,15 @@ def _ask(  # noqa: PLR0913 - what is asked for
     sock: socket.socket, rank: Rank, version: Version | None, timeline: int, *, part: int = 0, of: int
 ) -> tuple[int, bytes, int]:
     """Ask for a part of a segment; return its size, its token, and into how many parts it is cut. The part follows."""
-    content = {"rank": rank, "version": version, "timeline": timeline}
-    framing.send_frame(sock, {"do": "get", **content, "part": part, "of": of})
-    answer = framing.receive_frame(sock)
-    if answer is None:
-        raise ConnectionError("the peer hung up")
-    if answer.get("say") != "have":
-        raise SnapshotError(str(answer.get("why"))[:200])
-    return fields.segment_bytes(answer), fields.token(answer.get("token")), fields.parts(answer)
+    headers.send(sock, headers.Get(rank, version, timeline, part, of))
+    answer = headers.receive_answer(sock)
+    match answer:
+        case headers.Have(nbytes, token, parts):
+            return nbytes, token, parts
+        case headers.No(why):
+            raise SnapshotError(why[:200])
+        case _:
+            raise ProtocolError(f"a vault answers {type(answer).__name__} to Get")
 
 
 def _receive(sock: socket.socket, shared: Shared, view: memoryview, ranges: list[Range]) -> None:

@@ -1,6 +1,6 @@
-"""Bytes between vaults: small JSON frames, and segments as pieces that carry their own digest.
+"""Bytes between vaults: small frames, and segments as pieces that carry their own checksum.
 
-A frame is its length (4 bytes, big-endian) and a JSON object. A segment, or what is wanted of it, is sent as pieces of at
+A frame is its length (4 bytes, big-endian) and a header as JSON (`headers`). A segment, or what is wanted of it, is sent as pieces of at
 most `PIECE_BYTES`, each behind its length and CRC-32, and ends with a piece of no bytes that says whether the whole was
 one content: a segment may be overwritten while it is read. The checksum is taken from the segment before `sendfile` gives the same pages to the
 socket, so that pages which change on their way are found out by the receiver.
@@ -9,7 +9,6 @@ All sockets block, with time-outs of the kernel: a peer that neither reads nor a
 """
 
 import contextlib
-import json
 import mmap
 import os
 import socket
@@ -19,7 +18,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
-from typing import Any
 
 from deadpool_run.errors import ProtocolError
 
@@ -116,16 +114,15 @@ def shut_down(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def send_frame(sock: socket.socket, message: dict[str, Any]) -> None:
-    """Send a message. Raises OSError."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+def send_frame(sock: socket.socket, body: bytes) -> None:
+    """Send a frame. Raises OSError."""
     sock.sendall(_LENGTH.pack(len(body)) + body)
 
 
-def receive_frame(sock: socket.socket, *, idle: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-    """Return the next message, or None if the peer hung up before it. Raises OSError and `ProtocolError`.
+def receive_frame(sock: socket.socket, *, idle: Callable[[], bool] = lambda: False) -> bytes | None:
+    """Return the next frame's body, or None if the peer hung up before it. Raises OSError and `ProtocolError`.
 
-    `idle` is asked when nothing came for `TIMEOUT_S`: whether to wait on.
+    `idle` is asked whenever nothing came for `TIMEOUT_S`: whether to wait on.
     """
     head = bytearray(_LENGTH.size)
     while True:
@@ -143,13 +140,7 @@ def receive_frame(sock: socket.socket, *, idle: Callable[[], bool] = lambda: Fal
         raise ProtocolError(f"a message between vaults of {length} bytes is longer than {MAX_FRAME_BYTES}")
     body = bytearray(length)
     receive_into(sock, memoryview(body))
-    try:
-        message = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError("a message between vaults is no JSON") from error
-    if not isinstance(message, dict):
-        raise ProtocolError("a message between vaults is no JSON object")
-    return message
+    return bytes(body)
 
 
 def receive_into(sock: socket.socket, view: memoryview) -> None:

@@ -1,18 +1,17 @@
-"""The side of a vault that peers speak to: takes copies from owners, and gives what is held to whoever needs it.
+"""The receiving side of a vault: takes copies from owners, and gives what is held to nodes with a replacement.
 
-An owner says `put`, and is told to go on, that this very content is here already, or why it is not taken; behind the
-segment it is told what is held now. Whoever says `get` is told the size of what follows.
+`headers` lists the requests and their answers.
 """
 
 import contextlib
 import logging
 import socket
 import threading
-from typing import Any
+from typing import assert_never
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank
-from deadpool_run.vault.transfer import dedup, fields, framing, streams
+from deadpool_run.vault.transfer import dedup, framing, headers, streams
 from deadpool_run.vault.transfer.catalog import Shared, find, is_sound, like
 from deadpool_run.vault.transfer.framing import Outcome, Range
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Copy
@@ -41,56 +40,53 @@ class Served:
             try:
                 framing.prepare(self._sock)
                 while not self._shared.closing.is_set():
-                    message = framing.receive_frame(self._sock, idle=lambda: not self._shared.closing.is_set())
-                    if message is None:
+                    request = headers.receive_request(
+                        self._sock, self._shared.vault.world_size, idle=lambda: not self._shared.closing.is_set()
+                    )
+                    if request is None:
                         return
-                    self._obey(message)
+                    self._obey(request)
             except ProtocolError as error:
                 _LOG.warning("a connection between vaults is given up: %s", error)
             except OSError as error:
                 _LOG.debug("a connection between vaults broke: %s", error)
 
-    def _obey(self, message: dict[str, Any]) -> None:
-        match message.get("do"):
-            case "put":
-                self._take(message)
-            case "part":
-                self._take_part(message)
-            case "get":
-                self._give(message)
-            case other:
-                raise ProtocolError(f"a message between vaults asks for {str(other)[:40]!r}")
+    def _obey(self, request: headers.Request) -> None:
+        match request:
+            case headers.Put():
+                self._take(request)
+            case headers.Part():
+                self._take_part(request)
+            case headers.Get():
+                self._give(request)
+            case _:
+                assert_never(request)
 
     # --- put -----------------------------------------------------------------------------------------------------
 
-    def _take(self, message: dict[str, Any]) -> None:
-        replicas = self._shared.replicas
-        rank, version = fields.rank(message, self._shared.vault.world_size), fields.version(message)
-        token, timeline = fields.token(message.get("token")), fields.number(message, "timeline")
-        nbytes, held = fields.segment_bytes(message), fields.identities(message.get("held"))
-        compare, parts = bool(message.get("compare")) and version is not TRANSCRIPT, fields.parts(message)
-        delivery = fields.token(message.get("delivery")) if parts > 1 else b""
+    def _take(self, put: headers.Put) -> None:
+        replicas, rank, timeline = self._shared.replicas, put.rank, put.timeline
+        if put.of > 1 and put.delivery is None:
+            raise ProtocolError("a delivery in several parts has no token")
         refusal = "it lives here" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, timeline)
-        if refusal is None and not replicas.has(rank, version, token, timeline):
-            framing.send_frame(self._sock, {"say": "go"})
-            copy = Copy(version, token, nbytes, timeline, replicas.spare(rank, version))
-            refusal = self._receive(rank, copy, parts, delivery, compare=compare)
+        if refusal is None and not replicas.has(rank, put.version, put.token, timeline):
+            headers.send(self._sock, headers.Go())
+            copy = Copy(put.version, put.token, put.nbytes, timeline, replicas.spare(rank, put.version))
+            refusal = self._receive(put, copy)
         if refusal is not None:
-            framing.send_frame(self._sock, {"say": "no", "why": refusal})
+            headers.send(self._sock, headers.No(refusal))
             return
-        left = replicas.trim(rank, timeline, held)
-        transcript = replicas.transcript(rank)
-        told = {"held": fields.encode(left), "transcript": None if transcript is None else transcript.hex()}
-        framing.send_frame(self._sock, {"say": "held", **told})
+        left = replicas.trim(rank, timeline, put.held)
+        headers.send(self._sock, headers.Held(left, replicas.transcript(rank)))
 
-    def _receive(self, rank: Rank, copy: Copy, parts: int, delivery: bytes, *, compare: bool) -> str | None:
+    def _receive(self, put: headers.Put, copy: Copy) -> str | None:
         """Receive a copy and take it among the others; return why not."""
-        whole = False
+        rank, whole = put.rank, False
         try:
             with copy.memory.view(copy.nbytes) as view:
-                found = self._search(rank, copy, view) if compare else ()
-                ranges = streams.cut(dedup.rest(copy.nbytes, found), parts)
-                outcome = self._receive_parts(delivery, view, ranges)
+                found = self._search(rank, copy, view) if put.compare and copy.version is not TRANSCRIPT else ()
+                ranges = streams.cut(dedup.rest(copy.nbytes, found), put.of)
+                outcome = self._receive_parts(put.delivery, view, ranges)
             whole = outcome is Outcome.WHOLE and is_sound(copy.memory.fd, copy.version, copy.token, copy.nbytes)
         finally:
             if not whole:
@@ -99,10 +95,10 @@ class Served:
             return "torn" if outcome is Outcome.TORN else "damaged"
         return self._shared.replicas.add(rank, copy)
 
-    def _receive_parts(self, delivery: bytes, view: memoryview, parts: list[list[Range]]) -> Outcome:
+    def _receive_parts(self, delivery: bytes | None, view: memoryview, parts: list[list[Range]]) -> Outcome:
         """Receive the first part here, while other connections bring the others."""
         striped_receives, meter = self._shared.striped_receives, self._shared.received
-        if len(parts) == 1:
+        if delivery is None or len(parts) == 1:
             return framing.receive_segment(self._sock, view, meter, parts[0])
         striped_receive = streams.StripedReceive(view, parts)
         striped_receives.begin(delivery, striped_receive)
@@ -111,11 +107,9 @@ class Served:
         finally:
             striped_receives.end(delivery)
 
-    def _take_part(self, message: dict[str, Any]) -> None:
-        part, of = fields.number(message, "part", least=1), fields.parts(message)
-        self._shared.striped_receives.find(fields.token(message.get("delivery"))).bring(
-            part, of, self._sock, self._shared.received
-        )
+    def _take_part(self, part: headers.Part) -> None:
+        striped_receive = self._shared.striped_receives.find(part.delivery)
+        striped_receive.bring(part.part, part.of, self._sock, self._shared.received)
 
     def _search(self, rank: Rank, copy: Copy, view: memoryview) -> set[int]:
         """Fill in what is here already; return which chunks that is."""
@@ -126,20 +120,20 @@ class Served:
 
     # --- get -----------------------------------------------------------------------------------------------------
 
-    def _give(self, message: dict[str, Any]) -> None:
-        rank, version = fields.rank(message, self._shared.vault.world_size), fields.version(message)
+    def _give(self, get: headers.Get) -> None:
+        rank, version = get.rank, get.version
         # This node may have been told less than the one that asks: it must not give what is void there.
-        self._shared.timeline.wait_for(fields.number(message, "timeline"), _TIMELINE_WAIT_S)
+        self._shared.timeline.wait_for(get.timeline, _TIMELINE_WAIT_S)
         source = find(self._shared, rank, version)
         if source is None:
             what = "transcript" if version is TRANSCRIPT else f"snapshot {version}"
-            framing.send_frame(self._sock, {"say": "no", "why": f"it holds no {what} of rank {rank}"})
+            headers.send(self._sock, headers.No(f"it holds no {what} of rank {rank}"))
             return
         try:
-            of = streams.worthwhile(source.nbytes, fields.parts(message))
-            told = {"nbytes": source.nbytes, "token": source.token.hex(), "of": of}
-            framing.send_frame(self._sock, {"say": "have", **told})
-            part = fields.number(message, "part", below=of)
-            source.send(self._sock, self._shared, ranges=streams.cut([(0, source.nbytes)], of)[part])
+            of = streams.worthwhile(source.nbytes, get.of)
+            if get.part >= of:
+                raise ProtocolError(f"part {get.part} is asked for, and there are {of}")
+            headers.send(self._sock, headers.Have(source.nbytes, source.token, of))
+            source.send(self._sock, self._shared, ranges=streams.cut([(0, source.nbytes)], of)[get.part])
         finally:
             source.close()

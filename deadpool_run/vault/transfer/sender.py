@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.transfer import dedup, fields, framing, streams
+from deadpool_run.vault.transfer import dedup, framing, headers, streams
 from deadpool_run.vault.transfer.catalog import Shared, Source, open_held, open_transcript
 from deadpool_run.vault.transfer.dedup import ChunkHistory
-from deadpool_run.vault.transfer.fields import Identity
 from deadpool_run.vault.transfer.framing import Outcome, Range
+from deadpool_run.vault.transfer.headers import Identity
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT
 from deadpool_run.vault.transfer.streams import StreamPool
 from deadpool_run.vault.vault import Held, Vault
@@ -207,32 +206,29 @@ class ReplicationLink:
         asked = [] if offer.version is TRANSCRIPT else self._hopes.worth_asking(nbytes)
         found: set[int] | None = None
         spared = 0
-        delivery = secrets.token_bytes(fields.TOKEN_BYTES)
+        delivery = secrets.token_bytes(headers.TOKEN_BYTES)
         parts = 1 + self._stream_pool.open(streams.worthwhile(nbytes, self._shared.streams) - 1)
-        framing.send_frame(
-            sock,
-            {
-                "do": "put",
-                "rank": self._rank,
-                "version": offer.version,
-                "token": offer.source.token.hex(),
-                "nbytes": nbytes,
-                "timeline": offer.timeline,
-                "held": fields.encode(offer.held),
-                "compare": bool(asked),
-                "of": parts,
-                "delivery": delivery.hex(),
-            },
+        put = headers.Put(
+            rank=self._rank,
+            version=offer.version,
+            token=offer.source.token,
+            nbytes=nbytes,
+            timeline=offer.timeline,
+            held=offer.held,
+            compare=bool(asked),
+            of=parts,
+            delivery=delivery,
         )
-        answer = self._answer(sock)
-        if answer.get("say") == "go":
+        headers.send(sock, put)
+        answer = headers.receive_answer(sock)
+        if isinstance(answer, headers.Go):
             found = dedup.ask(sock, offer.source.fd, nbytes, asked, offer.source.still) if asked else set()
             left = dedup.rest(nbytes, found)
             self._send(sock, offer, delivery, streams.cut(left, parts))
-            answer = self._answer(sock)
+            answer = headers.receive_answer(sock)
             spared = nbytes - sum(end - begin for begin, end in left)
-        if answer.get("say") != "held":
-            _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer.get("why"))
+        if not isinstance(answer, headers.Held):
+            _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer)
             return False
         if found is not None:  # else the buddy had all of it, and looked for nothing
             self._hopes.learn(asked, found)
@@ -249,7 +245,7 @@ class ReplicationLink:
 
         def send(part: int, sock: socket.socket) -> None:
             if part:
-                framing.send_frame(sock, {"do": "part", "delivery": delivery.hex(), "part": part, "of": len(parts)})
+                headers.send(sock, headers.Part(delivery, part, len(parts)))
             outcomes.append(
                 offer.source.send(
                     sock,
@@ -263,24 +259,16 @@ class ReplicationLink:
         self._stream_pool.work([partial(send, part) for part in range(1, len(parts))], lambda: send(0, sock))
         framing.end_segment(sock, max(outcomes))
 
-    def _learn(self, offer: _Offer, answer: dict[str, Any]) -> None:
-        held, content = fields.identities(answer.get("held")), answer.get("transcript")
-        transcript = None if content is None else fields.token(content)
-        if offer.version is TRANSCRIPT and transcript != offer.source.token:
+    def _learn(self, offer: _Offer, answer: headers.Held) -> None:
+        if offer.version is TRANSCRIPT and answer.transcript != offer.source.token:
             raise ProtocolError("a transcript that was taken is not held")
         with self._changed:
             if self._known.timeline != offer.timeline:
                 return
             if offer.version is not TRANSCRIPT:
                 self._known.last = offer.version
-            self._known.held, self._known.transcript = held, transcript
+            self._known.held, self._known.transcript = answer.held, answer.transcript
         self._on_change(self._rank)
-
-    def _answer(self, sock: socket.socket) -> dict[str, Any]:
-        answer = framing.receive_frame(sock)
-        if answer is None:
-            raise ConnectionError("the peer hung up")
-        return answer
 
     def _connected(self) -> socket.socket:
         if self._sock is None:

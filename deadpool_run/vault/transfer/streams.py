@@ -1,7 +1,7 @@
 """Several connections for one segment, where one does not fill the link: each carries a part of its bytes.
 
 The first connection of a delivery is the one that talks, and says how many parts there are (`of`). Each of the others says
-which part of which delivery it brings, `{"do": "part", "delivery", "part", "of"}`, and the bytes follow as `stream` has them.
+which part of which delivery it brings (`headers.Part`), and the bytes follow as `framing` has them.
 Both ends cut what is to be sent into parts in the same way, so that nothing more needs to be said.
 """
 

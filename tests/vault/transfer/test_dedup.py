@@ -14,6 +14,7 @@ from deadpool_run.vault.segments import HEADER_BYTES
 from deadpool_run.vault.transfer import dedup
 from deadpool_run.vault.transfer.catalog import find
 from deadpool_run.vault.transfer.dedup import CHUNK_BYTES, ChunkHistory, ChunkLookup, chunk, chunks, rest
+from deadpool_run.vault.transfer.headers import No
 
 WEIGHTS = content(7, 7, nbytes=20 * CHUNK_BYTES)
 """Bytes that more than one rank has."""
@@ -205,8 +206,8 @@ async def buddy_with_transcript(a):
     await off(fake.accept)
     offer = await off(fake.offered)
     await off(fake.take, offer)
-    fake.say_held(transcript=offer["token"])
-    return fake, offer["token"]
+    fake.say_held(transcript=offer.token)
+    return fake, offer.token
 
 
 @in_loop
@@ -215,10 +216,10 @@ async def test_a_slot_that_is_overwritten_while_it_is_compared_is_torn():
         fake, _ = await buddy_with_transcript(a)
         a.capture(0, 1, slot=0, body=WEIGHTS)
         offer = await off(fake.offered)
-        assert offer["compare"]
+        assert offer.compare
         a.capture(0, 2, slot=0, body=WEIGHTS, announce=False)
-        assert await off(fake.take, offer) is dedup.stream.Outcome.TORN
-        fake.say(say="no", why="torn")
+        assert await off(fake.take, offer) is dedup.framing.Outcome.TORN
+        fake.say(No("torn"))
         await off(fake.close)
 
 
@@ -229,8 +230,8 @@ async def test_chunks_that_were_not_asked_for_in_the_end_have_not_been_missed():
         for version in range(5):
             a.capture(0, version)
             offer = await off(fake.offered)
-            assert offer["compare"], "nobody has looked for them yet"
-            fake.say_held([version, offer["token"]], transcript=token)
+            assert offer.compare, "nobody has looked for them yet"
+            fake.say_held((version, offer.token), transcript=token)
         await off(fake.close)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import struct
 import zlib
@@ -13,7 +12,9 @@ from vault_kit import KIB, LIMIT_S, Node, connect, content, fill_slot, in_loop, 
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.transfer import framing
+from deadpool_run.vault.transfer import framing, headers
+from deadpool_run.vault.transfer.headers import Go, Held, No
+from deadpool_run.wire.typed import to_json
 
 
 class Owner:
@@ -30,16 +31,16 @@ class Owner:
         self.bytes = os.pread(self.fd, header.used_bytes, 0)
 
     def ask(self, **message):
-        framing.send_frame(self.sock, message)
-        return framing.receive_frame(self.sock)
+        framing.send_frame(self.sock, to_json(message))
+        return headers.receive_answer(self.sock)
 
     def offer(self, version, timeline=0, held=None):
-        held = [[version, self.token.hex()]] if held is None else held
+        held = [(version, self.token)] if held is None else held
         return {
-            "do": "put",
+            "type": "Put",
             "rank": 0,
             "version": version,
-            "token": self.token.hex(),
+            "token": self.token,
             "nbytes": len(self.bytes),
             "timeline": timeline,
             "held": held,
@@ -56,10 +57,10 @@ class Owner:
             piece = data[at : at + framing.PIECE_BYTES]
             self.sock.sendall(struct.pack("<II", len(piece), zlib.crc32(piece)) + piece)
         self.sock.sendall(struct.pack("<II", 0, status))
-        return framing.receive_frame(self.sock)
+        return headers.receive_answer(self.sock)
 
     def put_all(self, version, timeline=0, **other):
-        assert self.put(version, timeline, **other) == {"say": "go"}
+        assert self.put(version, timeline, **other) == Go()
         return self.send()
 
     def is_hung_up_on(self):
@@ -90,7 +91,7 @@ def seal(owner):
     segments.write_blob(fd, b"a transcript")
     owner.token, owner.bytes = segments.blob_identity(fd), os.pread(fd, segments.blob_bytes(fd), 0)
     os.close(fd)
-    held = [[snapshot_version(snapshot[0]), snapshot[1].hex()]]
+    held = [(snapshot_version(snapshot[0]), snapshot[1])]
     answer = owner.put_all(None, held=held)
     owner.bytes, owner.token = snapshot
     return answer
@@ -105,13 +106,13 @@ async def test_a_whole_copy_counts():
     async with pair() as (node, owner):
         owner.write(5)
         answer = await off(owner.put_all, 5)
-        assert answer == {"say": "held", "held": [[5, owner.token.hex()]], "transcript": None}
+        assert answer == Held([(5, owner.token)], None)
         assert node.replicator.versions(Rank(0)) == (), "without a transcript nobody can rehearse"
         answer = await off(seal, owner)
-        assert answer["transcript"] is not None
+        assert answer.transcript is not None
         assert node.replicator.versions(Rank(0)) == (5,)
         assert node.copy_of(0, 5) == content(0, 5)
-        assert (await off(owner.put, 5))["say"] == "held", "the same content is not sent twice"
+        assert isinstance(await off(owner.put, 5), Held), "the same content is not sent twice"
 
 
 def flipped(data, at):
@@ -125,16 +126,16 @@ async def test_a_flipped_byte_is_found_and_the_copy_before_stays(at):
         owner.write(5)
         await off(owner.put_all, 5)
         await off(seal, owner)
-        held = [[5, owner.token.hex()]]
+        held = [(5, owner.token)]
         owner.write(6)
-        assert await off(owner.put, 6, held=[*held, [6, owner.token.hex()]]) == {"say": "go"}
+        assert await off(owner.put, 6, held=[*held, (6, owner.token)]) == Go()
         piece = owner.bytes
         owner.sock.sendall(struct.pack("<II", len(piece), zlib.crc32(piece)) + flipped(piece, at % len(piece)))
         owner.sock.sendall(bytes(8))
-        assert await off(framing.receive_frame, owner.sock) == {"say": "no", "why": "damaged"}
+        assert await off(headers.receive_answer, owner.sock) == No("damaged")
         assert node.replicator.versions(Rank(0)) == (5,)
         assert node.copy_of(0, 5) == content(0, 5)
-        assert (await off(owner.put_all, 6, held=[*held, [6, owner.token.hex()]]))["say"] == "held"
+        assert isinstance(await off(owner.put_all, 6, held=[*held, (6, owner.token)]), Held)
         assert node.copy_of(0, 6) == content(0, 6)
 
 
@@ -152,11 +153,11 @@ async def test_what_came_whole_must_also_be_what_was_announced(lie):
             case "version":
                 changes = {"version": 6}
             case "token":
-                changes = {"token": "00" * 16}
+                changes = {"token": bytes(16)}
             case "size":
                 owner.bytes += b"more"
-        assert await off(lambda: owner.ask(**(owner.offer(5) | changes))) == {"say": "go"}
-        assert await off(owner.send) == {"say": "no", "why": "damaged"}
+        assert await off(lambda: owner.ask(**(owner.offer(5) | changes))) == Go()
+        assert await off(owner.send) == No("damaged")
         assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
 
 
@@ -164,10 +165,10 @@ async def test_what_came_whole_must_also_be_what_was_announced(lie):
 async def test_a_torn_copy_is_thrown_away():
     async with pair() as (_node, owner):
         owner.write(5)
-        assert await off(owner.put, 5) == {"say": "go"}
-        assert await off(owner.send, owner.bytes, 1) == {"say": "no", "why": "torn"}
-        assert await off(owner.put, 5) == {"say": "go"}, "it is not here"
-        assert await off(owner.send, b"", 1) == {"say": "no", "why": "torn"}
+        assert await off(owner.put, 5) == Go()
+        assert await off(owner.send, owner.bytes, 1) == No("torn")
+        assert await off(owner.put, 5) == Go(), "it is not here"
+        assert await off(owner.send, b"", 1) == No("torn")
 
 
 @in_loop
@@ -177,7 +178,7 @@ async def test_an_owner_that_dies_midway_leaves_what_was_there():
         await off(owner.put_all, 5)
         await off(seal, owner)
         owner.write(6)
-        assert await off(owner.put, 6) == {"say": "go"}
+        assert await off(owner.put, 6) == Go()
         owner.sock.sendall(struct.pack("<II", 1000, 0) + bytes(500))
         (served,) = node.replicator._served
         owner.sock.close()
@@ -192,10 +193,10 @@ async def test_only_what_the_owner_holds_is_kept_in_three_memories():
         tokens = {}
         for version in range(6):
             owner.write(version)
-            tokens[version] = owner.token.hex()
-            held = [[each, tokens[each]] for each in (version - 1, version) if each >= 0]
+            tokens[version] = owner.token
+            held = [(each, tokens[each]) for each in (version - 1, version) if each >= 0]
             answer = await off(lambda version=version, held=held: owner.put_all(version, held=held))
-            assert answer["held"] == held
+            assert answer.held == held
             if version == 0:
                 await off(seal, owner)
         assert node.replicator.versions(Rank(0)) == (4, 5)
@@ -207,14 +208,14 @@ async def test_only_what_the_owner_holds_is_kept_in_three_memories():
 async def test_ranks_that_are_not_kept_are_refused_and_those_no_longer_kept_are_dropped():
     async with pair() as (node, owner):
         owner.write(5)
-        assert (await off(lambda: owner.put(5, rank=1)))["why"] == "not kept here"
+        assert (await off(lambda: owner.put(5, rank=1))).why == "not kept here"
         await off(owner.put_all, 5)
         await off(seal, owner)
         node.replicator.keep({Rank(1)})
         assert node.replicator.versions(Rank(0)) == ()
-        assert (await off(owner.put, 5))["why"] == "not kept here"
+        assert (await off(owner.put, 5)).why == "not kept here"
         node.replicator.keep({Rank(0)})
-        assert await off(owner.put, 5) == {"say": "go"}
+        assert await off(owner.put, 5) == Go()
 
 
 @in_loop
@@ -222,7 +223,7 @@ async def test_a_rank_that_lives_here_takes_no_copies():
     async with pair() as (node, owner):
         node.capture(0, 5)
         owner.write(6)
-        assert (await off(owner.put, 6))["why"] == "it lives here"
+        assert (await off(owner.put, 6)).why == "it lives here"
 
 
 @in_loop
@@ -231,21 +232,21 @@ async def test_what_an_older_timeline_sends_is_refused_also_when_it_is_on_its_wa
         owner.write(5)
         await off(owner.put_all, 5)
         await off(seal, owner)
-        before = [[5, owner.token.hex()]]
+        before = [(5, owner.token)]
         owner.write(6)
-        held = [*before, [6, owner.token.hex()]]
+        held = [*before, (6, owner.token)]
         await off(lambda: owner.put_all(6, held=held))
         assert node.replicator.versions(Rank(0)) == (5, 6)
         owner.write(7)
-        assert await off(lambda: owner.put(7, held=[*held[1:], [7, owner.token.hex()]])) == {"say": "go"}
+        assert await off(lambda: owner.put(7, held=[*held[1:], (7, owner.token)])) == Go()
         node.replicator.discard_above(1, Version(5))
         assert node.replicator.versions(Rank(0)) == (5,)
-        assert (await off(owner.send))["why"].startswith("of life 0")
-        assert (await off(owner.put, 6))["why"].startswith("of life 0")
+        assert (await off(owner.send)).why.startswith("of life 0")
+        assert (await off(owner.put, 6)).why.startswith("of life 0")
         assert node.replicator.versions(Rank(0)) == (5,)
         owner.write(6, token=1)
-        held = [*before, [6, owner.token.hex()]]
-        assert (await off(lambda: owner.put_all(6, timeline=1, held=held)))["held"] == held
+        held = [*before, (6, owner.token)]
+        assert (await off(lambda: owner.put_all(6, timeline=1, held=held))).held == held
         node.replicator.discard_above(2, Version(6))
         assert node.copy_of(0, 6) == content(0, 6, 1)
 
@@ -258,7 +259,7 @@ async def test_a_newer_timeline_may_be_heard_of_from_its_owner_first():
         await off(seal, owner)
         owner.write(6, token=1)
         await off(lambda: owner.put_all(6, timeline=3))
-        assert (await off(owner.put, 5))["why"].startswith("of life 0")
+        assert (await off(owner.put, 5)).why.startswith("of life 0")
         node.replicator.discard_above(3, Version(5))
         assert node.replicator.versions(Rank(0)) == (6,), "it was made in the life that begins"
         node.replicator.renew(4)
@@ -272,19 +273,19 @@ async def test_a_version_that_was_made_again_is_another_content():
         owner.write(5)
         await off(owner.put_all, 5)
         await off(seal, owner)
-        five = [5, owner.token.hex()]
+        five = (5, owner.token)
         owner.write(6)
-        await off(lambda: owner.put_all(6, held=[five, [6, owner.token.hex()]]))
-        first = owner.token.hex()
+        await off(lambda: owner.put_all(6, held=[five, (6, owner.token)]))
+        first = owner.token
         owner.write(6, token=1)
-        held = [five, [6, owner.token.hex()]]
-        assert owner.token.hex() != first
+        held = [five, (6, owner.token)]
+        assert owner.token != first
         answer = await off(lambda: owner.ask(**(owner.offer(5, 1, held) | {"token": five[1]})))
-        assert answer["held"] == [five], "the 6 that is here is not the owner's"
+        assert answer.held == [five], "the 6 that is here is not the owner's"
         assert node.replicator.versions(Rank(0)) == (5,)
         await off(lambda: owner.put_all(6, timeline=1, held=held))
         owner.write(6, token=2)
-        assert (await off(lambda: owner.put_all(6, timeline=1)))["held"] == [[6, owner.token.hex()]]
+        assert (await off(lambda: owner.put_all(6, timeline=1))).held == [(6, owner.token)]
         assert node.copy_of(0, 6) == content(0, 6, 2)
 
 
@@ -296,7 +297,7 @@ async def test_a_generation_forgets_everything_before_it():
         await off(seal, owner)
         node.replicator.renew(1)
         assert node.replicator.versions(Rank(0)) == ()
-        assert (await off(owner.put, 5))["why"].startswith("of life 0")
+        assert (await off(owner.put, 5)).why.startswith("of life 0")
 
 
 @in_loop
@@ -304,34 +305,34 @@ async def test_who_asks_too_early_is_answered_when_this_node_knows_as_much():
     async with pair() as (node, owner):
         owner.write(5)
         await off(owner.put_all, 5)
-        asking = asyncio.create_task(off(lambda: owner.ask(do="get", rank=0, version=5, timeline=1, part=0, of=1)))
+        asking = asyncio.create_task(off(lambda: owner.ask(type="Get", rank=0, version=5, timeline=1, part=0, of=1)))
         assert not (await asyncio.wait({asking}, timeout=0.3))[0], "it was given what may be void"
         node.replicator.discard_above(1, Version(4))
-        assert (await asking)["say"] == "no", "5 is void there"
+        assert isinstance(await asking, No), "5 is void there"
 
 
 def frame(body):
     return struct.pack(">I", len(body)) + body
 
 
-BASE = {"do": "put", "rank": 0, "version": 5, "token": "00" * 16, "nbytes": 9000, "timeline": 0, "held": [], "of": 1}
+BASE = {"type": "Put", "rank": 0, "version": 5, "token": bytes(16), "nbytes": 9000, "timeline": 0, "held": [], "of": 1}
 GARBAGE = {
     "a long frame": struct.pack(">I", 1 << 31),
     "no json": frame(b"\xff\xfe{"),
     "no object": frame(b"[1]"),
     "deep json": frame(b"[" * 60000),
     "no verb": frame(b"{}"),
-    "another verb": frame(json.dumps({"do": "delete"}).encode()),
+    "another verb": frame(to_json({"type": "Delete"})),
 } | {
-    f"{name} {value!r}"[:40]: frame(json.dumps(BASE | {name: value}).encode())
+    f"{name} {value!r}"[:40]: frame(to_json(BASE | {name: value}))
     for name, values in {
         "rank": (-1, 4, 1 << 70, "0", None, True, 0.0),
         "version": (-2, "5", 1 << 70, []),
-        "token": ("", "zz", "00" * 17, 5, None),
+        "token": ("", "zz", bytes(17), 5, None),
         "nbytes": (0, -1, 1 << 62, None, "9000"),
         "timeline": (-1, None, "0"),
         "of": (0, 17, None, "1"),
-        "held": (None, [5], [[5]], [[5, "00"]], [[5, "00" * 16]] * 4, {}),
+        "held": (None, [5], [[5]], [[5, bytes(1)]], [[5, bytes(16)]] * 4, {}),
     }.items()
     for value in values
 }
@@ -350,7 +351,7 @@ async def test_garbage_ends_its_connection_and_nothing_else():
             finally:
                 stranger.close()
         owner.write(5)
-        assert (await off(owner.put_all, 5))["say"] == "held"
+        assert isinstance(await off(owner.put_all, 5), Held)
 
 
 def expect_end(sock):
@@ -364,12 +365,12 @@ def expect_end(sock):
 async def test_a_frame_cut_short_is_nothing(cut):
     async with pair() as (node, owner):
         stranger = connect(*node.listener.getsockname())
-        stranger.sendall(frame(json.dumps(BASE).encode())[:cut])
+        stranger.sendall(frame(to_json(BASE))[:cut])
         stranger.shutdown(framing.socket.SHUT_WR)
         await off(lambda: expect_end(stranger))
         stranger.close()
         owner.write(5)
-        assert (await off(owner.put_all, 5))["say"] == "held"
+        assert isinstance(await off(owner.put_all, 5), Held)
 
 
 @pytest.mark.parametrize("length", [framing.PIECE_BYTES + 1, 300 * KIB, (1 << 32) - 1])
@@ -377,7 +378,7 @@ async def test_a_frame_cut_short_is_nothing(cut):
 async def test_a_piece_that_is_too_long_ends_the_connection(length):
     async with pair() as (node, owner):
         owner.write(5)
-        assert await off(owner.put, 5) == {"say": "go"}
+        assert await off(owner.put, 5) == Go()
         owner.sock.sendall(struct.pack("<II", length, 0))
         await off(lambda: expect_end(owner.sock))
         assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
@@ -387,7 +388,7 @@ async def test_a_piece_that_is_too_long_ends_the_connection(length):
 async def test_a_segment_that_ends_early_ends_the_connection():
     async with pair() as (node, owner):
         owner.write(5)
-        assert await off(owner.put, 5) == {"say": "go"}
+        assert await off(owner.put, 5) == Go()
         owner.sock.sendall(bytes(8))
         await off(lambda: expect_end(owner.sock))
         assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
@@ -415,4 +416,4 @@ async def test_a_peer_that_is_silent_between_messages_is_not(monkeypatch):
         while len(asked) < 3:
             await off(owner.sock.gettimeout)
         owner.write(5)
-        assert (await off(owner.put, 5)) == {"say": "go"}
+        assert (await off(owner.put, 5)) == Go()

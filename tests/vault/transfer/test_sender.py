@@ -11,6 +11,8 @@ from deadpool_run.vault import segments
 from deadpool_run.vault.status_page import BUSY
 from deadpool_run.vault.transfer import framing
 from deadpool_run.vault.transfer.framing import Outcome
+from deadpool_run.vault.transfer.headers import No
+from deadpool_run.wire.typed import to_json
 
 LARGE = os.urandom(32 * KIB * KIB)
 """More than the sockets between two ends take in."""
@@ -48,12 +50,12 @@ async def test_the_transcript_comes_first_and_then_the_newest():
         owner.seal(0)
         await begin(owner, buddy)
         offer = await off(buddy.offered)
-        assert (offer["do"], offer["rank"], offer["version"], offer["timeline"]) == ("put", 0, None, 0)
-        assert [version for version, _ in offer["held"]] == [3, 4]
+        assert (offer.rank, offer.version, offer.timeline) == (0, None, 0)
+        assert [version for version, _ in offer.held] == [3, 4]
         assert await off(buddy.take, offer) is Outcome.WHOLE
-        buddy.say_held(transcript=offer["token"])
+        buddy.say_held(transcript=offer.token)
         offer = await off(buddy.offered)
-        assert offer["version"] == 4
+        assert offer.version == 4
         await owner.until(lambda: owner.told[0] == ((), True, 0))
 
 
@@ -65,10 +67,10 @@ async def test_a_new_buddy_gets_the_committed_version_first():
         owner.capture(0, 4)
         await begin(owner, buddy)
         offer = await off(buddy.offered)
-        assert offer["version"] == 3
+        assert offer.version == 3
         assert await off(buddy.take, offer) is Outcome.WHOLE
-        buddy.say_held((3, offer["token"]))
-        assert (await off(buddy.offered))["version"] == 4
+        buddy.say_held((3, offer.token))
+        assert (await off(buddy.offered)).version == 4
 
 
 @in_loop
@@ -79,16 +81,16 @@ async def test_a_waiting_version_is_replaced_by_a_newer_one_and_never_sent():
         first = await off(buddy.offered)
         owner.capture(0, 2)  # waits
         owner.capture(0, 3)
-        assert first["version"] == 1
+        assert first.version == 1
         assert await off(buddy.take, first) is Outcome.TORN, "3 was written over it"
-        buddy.say(say="no", why="torn")
+        buddy.say(No("torn"))
         second = await off(buddy.offered)
-        assert second["version"] == 3
+        assert second.version == 3
         assert await off(buddy.take, second) is Outcome.WHOLE
-        buddy.say_held((3, second["token"]))
+        buddy.say_held((3, second.token))
         await owner.until(lambda: owner.told[0] == ((3,), False, 0))
         owner.capture(0, 4, slot=owner.vault.status_page.rank_entries[0].slots.index(2))
-        assert (await off(buddy.offered))["version"] == 4
+        assert (await off(buddy.offered)).version == 4
 
 
 @in_loop
@@ -98,13 +100,13 @@ async def test_no_older_version_follows_a_newer_one():
         owner.capture(0, 2)
         await begin(owner, buddy)
         offer = await off(buddy.offered)
-        assert offer["version"] == 2
+        assert offer.version == 2
         assert await off(buddy.take, offer) is Outcome.WHOLE
-        buddy.say_held((2, offer["token"]))
+        buddy.say_held((2, offer.token))
         await owner.until(lambda: owner.told[0] == ((2,), False, 0))
         owner.replicator.captured(Rank(0), Version(1))
         owner.capture(0, 3, slot=0)
-        assert (await off(buddy.offered))["version"] == 3
+        assert (await off(buddy.offered)).version == 3
 
 
 @in_loop
@@ -117,7 +119,7 @@ async def test_a_slot_that_is_overwritten_while_it_is_sent_is_said_to_be_torn():
         leader = bytearray(8 + framing.PIECE_BYTES)
         await off(framing.receive_into, buddy.sock, memoryview(leader))  # it is on its way
         owner.vault.status_page.rank_entries[0].set_slot(0, BUSY)
-        with memoryview(bytearray(offer["nbytes"])) as view:
+        with memoryview(bytearray(offer.nbytes)) as view:
             assert await off(framing.receive_segment, buddy.sock, view, buddy.meter) is Outcome.TORN
 
 
@@ -130,10 +132,10 @@ async def test_the_same_version_written_again_is_another_content():
         offer = await off(buddy.offered)
         owner.capture(0, 1, slot=0, body=LARGE[::-1])
         assert await off(buddy.take, offer) is Outcome.TORN
-        buddy.say(say="no", why="torn")
+        buddy.say(No("torn"))
         again = await off(buddy.offered)
-        assert again["version"] == 1
-        assert again["token"] != offer["token"]
+        assert again.version == 1
+        assert again.token != offer.token
 
 
 @in_loop
@@ -145,13 +147,13 @@ async def test_pages_that_change_on_their_way_are_found_out():
         offer = await off(buddy.offered)
         await off(buddy.go, offer)
         end = bytearray(8)
-        whole = 8 + offer["nbytes"] + len(end)
+        whole = 8 + offer.nbytes + len(end)
         peeked = bytearray(whole)
         flags = socket.MSG_PEEK | socket.MSG_WAITALL
         assert await off(buddy.sock.recv_into, peeked, whole, flags) == whole, "all of it lies in the socket"
         assert peeked[-8:] == bytes(8), "the owner saw no change"
         os.pwrite(owner.vault.descriptors(Rank(0))["slot0"], b"\0" * 4096, segments.HEADER_BYTES)
-        with memoryview(bytearray(offer["nbytes"])) as view:
+        with memoryview(bytearray(offer.nbytes)) as view:
             outcome = await off(framing.receive_segment, buddy.sock, view, buddy.meter)
             changed = view[segments.HEADER_BYTES : segments.HEADER_BYTES + 4096] == b"\0" * 4096
         assert outcome is (Outcome.DAMAGED if changed else Outcome.WHOLE)
@@ -166,19 +168,20 @@ async def test_a_buddy_that_hangs_up_midway_is_tried_again():
         await off(framing.receive_into, buddy.sock, memoryview(bytearray(100 * KIB)))
         await off(buddy.accept)
         offer = await off(buddy.offered)
-        assert offer["version"] == 1
+        assert offer.version == 1
         assert await off(buddy.take, offer) is Outcome.WHOLE
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        {"say": "held", "held": "x", "transcript": None},
-        {"say": "held", "held": [[1, "zz"]], "transcript": None},
-        {"say": "held", "held": [[-1, "00" * 16]], "transcript": None},
-        {"say": "held", "held": [[1, "00" * 16]] * 9, "transcript": None},
-        {"say": "held"},
-        {"say": "held", "held": [], "transcript": 7},
+        {"type": "Held", "held": "x", "transcript": None},
+        {"type": "Held", "held": [[1, "zz"]], "transcript": None},
+        {"type": "Held", "held": [[-1, bytes(16)]], "transcript": None},
+        {"type": "Held", "held": [[1, bytes(16)]] * 9, "transcript": None},
+        {"type": "Held"},
+        {"type": "Held", "held": [], "transcript": 7},
+        {"type": "Put"},
     ],
 )
 @in_loop
@@ -187,9 +190,9 @@ async def test_nonsense_for_an_answer_is_not_believed(answer):
         owner.capture(0, 1)
         await begin(owner, buddy)
         await off(buddy.offered)
-        buddy.say(**answer)
+        framing.send_frame(buddy.sock, to_json(answer))
         await off(buddy.accept)  # another connection, on which it is offered again
-        assert (await off(buddy.offered))["version"] == 1
+        assert (await off(buddy.offered)).version == 1
         assert owner.told[0] == ((), False, 0)
 
 
@@ -201,7 +204,7 @@ async def test_a_buddy_that_does_not_answer_is_given_up(monkeypatch):
         await begin(owner, buddy)
         await off(buddy.offered)
         await off(buddy.accept)
-        assert (await off(buddy.offered))["version"] == 1
+        assert (await off(buddy.offered)).version == 1
 
 
 @in_loop
@@ -212,7 +215,7 @@ async def test_a_buddy_that_does_not_read_is_given_up(monkeypatch):
         await begin(owner, buddy)
         await off(buddy.go, await off(buddy.offered))
         await off(buddy.accept)
-        assert (await off(buddy.offered))["version"] == 1
+        assert (await off(buddy.offered)).version == 1
 
 
 @in_loop
@@ -222,20 +225,20 @@ async def test_what_is_sent_is_void_when_a_new_timeline_begins():
         owner.capture(0, 2, body=LARGE)
         await begin(owner, buddy)
         offer = await off(buddy.offered)
-        assert (offer["version"], offer["timeline"]) == (2, 0)
+        assert (offer.version, offer.timeline) == (2, 0)
         owner.replicator.discard_above(1, Version(1))
         assert await off(buddy.take, offer) is Outcome.TORN
-        buddy.say(say="no", why="torn")
+        buddy.say(No("torn"))
         offer = await off(buddy.offered)
-        assert (offer["version"], offer["timeline"]) == (1, 1), "2 is of a life that did not happen"
-        assert [version for version, _ in offer["held"]] == [1]
+        assert (offer.version, offer.timeline) == (1, 1), "2 is of a life that did not happen"
+        assert [version for version, _ in offer.held] == [1]
         assert await off(buddy.take, offer) is Outcome.WHOLE
-        buddy.say_held((1, offer["token"]))
+        buddy.say_held((1, offer.token))
         await owner.until(lambda: owner.told[0] == ((1,), False, 1))
         owner.empty_above(0, 1)
         owner.capture(0, 2, token=1)
         offer = await off(buddy.offered)
-        assert (offer["version"], offer["timeline"]) == (2, 1)
+        assert (offer.version, offer.timeline) == (2, 1)
 
 
 @in_loop
@@ -246,9 +249,9 @@ async def test_an_acknowledgement_of_an_older_timeline_does_not_count():
         offer = await off(buddy.offered)
         assert await off(buddy.take, offer) is Outcome.WHOLE
         owner.replicator.discard_above(1, Version(1))
-        buddy.say_held((1, offer["token"]))
+        buddy.say_held((1, offer.token))
         offer = await off(buddy.offered)
-        assert (offer["version"], offer["timeline"]) == (1, 1)
+        assert (offer.version, offer.timeline) == (1, 1)
         assert owner.told[0] == ((), False, 1)
 
 
@@ -262,9 +265,9 @@ async def test_a_cap_on_bandwidth_holds():
         began = owner.loop.time()
         assert await off(buddy.take, offer) is Outcome.WHOLE
         took = owner.loop.time() - began
-        assert took > (offer["nbytes"] - framing.PIECE_BYTES) / rate * 0.9
+        assert took > (offer.nbytes - framing.PIECE_BYTES) / rate * 0.9
         report = owner.replicator.report()
-        assert report["sent_bytes"] == offer["nbytes"]
+        assert report["sent_bytes"] == offer.nbytes
 
 
 @in_loop
@@ -274,9 +277,9 @@ async def test_the_report_shows_how_far_buddies_are_behind():
         await begin(owner, buddy)
         offer = await off(buddy.offered)
         assert await off(buddy.take, offer) is Outcome.WHOLE
-        buddy.say_held((1, offer["token"]))
+        buddy.say_held((1, offer.token))
         await owner.until(lambda: owner.told[0] == ((1,), False, 0))
         owner.capture(0, 2)
         report = owner.replicator.report()
         assert report["ranks"] == {0: {"newest": 2, "safe": 1, "transcript": False, "lag": 1}}
-        assert report["sent_bytes"] == offer["nbytes"] > len(content(0, 1))
+        assert report["sent_bytes"] == offer.nbytes > len(content(0, 1))

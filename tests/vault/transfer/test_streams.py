@@ -9,7 +9,7 @@ from vault_kit import KIB, LIMIT_S, cluster, connect, content, in_loop, off
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank
-from deadpool_run.vault.transfer import framing, streams
+from deadpool_run.vault.transfer import framing, headers, streams
 from deadpool_run.vault.transfer.framing import Outcome
 from deadpool_run.vault.transfer.streams import StreamPool, StripedReceive, StripedReceives, cut, worthwhile
 
@@ -278,6 +278,6 @@ async def test_what_was_never_offered_has_no_parts(monkeypatch):
     monkeypatch.setattr(framing, "TIMEOUT_S", 0.2)
     async with cluster("a") as (a,):
         with connect(a.peer.address, a.peer.port) as sock:
-            framing.send_frame(sock, {"do": "part", "delivery": bytes(16).hex(), "part": 1, "of": 2})
+            headers.send(sock, headers.Part(bytes(16), 1, 2))
             assert await off(sock.recv, 1) == b"", "the connection is given up"
         assert a.replicator.versions(Rank(0)) == ()

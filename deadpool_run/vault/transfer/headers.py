@@ -1,0 +1,130 @@
+"""Headers between vaults: requests and answers around segments, with their bounds.
+
+An owner sends `Put`, and over further connections `Part`; a node with a replacement sends `Get`. A `Put` is answered with `Go` and
+after the segment with `Held`, with `Held` at once if this very content is there, or with `No`. A `Get` is answered with `Have`, which
+the segment follows, or with `No`.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Annotated
+
+from msgspec import Meta
+
+from deadpool_run.errors import ProtocolError
+from deadpool_run.ids import Rank, Version
+from deadpool_run.structs import Tagged
+from deadpool_run.vault.transfer import framing
+from deadpool_run.vault.transfer.streams import MAX_PARTS
+from deadpool_run.wire.typed import Decoder, to_json
+
+TOKEN_BYTES = 16
+MAX_SEGMENT_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+"""The memory of this machine."""
+_MAX_NUMBER = 1 << 62
+_MAX_HELD = 3
+"""Two slots, and the version that is offered."""
+
+_Number = Annotated[int, Meta(ge=0, lt=_MAX_NUMBER)]
+_Rank = Annotated[Rank, Meta(ge=0, lt=_MAX_NUMBER)]
+_Version = Annotated[Version, Meta(ge=0, lt=_MAX_NUMBER)]
+_Token = Annotated[bytes, Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
+_SegmentBytes = Annotated[int, Meta(ge=1, lt=MAX_SEGMENT_BYTES)]
+_PartCount = Annotated[int, Meta(ge=1, le=MAX_PARTS)]
+
+Identity = tuple[_Version, _Token]
+"""A version and the token of its content."""
+_Identities = Annotated[list[Identity], Meta(max_length=_MAX_HELD)]
+
+
+class Put(Tagged):
+    """Offers a copy of a rank's snapshot, or of its transcript (`version` is None). `held` is what the owner itself holds."""
+
+    rank: _Rank
+    version: _Version | None
+    token: _Token
+    nbytes: _SegmentBytes
+    timeline: _Number
+    held: _Identities
+    compare: bool = False
+    """Whether chunks are looked for first (`dedup`). Only in snapshots."""
+    of: _PartCount = 1
+    delivery: _Token | None = None
+    """Set where there are several parts: the first follows here, and `Part` brings the others."""
+
+
+class Part(Tagged):
+    """Brings part number `part` of `of` of a delivery, over a connection of its own. The bytes follow."""
+
+    delivery: _Token
+    part: Annotated[int, Meta(ge=1)]
+    of: _PartCount
+
+
+class Get(Tagged):
+    """Asks for a part of a rank's snapshot, or of its transcript (`version` is None), in up to `of` parts."""
+
+    rank: _Rank
+    version: _Version | None
+    timeline: _Number
+    part: _Number
+    of: _PartCount
+
+
+class Go(Tagged):
+    """Asks for the offered segment."""
+
+
+class No(Tagged):
+    """Refuses a request."""
+
+    why: str
+
+
+class Held(Tagged):
+    """Lists what is held of the rank now: its versions, and the token of its transcript."""
+
+    held: _Identities
+    transcript: _Token | None
+
+
+class Have(Tagged):
+    """Announces a segment, and into how many parts it is cut. The part that was asked for follows."""
+
+    nbytes: _SegmentBytes
+    token: _Token
+    of: _PartCount
+
+
+Request = Put | Part | Get
+Answer = Go | No | Held | Have
+_REQUESTS: Decoder[Request] = Decoder(Request, "a request between vaults")
+_ANSWERS: Decoder[Answer] = Decoder(Answer, "an answer between vaults")
+
+
+def send(sock: socket.socket, header: Request | Answer) -> None:
+    """Send a header. Raises OSError."""
+    framing.send_frame(sock, to_json(header))
+
+
+def receive_request(sock: socket.socket, world_size: int, idle: Callable[[], bool]) -> Request | None:
+    """Return the next request, or None if the peer hung up before it. Raises OSError and `ProtocolError`.
+
+    `idle` is asked whenever nothing came for `framing.TIMEOUT_S`: whether to wait on.
+    """
+    body = framing.receive_frame(sock, idle=idle)
+    if body is None:
+        return None
+    request = _REQUESTS.decode(body)
+    if not isinstance(request, Part) and request.rank >= world_size:
+        raise ProtocolError(f"a request between vaults is about rank {request.rank}, and there are {world_size}")
+    return request
+
+
+def receive_answer(sock: socket.socket) -> Answer:
+    """Return the answer to a request. Raises OSError and `ProtocolError`."""
+    body = framing.receive_frame(sock)
+    if body is None:
+        raise ConnectionError("the peer hung up")
+    return _ANSWERS.decode(body)
