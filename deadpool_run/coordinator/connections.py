@@ -95,7 +95,7 @@ class Connections:
         data = peers.encode(message)
         for node in list(self._by_node if to is None else to):
             if found := self._by_node.get(node):
-                found.link.send_encoded(data)
+                found.link.send_frame(data)
 
     def evict(self, node: NodeId, reason: str) -> None:
         """Hang up on a node, and tell it so first: its agent ends its workers."""

@@ -253,7 +253,7 @@ def test_a_node_that_says_what_no_node_says_is_hung_up_on(word):
         end.send(word)
         assert (await end.is_lost())[1]
         assert name not in house.connections.nodes()
-        assert not house.owner.gone  # that it is confused does not prove that it has ended
+        assert not house.owner.gone  # to break the protocol does not prove that it has ended
 
     run(main)
 

@@ -150,7 +150,7 @@ def test_one_that_is_confused_is_hung_up_on(said):
         end = End(mine)
         theirs.sendall(peers.encode(peers.End(0, "")) + said)
         why, closed = await end.is_lost()
-        assert why.startswith("it is confused: ")
+        assert why.startswith("it broke the protocol: ")
         assert not closed
         assert end.heard == [peers.End(0, "")]
         assert theirs.recv(1) == b""

@@ -97,7 +97,7 @@ class Follower:
                 on_message(message)
         except ProtocolError as error:
             self._link.close()
-            on_lost(f"it is confused: {error}", False)
+            on_lost(f"it broke the protocol: {error}", False)
             return
         if not self._link.open:
             on_lost("its connection was closed", True)

@@ -135,6 +135,18 @@ def test_a_peer_that_talks_nonsense_is_broken():
     run(main())
 
 
+def test_a_worker_that_ended_is_heard_although_nothing_reaches_it():
+    async def main():
+        with Peer() as peer:
+            peer.sock.sendall(encode(Raised(3, "ValueError", "x", "")))
+            peer.sock.close()
+            peer.channel.send(Abort(1))
+            assert await peer.heard.get() == Raised(3, "ValueError", "x", "")
+            assert not peer.broken
+
+    run(main())
+
+
 def test_the_rest_can_be_read_after_the_peer_is_gone():
     async def main():
         with Peer() as peer:

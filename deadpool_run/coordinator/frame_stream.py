@@ -1,0 +1,154 @@
+"""Frames both ways over a non-blocking stream socket, in the running loop."""
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.frames import Frames
+
+_READ_BYTES = 256 << 10
+_LINGER_S = 5.0
+
+
+class FrameStream:
+    """One connection with its queue of unsent frames.
+
+    `on_frame` is called with each body, and may raise `ProtocolError`. `on_end` is called once, unless `close` was called before:
+    with the reason, and whether the peer closed the connection.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        max_frame_bytes: int,
+        max_unsent_bytes: int,
+        on_frame: Callable[[bytes], None],
+        on_end: Callable[[str, bool], None],
+    ) -> None:
+        """Begin to read. More than `max_unsent_bytes` in the queue end the connection: the peer does not read."""
+        sock.setblocking(False)
+        self._sock = sock
+        self._max_unsent_bytes = max_unsent_bytes
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._frames = Frames(max_frame_bytes)
+        self._unsent: deque[tuple[memoryview, list[int]]] = deque()
+        self._unsent_bytes = 0
+        self._flushed: asyncio.Event | None = None
+        self._closing = False
+        self._loop.add_reader(sock, self._read)
+
+    @property
+    def open(self) -> bool:
+        """Whether frames can still be sent."""
+        return self._sock.fileno() >= 0
+
+    def send_frame(self, frame: bytes, fds: Sequence[int] = ()) -> None:
+        """Queue an encoded frame, unless the connection has ended. Duplicates of the descriptors go with its first byte."""
+        if not self.open:
+            return
+        self._unsent.append((memoryview(frame), [os.dup(fd) for fd in fds]))
+        self._unsent_bytes += len(frame)
+        self._write()
+        if self._unsent_bytes > self._max_unsent_bytes:
+            self._end(f"it does not read: {self._unsent_bytes} bytes wait for it", closed=False)
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until the kernel has every queued frame, up to `timeout_s` seconds."""
+        if self._unsent and self.open:
+            self._flushed = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._flushed.wait(), timeout_s)
+
+    def read_rest(self) -> None:
+        """Receive what the peer sent before it ended."""
+        while self.open and self._read():
+            pass
+
+    def close_when_flushed(self) -> None:
+        """Send the queued frames, then close. Nothing more is received, and a peer that does not read is closed after a while."""
+        if not self.open:
+            return
+        self._loop.remove_reader(self._sock)
+        if not self._unsent:
+            self.close()
+            return
+        self._closing = True
+        self._loop.call_later(_LINGER_S, self.close)
+
+    def close(self) -> None:
+        """Close the connection. The peer reads an end of file; `on_end` is not called."""
+        if not self.open:
+            return
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+        self._drop_unsent()
+
+    def _read(self) -> bool:
+        """Receive what there is, up to a bound; return whether there may be more."""
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._end(f"its connection broke: {error.strerror}", closed=isinstance(error, ConnectionResetError))
+            return False
+        if not data:
+            self._end("its connection was closed", closed=True)
+            return False
+        try:
+            for body in self._frames.feed(data):
+                self._on_frame(body)
+                if not self.open:
+                    return False
+        except ProtocolError as error:
+            self._end(f"it broke the protocol: {error}", closed=False)
+            return False
+        return True
+
+    def _write(self) -> None:
+        while self._unsent:
+            data, fds = self._unsent[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            try:
+                sent = self._sock.sendmsg([data], rights)
+            except BlockingIOError:
+                self._loop.add_writer(self._sock, self._write)
+                return
+            except OSError:
+                break  # the peer has ended, and what it sent before is still to be read
+            _close_all(fds)
+            self._unsent_bytes -= sent
+            if sent < len(data):
+                self._unsent[0] = (data[sent:], [])
+            else:
+                self._unsent.popleft()
+        self._unsent_bytes = 0
+        self._loop.remove_writer(self._sock)
+        self._drop_unsent()
+        if self._closing:
+            self.close()
+
+    def _drop_unsent(self) -> None:
+        while self._unsent:
+            _close_all(self._unsent.popleft()[1])
+        if self._flushed is not None:
+            self._flushed.set()
+
+    def _end(self, why: str, *, closed: bool) -> None:
+        if self.open:
+            self.close()
+            self._on_end(why, closed)
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
