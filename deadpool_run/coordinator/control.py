@@ -1,8 +1,7 @@
-"""The control socket: how viewers and `kill-rank` talk to a live run.
+"""The control socket: requests of viewers and `kill-rank` to a live run.
 
-A UNIX stream socket, `control.sock` in the run directory (mode 0600 in a directory of mode 0700); a peer of another
-user is refused. Each request is one line, a JSON object; each answer is one line, a JSON object. A connection may ask
-several times. Requests:
+A UNIX stream socket, `control.sock` in the run directory (mode 0600 in a directory of mode 0700). A peer of another user is
+refused. Each request and each answer is a JSON object on one line. A connection may send several requests:
 
     {"do": "status"}                                  -> the status object, see below
     {"do": "watch", "every_s": 1.0}                   -> status objects, one a line: at once, after each decision of the
@@ -11,17 +10,17 @@ several times. Requests:
                                                          `how`: a `core.injection.KillHow` value
     {"do": "stop"}                                    -> {"ok": true}: the job ends as if SIGTERM had come
 
-Anything that cannot be done is answered with {"error": "<what is wrong>"}; the connection stays open. A line that is
-longer than `MAX_LINE_BYTES` closes it. Nothing that a viewer does, or fails to do, can block or fail the job.
+A request that cannot be carried out is answered with {"error": "<what is wrong>"}, and the connection stays open. A line longer
+than `MAX_LINE_BYTES` closes it. A viewer can neither block nor fail the job.
 
-An agent that follows another has such a socket too: it passes requests on, and its watchers are told each `every_s` only.
+The agent of a follower has such a socket too. It passes requests on to the leader, and its watchers get a status each `every_s` only.
 
-The status object has what `core.status` publishes (`phase`, `epoch`, `ranks`, `spares`, `incidents` ...), and beside it
-`schema_version`, `run` (what `run.json` holds), `committed` (the newest snapshot that every rank has, or null) and in each
-of `ranks` what its worker says on the status page: `activity` (a `vault.status_page.Phase`, in lower case), `step` (steps completed),
-`step_ms`, `capture_ms` and `snapshots` (the versions held). `durable` is null, or has the `place` of durable checkpoints
-and of the newest one its `version`, `where` it is and when it was `written` (ISO-8601, UTC), or null for these.
-`agent.report` adds what is known of several nodes.
+The status object has the fields of `view.job_status.Status` (`phase`, `epoch`, `ranks`, `spares`, `incidents` ...) and
+`schema_version`, `run` (the content of `run.json`) and `committed` (the newest snapshot that every rank has, or null). Each of
+`ranks` has the rank's entry on the status page: `activity` (a `vault.status_page.Phase`, in lower case), `step` (steps completed),
+`step_ms`, `capture_ms` and `snapshots` (the versions held). `durable` is null, or has the `place` of durable checkpoints and the
+`version`, path or URL (`where`) and time (`written`, ISO-8601, UTC) of the newest one, null if there is none.
+`view.status_report` adds the fields of several nodes.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ from deadpool_run.coordinator.address import SOCKET_NAME, control_address
 from deadpool_run.coordinator.requests import RequestRefusedError
 
 Answers = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""From a request to its answer."""
+"""Returns the answer to a request."""
 
 MAX_LINE_BYTES = 64 << 10
 MAX_CONNECTIONS = 64
@@ -50,7 +49,7 @@ class ControlServer:
     """Serves the control socket in the running loop."""
 
     def __init__(self, run_dir: Path, answer: Answers) -> None:
-        """Serve nobody yet. `answer` is asked in the running loop; what it raises ends the connection."""
+        """Prepare; `start` serves. `answer` runs in the running loop, and an exception of it ends the connection."""
         self._run_dir = run_dir
         self._answer = answer
         self._connections: set[asyncio.Task[None]] = set()
@@ -69,12 +68,12 @@ class ControlServer:
         self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_LINE_BYTES)
 
     def notify(self) -> None:
-        """Wake those who watch."""
+        """Send watchers the status."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def close(self) -> None:
-        """Hang up on everyone and unlink the socket."""
+        """Close all connections and unlink the socket."""
         if self._server is not None:
             self._server.close()
             (self._run_dir / SOCKET_NAME).unlink(missing_ok=True)
@@ -90,7 +89,7 @@ class ControlServer:
             if _peer_uid(writer) in (os.getuid(), 0) and len(self._connections) <= MAX_CONNECTIONS:
                 await self._converse(reader, writer)
         except (ConnectionError, ValueError):
-            pass  # the viewer went away, or sent a line over the limit: both end the connection
+            pass  # the viewer went away, or sent a line over the limit
         finally:
             self._connections.discard(task)
             writer.close()
@@ -105,18 +104,18 @@ class ControlServer:
                 answer = await self._answer(request)
             except RequestRefusedError as refusal:
                 answer = {"error": str(refusal)}
-            await _say(writer, answer)
+            await _send(writer, answer)
 
     async def _watch(self, every_s: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send the status until the viewer hangs up."""
+        """Send the status until the viewer closes the connection."""
         hung_up = asyncio.ensure_future(reader.read())
         try:
             while not hung_up.done():
                 status = await self._answer({"do": "status"})
-                if "error" not in status:  # it passes, or the run ends
-                    await _say(writer, status)
+                if "error" not in status:  # an error is over soon, or the run ends
+                    await _send(writer, status)
                 changed = asyncio.ensure_future(self._changed.wait())
-                await asyncio.wait({hung_up}, timeout=_MIN_EVERY_S)  # the most often that it may be told
+                await asyncio.wait({hung_up}, timeout=_MIN_EVERY_S)  # the shortest time between two answers
                 await asyncio.wait({hung_up, changed}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
         finally:
@@ -140,7 +139,7 @@ def _every_s(request: Mapping[str, Any]) -> float:
     return min(max(float(every_s), _MIN_EVERY_S), _MAX_EVERY_S)
 
 
-async def _say(writer: asyncio.StreamWriter, answer: Mapping[str, Any]) -> None:
+async def _send(writer: asyncio.StreamWriter, answer: Mapping[str, Any]) -> None:
     writer.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
     await writer.drain()
 

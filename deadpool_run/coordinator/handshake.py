@@ -1,7 +1,7 @@
-"""Connections between agents, made and accepted: authenticated by the job's token before anything else is said.
+"""Connections between agents: dialled or accepted, then authenticated by the job's token (`wire.auth`).
 
-Blocking, for threads: a caller is a thread anyway (it may have to wait for another machine), and whoever listens gives
-each caller one for the moment of the greeting.
+These functions block and run in threads. A caller may have to wait for another machine, and a listener greets each caller in a
+thread of its own.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from deadpool_run.wire.auth import Caller, ConnectionRole, GreetingRefused, Gree
 from deadpool_run.wire.frames import Frames
 
 TIMEOUT_S = 5.0
-"""For a connection to be made, and then for the whole greeting: who says a byte now and then does not hold it open."""
+"""Limit for making a connection, and again for the whole greeting."""
 _UNANSWERED_MS = 10_000
-"""What the other side's kernel does not acknowledge for so long has been sent in vain: its machine is gone."""
+"""A connection breaks when the peer's kernel acknowledges nothing for this long: its machine is gone."""
 
 
 def dial(address: str, port: int, role: ConnectionRole, token: bytes, timeout_s: float = TIMEOUT_S) -> socket.socket:
-    """Return a blocking connection to an agent that has the token. Raises OSError, and `GreetingRefusedError` if it has not."""
+    """Return a blocking connection to an agent that has the token. Raises OSError and `GreetingRefusedError`."""
     sock = socket.create_connection((address, port), timeout=timeout_s)
     try:
         _prepare(sock)
@@ -33,11 +33,13 @@ def dial(address: str, port: int, role: ConnectionRole, token: bytes, timeout_s:
         sock.settimeout(None)
     except EOFError as error:
         sock.close()
-        why = f"{address}:{port} hung up while it was greeted: an agent that ends, or another program"
+        why = f"{address}:{port} closed the connection during the greeting: its agent is ending, or another program listens there"
         raise ConnectionResetError(errno.ECONNRESET, why) from error
     except ProtocolError as error:
         sock.close()
-        raise GreetingRefusedError(f"{address}:{port} does not greet as an agent of deadpool-run: {error}") from error
+        raise GreetingRefusedError(
+            f"{address}:{port} does not answer as an agent of deadpool-run does: {error}"
+        ) from error
     except BaseException:
         sock.close()
         raise
@@ -45,7 +47,7 @@ def dial(address: str, port: int, role: ConnectionRole, token: bytes, timeout_s:
 
 
 def receive(sock: socket.socket, token: bytes, timeout_s: float = TIMEOUT_S) -> ConnectionRole | None:
-    """Greet whoever has connected, and return what it wants; None, and the connection closed, if it is none of ours."""
+    """Greet a caller and return its role. None, with the connection closed, if it is not an agent of this job."""
     listener = Listener(token)
     until = time.monotonic() + timeout_s
     try:
@@ -72,16 +74,16 @@ def _prepare(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
 
 
-def _read(sock: socket.socket, until: float) -> auth.Word:
-    """Return the next word, without a byte beyond it: what follows is not ours to read. Raises TimeoutError, among others."""
+def _read(sock: socket.socket, until: float) -> auth.Greeting:
+    """Return the next message without a byte beyond it, which belongs to the role. Raises OSError, EOFError and `ProtocolError`."""
     frames = Frames(auth.MAX_BYTES)
     while True:
         left_s = until - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError("the greeting takes too long")
+            raise TimeoutError("the greeting took too long")
         sock.settimeout(left_s)
         data = sock.recv(min(frames.missing, auth.MAX_BYTES))
         if not data:
-            raise EOFError("it hung up")
+            raise EOFError("the peer closed the connection")
         for body in frames.feed(data):
             return auth.decode(body)

@@ -1,6 +1,6 @@
-"""What viewers may ask of a run, and what they are answered, from whichever node they ask. No I/O.
+"""Answers to viewers' requests, from whichever node they come. No I/O.
 
-Requests and answers are those that `coordinator.control` lists.
+`coordinator.control` lists requests and answers.
 """
 
 import json
@@ -13,31 +13,31 @@ from deadpool_run.ids import Rank, WorkerId
 
 
 class StatusSource(Protocol):
-    """What is needed of the coordinator's agent."""
+    """The leader, as the request handler needs it."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return what there is to see now, fit for JSON."""
+        """Return the status object."""
 
     def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
-        """Return the worker and the pid that hold the rank; None if nobody does now."""
+        """Return the worker and the pid that hold the rank; None if no worker does now."""
 
     def submit(self, event: Event) -> None:
-        """Take a user's wish in as a fact."""
+        """Submit a user's request as an event."""
 
 
 class RequestRefusedError(Exception):
-    """The request cannot be done; the text says why."""
+    """The request cannot be carried out. The text is the reason."""
 
 
 class RequestHandler:
-    """Beside the coordinator."""
+    """Answers requests next to the coordinator."""
 
     def __init__(self, world_size: int, source: StatusSource) -> None:
         self._world_size = world_size
         self._source = source
 
     def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer to a request, which may say why there is none."""
+        """Return the answer to a request, or the reason why there is none."""
         try:
             return self._do(request)
         except RequestRefusedError as refusal:
@@ -61,6 +61,6 @@ class RequestHandler:
             raise RequestRefusedError(f"there is no rank {number}: ranks are 0 to {self._world_size - 1}")
         holder = self._source.holder(Rank(number))
         if holder is None:
-            raise RequestRefusedError(f"nobody holds rank {number} now")
+            raise RequestRefusedError(f"no worker holds rank {number} now: try again after the repair")
         self._source.submit(KillRequested(Rank(number), KillHow(how)))
         return {"ok": True, "rank": number, "worker": holder[0], "pid": holder[1], "how": str(how)}

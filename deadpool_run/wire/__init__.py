@@ -1,1 +1,1 @@
-"""Messages as bytes: no sockets. Vault and all above import it."""
+"""Messages and their encoding, without sockets. The vault and all rooms above it import this one."""

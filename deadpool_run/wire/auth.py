@@ -1,4 +1,4 @@
-"""How two agents prove to each other that they have the job's token, without saying it. No sockets here.
+"""The greeting of two agents: each proves that it has the job's token, without sending it. No sockets here.
 
     caller                                    listener
     Hello(version, role, nonce)        ->
@@ -6,8 +6,8 @@
     Proof(proof)                       ->
                                        <-     Welcome()          (or Refused(reason) instead of any answer)
 
-A proof is HMAC-SHA256 (RFC 2104) under the token over who proves, the role and both nonces, so that one side's proof is
-of no use as the other's, for another role, or in another conversation.
+A proof is HMAC-SHA256 (RFC 2104) under the token over the side that proves, the role and both nonces. So a proof is of no use
+to the other side, for another role, or in another conversation.
 """
 
 import hmac
@@ -19,25 +19,25 @@ from deadpool_run.wire import typed
 from deadpool_run.wire.frames import pack
 
 VERSION = 2
-"""Of all that agents say to each other. Agents of two versions refuse each other."""
+"""Version of all messages between agents. Agents of different versions refuse each other."""
 MAX_BYTES = 4096
-"""Of a frame before the other side has proved anything."""
+"""Limit of a frame until the peer has proved itself."""
 _NONCE_BYTES = 32
 
 
 class ConnectionRole(StrEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     MEMBER = "member"
-    """An agent's with the coordinator's: facts one way, orders the other."""
+    """From a node's agent to the leader's: events one way, orders the other."""
     VAULT = "vault"
     """Between two agents: copies of snapshots."""
     VOTE = "vote"
-    """Between two agents: who is to be the coordinator."""
+    """Between two agents: the election of a leader."""
 
 
 class Hello(Tagged):
-    """The first word of whoever connects."""
+    """Opens the greeting, from the caller."""
 
     version: int
     role: ConnectionRole
@@ -45,7 +45,7 @@ class Hello(Tagged):
 
 
 class Challenge(Tagged):
-    """The listener's proof, and what the caller has to prove its own with."""
+    """The listener's proof, and the nonce for the caller's."""
 
     nonce: str
     proof: str
@@ -58,46 +58,46 @@ class Proof(Tagged):
 
 
 class Welcome(Tagged):
-    """Both sides know each other; what follows is the role's."""
+    """Ends the greeting: messages of the role follow."""
 
 
 class GreetingRefused(Tagged):
-    """The listener hangs up, and says why."""
+    """Ends the greeting with the reason why the listener closes the connection."""
 
     reason: str
 
 
-Word = Hello | Challenge | Proof | Welcome | GreetingRefused
-_DECODER: typed.Decoder[Word] = typed.Decoder(Word, "a word of the greeting")
+Greeting = Hello | Challenge | Proof | Welcome | GreetingRefused
+_DECODER: typed.Decoder[Greeting] = typed.Decoder(Greeting, "a message of the greeting")
 
-WRONG_TOKEN = "the tokens are not the same"  # noqa: S105 - no password
+WRONG_TOKEN = "the tokens differ"  # noqa: S105 - no password
 
 
 class GreetingRefusedError(Exception):
-    """The other side is not one of ours, or says that we are none of theirs; the text says why."""
+    """The peer is not an agent of this job, or says that this one is not. The text is the reason."""
 
 
-def encode(word: Word) -> bytes:
-    """Return the word as one frame."""
-    return pack(typed.to_json(word), MAX_BYTES)
+def encode(message: Greeting) -> bytes:
+    """Return the message as one frame."""
+    return pack(typed.to_json(message), MAX_BYTES)
 
 
-def decode(body: bytes) -> Word:
-    """Return the word of one frame's body. Raises `ProtocolError`."""
+def decode(body: bytes) -> Greeting:
+    """Return the message of one frame's body. Raises `ProtocolError`."""
     return _DECODER.decode(body)
 
 
 class Caller:
-    """The side that connects. Say `hello`, then send what `answer` returns until it returns None: then both are sure."""
+    """The side that connects. Send `hello`, then each result of `answer` until it is None: then both sides are proved."""
 
     def __init__(self, token: bytes, role: ConnectionRole) -> None:
         self._token = token
         self._is_sure = False
         self.hello = Hello(VERSION, role, secrets.token_hex(_NONCE_BYTES))
 
-    def answer(self, heard: Word) -> Word | None:
-        """Return what to say to this. Raises `GreetingRefusedError`."""
-        match heard:
+    def answer(self, received: Greeting) -> Greeting | None:
+        """Return what to send next, None at the end. Raises `GreetingRefusedError`."""
+        match received:
             case Challenge(nonce, proof):
                 if not _is_proof(proof, self._token, "listener", self.hello.role, self.hello.nonce, nonce):
                     raise GreetingRefusedError(WRONG_TOKEN)
@@ -108,11 +108,11 @@ class Caller:
             case GreetingRefused(reason):
                 raise GreetingRefusedError(reason)
             case _:
-                raise GreetingRefusedError(f"it answered with {type(heard).__name__}")
+                raise GreetingRefusedError(f"it answered with an unexpected {type(received).__name__}")
 
 
 class Listener:
-    """The side that was connected to. `role` is set once the caller has said it, and proved once `answer` says Welcome."""
+    """The side that accepts. `role` is known after the caller's `Hello`, and proved once `answer` returns `Welcome`."""
 
     def __init__(self, token: bytes) -> None:
         self._token = token
@@ -121,30 +121,31 @@ class Listener:
 
     @property
     def role(self) -> ConnectionRole:
-        """What the caller wants."""
+        """The role that the caller asked for."""
         assert self._hello is not None
         return self._hello.role
 
-    def answer(self, heard: Word) -> Word:
-        """Return what to say to this; after `Welcome` and `GreetingRefused` nothing more is said."""
-        match heard:
+    def answer(self, received: Greeting) -> Greeting:
+        """Return what to send next. `Welcome` and `GreetingRefused` are the last."""
+        match received:
             case Hello(version, role, nonce) if self._hello is None:
                 if version != VERSION:
                     return GreetingRefused(
-                        f"it speaks version {version} of the agents' protocol, and this one {VERSION}"
+                        f"the caller has version {version} of the agents' protocol and the listener version {VERSION}: "
+                        "install the same deadpool-run on all machines"
                     )
-                self._hello = heard
+                self._hello = received
                 return Challenge(self._nonce, _proof(self._token, "listener", role, nonce, self._nonce))
             case Proof(proof) if self._hello is not None:
                 known = _is_proof(proof, self._token, "caller", self._hello.role, self._hello.nonce, self._nonce)
                 return Welcome() if known else GreetingRefused(WRONG_TOKEN)
             case _:
-                return GreetingRefused(f"{type(heard).__name__} was not expected")
+                return GreetingRefused(f"the caller sent an unexpected {type(received).__name__}")
 
 
 def _proof(token: bytes, side: str, role: ConnectionRole, caller_nonce: str, listener_nonce: str) -> str:
-    words = "\n".join((f"deadpool-run agents {VERSION}", side, role, caller_nonce, listener_nonce))
-    return hmac.new(token, _bytes(words), "sha256").hexdigest()
+    text = "\n".join((f"deadpool-run agents {VERSION}", side, role, caller_nonce, listener_nonce))
+    return hmac.new(token, _bytes(text), "sha256").hexdigest()
 
 
 def _is_proof(  # noqa: PLR0913, PLR0917 - what a proof is over
@@ -154,5 +155,5 @@ def _is_proof(  # noqa: PLR0913, PLR0917 - what a proof is over
 
 
 def _bytes(text: str) -> bytes:
-    """Return the text as bytes: JSON can hold what is no proper text, and strangers may say it."""
+    """Return the text as bytes. A stranger may send lone surrogates, which UTF-8 does not have."""
     return text.encode("utf-8", "surrogatepass")

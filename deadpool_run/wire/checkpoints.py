@@ -1,22 +1,22 @@
-"""What an agent and a checkpointer say to each other; how it becomes bytes is `wire.messages`'."""
+"""Messages between an agent and its checkpointer. `wire.messages` has their encoding."""
 
 from deadpool_run.structs import Tagged
 
 
 class LendBoard(Tagged):
-    """Look at this status page. Comes with one descriptor."""
+    """Lends the status page. Comes with one descriptor."""
 
     world_size: int
 
 
 class LendSlots(Tagged):
-    """These are a rank's slots. Comes with two descriptors."""
+    """Lends a rank's slots. Comes with two descriptors."""
 
     rank: int
 
 
 class WriteCheckpoint(Tagged):
-    """Write the newest committed version, if it is above this one; keep that many of the newest checkpoints."""
+    """Orders to write the newest committed version if it is above this one, and to keep the newest `keep` checkpoints."""
 
     target: str
     run: str
@@ -25,10 +25,10 @@ class WriteCheckpoint(Tagged):
 
 
 class LoadCheckpoint(Tagged):
-    """Fill every lent rank's first slot from a checkpoint.
+    """Orders to fill every lent rank's first slot from a checkpoint.
 
-    `resume` is "auto", "never" or a checkpoint's path; `first`: the job begins, else its world begins again, which goes
-    on from what it has written itself.
+    `resume` is "auto", "never" or a checkpoint's path or URL. `first`: the job begins. A world that restarts uses only the
+    checkpoints of its own job.
     """
 
     target: str
@@ -39,7 +39,7 @@ class LoadCheckpoint(Tagged):
 
 
 class ChooseCheckpoint(Tagged):
-    """Say from which checkpoint the job is to go on, but for these: some node could not load them. Else as `LoadCheckpoint`."""
+    """Asks which checkpoint the job resumes from, other than those in `but`, which some node could not load. Else as `LoadCheckpoint`."""
 
     target: str
     run: str
@@ -50,7 +50,7 @@ class ChooseCheckpoint(Tagged):
 
 
 class FillSlots(Tagged):
-    """Fill every lent rank's first slot from this checkpoint."""
+    """Orders to fill every lent rank's first slot from this checkpoint."""
 
     where: str
     version: int
@@ -58,9 +58,9 @@ class FillSlots(Tagged):
 
 
 class TakeStep(Tagged):
-    """Take one step (a `vault.durable.Step`) of a checkpoint that several nodes write together.
+    """Orders a step (a `checkpoint_format.CheckpointStep`) of a checkpoint that several nodes write together.
 
-    `attempt` names this one; `firsts` has the first rank of each node that writes; `leads`: what is done once is done here.
+    `attempt` is unique. `firsts` has the first rank of each node that writes. `leads`: this node does what is done once.
     """
 
     step: str
@@ -75,7 +75,7 @@ class TakeStep(Tagged):
 
 
 class StepTaken(Tagged):
-    """It was. The last of them says where the checkpoint is, and how large."""
+    """Reports that a step is done. After the last one, `where` and `nbytes` are those of the checkpoint."""
 
     step: str
     where: str
@@ -83,7 +83,7 @@ class StepTaken(Tagged):
 
 
 class CheckpointWritten(Tagged):
-    """A checkpoint is complete; `version` is -1 if there was nothing new to write."""
+    """Reports that a checkpoint is complete. `version` is -1 if there was nothing new to write."""
 
     version: int
     where: str
@@ -91,9 +91,9 @@ class CheckpointWritten(Tagged):
 
 
 class CheckpointLoaded(Tagged):
-    """The slots hold this version; -1: there is nothing to go on from. `refused` says of each newer one why not.
+    """Reports the version that the slots hold. -1: there is no checkpoint to resume from.
 
-    `written` is when it was: ISO-8601, UTC.
+    `written` is the time of writing: ISO-8601, UTC. `refused` has the reason why each newer checkpoint was not loaded.
     """
 
     version: int
@@ -103,7 +103,7 @@ class CheckpointLoaded(Tagged):
 
 
 class CheckpointFailed(Tagged):
-    """What was asked for could not be done. `again`: it may be, with a later version."""
+    """Reports that an order failed. `again`: it may succeed with a later version."""
 
     why: str
     again: bool = False

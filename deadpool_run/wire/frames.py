@@ -1,4 +1,4 @@
-"""Frames of a byte stream: a 4-byte big-endian length, then that many bytes. No sockets here."""
+"""Frames of a byte stream: a 4-byte big-endian length, then the body. No sockets here."""
 
 import struct
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ _LENGTH = struct.Struct(">I")
 
 
 def pack(body: bytes, limit: int) -> bytes:
-    """Return the body as one frame. Raises `ProtocolError` if it is over the limit (bytes)."""
+    """Return the body as one frame. Raises `ProtocolError` if it has more than `limit` bytes."""
     if len(body) > limit:
         raise ProtocolError(f"a frame of {len(body)} bytes is over the limit of {limit}: {body[:40]!r}")
     return _LENGTH.pack(len(body)) + body
 
 
 class Frames:
-    """Cuts a byte stream into bodies. Holds at most one frame and one read beyond it."""
+    """Cuts a byte stream into bodies. Holds one frame and one read at most."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -24,7 +24,7 @@ class Frames:
 
     @property
     def missing(self) -> int:
-        """Bytes to read until the frame in hand is complete (or its length is known); never 0."""
+        """Bytes to read until the current frame, or at first its length, is complete. Never 0."""
         if len(self._bytes) < _LENGTH.size:
             return _LENGTH.size - len(self._bytes)
         (length,) = _LENGTH.unpack_from(self._bytes)

@@ -1,18 +1,15 @@
-"""What an agent and its workers say to each other, and how it becomes bytes.
+"""Messages between an agent and its workers, and their frames. No sockets here.
 
-A frame is a 4-byte big-endian length and that many bytes of a JSON object, whose `type` names the message class. No
-sockets here. Only `Assign` (in the order of its `fds`), `LendBoard` and `LendSlots` travel with file descriptors,
-attached to their first byte.
+A frame is a 4-byte big-endian length and a JSON object whose `type` names the message class. File descriptors travel with the
+first byte of `Assign` (in the order of its `fds`), `LendBoard` and `LendSlots`, and of no other message.
 """
 
 from collections.abc import Iterator
 
+from deadpool_run.errors import Blame
 from deadpool_run.structs import Tagged
 from deadpool_run.wire import typed
-from deadpool_run.wire.checkpoints import (
-    FromCheckpointer,
-    ToCheckpointer,
-)
+from deadpool_run.wire.checkpoints import FromCheckpointer, ToCheckpointer
 from deadpool_run.wire.frames import Frames, pack
 
 MAX_FRAME_BYTES = 4 << 20
@@ -22,9 +19,9 @@ MAX_FRAME_BYTES = 4 << 20
 
 
 class Assign(Tagged):
-    """Take this rank. `env` is the worker's whole environment; `fds` names the descriptors that come along.
+    """Gives a worker its rank. `env` is its whole environment; `fds` names the descriptors that come with the message.
 
-    Names: `status_page`, `slot0`, `slot1`, `transcript`, and, where output is redirected, `stdout` and `stderr`.
+    The names are `status_page`, `slot0`, `slot1`, `transcript`, and `stdout` and `stderr` where output is redirected.
     """
 
     rank: int
@@ -38,21 +35,21 @@ class Assign(Tagged):
     env: dict[str, str]
     fds: tuple[str, ...] = ()
     prepare: bool = False
-    """Only rehearse as this rank, ahead of need, and report `Prepared`; status page and slots are nobody's. Another `Assign` follows."""
+    """Only rehearse as this rank, ahead of need, and report `Prepared`. Status page and slots are scratch; another `Assign` follows."""
     resume: int = -1
-    """The version that slot0 holds from before the job, to go on from after set-up and a rehearsal; -1: none."""
+    """The version of a durable checkpoint that slot0 holds, to resume from after set-up and a rehearsal. -1: none."""
 
 
 class Abort(Tagged):
-    """A member was lost: drain towards this epoch, then report `Drained`."""
+    """Orders to drain towards this epoch, as a member was lost, and to report `Drained`."""
 
     epoch: int
 
 
 class RunAgain(Tagged):
-    """Leave this run of the script, report `Unwound`, and run it again as a replacement; or say `DrainBroke` if you cannot.
+    """Orders to leave this run of the script, report `Unwound`, and run it again as a replacement.
 
-    An empty `store_host`: the store is where it was.
+    A worker that cannot answers `DrainBroke`. An empty `store_host`: the store has not moved.
     """
 
     epoch: int
@@ -61,14 +58,14 @@ class RunAgain(Tagged):
 
 
 class Resume(Tagged):
-    """Bring the objects to this version, then report `Restored`."""
+    """Orders to bring the objects to this version and report `Restored`."""
 
     epoch: int
     version: int
 
 
 class Attach(Tagged):
-    """Build the communicators of this epoch, then report `Attached`. An empty `store_host`: the store is where it was."""
+    """Orders to build the communicators of this epoch and report `Attached`. An empty `store_host`: the store has not moved."""
 
     epoch: int
     store_host: str = ""
@@ -76,25 +73,25 @@ class Attach(Tagged):
 
 
 class SetInterval(Tagged):
-    """Capture only versions that this number divides."""
+    """Orders to capture only versions that this number divides."""
 
     interval: int
 
 
 class Release(Tagged):
-    """The step loop may end."""
+    """Allows the step loop to end."""
 
 
 class Dismiss(Tagged):
-    """A parked spare exits 0."""
+    """Has a parked spare exit with code 0."""
 
 
 class Stop(Tagged):
-    """The job ends: wait for no order any more. The signal to end comes beside it."""
+    """Tells that the job ends: no further order comes. A signal to end is sent as well."""
 
 
 class ExitNow(Tagged):
-    """An injected fault: end the process at once with this exit code."""
+    """Injects a fault: the process ends at once with this exit code."""
 
     code: int
 
@@ -103,57 +100,56 @@ class ExitNow(Tagged):
 
 
 class Ready(Tagged):
-    """Parked; a rank can be given."""
+    """Reports that the worker is parked and can be given a rank."""
 
 
 class Prepared(Tagged):
-    """Rehearsed ahead of need; a rank can be given."""
+    """Reports that the spare has rehearsed ahead of need and can be given a rank."""
 
 
 class PrepareBroke(Tagged):
-    """The script could not be rehearsed ahead of need; the exit follows."""
+    """Reports that the rehearsal ahead of need failed. The process exits next."""
 
     message: str
 
 
 class Initialized(Tagged):
-    """The script called `init()`."""
+    """Reports that the script called `init()`."""
 
 
 class SetupDone(Tagged):
-    """In the step loop, snapshot 0 captured."""
+    """Reports that the script is in its step loop and snapshot 0 is captured."""
 
 
 class Sealed(Tagged):
-    """The transcript of set-up and the first two steps is complete. `like` is as `core.events.TranscriptSealed` has it."""
+    """Reports that the transcript of set-up and the first two steps is complete. `like` is that of `events.TranscriptSealed`."""
 
     like: int | None
 
 
 class Raised(Tagged):
-    """The script ended with this exception."""
+    """Reports the exception that ended the script."""
 
     step: int | None
     kind: str
     message: str
     traceback: str
-    blame: str = "script"
-    """An `errors.Blame`, as is that of `DrainBroke`."""
+    blame: Blame = Blame.SCRIPT
 
 
 class ScriptRefused(Tagged):
-    """The library refuses to go on: the weights could not be kept exact. The job stops with this exit code."""
+    """Reports that the library cannot keep the weights exact. The job stops with this exit code."""
 
     message: str
     exit_code: int
 
 
 class TrainsOutsideLoop(Tagged):
-    """The script called `init()` and updates weights outside `job.steps()`: nothing protects it."""
+    """Reports that the script called `init()` and updates weights outside `job.steps()`, where nothing protects it."""
 
 
 class Drained(Tagged):
-    """See `core.events.SurvivorDrained`."""
+    """Reports an `events.SurvivorDrained`."""
 
     epoch: int
     completed: int
@@ -162,7 +158,7 @@ class Drained(Tagged):
 
 
 class DrainBroke(Tagged):
-    """See `core.events.DrainFailed`."""
+    """Reports an `events.DrainFailed`."""
 
     epoch: int
     message: str
@@ -171,74 +167,74 @@ class DrainBroke(Tagged):
     kind: str = ""
     error: str = ""
     traceback: str = ""
-    blame: str = "script"
+    blame: Blame = Blame.SCRIPT
 
 
 class Unwound(Tagged):
-    """See `core.events.RunUnwound`."""
+    """Reports an `events.RunUnwound`."""
 
     completed: int
     captured: list[int]
 
 
 class Rehearsed(Tagged):
-    """Set-up and two rehearsal steps are done."""
+    """Reports that set-up and two rehearsal steps are done."""
 
     epoch: int
 
 
 class Restored(Tagged):
-    """The objects hold the resume version."""
+    """Reports that the objects hold the resume version."""
 
     epoch: int
 
 
 class Attached(Tagged):
-    """Every communicator is attached."""
+    """Reports that every communicator is attached."""
 
     epoch: int
 
 
 class AttachBroke(Tagged):
-    """The communicators could not be built."""
+    """Reports that the communicators could not be built."""
 
     epoch: int
     message: str
 
 
 class FirstStep(Tagged):
-    """The first step of this epoch is complete."""
+    """Reports that the first step of this epoch is complete."""
 
     epoch: int
 
 
 class PeerSuspected(Tagged):
-    """A collective failed by itself."""
+    """Reports that a collective failed without an order to abort."""
 
     epoch: int
     message: str
 
 
 class Captured(Tagged):
-    """A slot holds this version complete. Said only where snapshots are replicated; no fact for the coordinator."""
+    """Reports that a slot holds this version complete. Sent where snapshots are replicated, to the agent only."""
 
     version: int
 
 
 class Skipped(Tagged):
-    """No slot was free for this version."""
+    """Reports that no slot was free for this version."""
 
     version: int
 
 
 class Finished(Tagged):
-    """The last step is done and captured."""
+    """Reports that the last step is done and captured."""
 
     version: int
 
 
 class StoreListening(Tagged):
-    """The store process serves on this port."""
+    """Reports the port on which the store process serves."""
 
     port: int
 
@@ -279,7 +275,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes) -> Message:
-    """Return the message of one frame's body. Raises `ProtocolError` for anything that is not one."""
+    """Return the message of one frame's body. Raises `ProtocolError`."""
     return _DECODER.decode(body)
 
 
@@ -291,7 +287,7 @@ class FrameBuffer:
 
     @property
     def missing(self) -> int:
-        """Bytes to read until the frame in hand is complete (or its length is known); never 0."""
+        """Bytes to read until the current frame, or at first its length, is complete. Never 0."""
         return self._frames.missing
 
     def feed(self, data: bytes) -> Iterator[Message]:

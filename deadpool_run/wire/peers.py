@@ -1,7 +1,6 @@
-"""What the agents of a job say to each other over a member's connection, and how it becomes bytes. No sockets here.
+"""Messages between the agents of a job, and their frames. No sockets here.
 
-A frame is a 4-byte big-endian length and a JSON object, whose `type` names the message class; its fields are checked
-against the class. Events and effects travel as `wire.facts` has them.
+A frame is a 4-byte big-endian length and a JSON object whose `type` names the message class.
 """
 
 from typing import Any
@@ -10,7 +9,7 @@ from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, NodeResynced, Place
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
-from deadpool_run.ids import NodeId
+from deadpool_run.ids import NodeId, Rank
 from deadpool_run.structs import Record, Tagged
 from deadpool_run.wire import typed
 from deadpool_run.wire.frames import pack
@@ -19,31 +18,31 @@ MAX_FRAME_BYTES = 16 << 20
 
 
 class Peer(Record):
-    """Where a node's agent listens."""
+    """The address of a node's agent."""
 
     node: NodeId
     address: str
     port: int
 
 
-# --- a node's agent to the coordinator's ---------------------------------------------------------------------------
+# --- a node's agent to the leader's ----------------------------------------------------------------------------------
 
 
 class Join(Tagged):
-    """Take this node in. `nproc_per_node` must be everybody's."""
+    """Asks to take this node in. `nproc_per_node` must be the same on all nodes."""
 
     place: Place
     nproc_per_node: int
 
 
 class Fact(Tagged):
-    """An event of this node."""
+    """Reports an event of this node."""
 
     event: Event
 
 
 class Safe(Tagged):
-    """What all holders of a rank's copies now have complete, in this life of the world."""
+    """Reports the versions of a rank that all holders of its copies have complete, and whether they have its transcript."""
 
     timeline: int
     rank: int
@@ -52,7 +51,7 @@ class Safe(Tagged):
 
 
 class Rejoin(Tagged):
-    """Go on with this node, which another coordinator has taken in; `found` is its `NodeResynced`."""
+    """Asks a new leader to go on with this node, which a former leader took in."""
 
     node: NodeId
     place: Place
@@ -60,37 +59,37 @@ class Rejoin(Tagged):
 
 
 class Traffic(Record):
-    """Bytes of copies that went between this node and others: all so far, a second of late, and those of its last replacement."""
+    """Copies of snapshots that went between this node and others."""
 
     sent_bytes: int
     received_bytes: int
     spared_bytes: int
-    """What was not sent, for the node that it was for had it already."""
+    """Not sent, because the receiver had these bytes already."""
     sent_bytes_per_s: float
     received_bytes_per_s: float
     fetched_bytes: int
     fetched_s: float
-    """How long a replacement's last snapshot took to come here, the connection included; 0 if none came."""
+    """Time to fetch the last snapshot for a replacement here, the connection included. 0 if none was fetched."""
 
 
 class HeartbeatAck(Tagged):
-    """The answer to a `Heartbeat`, at once. `rank_entries` are what the node's workers say on its status page: the rank, then a rank entry's words."""
+    """Answers a `Heartbeat` at once. `rank_entries` are those of the node's status page: each the rank and its words."""
 
     term: int
     sent_at: float
     configuration: int
     node: str = ""
-    """Said only where the connection does not tell it."""
+    """Empty where the connection identifies the node."""
     rank_entries: tuple[tuple[int, ...], ...] = ()
     traffic: Traffic | None = None
 
 
 class PreemptionNotice(Tagged):
-    """The end of the job was announced to this node: a durable checkpoint is to be written."""
+    """Reports that the end of the job was announced to this node: the leader has a durable checkpoint written."""
 
 
 class Saved(Tagged):
-    """The answer to a `Save`: the step is taken, or why not. The last of them says where the checkpoint is."""
+    """Answers a `Save`. `failure` is empty if the step is done; after the last step, `where` is the checkpoint's path or URL."""
 
     attempt: str
     step: str
@@ -98,30 +97,30 @@ class Saved(Tagged):
     where: str
     nbytes: int
     again: bool = False
-    """A later version may be written instead: this one is not held any more."""
+    """The ranks no longer hold this version, and a later one may be written instead."""
 
 
 class Loaded(Tagged):
-    """The answer to a `Load`: the slots hold it, or why not."""
+    """Answers a `Load`. `failure` is empty if the slots hold the version."""
 
     attempt: str
     failure: str
 
 
 class Ask(Tagged):
-    """A viewer's request, as on the control socket."""
+    """Passes on a viewer's request, as on the control socket."""
 
     number: int
     request: dict[str, Any]
 
 
-# --- the coordinator's agent to a node's -----------------------------------------------------------------------------
+# --- the leader's agent to a node's ----------------------------------------------------------------------------------
 
 
 class Joined(Tagged):
-    """The node is taken in under this id. `settings` are the job's, whatever the node's own command line said.
+    """Takes the node in under this id. `settings` and `durable` are the job's and replace those of the node's command line.
 
-    So is `durable`, which says where checkpoints are kept; empty: nowhere.
+    `durable` has the fields of a `DurableSpec`, or none if the job writes no durable checkpoints.
     """
 
     node: NodeId
@@ -132,7 +131,7 @@ class Joined(Tagged):
 
 
 class Heartbeat(Tagged):
-    """I live, and decide. `sent_at` is the coordinator's clock; of the configurations of the last `Agents`, these count."""
+    """Tells that the leader is alive. `sent_at` is its clock. `oldest` and `newest` are the configurations that count now."""
 
     term: int
     sent_at: float
@@ -141,7 +140,7 @@ class Heartbeat(Tagged):
 
 
 class ConfigurationMessage(Record):
-    """See `core.electorate.ConfigurationMessage`, with where the agents listen."""
+    """An `electorate.Configuration` with the addresses of its agents."""
 
     number: int
     leader: NodeId
@@ -149,14 +148,14 @@ class ConfigurationMessage(Record):
 
 
 class Agents(Tagged):
-    """Who counts when a coordinator is to be chosen: all of these configurations, the newest last."""
+    """Lists the configurations whose agents elect a leader, the newest last. A leader needs a majority of each."""
 
     term: int
     configurations: tuple[ConfigurationMessage, ...]
 
 
 class LogState(Tagged):
-    """To a log follower: all that was decided so far. `entries` counts the facts that led to it; `now` is the last one's time."""
+    """Gives a log follower the whole state after `entries` events, the last of them decided at `now`."""
 
     term: int
     entries: int
@@ -165,7 +164,7 @@ class LogState(Tagged):
 
 
 class LogEntry(Tagged):
-    """To a log follower: a further fact, decided on at `now`."""
+    """Gives a log follower the next event, decided at `now`."""
 
     term: int
     entries: int
@@ -174,7 +173,7 @@ class LogEntry(Tagged):
 
 
 class World(Tagged):
-    """What every assignment depends on. `timeline` begins anew with each generation and each rollback."""
+    """Tells what every assignment depends on. Each generation and each rollback begins another `timeline`."""
 
     generation: int
     timeline: int
@@ -183,7 +182,7 @@ class World(Tagged):
 
 
 class Order(Tagged):
-    """An effect for this node. `source` is where the node that the effect names is to be reached."""
+    """Orders an effect on this node. `source` is the address of the node that the effect names."""
 
     effect: Effect
     capture_interval: int
@@ -191,14 +190,14 @@ class Order(Tagged):
 
 
 class Buddies(Tagged):
-    """Whom the copies of this node's ranks go to, and of which ranks it is to hold copies."""
+    """Lists the nodes that get copies of this node's ranks, and the ranks of which this node keeps copies."""
 
-    mine: dict[str, tuple[Peer, ...]]
-    keep: tuple[int, ...]
+    mine: dict[Rank, tuple[Peer, ...]]
+    keep: tuple[Rank, ...]
 
 
 class Committed(Tagged):
-    """The newest version that is safe everywhere (-1: none), and newer ones that will never be."""
+    """Tells the newest version that every rank has safe (-1: none), and newer versions that never will be."""
 
     timeline: int
     version: int
@@ -206,10 +205,10 @@ class Committed(Tagged):
 
 
 class Save(Tagged):
-    """Take a step (a `vault.durable.Step`) of writing the durable checkpoint of a version, with these ranks of yours.
+    """Orders a step (a `checkpoint_format.CheckpointStep`) of writing a durable checkpoint, for these ranks of the node.
 
-    `attempt` tells it from any other; `firsts` has the first rank of each node that writes. Whoever `leads` does what is
-    done once. The version is held by every rank until it is copied.
+    `attempt` is unique. `firsts` has the first rank of each node that writes. One node `leads`: it does what is done once. Every
+    rank holds the version until it is copied.
     """
 
     attempt: str
@@ -223,13 +222,13 @@ class Save(Tagged):
 
 
 class Void(Tagged):
-    """Nothing will become of this attempt at a durable checkpoint."""
+    """Cancels an attempt at a durable checkpoint."""
 
     attempt: str
 
 
 class Load(Tagged):
-    """Fill the slots of these ranks, which you will be given, from a checkpoint."""
+    """Orders to fill the slots of these ranks, which the node will be assigned, from a checkpoint."""
 
     attempt: str
     ranks: tuple[int, ...]
@@ -238,7 +237,7 @@ class Load(Tagged):
 
 
 class Durable(Tagged):
-    """The newest durable checkpoint of the job, written (ISO-8601, UTC) or gone on from."""
+    """Tells the newest durable checkpoint that the job has written or resumed from. `written` is ISO-8601, UTC."""
 
     version: int
     where: str
@@ -246,37 +245,37 @@ class Durable(Tagged):
 
 
 class Answer(Tagged):
-    """To an `Ask`."""
+    """Answers an `Ask`."""
 
     number: int
     answer: dict[str, Any]
 
 
 class Redirect(Tagged):
-    """I do not lead the job; this one does. `agents` are its configurations, in the term in which it leads."""
+    """Names the leader to a node that asked another. `agents` are the leader's configurations and term."""
 
     leader: Peer
     agents: Agents
 
 
 class Evict(Tagged):
-    """This node is taken for lost: end your workers; you may join again."""
+    """Tells a node that it counts as lost: it ends its workers, and may join again."""
 
     reason: str
 
 
 class End(Tagged):
-    """The job is over."""
+    """Tells that the job is over."""
 
     exit_code: int
     reason: str
 
 
-# --- between any two agents, while a coordinator is chosen ------------------------------------------------------------
+# --- between any two agents, in an election --------------------------------------------------------------------------
 
 
 class VoteRequest(Tagged):
-    """See `core.electorate.VoteAsked`; the log's index is `log_term` and `log_entries`."""
+    """Asks for a vote, as an `electorate.VoteAsked`. `log_term` and `log_entries` are the index of the candidate's log."""
 
     term: int
     candidate: NodeId
@@ -286,7 +285,7 @@ class VoteRequest(Tagged):
 
 
 class Vote(Tagged):
-    """See `core.electorate.VoteGiven`."""
+    """Answers a `VoteRequest`, as an `electorate.VoteGiven`."""
 
     term: int
     voter: NodeId
@@ -297,17 +296,17 @@ class Vote(Tagged):
 
 
 class LeadershipClaim(Tagged):
-    """Enough have voted for me: follow me from now on. Answered with a `HeartbeatAck`."""
+    """Tells that the sender was elected. Answered with a `HeartbeatAck`."""
 
     sent_at: float
     agents: Agents
 
 
-ToHead = Join | Rejoin | Fact | Safe | HeartbeatAck | PreemptionNotice | Saved | Loaded | Ask
+ToLeader = Join | Rejoin | Fact | Safe | HeartbeatAck | PreemptionNotice | Saved | Loaded | Ask
 _OfJob = Joined | World | Order | Buddies | Committed | Save | Void | Load | Durable | Answer | Redirect | Evict | End
 ToNode = _OfJob | Heartbeat | Agents | LogState | LogEntry
 Between = VoteRequest | Vote | LeadershipClaim
-Message = ToHead | ToNode | Between
+Message = ToLeader | ToNode | Between
 
 _DECODER: typed.Decoder[Message] = typed.Decoder(Message, "a message between agents")
 
@@ -318,5 +317,5 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes) -> Message:
-    """Return the message of one frame's body. Raises `ProtocolError` for anything that is not one."""
+    """Return the message of one frame's body. Raises `ProtocolError`."""
     return _DECODER.decode(body)

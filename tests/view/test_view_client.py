@@ -111,7 +111,7 @@ def test_a_run_answers(live):
         assert run.ask({"do": "status"}) == live.shown
         done = run.ask({"do": "kill-rank", "rank": 1, "how": "sigterm"})
         assert (done["worker"], done["pid"], done["how"]) == (1, 11, "sigterm")
-        with pytest.raises(ControlRefusedError, match="nobody holds rank 0"):
+        with pytest.raises(ControlRefusedError, match="no worker holds rank 0"):
             run.ask({"do": "kill-rank", "rank": 0})
         assert run.ask({"do": "status"}) == live.shown, "a refusal must not end the conversation"
     assert live.events == [KillRequested(Rank(1), KillHow.SIGTERM)]

@@ -135,7 +135,7 @@ class Follower:
             self._taken.exception()  # looked at, so that nobody warns of it
         self._taken.cancel()
 
-    def send(self, message: peers.ToHead) -> None:
+    def send(self, message: peers.ToLeader) -> None:
         """Say something."""
         self._link.send(message)
 

@@ -214,7 +214,7 @@ class Followers:
             self._leader.submit(NodeJoined(rejoin.node, rejoin.place))
         self._leader.submit(rejoin.found)
 
-    def heard(self, node: NodeId, message: peers.ToHead) -> None:
+    def heard(self, node: NodeId, message: peers.ToLeader) -> None:
         """Take in what an agent says beside facts."""
         match message:
             case peers.Safe():

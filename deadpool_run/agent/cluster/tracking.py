@@ -50,14 +50,14 @@ class Tracking:
         for rank, new in enumerate(state.buddies):
             if not before or not set(new) <= set(before[rank]):
                 self.commits.replaced(Rank(rank))
-        mine: dict[NodeId, dict[str, tuple[Peer, ...]]] = defaultdict(dict)
+        mine: dict[NodeId, dict[Rank, tuple[Peer, ...]]] = defaultdict(dict)
         keep: dict[NodeId, list[Rank]] = defaultdict(list)
         for seat in state.seats:
             holders = state.buddies[seat.rank] if state.buddies else ()
             former = state.former_buddies[seat.rank] if state.former_buddies else ()
             if seat.node is not None and seat.node in state.nodes:
                 peers = (peer(holder) for holder in holders if holder != seat.node)
-                mine[seat.node][str(seat.rank)] = tuple(found for found in peers if found is not None)
+                mine[seat.node][seat.rank] = tuple(found for found in peers if found is not None)
             for holder in dict.fromkeys((*holders, *former)):
                 keep[holder].append(seat.rank)
         self._buddies = {node: told for node, told in self._buddies.items() if node in state.nodes}

@@ -142,11 +142,10 @@ class LocalNode:
         """Take in whom to send copies to, and whose to hold."""
         if self.copies is None:
             return
-        mine = {Rank(int(rank)): peers for rank, peers in told.mine.items()}
-        for rank in self.copies.at_home() - mine.keys():  # replacements' that were ended here among them
+        for rank in self.copies.at_home() - told.mine.keys():  # replacements' that were ended here among them
             self.copies.left(rank)
-        self.copies.keep([Rank(rank) for rank in told.keep])
-        self.copies.set_buddies(mine)
+        self.copies.keep(told.keep)
+        self.copies.set_buddies(told.mine)
         self.copies.tell_all()  # what was said before was of the buddies of before, or to another coordinator
 
     def committed(self, told: Committed) -> None:

@@ -2,7 +2,7 @@
 
 from deadpool_run.core import events
 from deadpool_run.core.events import Event
-from deadpool_run.errors import Blame, ProtocolError
+from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Epoch, Rank, Version, WorkerId
 from deadpool_run.wire import messages
 from deadpool_run.wire.messages import Message
@@ -24,7 +24,7 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
         case messages.Sealed(like):
             return events.TranscriptSealed(worker, None if like is None else Rank(like))
         case messages.Raised(step, kind, text, traceback, blame):
-            return events.WorkerRaised(worker, step, kind, text, traceback, _blame(blame))
+            return events.WorkerRaised(worker, step, kind, text, traceback, blame)
         case messages.ScriptRefused(text, exit_code):
             return events.JobRefused(worker, text, exit_code)
         case messages.TrainsOutsideLoop():
@@ -34,7 +34,7 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
             versions = tuple(Version(version) for version in captured)
             return events.SurvivorDrained(worker, Epoch(epoch), Version(completed), holds, versions)
         case messages.DrainBroke(epoch, text, again, step, kind, error, traceback, blame):
-            return events.DrainFailed(worker, Epoch(epoch), text, again, step, kind, error, traceback, _blame(blame))
+            return events.DrainFailed(worker, Epoch(epoch), text, again, step, kind, error, traceback, blame)
         case messages.Unwound(completed, captured):
             return events.RunUnwound(worker, Version(completed), tuple(Version(version) for version in captured))
         case messages.Rehearsed(epoch):
@@ -55,10 +55,3 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
             return events.LoopFinished(worker, Version(version))
         case _:
             raise ProtocolError(f"worker {worker} sent {type(message).__name__}, which is not a worker's to send")
-
-
-def _blame(text: str) -> Blame:
-    try:
-        return Blame(text)
-    except ValueError as error:
-        raise ProtocolError(f"{text!r} is nobody's name to blame") from error
