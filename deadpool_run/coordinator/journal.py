@@ -95,7 +95,7 @@ def replay(path: Path) -> Replay:
     settings, state = _header(lines[0])
     divergences = []
     for number, entry in _entries(lines):
-        state, effects = coordinator.step(settings, state, entry.event, entry.now)
+        effects = coordinator.step(settings, state, entry.event, entry.now)
         if effects != entry.effects:
             divergences.append(Divergence(number, entry, effects))
     return Replay(settings, state, len(lines) - 1, tuple(divergences), torn)

@@ -41,5 +41,7 @@ class LogFollower:
         known = self.known
         if known is None or known.index != LogIndex(told.term, told.entries - 1):
             raise ProtocolError(f"entry {told.entries} of term {told.term} does not follow {known and known.index}")
-        state, _ = coordinator.step(self._settings, known.state, decode_event(told.event), told.now)
-        self.known = FollowedLog(LogIndex(told.term, told.entries), told.now, state)
+        event = decode_event(told.event)
+        self.known = None  # a step that raises leaves nothing to lead from
+        coordinator.step(self._settings, known.state, event, told.now)
+        self.known = FollowedLog(LogIndex(told.term, told.entries), told.now, known.state)

@@ -53,7 +53,7 @@ class CoordinatorServer:
 
     @property
     def state(self) -> State:
-        """To read, never to change."""
+        """To read, never to change. It changes with each event: whoever compares it with an older one copies it."""
         return self._state
 
     def now(self) -> float:
@@ -61,9 +61,12 @@ class CoordinatorServer:
         return self._loop.time() + self._ahead_s
 
     def submit(self, event: Event) -> None:
-        """Take a fact in. Performing an order may submit another: it waits for its turn."""
+        """Decide on an event. Performing an order may submit another: it waits for its turn.
+
+        A decision that raises leaves the state half changed. The error ends the job, and nothing more is decided.
+        """
         self._events.append(event)
-        if self._deciding:
+        if self._deciding or self._state.is_void:
             return
         self._deciding = True
         try:
@@ -81,7 +84,7 @@ class CoordinatorServer:
 
     def _decide(self, event: Event) -> None:
         now = self.now()
-        self._state, effects = coordinator.step(self._settings, self._state, event, now)
+        effects = coordinator.step(self._settings, self._state, event, now)
         self._journal.append(now, event, effects)
         self.entries += 1
         if self.on_entry is not None:

@@ -1,6 +1,6 @@
 """The one door to the coordinator's state: every change of it goes through `step`.
 
-Pure: it is told facts and the time, and returns the next state and orders. It never waits, reads a clock or does I/O.
+Deterministic: the same state, event and time lead to the same state and orders. It never waits, reads a clock or does I/O.
 """
 
 from typing import assert_never
@@ -12,6 +12,7 @@ from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
 from deadpool_run.core.invariants import check_invariants
 from deadpool_run.core.leadership import takeover
+from deadpool_run.core.members import vacant_seats
 from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State, all_done
@@ -25,21 +26,25 @@ def new_state(settings: Settings) -> State:
     return State(
         phase=JobPhase.NEW,
         capture_interval=settings.capture_interval,
-        seats=restart.vacant_seats(settings.world_size),
+        seats=vacant_seats(settings.world_size),
     )
 
 
-def step(settings: Settings, state: State, event: Event, now: float) -> tuple[State, tuple[Effect, ...]]:
-    """Return the next state, and the orders to perform, in this order.
+def step(settings: Settings, state: State, event: Event, now: float) -> tuple[Effect, ...]:
+    """Change the state by one event, and return the orders to perform, in this order.
 
-    `now` is in seconds of one monotonic clock and never falls. A fact that means nothing (any more) changes nothing.
+    `now` is in seconds of one monotonic clock and never falls. Stale or irrelevant events change nothing. A step that
+    raises leaves the state void: no further step takes it.
     """
+    assert not state.is_void, "an earlier step failed half-way"
+    state.is_void = True
     decision = Decision(settings, state, now)
     for fact in takeover.sift(decision, event):
         if decision.state.phase is not JobPhase.STOPPED:
             _hear(decision, fact)
             _advance(decision)
-    return decision.state, tuple(decision.effects)
+    state.is_void = False
+    return tuple(decision.effects)
 
 
 def next_deadline(settings: Settings, state: State) -> float | None:
@@ -98,5 +103,5 @@ def _advance(decision: Decision) -> None:
 def _every_rank_is_through(state: State) -> bool:
     if all_done(state):
         return True
-    tally = state.seat_tally
-    return not tally.vacant and state.count(MemberPhase.FINISHED) == len(state.seats) - tally.done
+    counters = state.seat_counters
+    return not counters.vacant and state.count(MemberPhase.FINISHED) == len(state.seats) - counters.done

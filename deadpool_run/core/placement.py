@@ -1,10 +1,11 @@
 """Which worker takes which rank: in node order when the world begins, nearest first when a rank is lost. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from deadpool_run.core.members import Member, Seat
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import Member, NodeRecord, Seat, State
+from deadpool_run.core.state import NodeRecord, State
 from deadpool_run.core.transitions import MemberPhase
 from deadpool_run.ids import NodeId, Rank
 
@@ -21,10 +22,10 @@ class Seating:
     local_rank: int
 
 
-def in_order(state: State) -> list[NodeRecord]:
+def in_order(nodes: Iterable[NodeRecord]) -> list[NodeRecord]:
     """Return the living nodes in the order in which they are given ranks."""
     return sorted(
-        state.nodes.values(),
+        nodes,
         key=lambda node: (node.place.order is None, node.place.order or 0, node.arrival),
     )
 
@@ -45,7 +46,7 @@ def world(settings: Settings, state: State) -> list[Seating]:
     if state.count(MemberPhase.READY) < settings.world_size:
         return []
     seatings = []
-    for index, node in enumerate(in_order(state)[: settings.nodes]):
+    for index, node in enumerate(in_order(state.nodes.values())[: settings.nodes]):
         ready = [member for member in state.on_node(node.node) if member.phase is MemberPhase.READY]
         if len(ready) < settings.ranks_per_node:
             return []
@@ -116,7 +117,7 @@ class _Places:
 
     def _preference(self, seat: Seat, node: NodeId) -> tuple[int, bool, int, int]:
         """Return what makes a node better than another for ranks that lived together: the smaller, the better."""
-        held = len(self._state.seat_tally.homes.get(node, ()))
+        held = len(self._state.ranks_on(node))
         is_busy = node in self._local_ranks
         return _distance(self._state, seat, node), is_busy, held, self._state.nodes[node].arrival
 
@@ -124,7 +125,7 @@ class _Places:
         """Return the rank's place on the node: the one that it had, if it is free there."""
         if seat.node == node:
             return seat.local_rank
-        here = self._state.seat_tally.homes.get(node, frozenset())
+        here = self._state.ranks_on(node)
         taken = {self._state.seats[rank].local_rank for rank in here if rank != seat.rank}
         taken |= self._local_ranks.get(node, set())
         if seat.local_rank not in taken:

@@ -8,8 +8,8 @@ from deadpool_run.core import events as ev
 from deadpool_run.core import nodes
 from deadpool_run.core.copies import holders, replicas
 from deadpool_run.core.decision import Decision
+from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import blame, repair, restart, shutdown, spare_pool
-from deadpool_run.core.state import Member
 from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
 
 ProcessNews = (
@@ -133,7 +133,7 @@ def _fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
         decision.set_member(member.worker, blameless=True)
     elif event.epoch != decision.state.epoch:
         return
-    decision.set_repair(failed_sources=decision.state.repair.failed_sources | {(member.rank, event.source)})
+    decision.repair.failed_sources |= {(member.rank, event.source)}
     holders.forget(decision, member.rank, event.source)
     repair.begin_epoch(decision, why)
 
@@ -170,10 +170,13 @@ def _cause(decision: Decision, member: Member, event: ev.WorkerExited) -> str:
 
 def _raised(decision: Decision, event: ev.WorkerRaised) -> None:
     """Take the exception as evidence; stop if it proves that the script is to blame."""
-    before = decision.state.members.get(event.worker)
-    if decision.accept(event.worker, event) is None or before is None or before.rank is None:
+    member = decision.state.members.get(event.worker)
+    if member is None or not decision.obeys(event.worker, event):
         return
-    repair.weigh(decision, blame.evidence(decision.state, before, event))
+    evidence = None if member.rank is None else blame.evidence(decision.state, member, event)
+    decision.accept(event.worker, event)
+    if evidence is not None:
+        repair.weigh(decision, evidence)
 
 
 def _refused(decision: Decision, event: ev.JobRefused) -> None:

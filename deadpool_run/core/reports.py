@@ -70,9 +70,9 @@ def _plain(decision: Decision, event: PlainWord) -> None:
         case ev.PrepareFailed():
             spare_pool.unprepared(decision, f"the script could not be rehearsed: {event.message}")
         case ev.ScriptInitialized():
-            decision.set(managed=True)
+            decision.state.managed = True
         case ev.SetupCompleted():
-            decision.set(entered=True)
+            decision.state.entered = True
         case ev.LoopBypassed():
             restart.bypassed(decision)
         case ev.TranscriptSealed():
@@ -123,11 +123,11 @@ def _in_epoch(
         case ev.SurvivorDrained():
             repair.drained(decision, member, event)
         case ev.ReplacementRehearsed():
-            decision.set_repair(rehearsed_at=decision.now)
+            decision.repair.rehearsed_at = decision.now
         case ev.RankRestored() | ev.RankAttached() | ev.AttachFailed() | ev.FirstStepCompleted():
             pass  # phase and fields say it all
         case ev.CollectiveFailed():
             if decision.state.suspicion is None:
-                decision.set(suspicion=Suspicion(event.worker, decision.now, event.message))
+                decision.state.suspicion = Suspicion(event.worker, decision.now, event.message)
         case _:
             assert_never(event)

@@ -1,18 +1,17 @@
-"""Who is who: the coordinator's state, immutable, with the invariants beside the fields."""
+"""The coordinator's state, with the invariants beside the fields. Only `coordinator.step` changes it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from deadpool_run.core.counters import MemberCounters, SeatCounters
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.events import Event, Place, WorkerFound
-from deadpool_run.core.rows import members_of, seats_of
-from deadpool_run.core.tallies import MemberTally, SeatTally
+from deadpool_run.core.members import NO_EPOCH, NO_VERSION, Member, Seat
 from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.errors import Blame
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
-NO_EPOCH = Epoch(0)
-NO_VERSION = Version(-1)
 _FIRST_WORKER = WorkerId(0)
 
 
@@ -24,68 +23,6 @@ class NodeRecord:
     place: Place
     arrival: int
     """How many had joined before it, lost ones included."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One worker: one process life, from the order to start it until it is reaped."""
-
-    worker: WorkerId
-    node: NodeId
-    phase: MemberPhase
-    since: float
-    """When it entered its phase or last showed progress in it."""
-    pid: int | None = None
-    """None until the process exists."""
-    rank: Rank | None = None
-    """Set exactly while the rank's seat names this worker as its owner."""
-    prepared: Rank | None = None
-    """The rank that a spare has rehearsed, or rehearses, ahead of need. Kept when it is given any."""
-    replacement: bool = False
-    """It was assigned in a repair and has not held its rank's state yet."""
-    reentered: bool = False
-    """It was told to run its script again since it was last attached: should that fail, it is not told so again."""
-    ready_at: float | None = None
-    stepped: bool = False
-    """It has completed a step (or its loop) since it attached to this epoch."""
-    finished: Version | None = None
-    injected_at: float | None = None
-    """When a user's fault was ordered for it."""
-    ending_why: str = ""
-    """Why it was ordered to die; empty unless ENDING."""
-    ending_grace_s: float = 0.0
-    kills: int = 0
-    """How often it was killed outright."""
-    claimed: Rank | None = None
-    """A rank that it was given by another coordinator, and that is not its own: the rank waits for its end. Implies ENDING."""
-    blameless: bool = False
-    """It is ended for what others could not give it: that says nothing of the script."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """One rank: a place in the world, whoever holds it."""
-
-    rank: Rank
-    owner: WorkerId | None = None
-    sealed: bool = False
-    """The rank can be rehearsed by a replacement. Holds for the whole generation."""
-    like: Rank | None = None
-    """The lowest of the ranks that hold the same parameters, as its worker says; None if no other does."""
-    done: bool = False
-    """Its worker exited 0; such a rank is never replaced. Implies no owner."""
-    held: frozenset[Version] | None = None
-    """In a repair: the versions that this rank can be brought to; None while that is not known."""
-    node: NodeId | None = None
-    """Where its owner lives, or its last one lived; None before the first."""
-    local_rank: int = 0
-    """Its place among the ranks of that node."""
-    copies: Mapping[NodeId, frozenset[Version]] = field(default_factory=dict)
-    """In a repair, of a rank that lost its owner: who holds its transcript and these versions. Never changed in place."""
-    asked: frozenset[NodeId] = frozenset()
-    """Who has not yet answered what it holds of the rank."""
-    asked_in: Epoch = NO_EPOCH
-    """When they were asked: answers to an older question are void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +38,7 @@ class LossSoFar:
     from_spare: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Repair:
     """An incident under way, from the first loss until every rank has completed a step. Times are those of `now`."""
 
@@ -129,20 +66,20 @@ class Repair:
     """See `effects.Incident`; None until it is known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Move:
     """The coordinator came to another node, and has not heard of every node yet. Nothing is decided meanwhile."""
 
     began_at: float
     to: NodeId
-    waiting: frozenset[NodeId]
+    waiting: set[NodeId]
     """Who has not said what is there."""
-    found: Mapping[NodeId, tuple[WorkerFound, ...]] = field(default_factory=dict)
+    found: dict[NodeId, tuple[WorkerFound, ...]] = field(default_factory=dict)
     lost: Mapping[NodeId, str] = field(default_factory=dict)
     """Nodes that were lost meanwhile, and why."""
     discarded: tuple[Epoch, Version] = (NO_EPOCH, NO_VERSION)
     """Of the newest `DiscardAbove` that any node knows of."""
-    deferred: tuple[Event, ...] = ()
+    deferred: list[Event] = field(default_factory=list)
     """What was told meanwhile."""
 
 
@@ -187,15 +124,15 @@ class Stop:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class State:
     """Everything that the coordinator knows. Changed by `coordinator.step` alone."""
 
     phase: JobPhase
     capture_interval: int
     """Goes to members with `SetCaptureInterval`, and to a new one within its assignment."""
-    seats: Sequence[Seat]
-    """One per rank, in order. Never changed in place."""
+    seats: tuple[Seat, ...]
+    """One per rank, in order."""
     epoch: Epoch = NO_EPOCH
     """Never falls. 0 before the first world."""
     term: int = 0
@@ -215,9 +152,9 @@ class State:
     bypassed: bool = False
     """Some worker of this world updates weights outside its step loop."""
     nodes: Mapping[NodeId, NodeRecord] = field(default_factory=dict)
-    """The living ones, in order of arrival. Never changed in place."""
+    """The living ones, in order of arrival. Replaced, not changed."""
     leaves: Mapping[NodeId | None, str] = field(default_factory=dict)
-    """The failure domain of every node that ever joined. Never changed in place."""
+    """The failure domain of every node that ever joined. Replaced, not changed."""
     arrivals: int = 0
     """Nodes that ever joined."""
     joined_at: float = 0.0
@@ -234,8 +171,7 @@ class State:
     """Some version of this generation lies on other nodes, of every rank."""
     exposed_at: float | None = None
     """When a node was lost that had ranks or copies, if the ranks are not all back to their full number of copies."""
-    members: Mapping[WorkerId, Member] = field(default_factory=dict)
-    """Never changed in place."""
+    members: dict[WorkerId, Member] = field(default_factory=dict)
     next_worker: WorkerId = _FIRST_WORKER
     """Above every id ever used."""
     repair: Repair | None = None
@@ -259,6 +195,13 @@ class State:
     reason: str = ""
     """Of the last decision."""
 
+    def __post_init__(self) -> None:
+        """Count the members and seats that it is made with. What follows is neither encoded nor compared."""
+        self.is_void = False
+        """A step began and did not end: nothing may be decided from a half-changed state."""
+        self.member_counters = MemberCounters(self.members)
+        self.seat_counters = SeatCounters(self.seats)
+
     def owner(self, rank: Rank) -> Member | None:
         """Return the member that holds the rank, also while it is dying."""
         owner = self.seats[rank].owner
@@ -272,42 +215,36 @@ class State:
 
     def vacant(self) -> list[Seat]:
         """Return the seats that need a worker."""
-        return [self.seats[rank] for rank in sorted(self.seat_tally.vacant)]
+        return [self.seats[rank] for rank in sorted(self.seat_counters.vacant)]
+
+    def ranks_on(self, node: NodeId) -> AbstractSet[Rank]:
+        """Return the ranks whose owners live on the node, or lived there last."""
+        return self.seat_counters.by_node.get(node, frozenset())
 
     def on_node(self, node: NodeId) -> list[Member]:
         """Return the node's members, oldest first."""
-        return [self.members[worker] for worker in sorted(self.member_tally.on.get(node, ()))]
+        return [self.members[worker] for worker in sorted(self.member_counters.by_node.get(node, ()))]
 
     def in_phase(self, *phases: MemberPhase) -> list[Member]:
         """Return the members in these phases, oldest first."""
-        tally = self.member_tally.phases
-        found = [each for phase in phases if phase in tally for each in tally[phase].who]
+        by_phase = self.member_counters.by_phase
+        found = [worker for phase in phases if phase in by_phase for worker in by_phase[phase]]
         return [self.members[worker] for worker in sorted(found)]
 
     def count(self, *phases: MemberPhase) -> int:
         """Return how many members are in these phases."""
-        tally = self.member_tally.phases
-        return sum(len(tally[phase].who) for phase in phases if phase in tally)
-
-    @property
-    def member_tally(self) -> MemberTally:
-        """What is counted of the members."""
-        return members_of(self.members).tally
-
-    @property
-    def seat_tally(self) -> SeatTally:
-        """What is counted of the seats."""
-        return seats_of(self.seats).tally
+        by_phase = self.member_counters.by_phase
+        return sum(len(by_phase[phase]) for phase in phases if phase in by_phase)
 
 
 def all_done(state: State) -> bool:
     """Tell whether every rank's worker has exited 0."""
-    return state.seat_tally.done == len(state.seats)
+    return state.seat_counters.done == len(state.seats)
 
 
 def all_attached(state: State) -> bool:
     """Tell whether every rank is held by a member that is attached to this epoch."""
-    tally = state.seat_tally
-    if tally.vacant or state.count(*ATTACHED) + tally.done < len(state.seats):
+    counters = state.seat_counters
+    if counters.vacant or state.count(*ATTACHED) + counters.done < len(state.seats):
         return False
     return all(member.phase in ATTACHED for member in state.owners())

@@ -255,13 +255,11 @@ TIMED = AT_WORK_IN_REPAIR | {_M.ENDING, _M.RAISED, _M.UNATTACHED, _M.STARTING, _
 
 def trigger_of(moved_by: ev.Event | do.Effect) -> Trigger | None:
     """Return the table's key for a fact or an order; None for an order that moves nobody (an injected fault)."""
-    match moved_by:
-        case do.AssignRank(replacement=True):
-            return ReplacementAssigned
-        case do.KillWorker(injected=True):
-            return None
-        case _:
-            return type(moved_by)
+    if isinstance(moved_by, do.AssignRank) and moved_by.replacement:
+        return ReplacementAssigned
+    if isinstance(moved_by, do.KillWorker) and moved_by.injected:
+        return None
+    return type(moved_by)
 
 
 def diagram() -> str:

@@ -40,7 +40,7 @@ TIMELINE = [
 def write(path):
     state, book = coordinator.new_state(SETTINGS), journal.Journal(path, SETTINGS)
     for number, event in enumerate(TIMELINE):
-        state, effects = coordinator.step(SETTINGS, state, event, number / 7)
+        effects = coordinator.step(SETTINGS, state, event, number / 7)
         book.append(number / 7, event, effects)
     book.close()
     return state

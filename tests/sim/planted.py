@@ -4,6 +4,7 @@ A simulator that does not find them has gone blind; none of them is reachable by
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import agents
 import pytest
@@ -31,10 +32,10 @@ def acks_are_kept_over_epochs(patch):
     honest = repair.recall
 
     def recall(decision, member):
-        held = decision.state.seats[member.rank].held
+        held, phase = decision.state.seats[member.rank].held, member.phase
         honest(decision, member)
-        if member.phase in (MemberPhase.DRAINED, MemberPhase.REHEARSED):
-            decision.set_member(member.worker, phase=member.phase)
+        if phase in (MemberPhase.DRAINED, MemberPhase.REHEARSED):
+            decision.set_member(member.worker, phase=phase)
             decision.set_seat(member.rank, held=held)
 
     patch.setattr(repair, "recall", recall)
@@ -135,7 +136,7 @@ def nobody_waits_for_the_first_copies(patch):
     honest = restart.advance_unprotected
 
     def advance_unprotected(decision):
-        decision.set(committed=True)
+        decision.state.committed = True
         honest(decision)
 
     patch.setattr(restart, "advance_unprotected", advance_unprotected)
@@ -157,14 +158,18 @@ def a_re_entry_that_failed_is_tried_again(patch):
 
     def order(decision, given):
         honest(decision, given)
-        if isinstance(given, do.AbortStep) and decision.member(given.worker).reentered:
+        if isinstance(given, do.AbortStep) and decision.state.members[given.worker].reentered:
             decision.set_member(given.worker, phase=MemberPhase.DRAINING)
 
     patch.setattr(Decision, "order", order)
 
 
 def who_cannot_be_drained_is_waited_for(patch):
-    patch.setattr(timers, "_undrained", lambda decision, member: decision.set_member(member.worker, since=decision.now))
+    patient = replace(
+        timers.LIMITS[MemberPhase.DRAINING],
+        expired=lambda decision, member: decision.set_member(member.worker, since=decision.now),
+    )
+    patch.setitem(timers.LIMITS, MemberPhase.DRAINING, patient)
 
 
 def an_unwound_rank_counts_as_a_survivor(patch):
@@ -237,7 +242,7 @@ def a_new_term_raises_no_workers_number(patch):
     def moved(decision, event):
         before = decision.state.next_worker
         begun = honest(decision, event)
-        decision.set(next_worker=before)
+        decision.state.next_worker = before
         return begun
 
     patch.setattr(takeover, "_moved", moved)

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from deadpool_run.core.events import NodeResynced, Place, WorkerFound
-from deadpool_run.core.state import Member, Seat, State
+from deadpool_run.core.members import Member, Seat
+from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers, typed

@@ -1,14 +1,13 @@
 """Who holds what of a rank that lost its owner: its own node's vault, or the nodes that its copies were sent to."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.decision import Decision
-from deadpool_run.core.state import NO_VERSION, Member, Seat, State
+from deadpool_run.core.members import NO_VERSION, Copies, Member, Seat
+from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank, Version
-
-Copies = Mapping[NodeId, frozenset[Version]]
 
 
 def left_behind(decision: Decision, rank: Rank, node: NodeId, versions: frozenset[Version]) -> None:
@@ -69,12 +68,12 @@ def forget(decision: Decision, rank: Rank, node: NodeId) -> bool:
 
 def forget_nodes(decision: Decision, lost: Collection[NodeId]) -> bool:
     """Note that what these nodes held is lost with them. False: no rank that is repaired counted on it."""
-    sought = decision.state.seat_tally.sought
+    state = decision.state
     needed = [
         (rank, node)
-        for rank, (copies, asked) in sorted(sought.items(), key=lambda entry: entry[0])
+        for rank in sorted(state.seat_counters.searched)
         for node in lost
-        if node in copies or node in asked
+        if node in state.seats[rank].copies or node in state.seats[rank].asked
     ]
     for rank, node in needed:
         forget(decision, rank, node)
@@ -83,17 +82,16 @@ def forget_nodes(decision: Decision, lost: Collection[NodeId]) -> bool:
 
 def settled(decision: Decision) -> None:
     """Forget who held what: every rank is held by a member that has its state."""
-    with decision.for_all():
-        for rank in decision.state.seat_tally.sought:
-            decision.set_seat(rank, copies={}, asked=frozenset())
+    for rank in sorted(decision.state.seat_counters.searched):
+        decision.set_seat(rank, copies={}, asked=frozenset())
 
 
 def resumed(decision: Decision, version: Version) -> None:
     """Note that copies of newer versions are forgotten."""
-    with decision.for_all():
-        for rank, (copies, _) in decision.state.seat_tally.sought.items():
-            kept = {node: frozenset(v for v in held if v <= version) for node, held in copies.items()}
-            decision.set_seat(rank, copies=kept)
+    for rank in sorted(decision.state.seat_counters.searched):
+        copies = decision.state.seats[rank].copies
+        kept = {node: frozenset(v for v in held if v <= version) for node, held in copies.items()}
+        decision.set_seat(rank, copies=kept)
 
 
 def nearest(seat: Seat, member: Member, version: Version | None) -> NodeId | None:

@@ -5,6 +5,7 @@ and its rank is not given away before its end.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from signal import SIGTERM
 
@@ -14,9 +15,10 @@ from deadpool_run.core.copies import holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.events import WorkerFound
 from deadpool_run.core.injection import KillHow
+from deadpool_run.core.members import NO_EPOCH, Member
 from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
 from deadpool_run.core.recovery.repair import LostRank
-from deadpool_run.core.state import NO_EPOCH, Member, Repair
+from deadpool_run.core.state import Repair
 from deadpool_run.core.transitions import PARKED, JobPhase, MemberPhase
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
@@ -50,7 +52,7 @@ def compare(decision: Decision, found: Mapping[NodeId, Sequence[WorkerFound]], l
     """Bring the members in line with what is there. `lost` are those of nodes that are no more."""
     everyone = {each.worker: RankClaim(node, each) for node, workers in found.items() for each in workers}
     if any(claim.found.initialized for claim in everyone.values()):
-        decision.set(managed=True)
+        decision.state.managed = True
     fallen = [LostRank(member, f"was lost with node {member.node}", None) for member in lost if member.rank is not None]
     for member in list(decision.state.members.values()):
         claim = everyone.get(member.worker)
@@ -141,7 +143,7 @@ def _settle_rank(
     for claim in mine[:-1]:
         if claim.found.alive:
             if owner is not None and claim.found.worker == owner.worker:
-                fallen.append(LostRank(owner, "was replaced before the coordinator moved", None))
+                fallen.append(LostRank(copy(owner), "was replaced before the coordinator moved", None))
             end_orphan(decision, claim.node, claim.found)
     if not last.found.alive:
         if last.found.code == 0 and decision.state.seats[rank].owner is None and last.found.released:
@@ -157,8 +159,7 @@ def _settle_rank(
 
 def _repair(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], why: str) -> None:
     """Recall everybody to one epoch, and ask anew who holds what of the ranks whose owners are gone."""
-    before = decision.state.repair or Repair(began_at=decision.now)
-    decision.set(repair=before)
+    decision.state.repair = decision.state.repair or Repair(began_at=decision.now)
     for one in truth.fallen:
         repair.note_loss(decision, one)  # which is no attempt: it is the coordinator's node that failed, not the repair
     for unrecorded_owner in truth.heirs:
@@ -214,7 +215,7 @@ def _adopt(decision: Decision, unrecorded_owner: RankClaim, phase: MemberPhase, 
     """Take a worker for its rank's owner, as the last coordinator did. How far it came, it will say itself."""
     found, rank = unrecorded_owner.found, Rank(unrecorded_owner.found.rank)
     member = decision.state.members.get(found.worker)
-    here = decision.state.seat_tally.homes.get(unrecorded_owner.node, frozenset())
+    here = decision.state.ranks_on(unrecorded_owner.node)
     taken = {decision.state.seats[other].local_rank for other in here if other != rank}
     mine = decision.state.seats[rank].local_rank
     local_rank = mine if mine not in taken else min(set(range(len(taken) + 1)) - taken)
@@ -230,7 +231,7 @@ def _was_finishing(decision: Decision, truth: Truth) -> Truth:
     if decision.state.phase is JobPhase.REPAIRING:
         decision.enter(JobPhase.RUNNING, "every rank was attached")
     decision.enter(JobPhase.FINISHING, "every rank was done")
-    decision.set(repair=None)
+    decision.state.repair = None
     fallen = list(truth.fallen)
     for unrecorded_owner in truth.heirs:
         if unrecorded_owner.found.released or unrecorded_owner.found.finished:
@@ -244,7 +245,7 @@ def _was_finishing(decision: Decision, truth: Truth) -> Truth:
         if found.released or found.finished:
             decision.set_member(member.worker, phase=MemberPhase.RELEASED, replacement=False, since=decision.now)
         else:
-            fallen.append(LostRank(member, "was not through", None))
+            fallen.append(LostRank(copy(member), "was not through", None))
             end_orphan(decision, member.node, found)
     return Truth(fallen, (), truth.found)
 

@@ -11,7 +11,8 @@ from deadpool_run.core import events as ev
 from deadpool_run.core import nodes
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.leadership import reconcile
-from deadpool_run.core.state import Member, Move
+from deadpool_run.core.members import Member
+from deadpool_run.core.state import Move
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import Epoch, NodeId, WorkerId
 
@@ -53,19 +54,17 @@ def _moved(decision: Decision, event: ev.CoordinatorMoved) -> bool:
     state = decision.state
     if event.term <= state.term:
         return False
-    decision.set(term=event.term)
+    state.term = event.term
     if state.phase is JobPhase.STOPPED:
         assert state.stop is not None
         decision.effects.append(do.StopJob(state.stop.exit_code, state.stop.reason))  # it may not have been performed
         return False
-    before = state.move.deferred if state.move is not None else ()
-    decision.set(
-        epoch=raised(state.epoch, event.term),
-        next_worker=WorkerId(max(state.next_worker, event.term << TERM_BITS)),
-        suspicion=None,
-        buddies_told=False,
-        move=Move(decision.now, event.node, waiting=frozenset(state.nodes), deferred=before),
-    )
+    deferred = [] if state.move is None else state.move.deferred
+    state.epoch = raised(state.epoch, event.term)
+    state.next_worker = WorkerId(max(state.next_worker, event.term << TERM_BITS))
+    state.suspicion = None
+    state.buddies_told = False
+    state.move = Move(decision.now, event.node, waiting=set(state.nodes), deferred=deferred)
     decision.announce(
         f"the coordinator is on node {_name(decision, event.node)} now", f"it moved, in term {event.term}"
     )
@@ -86,19 +85,19 @@ def _note(decision: Decision, event: ev.Event) -> None:
     move = decision.state.move
     assert move is not None
     if not _noted(decision, move, event):
-        decision.set(move=replace(move, deferred=(*move.deferred, event)))
+        move.deferred.append(event)
 
 
 def _noted(decision: Decision, move: Move, event: ev.Event) -> bool:
     """Take in what is waited for; False if it is something else."""
     match event:
         case ev.NodeResynced() if event.node in move.waiting:
-            found = {**move.found, event.node: event.workers}
-            discarded = max(move.discarded, event.discarded)
-            decision.set(move=replace(move, waiting=move.waiting - {event.node}, found=found, discarded=discarded))
+            move.found[event.node] = event.workers
+            move.discarded = max(move.discarded, event.discarded)
+            move.waiting.remove(event.node)
         case ev.NodeLost() if event.node in decision.state.nodes:
-            lost = {event.node: event.reason, **move.lost}
-            decision.set(move=replace(move, waiting=move.waiting - {event.node}, lost=lost))
+            move.lost = {event.node: event.reason, **move.lost}
+            move.waiting.discard(event.node)
         case ev.TimeAdvanced():
             pass
         case _:
@@ -113,7 +112,7 @@ def _as_it_is_now(found: ev.WorkerFound, exited: ev.WorkerExited | None) -> ev.W
 
 def _settle(decision: Decision, move: Move) -> None:
     """Compare what is believed with what is there, and have the job go on from that."""
-    decision.set(move=None)
+    decision.state.move = None
     silent = f"it did not answer the new coordinator within {decision.settings.node_timeout_s:g} s"
     lost = {**dict.fromkeys(sorted(move.waiting), silent), **move.lost}
     members: list[Member] = []

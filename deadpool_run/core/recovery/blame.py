@@ -6,7 +6,8 @@ The script's stops the job at once, so that no spare is burnt; the library's whe
 from dataclasses import dataclass
 
 from deadpool_run.core.events import DrainFailed, WorkerRaised
-from deadpool_run.core.state import Member, Raise, State
+from deadpool_run.core.members import Member
+from deadpool_run.core.state import Raise, State
 from deadpool_run.core.transitions import MemberPhase
 from deadpool_run.errors import Blame
 

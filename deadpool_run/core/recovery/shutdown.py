@@ -5,7 +5,8 @@ from signal import SIGTERM, Signals
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.decision import Decision
-from deadpool_run.core.state import Member, Stop, all_done
+from deadpool_run.core.members import Member
+from deadpool_run.core.state import Stop, all_done
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 
 UNREAPED_S = 30.0
@@ -31,12 +32,12 @@ def stop(decision: Decision, exit_code: int, reason: str, signal: int = SIGTERM)
     if decision.state.phase in (JobPhase.STOPPING, JobPhase.STOPPED):
         return
     decision.enter(JobPhase.STOPPING, reason)
-    decision.set(stop=Stop(exit_code, reason), repair=None, suspicion=None)
+    state = decision.state
+    state.stop, state.repair, state.suspicion = Stop(exit_code, reason), None, None
     decision.announce("stopping the job", reason)
-    with decision.for_all():
-        for member in decision.state.members.values():
-            if member.phase is not MemberPhase.ENDING:
-                decision.terminate(member.worker, signal, reason)
+    for member in state.members.values():
+        if member.phase is not MemberPhase.ENDING:
+            decision.terminate(member.worker, signal, reason)
 
 
 def stop_requested(decision: Decision, event: ev.StopRequested) -> None:
@@ -60,9 +61,8 @@ def _is_echo(decision: Decision) -> bool:
 
 def kill_all(decision: Decision, reason: str) -> None:
     """End whoever is left outright."""
-    with decision.for_all():
-        for worker in decision.state.members:
-            decision.kill(worker, reason)
+    for worker in decision.state.members:
+        decision.kill(worker, reason)
 
 
 def unreaped(decision: Decision, member: Member) -> None:
@@ -81,25 +81,22 @@ def release(decision: Decision) -> None:
     """Let every rank leave its loop, once the last version of all is safe, and send the spares home."""
     finished = {member.finished for member in decision.state.owners() if member.phase is MemberPhase.FINISHED}
     decision.enter(JobPhase.FINISHING, "every rank is done")
-    decision.set(repair=None, suspicion=None)
+    decision.state.repair = decision.state.suspicion = None
     if len(finished) > 1:
         decision.announce(
             "ranks finished after different numbers of steps",
             ", ".join(str(version) for version in sorted(finished, key=str)),
         )
-    with decision.for_all():
-        for member in decision.state.in_phase(MemberPhase.FINISHED):
-            decision.order(do.ReleaseWorker(member.worker))
+    for member in decision.state.in_phase(MemberPhase.FINISHED):
+        decision.order(do.ReleaseWorker(member.worker))
 
 
 def advance_finishing(decision: Decision) -> None:
     """Dismiss whoever is parked; end the job when nobody is left."""
-    if parked := decision.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
-        with decision.for_all():
-            for member in parked:
-                decision.order(do.DismissWorker(member.worker))
+    for member in decision.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
+        decision.order(do.DismissWorker(member.worker))
     if all_done(decision.state) and decision.state.done_at is None:
-        decision.set(done_at=decision.now)
+        decision.state.done_at = decision.now
     if not decision.state.members:
         _stopped(decision, 0, "every rank finished")
 
@@ -113,5 +110,5 @@ def advance_stopping(decision: Decision) -> None:
 
 def _stopped(decision: Decision, exit_code: int, reason: str) -> None:
     decision.enter(JobPhase.STOPPED, reason)
-    decision.set(stop=decision.state.stop or Stop(exit_code, reason))
+    decision.state.stop = decision.state.stop or Stop(exit_code, reason)
     decision.effects.append(do.StopJob(exit_code, reason))
