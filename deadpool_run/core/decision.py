@@ -1,5 +1,6 @@
 """One decision under way: the setters that change the state, and the orders given so far."""
 
+from collections.abc import Collection
 from typing import Any
 
 from deadpool_run.core import effects as do
@@ -156,6 +157,13 @@ class Decision:
         state.arrivals += 1
         state.joined_at = self.now
         self.changes.joined.append(node)
+
+    def remove_nodes(self, lost: Collection[NodeId]) -> None:
+        """Forget lost nodes."""
+        state = self.state
+        state.nodes = {node: kept for node, kept in state.nodes.items() if node not in lost}
+        state.joined_at = self.now
+        self.changes.nodes_lost = True
 
     # --- decisions ------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 
@@ -110,17 +111,22 @@ class Decision:
         return self.state.members.get(getattr(self.event, "worker", None))
 
 
-def stepped(settings: Settings, state: State, event: ev.Event, now: float) -> tuple[State, tuple[do.Effect, ...]]:
-    """Take the step on a copy of the state. A `deepcopy` would take a hundred times as long as the step."""
-    after = dataclasses.replace(
+def copied(state: State) -> State:
+    """Return an independent copy. A `deepcopy` would take a hundred times as long as a step."""
+    return dataclasses.replace(
         state,
         members={worker: copy.copy(member) for worker, member in state.members.items()},
         seats=tuple(map(copy.copy, state.seats)),
         repair=copy.copy(state.repair),
         move=copy.deepcopy(state.move),
     )
+
+
+def stepped(settings: Settings, state: State, event: ev.Event, now: float) -> tuple[State, tuple[do.Effect, ...]]:
+    """Take the step on a copy of the state."""
+    after = copied(state)
     effects = coordinator.step(settings, after, event, now)
-    return (state if after == state else after), effects
+    return after, effects
 
 
 @functools.cache
@@ -130,9 +136,13 @@ def decisions() -> tuple[Decision, ...]:
     seen, queue, made = {signature(first)}, deque([first]), []
     while queue:
         state = queue.popleft()
+        draft = copied(state)
         for event in all_events(state):
             now = coordinator.next_deadline(SETTINGS, state) if isinstance(event, ev.TimeAdvanced) else None
-            after, effects = stepped(SETTINGS, state, event, NOW if now is None else now)
+            effects = coordinator.step(SETTINGS, draft, event, NOW if now is None else now)
+            after = state
+            if draft != state:
+                after, draft = draft, copied(state)
             made.append(Decision(state, event, after, effects))
             if signature(after) not in seen:
                 seen.add(signature(after))
@@ -237,6 +247,10 @@ def test_a_deadline_that_is_reached_is_over():
             coordinator.check_invariants(SETTINGS, state)
             after = coordinator.next_deadline(SETTINGS, state)
             assert after is None or after > now, "time stands still"
+
+
+def test_every_event_has_a_handler():
+    assert coordinator.HANDLERS.keys() == set(get_args(ev.Event))
 
 
 def test_the_phases_with_a_limit_are_those_whose_times_are_counted():

@@ -11,9 +11,9 @@ import pytest
 from outages import KINDS as OUTAGES
 from simulator import KINDS, NODE_KINDS, REFUSAL_KINDS
 
+from deadpool_run.core import coordinator, reports, timers
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core import processes, reports, timers
 from deadpool_run.core.copies import buddies, holders, replicas
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.leadership import election, reconcile, takeover
@@ -112,7 +112,7 @@ def a_member_that_raised_is_taken_for_dead(patch):
 
 
 def a_refusal_is_repaired_like_an_exception(patch):
-    patch.setattr(processes, "_refused", lambda decision, event: decision.accept(event.worker, event))
+    patch.setitem(coordinator.HANDLERS, ev.JobRefused, reports.accepted())
 
 
 def copies_are_kept_on_the_ranks_own_node(patch):
@@ -143,13 +143,13 @@ def nobody_waits_for_the_first_copies(patch):
 
 
 def what_an_unwound_rank_holds_is_not_asked(patch):
-    honest = repair.unwound
+    honest = coordinator.HANDLERS[ev.RunUnwound]
 
-    def unwound(decision, member, event):
+    def unwound(decision, event):
         versions = tuple(range(event.completed + 1))
-        honest(decision, member, ev.RunUnwound(event.worker, event.completed, versions))
+        honest(decision, ev.RunUnwound(event.worker, event.completed, versions))
 
-    patch.setattr(repair, "unwound", unwound)
+    patch.setitem(coordinator.HANDLERS, ev.RunUnwound, unwound)
 
 
 def a_re_entry_that_failed_is_tried_again(patch):
@@ -173,12 +173,7 @@ def who_cannot_be_drained_is_waited_for(patch):
 
 
 def an_unwound_rank_counts_as_a_survivor(patch):
-    honest = reports._changes
-
-    def changes(decision, event):
-        return {} if isinstance(event, ev.RunUnwound) else honest(decision, event)
-
-    patch.setattr(reports, "_changes", changes)
+    patch.setitem(coordinator.HANDLERS, ev.RunUnwound, reports.accepted(repair.unwound))
 
 
 _ANY = KINDS

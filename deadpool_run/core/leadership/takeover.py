@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core import nodes
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.leadership import reconcile
 from deadpool_run.core.members import Member
+from deadpool_run.core.recovery.losses import remove_nodes
 from deadpool_run.core.state import Move
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import Epoch, NodeId, WorkerId
@@ -20,7 +20,7 @@ TERM_BITS = 20
 """A term has room for so many epochs and workers, so that no number is ever used by two coordinators."""
 
 
-def sift(decision: Decision, event: ev.Event) -> tuple[ev.Event, ...]:
+def events_to_handle(decision: Decision, event: ev.Event) -> tuple[ev.Event, ...]:
     """Return the facts to decide on now: none while nodes are waited for, and in the end all that waited with them."""
     if isinstance(event, ev.CoordinatorMoved):
         if not _moved(decision, event):
@@ -37,9 +37,9 @@ def sift(decision: Decision, event: ev.Event) -> tuple[ev.Event, ...]:
     return (*move.deferred, ev.TimeAdvanced())
 
 
-def hear(decision: Decision, event: ev.CoordinatorMoved | ev.NodeResynced) -> None:
+def resynced_late(decision: Decision, event: ev.NodeResynced) -> None:
     """End what is on a node that comes late, and that nobody ordered there."""
-    if isinstance(event, ev.NodeResynced) and event.node in decision.state.nodes:
+    if event.node in decision.state.nodes:
         for found in event.workers:
             if (
                 found.alive
@@ -117,7 +117,7 @@ def _settle(decision: Decision, move: Move) -> None:
     lost = {**dict.fromkeys(sorted(move.waiting), silent), **move.lost}
     members: list[Member] = []
     names = {node: _name(decision, node) for node in lost}
-    for node, fell in nodes.remove(decision, lost).items():
+    for node, fell in remove_nodes(decision, lost).items():
         decision.announce(f"node {names[node]} is lost: {lost[node]}", f"{len(fell)} workers were on it")
         members += fell
     ended = {event.worker: event for event in move.deferred if isinstance(event, ev.WorkerExited)}

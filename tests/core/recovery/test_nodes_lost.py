@@ -5,10 +5,10 @@ import copy
 import pytest
 
 from deadpool_run.coordinator import journal
-from deadpool_run.core import coordinator, processes
+from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.recovery import blame
+from deadpool_run.core.recovery import blame, losses
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.transitions import JobPhase
 
@@ -105,13 +105,13 @@ def test_one_repair():
 
 
 def test_that_they_are_told_one_by_one_would_be_noticed(monkeypatch):
-    honest = processes._nodes_lost
+    honest = losses.nodes_lost
 
-    def one_by_one(decision, losses):
-        for loss in losses:
+    def one_by_one(decision, lost):
+        for loss in lost:
             honest(decision, (loss,))
 
-    monkeypatch.setattr(processes, "_nodes_lost", one_by_one)
+    monkeypatch.setattr(losses, "nodes_lost", one_by_one)
     with pytest.raises(AssertionError, match="epoch"):
         check_one_repair()
 
