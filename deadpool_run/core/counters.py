@@ -39,10 +39,19 @@ class MemberCounters:
             self.add(member)
 
     def add(self, member: Member) -> None:
-        """Count a member that is new or has changed."""
+        """Count a new member."""
+        self.by_node.setdefault(member.node, set()).add(member.worker)
+        self.count(member)
+
+    def remove(self, member: Member) -> None:
+        """Leave out a member that is no more."""
+        _leave(self.by_node, member.node, member.worker)
+        self.uncount(member)
+
+    def count(self, member: Member) -> None:
+        """Count what may change of a member, after a change."""
         phase, node, worker = member.phase, member.node, member.worker
         self.by_phase.setdefault(phase, set()).add(worker)
-        self.by_node.setdefault(node, set()).add(worker)
         if phase not in LEAVING:
             self.alive[node] = self.alive.get(node, 0) + 1
         if member.rank is not None:
@@ -54,11 +63,10 @@ class MemberCounters:
         if phase in TIMED:
             heappush(self._waits.setdefault(phase, []), (member.patience_from, worker))
 
-    def remove(self, member: Member) -> None:
-        """Leave out a member that goes or is about to change."""
+    def uncount(self, member: Member) -> None:
+        """Leave out what may change of a member, before a change."""
         phase, node, worker = member.phase, member.node, member.worker
         _leave(self.by_phase, phase, worker)
-        _leave(self.by_node, node, worker)
         if phase not in LEAVING:
             self.alive[node] -= 1
             if not self.alive[node]:

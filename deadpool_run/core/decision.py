@@ -28,7 +28,7 @@ MemberOrder = (
 )
 
 _COUNTED = frozenset({"phase", "since", "ending_grace_s", "rank", "claimed", "stepped"})
-"""Fields of a member that `MemberCounters` looks at; no other but these and `node`, which never changes."""
+"""Fields of a member that `MemberCounters` counts and that can change."""
 
 
 class Changes:
@@ -90,10 +90,10 @@ class Decision:
                 setattr(member, name, value)
             return member
         phase, claimed = member.phase, member.claimed
-        state.member_counters.remove(member)
+        state.member_counters.uncount(member)
         for name, value in changes.items():
             setattr(member, name, value)
-        state.member_counters.add(member)
+        state.member_counters.count(member)
         if member.phase is not phase:
             if MemberPhase.READY in (phase, member.phase):
                 self.changes.vacancies = True

@@ -25,7 +25,7 @@ START_S = 300.0
 """How long a worker that the first step of a world waits for may take to become ready, however slow its imports are."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deadline:
     """What is due at a time."""
 
