@@ -1,4 +1,4 @@
-"""What a log follower knows: the coordinator's state, followed fact by fact, so that it can go on from there."""
+"""The log follower: replays the coordinator's log, so that this node can take over."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from deadpool_run.wire.peers import LogEntry, LogState
 
 @dataclass(slots=True)
 class FollowedLog:
-    """The state after so many facts, the last of them decided on at `now`, a time of the coordinator's clock."""
+    """The state after the entry `index`, which was decided on at `now` of the coordinator's clock."""
 
     index: LogIndex
     now: float
@@ -22,14 +22,14 @@ class FollowedLog:
 
 
 class LogFollower:
-    """Follows one log at a time; a new one begins with `LogState`."""
+    """Follows one log at a time. A new one begins with `LogState`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.known: FollowedLog | None = None
 
     def begin(self, told: LogState) -> None:
-        """Take in a whole state. Raises `ProtocolError`."""
+        """Begin with a whole state. Raises `ProtocolError`."""
         try:
             state: State = typed.build(State, told.state)
         except (ValueError, KeyError, TypeError) as error:
@@ -37,7 +37,7 @@ class LogFollower:
         self.known = FollowedLog(LogIndex(told.term, told.entries), told.now, state)
 
     def follow(self, told: LogEntry) -> None:
-        """Take in the next fact. Raises `ProtocolError` if one is missing."""
+        """Replay the next entry. Raises `ProtocolError` if one is missing."""
         known = self.known
         if known is None or known.index != LogIndex(told.term, told.entries - 1):
             raise ProtocolError(f"entry {told.entries} of term {told.term} does not follow {known and known.index}")

@@ -1,4 +1,4 @@
-"""What always holds of the state, whatever happened. Tests ask after every step; nothing in a job depends on it."""
+"""Invariants of the state. Tests check them after every step; nothing in a job depends on them."""
 
 from collections.abc import Iterator
 

@@ -22,12 +22,12 @@ class NodeRecord:
     node: NodeId
     place: Place
     arrival: int
-    """How many had joined before it, lost ones included."""
+    """The number of nodes that had joined before it, lost ones included."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossSoFar:
-    """One rank's loss within an incident that is not over."""
+    """The loss of one rank, within a repair under way."""
 
     rank: Rank
     worker: WorkerId
@@ -40,12 +40,12 @@ class LossSoFar:
 
 @dataclass(slots=True)
 class Repair:
-    """An incident under way, from the first loss until every rank has completed a step. Times are those of `now`."""
+    """A repair under way, from the first loss until every rank has completed a step. Times are those of `now`."""
 
     began_at: float
     losses: tuple[LossSoFar, ...] = ()
     attempts: int = 0
-    """Attempts at this repair that went as far as a replacement's life or the choice of a version."""
+    """Attempts at this repair that got a replacement or chose a version."""
     resume: Version | None = None
     """The version of this epoch; None until it is chosen. Held by every rank."""
     completed: Version | None = None
@@ -53,9 +53,9 @@ class Repair:
     dead_held: Version | None = None
     """The newest version that a dead rank left behind."""
     reentered: frozenset[Rank] = frozenset()
-    """Ranks whose workers were told to run their script again."""
+    """Ranks whose workers were ordered to run their script again."""
     failed_sources: frozenset[tuple[Rank, NodeId]] = frozenset()
-    """Nodes that could not give what they said they hold of a rank: they are not asked again."""
+    """Nodes that could not send what they reported of a rank: they are not asked again."""
     detected_s: float | None = None
     drained_at: float | None = None
     promoted_at: float | None = None
@@ -68,24 +68,24 @@ class Repair:
 
 @dataclass(slots=True)
 class Move:
-    """The coordinator came to another node, and has not heard of every node yet. Nothing is decided meanwhile."""
+    """A takeover under way: the new coordinator waits for every node's inventory, and decides nothing meanwhile."""
 
     began_at: float
     to: NodeId
     waiting: set[NodeId]
-    """Who has not said what is there."""
+    """Nodes that have not sent their inventory."""
     found: dict[NodeId, tuple[WorkerFound, ...]] = field(default_factory=dict)
     lost: Mapping[NodeId, str] = field(default_factory=dict)
-    """Nodes that were lost meanwhile, and why."""
+    """Nodes that were lost meanwhile, with the reasons."""
     discarded: tuple[Epoch, Version] = (NO_EPOCH, NO_VERSION)
     """Of the newest `DiscardAbove` that any node knows of."""
     deferred: list[Event] = field(default_factory=list)
-    """What was told meanwhile."""
+    """Events that wait for the end of the takeover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A collective failed and nobody is known to be dead. Belongs to the present epoch."""
+    """A collective of this epoch failed, and no worker is known to be dead."""
 
     worker: WorkerId
     at: float
@@ -126,11 +126,11 @@ class Stop:
 
 @dataclass
 class State:
-    """Everything that the coordinator knows. Changed by `coordinator.step` alone."""
+    """Everything that the coordinator knows."""
 
     phase: JobPhase
     capture_interval: int
-    """Goes to members with `SetCaptureInterval`, and to a new one within its assignment."""
+    """Steps between snapshots. Members learn it by `SetCaptureInterval`, new ones with their assignment."""
     seats: tuple[Seat, ...]
     """One per rank, in order."""
     epoch: Epoch = NO_EPOCH
@@ -144,7 +144,7 @@ class State:
     managed: bool = False
     """Some worker called `init()`."""
     warn_at: float | None = None
-    """When the user is told that this world is not protected yet; None if that is done or not due."""
+    """When to warn the user that this world is not protected yet; None if that was done or is not due."""
     unprotected: bool = False
     """This world has been unprotected for long, or may stay so. Void once it is protected."""
     entered: bool = False
@@ -160,15 +160,15 @@ class State:
     joined_at: float = 0.0
     """When a node last joined or was lost."""
     spares_waited_for: bool = False
-    """The world may begin without the nodes in reserve."""
+    """The world may begin without the spare nodes."""
     buddies: tuple[tuple[NodeId, ...], ...] = ()
-    """Per rank, where its copies are sent to; empty while nothing is copied."""
+    """Per rank, the nodes that get its copies; empty while nothing is copied."""
     former_buddies: tuple[tuple[NodeId, ...], ...] = ()
-    """Those before them, who may hold what the present ones have not received yet."""
+    """Their predecessors, which may hold what the present ones have not received yet."""
     buddies_told: bool = True
-    """Every node was told of the present ones, as far as is known."""
+    """`SetBuddies` was ordered for the present ones in this term."""
     committed: bool = False
-    """Some version of this generation lies on other nodes, of every rank."""
+    """Every rank has copies of some version of this generation on other nodes."""
     exposed_at: float | None = None
     """When a node was lost that had ranks or copies, if the ranks are not all back to their full number of copies."""
     members: dict[WorkerId, Member] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class State:
     """Set in REPAIRING, and in RUNNING until every rank has completed a step."""
     suspicion: Suspicion | None = None
     unpreparable: bool = False
-    """A spare could not rehearse ahead of need: no other tries."""
+    """A spare could not rehearse ahead of need, so no other spare tries."""
     raises: tuple[Raise, ...] = ()
     skipped_at: float | None = None
     """When a capture was last skipped, or the interval last changed; None if captures are at their shortest interval."""

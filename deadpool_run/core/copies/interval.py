@@ -1,4 +1,4 @@
-"""How often snapshots are taken: less often while captures are skipped, as often as was asked for when all is calm."""
+"""The capture interval: longer while captures are skipped, back to the user's when none is."""
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev

@@ -1,4 +1,4 @@
-"""Which agent's coordinator has authority: one small state machine in each agent. Pure; `now` is the agent's own clock.
+"""The election of the leader: one small state machine in each agent. Pure; `now` is the agent's own clock.
 
 A leader has authority while a majority of its configuration answers. An answer extends it from when the question was *sent*, and
 nobody votes for another leader before that long after it *heard* the question: so two never have authority at once, provided
@@ -314,7 +314,7 @@ def _candidate_term(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]
 def _is_elected(agent: Agent, now: float) -> bool:
     """Tell whether enough have voted, and the old leader has ended or has lost its authority and ended its workers.
 
-    One that votes was elected, and made way before it had any: a leader votes for nobody.
+    If the old leader is among the voters, it has already stepped down: a leader never votes.
     """
     gone = agent.ended | agent.votes
     over = agent.configuration.leader in gone or now >= agent.heard_at + 1.25 * agent.timeout_s
@@ -356,9 +356,9 @@ def _has_majorities(agent: Agent, who: frozenset[NodeId] | set[NodeId]) -> bool:
 
 
 def _had_successor(agent: Agent, configuration: Configuration) -> bool:
-    """Tell whether those who ended, and are not counted, may have had a leader of their own after this configuration's.
+    """Tell whether the ended agents alone could have elected a later leader.
 
-    It may have taken in agents, which go on after it, and of which nobody here knows.
+    It may have taken in agents that no agent here knows.
     """
     others = [other for other in configuration.agents if other != configuration.leader]
     return 2 * sum(other in agent.ended for other in others) > len(others)

@@ -1,7 +1,7 @@
-"""The coordinator came to another node: first hear what is there, then decide once, in a new epoch.
+"""Leader takeover: collect every node's inventory, reconcile it with the log, then start one new epoch.
 
-What the last coordinator ordered after the entry that was followed last is not known; the workers that each agent finds
-are the truth. Until every node has told, or is lost, nothing is decided, and what is told meanwhile waits.
+The log may lack the last coordinator's last orders, so the workers that each agent finds are the truth. Until every node
+has sent its inventory, or is lost, nothing is decided, and other events wait.
 """
 
 from dataclasses import replace
@@ -17,11 +17,11 @@ from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import Epoch, NodeId, WorkerId
 
 TERM_BITS = 20
-"""A term has room for so many epochs and workers, so that no number is ever used by two coordinators."""
+"""A term has room for 2^20 epochs and workers, so that two coordinators never use the same number."""
 
 
 def events_to_handle(decision: Decision, event: ev.Event) -> tuple[ev.Event, ...]:
-    """Return the facts to decide on now: none while nodes are waited for, and in the end all that waited with them."""
+    """Return the events to handle now: none during a takeover, and all that waited at its end."""
     if isinstance(event, ev.CoordinatorMoved):
         if not _moved(decision, event):
             return ()
@@ -33,12 +33,12 @@ def events_to_handle(decision: Decision, event: ev.Event) -> tuple[ev.Event, ...
     move = decision.state.move
     if move is None or (move.waiting and decision.now < move.began_at + decision.settings.node_timeout_s):
         return ()
-    _settle(decision, move)
+    _finish(decision, move)
     return (*move.deferred, ev.TimeAdvanced())
 
 
 def resynced_late(decision: Decision, event: ev.NodeResynced) -> None:
-    """End what is on a node that comes late, and that nobody ordered there."""
+    """End workers of an earlier term on a node whose inventory comes late."""
     if event.node in decision.state.nodes:
         for found in event.workers:
             if (
@@ -50,7 +50,7 @@ def resynced_late(decision: Decision, event: ev.NodeResynced) -> None:
 
 
 def _moved(decision: Decision, event: ev.CoordinatorMoved) -> bool:
-    """Begin the term; False if there is nothing to wait for."""
+    """Begin the term. False if there is nothing to wait for."""
     state = decision.state
     if event.term <= state.term:
         return False
@@ -72,7 +72,7 @@ def _moved(decision: Decision, event: ev.CoordinatorMoved) -> bool:
 
 
 def raised(epoch: Epoch, term: int) -> Epoch:
-    """Return an epoch that nobody has used, whatever the last coordinator did."""
+    """Return an epoch that no earlier coordinator can have used."""
     return Epoch(max(epoch, term << TERM_BITS) + 1)
 
 
@@ -81,7 +81,7 @@ def _name(decision: Decision, node: NodeId) -> str:
 
 
 def _note(decision: Decision, event: ev.Event) -> None:
-    """Take in what is waited for, and keep what is not."""
+    """Take in an inventory or a loss, and defer any other event."""
     move = decision.state.move
     assert move is not None
     if not _noted(decision, move, event):
@@ -89,7 +89,7 @@ def _note(decision: Decision, event: ev.Event) -> None:
 
 
 def _noted(decision: Decision, move: Move, event: ev.Event) -> bool:
-    """Take in what is waited for; False if it is something else."""
+    """Take in an inventory or a loss. False for any other event."""
     match event:
         case ev.NodeResynced() if event.node in move.waiting:
             move.found[event.node] = event.workers
@@ -110,8 +110,8 @@ def _as_it_is_now(found: ev.WorkerFound, exited: ev.WorkerExited | None) -> ev.W
     return found if exited is None else replace(found, code=exited.code, signal=exited.signal)
 
 
-def _settle(decision: Decision, move: Move) -> None:
-    """Compare what is believed with what is there, and have the job go on from that."""
+def _finish(decision: Decision, move: Move) -> None:
+    """Reconcile the members with the inventories, and resume the job."""
     decision.state.move = None
     silent = f"it did not answer the new coordinator within {decision.settings.node_timeout_s:g} s"
     lost = {**dict.fromkeys(sorted(move.waiting), silent), **move.lost}

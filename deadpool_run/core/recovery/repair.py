@@ -1,4 +1,4 @@
-"""The repair of a loss: free and drain the survivors, seat the replacements, choose the version, restore, attach."""
+"""Repair of a loss: abort and drain the survivors, assign replacements, choose the version, restore, attach."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +16,8 @@ from deadpool_run.core.transitions import MEMBER_TRANSITIONS, JobPhase, MemberPh
 from deadpool_run.ids import Rank, Version
 
 _M = MemberPhase
-_UNSAID = (_M.DRAINING, _M.RECALLED, _M.UNWINDING)
-"""Phases of members that will say what they hold."""
+_UNREPORTED = (_M.DRAINING, _M.RECALLED, _M.UNWINDING)
+"""Phases of members that have yet to report what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def lost(decision: Decision, fallen: Sequence[LostRank], why: str) -> None:
 
 
 def note_loss(decision: Decision, fallen: LostRank) -> None:
-    """Note it in the incident, which it may begin."""
+    """Note the loss in the repair, which it may begin."""
     member = fallen.member
     assert member.rank is not None
     repair = _under_way(decision)
@@ -78,7 +78,7 @@ def _is_attempt(repair: Repair, lost: Member) -> bool:
 
 
 def _find_copies(decision: Decision, fallen: LostRank) -> None:
-    """Note or ask who holds the rank's state; what a replacement was to be given is known already."""
+    """Note or search for the rank's state. What a replacement was to get is known already."""
     member = fallen.member
     assert member.rank is not None
     if decision.state.phase is not JobPhase.REPAIRING or member.replacement:
@@ -90,7 +90,7 @@ def _find_copies(decision: Decision, fallen: LostRank) -> None:
 
 
 def lost_after_release(decision: Decision, fallen: Sequence[LostRank], why: str) -> None:
-    """Have every rank come back as a replacement at the last version, and run to its end again.
+    """Replace every rank at the last version, and have it run to its end again.
 
     Survivors cannot be drained any more: they run code of their own. Nothing is trained twice; what the script does
     after its loop is, so that this is bounded as restarts of the world are.
@@ -119,7 +119,7 @@ def retry(decision: Decision, reason: str) -> None:
 
 
 def begin_epoch(decision: Decision, reason: str) -> None:
-    """Recall every member to the next epoch; or stop, where that is hopeless."""
+    """Recall every member to the next epoch; or stop if the repair is hopeless."""
     assert decision.state.repair is not None
     gone = ", ".join(str(seat.rank) for seat in decision.state.seats if seat.done)
     if gone:
@@ -141,7 +141,7 @@ def begin_epoch(decision: Decision, reason: str) -> None:
 
 
 def recall(decision: Decision, member: Member) -> None:
-    """Have the member drain towards this epoch, and forget what it acknowledged in an older one."""
+    """Order the member to drain towards this epoch, and forget what it reported in an older one."""
     assert member.rank is not None
     if not member.replacement:  # a replacement's rank still holds what its dead owner left
         decision.set_seat(member.rank, held=None)
@@ -164,7 +164,7 @@ def _note_completed(decision: Decision, completed: Version) -> None:
 
 
 def drain_failed(decision: Decision, event: ev.DrainFailed) -> None:
-    """Have the survivor run its script again, if it can and has not tried that in vain; else end it."""
+    """Order the survivor to run its script again, if it can and has not failed at that before; else end it."""
     member = decision.state.members.get(event.worker)
     if member is None or not decision.obeys(event.worker, event):
         return
@@ -213,14 +213,14 @@ def reenter(decision: Decision, member: Member, why: str) -> None:
 
 
 def unwound(decision: Decision, member: Member, event: ev.RunUnwound) -> None:
-    """Note what a survivor that re-enters can be brought to: what its slots hold, like a dead owner's."""
+    """Note the versions that a re-entering survivor can be restored to: those in its slots, as for a dead owner."""
     assert member.rank is not None
     holders.left_behind(decision, member.rank, member.node, frozenset(event.captured))
     _note_completed(decision, event.completed)
 
 
 def advance(decision: Decision) -> None:
-    """Do all that the facts known by now allow."""
+    """Take every step that the reports so far allow."""
     _fill_vacancies(decision)
     _choose_version(decision)
     if decision.state.phase is not JobPhase.REPAIRING:
@@ -250,7 +250,7 @@ def report(decision: Decision) -> None:
 
 def _fill_vacancies(decision: Decision) -> None:
     state = decision.state
-    if not state.seat_counters.vacant or _is_as_it_was(decision):
+    if not state.seat_counters.vacant or _is_up_to_date(decision):
         return
     claimed = {member.claimed for member in state.members.values()} if state.member_counters.claiming else set()
     vacant = [seat for seat in state.vacant() if seat.rank not in claimed]
@@ -263,8 +263,8 @@ def _fill_vacancies(decision: Decision) -> None:
         decision.repair.promoted_at = decision.now
 
 
-def _is_as_it_was(decision: Decision) -> bool:
-    """Tell whether vacancies were filled as far as possible at the end of the last decision, and nothing is new."""
+def _is_up_to_date(decision: Decision) -> bool:
+    """Tell whether the last decision filled what could be filled, and nothing has changed since."""
     changes = decision.changes
     return decision.phase_before is JobPhase.REPAIRING and not (
         changes.vacancies or changes.joined or changes.nodes_lost
@@ -272,7 +272,7 @@ def _is_as_it_was(decision: Decision) -> bool:
 
 
 def replaced(decision: Decision, rank: Rank, member: Member) -> None:
-    """Note who takes the place of the rank's last loss."""
+    """Note the replacement for the rank's last loss."""
     repair = decision.repair
     losses = list(repair.losses)
     index = next((at for at in reversed(range(len(losses))) if losses[at].rank == rank), None)
@@ -288,7 +288,7 @@ def replaced(decision: Decision, rank: Rank, member: Member) -> None:
 def _choose_version(decision: Decision) -> None:
     """Choose the resume version once it is known what every rank holds."""
     state, repair = decision.state, decision.repair
-    if repair.resume is not None or state.seat_counters.unknown or state.count(*_UNSAID):
+    if repair.resume is not None or state.seat_counters.unknown or state.count(*_UNREPORTED):
         return
     held = [seat.held for seat in state.seats if seat.held is not None]
     resume = replicas.newest_common(held)
@@ -309,7 +309,7 @@ def _choose_version(decision: Decision) -> None:
 
 
 def _resume(decision: Decision) -> None:
-    """Tell the version to each member that waits for it."""
+    """Order the members that wait for the version to resume from it."""
     resume = decision.repair.resume
     if resume is None:
         return
@@ -323,7 +323,7 @@ def _resume(decision: Decision) -> None:
 
 
 def _attach(decision: Decision) -> None:
-    """Have all attach once all are restored."""
+    """Order every member to attach once all are restored."""
     if decision.state.count(_M.RESTORED) < decision.settings.world_size:
         return
     decision.repair.restored_at = decision.now

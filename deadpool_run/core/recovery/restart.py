@@ -1,4 +1,4 @@
-"""The world: begun from the top, and begun again while (or where) a loss cannot be repaired in place."""
+"""The start of the world, and its restart after a loss that cannot be repaired in place."""
 
 from signal import SIGTERM
 
@@ -68,7 +68,7 @@ def end(decision: Decision, what: str, reason: str) -> None:
 
 
 def advance_restarting(decision: Decision) -> None:
-    """Begin again when nobody of the old world is left."""
+    """Begin again when no worker of the old world is left."""
     if not decision.state.member_counters.bound:
         decision.state.generation += 1
         _begin(decision, decision.state.reason)
@@ -85,7 +85,7 @@ def advance_starting(decision: Decision) -> None:
 
 
 def bypassed(decision: Decision) -> None:
-    """Tell the user once a world that its loop is not the library's."""
+    """Warn the user, once a world, that the script trains outside the library's loop."""
     state = decision.state
     if not state.bypassed:
         state.bypassed, state.unprotected, state.warn_at = True, True, None
@@ -93,7 +93,7 @@ def bypassed(decision: Decision) -> None:
 
 
 def unprotected(decision: Decision) -> None:
-    """Take the world for one that stays unprotected. Tell the user, unless it is in its loop, whose steps may be long."""
+    """Note that the world is unprotected for long. Warn the user, unless the world is in its loop: steps may be long."""
     state = decision.state
     state.unprotected, state.warn_at = True, None
     if not state.entered:

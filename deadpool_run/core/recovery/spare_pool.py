@@ -1,4 +1,4 @@
-"""The pool of parked workers: kept at its size, and given ranks."""
+"""The pool of spare workers: their number, their rehearsals, their deaths."""
 
 from collections.abc import Collection, Iterator
 
@@ -13,7 +13,7 @@ from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import NodeId
 
 CRASHES = 5
-"""So many parked workers may die within `CRASH_WINDOW_S` and be started again at once, while none proves good."""
+"""The pool pauses after this many deaths of parked workers within `CRASH_WINDOW_S`, while none proves good."""
 CRASH_WINDOW_S = 60.0
 _AWAITED = (MemberPhase.STARTING, MemberPhase.READY, MemberPhase.PREPARING, MemberPhase.ENDING)
 """Phases of workers that may be given a rank, or make room for one that may."""
@@ -21,7 +21,7 @@ _HEALED_IN = frozenset({JobPhase.STARTING, JobPhase.UNPROTECTED, JobPhase.RUNNIN
 
 
 def heal(decision: Decision) -> None:
-    """Start what is missing to world size and spares. A pool that crashes in a loop waits, or ends a job that needs it."""
+    """Start missing workers. A pool that crashes in a loop waits, or stops a job that needs it."""
     state = decision.state
     if state.phase not in _HEALED_IN:
         return
@@ -40,7 +40,7 @@ def heal(decision: Decision) -> None:
 
 
 def _to_look_at(decision: Decision) -> Collection[NodeId]:
-    """Return the nodes where anything has changed since the pool was healed, at the end of the last decision."""
+    """Return the nodes where this decision has changed the number of workers, or their room."""
     changes, state = decision.changes, decision.state
     if (
         decision.phase_before not in _HEALED_IN
@@ -77,7 +77,7 @@ def prepare(decision: Decision) -> None:
 
 
 def unprepared(decision: Decision, why: str) -> None:
-    """Leave spares warm from now on."""
+    """Rehearse no spare ahead of need from now on."""
     decision.state.unpreparable = True
     decision.announce("spares do not rehearse ahead of need any more", why)
 
@@ -137,7 +137,7 @@ def _crashed_lately(state: State, now: float) -> int:
 
 
 def _needs_worker(state: State) -> bool:
-    """Tell whether a rank waits for a worker that nobody is about to be."""
+    """Tell whether a rank waits for a worker, and none is starting."""
     if state.phase is JobPhase.STARTING:
         return True
     return state.phase is JobPhase.REPAIRING and len(state.vacant()) > state.count(MemberPhase.STARTING)
