@@ -112,7 +112,7 @@ def replay(path: Path) -> Replay:
     settings, state = header.settings, header.state or coordinator.new_state(header.settings)
     divergences = []
     for number, entry in _entries(path, lines):
-        state, effects = coordinator.step(settings, state, entry.event, entry.now)
+        effects = coordinator.step(settings, state, entry.event, entry.now)
         if effects != entry.effects:
             divergences.append(Divergence(number, entry, effects))
     return Replay(settings, state, len(lines) - 1, tuple(divergences), torn)

@@ -35,5 +35,6 @@ class LogFollower:
         known = self.known
         if known is None or known.index != LogIndex(told.term, told.entries - 1):
             raise ProtocolError(f"entry {told.entries} of term {told.term} does not follow {known and known.index}")
-        state, _ = coordinator.step(self._settings, known.state, told.event, told.now)
-        self.known = FollowedLog(LogIndex(told.term, told.entries), told.now, state)
+        self.known = None  # a step that raises leaves nothing to lead from
+        coordinator.step(self._settings, known.state, told.event, told.now)
+        self.known = FollowedLog(LogIndex(told.term, told.entries), told.now, known.state)

@@ -1,4 +1,4 @@
-"""The shell of the coordinator: sole owner of its state. Every change of the state goes through `submit`."""
+"""The coordinator's server: sole owner of the state, which only `submit` changes."""
 
 import asyncio
 from collections import deque
@@ -15,16 +15,16 @@ from deadpool_run.core.state import State
 
 
 class Performer(Protocol):
-    """Carries out orders. What comes of them arrives as new events, never as a return value."""
+    """Performs orders. Their results arrive as new events, never as return values."""
 
     def perform(self, effect: Effect) -> None:
-        """Carry out one order; must not block."""
+        """Perform one order without blocking."""
 
 
 class CoordinatorServer:
-    """Decides one event at a time, in the order of arrival, and has the decision carried out before the next.
+    """Decides on one event at a time, in the order of arrival, and performs its orders before the next.
 
-    Time is the running loop's clock; after a move, set to where that of the last coordinator's machine had come to.
+    Time is the running loop's clock. After a takeover it continues from the last coordinator's clock.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class CoordinatorServer:
         on_decided: Callable[[], None],
         known: FollowedLog | None = None,
     ) -> None:
-        """Begin anew, or go on from what another coordinator is known to have decided."""
+        """Begin a job, or continue from another coordinator's log."""
         self._settings = settings
         self._performer = performer
         self._journal = journal
@@ -44,26 +44,29 @@ class CoordinatorServer:
         self._state = coordinator.new_state(settings) if known is None else known.state
         self._ahead_s = 0.0 if known is None else known.now - self._loop.time()
         self.entries = 0 if known is None else known.index.entries
-        """Facts that led to the state."""
+        """The number of events that led to the state."""
         self.on_entry: Callable[[float, Event], None] | None = None
-        """Told each fact and when it was decided on, before anything is done about it."""
+        """Called with each event and its time, before its orders are performed."""
         self._events: deque[Event] = deque()
         self._deciding = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def state(self) -> State:
-        """To read, never to change."""
+        """To read, never to change. It changes with each event, so keep a copy to compare it later."""
         return self._state
 
     def now(self) -> float:
-        """Return the time that decisions are made at: seconds, monotonic, also over a move from another machine."""
+        """Return the time of a decision made now: seconds, monotonic, also over a takeover from another machine."""
         return self._loop.time() + self._ahead_s
 
     def submit(self, event: Event) -> None:
-        """Take a fact in. Performing an order may submit another: it waits for its turn."""
+        """Decide on an event. Performing an order may submit another: it waits for its turn.
+
+        A decision that raises leaves the state half changed. The error ends the job, and nothing more is decided.
+        """
         self._events.append(event)
-        if self._deciding:
+        if self._deciding or self._state.is_void:
             return
         self._deciding = True
         try:
@@ -81,7 +84,7 @@ class CoordinatorServer:
 
     def _decide(self, event: Event) -> None:
         now = self.now()
-        self._state, effects = coordinator.step(self._settings, self._state, event, now)
+        effects = coordinator.step(self._settings, self._state, event, now)
         self._journal.append(now, event, effects)
         self.entries += 1
         if self.on_entry is not None:
@@ -90,12 +93,12 @@ class CoordinatorServer:
             self._performer.perform(effect)
 
     def _set_timer(self) -> None:
-        """Keep exactly one timer: the state's next deadline."""
+        """Keep one timer, for the state's next deadline."""
         deadline = coordinator.next_deadline(self._settings, self._state)
         at = None if deadline is None else deadline - self._ahead_s
         if self._timer is not None:
             if self._timer.when() == at:
-                return  # most facts change nothing about it
+                return  # most events do not change it
             self._timer.cancel()
         self._timer = None if at is None else self._loop.call_at(at, self._reached)
 

@@ -1,23 +1,64 @@
 """The one door to the coordinator's state: every change of it goes through `step`.
 
-Pure: it is told facts and the time, and returns the next state and orders. It never waits, reads a clock or does I/O.
+Deterministic: the same state, event and time lead to the same state and orders. It never waits, reads a clock or does I/O.
 """
 
-from typing import assert_never
-
 from deadpool_run.core import events as ev
-from deadpool_run.core import nodes, processes, reports, timers
+from deadpool_run.core import reports, timers
+from deadpool_run.core.copies import buddies, holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
 from deadpool_run.core.invariants import check_invariants
 from deadpool_run.core.leadership import takeover
-from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
+from deadpool_run.core.members import vacant_seats
+from deadpool_run.core.recovery import losses, repair, restart, shutdown, spare_pool
+from deadpool_run.core.reports import Handler, accepted, in_epoch
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State, all_done
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 
 __all__ = ["check_invariants", "new_state", "next_deadline", "step"]
+
+HANDLERS: dict[type[Event], Handler] = {
+    ev.JobSubmitted: restart.submitted,
+    ev.StopRequested: shutdown.stop_requested,
+    ev.KillRequested: losses.kill_requested,
+    ev.TimeAdvanced: lambda decision, _: timers.advance(decision),
+    ev.CoordinatorMoved: lambda _decision, _event: None,  # all that it means is in `takeover.events_to_handle`
+    ev.NodeResynced: takeover.resynced_late,
+    ev.NodeJoined: lambda decision, event: decision.add_node(event.node, event.place),
+    ev.NodeLost: lambda decision, event: losses.nodes_lost(decision, [event]),
+    ev.NodesLost: lambda decision, event: losses.nodes_lost(decision, event.losses),
+    ev.SnapshotCommitted: buddies.committed,
+    ev.ReplicasReported: holders.reported,
+    ev.FetchFailed: losses.fetch_failed,
+    ev.WorkerStarted: reports.started,
+    ev.WorkerStartFailed: losses.worker_ended,
+    ev.WorkerExited: losses.worker_ended,
+    ev.WorkerRaised: reports.raised,
+    ev.WorkerHung: reports.hung,
+    ev.JobRefused: accepted(reports.refused),
+    ev.WorkerReady: reports.ready,
+    ev.SparePrepared: accepted(),
+    ev.PrepareFailed: accepted(reports.prepare_failed),
+    ev.ScriptInitialized: accepted(reports.initialized),
+    ev.SetupCompleted: accepted(reports.setup_completed),
+    ev.LoopBypassed: accepted(reports.bypassed),
+    ev.TranscriptSealed: accepted(reports.sealed),
+    ev.CaptureSkipped: accepted(reports.capture_skipped),
+    ev.LoopFinished: reports.loop_finished,
+    ev.SurvivorDrained: in_epoch(accepted(repair.drained, replacement=False)),
+    ev.DrainFailed: in_epoch(repair.drain_failed),
+    ev.RunUnwound: accepted(repair.unwound, replacement=True),
+    ev.ReplacementRehearsed: in_epoch(reports.rehearsed),
+    ev.RankRestored: in_epoch(accepted(replacement=False)),
+    ev.RankAttached: in_epoch(accepted(reentered=False)),
+    ev.AttachFailed: in_epoch(accepted()),
+    ev.FirstStepCompleted: in_epoch(accepted(stepped=True)),
+    ev.CollectiveFailed: in_epoch(accepted(reports.collective_failed)),
+}
+"""What is done first about each event. `_advance` then decides what follows."""
 
 
 def new_state(settings: Settings) -> State:
@@ -25,78 +66,58 @@ def new_state(settings: Settings) -> State:
     return State(
         phase=JobPhase.NEW,
         capture_interval=settings.capture_interval,
-        seats=restart.vacant_seats(settings.world_size),
+        seats=vacant_seats(settings.world_size),
     )
 
 
-def step(settings: Settings, state: State, event: Event, now: float) -> tuple[State, tuple[Effect, ...]]:
-    """Return the next state, and the orders to perform, in this order.
+def step(settings: Settings, state: State, event: Event, now: float) -> tuple[Effect, ...]:
+    """Change the state by one event, and return the orders to perform, in this order.
 
-    `now` is in seconds of one monotonic clock and never falls. A fact that means nothing (any more) changes nothing.
+    `now` is in seconds of one monotonic clock and never falls. Stale or irrelevant events change nothing. A step that
+    raises leaves the state void: no further step takes it.
     """
+    assert not state.is_void, "an earlier step failed half-way"
+    state.is_void = True
     decision = Decision(settings, state, now)
-    for fact in takeover.sift(decision, event):
-        if decision.state.phase is not JobPhase.STOPPED:
-            _hear(decision, fact)
+    for each in takeover.events_to_handle(decision, event):
+        if state.phase is not JobPhase.STOPPED:
+            HANDLERS[type(each)](decision, each)
             _advance(decision)
-    return decision.state, tuple(decision.effects)
+    state.is_void = False
+    return tuple(decision.effects)
 
 
 def next_deadline(settings: Settings, state: State) -> float | None:
-    """Return when `TimeAdvanced` is to be told, if nothing else happens before; None if time changes nothing."""
+    """Return when `TimeAdvanced` is due, if nothing else happens before; None if time changes nothing."""
     return timers.earliest(settings, state)
 
 
-def _hear(decision: Decision, event: Event) -> None:
-    if isinstance(event, processes.ProcessNews):
-        processes.hear(decision, event)
-        return
-    if isinstance(event, reports.Word):
-        reports.hear(decision, event)
-        return
-    if isinstance(event, nodes.NodeNews):
-        nodes.hear(decision, event)
-        return
-    match event:
-        case ev.JobSubmitted():
-            restart.submitted(decision, event)
-        case ev.StopRequested():
-            shutdown.stop_requested(decision, event)
-        case ev.KillRequested():
-            processes.kill_requested(decision, event)
-        case ev.TimeAdvanced():
-            timers.advance(decision)
-        case ev.CoordinatorMoved() | ev.NodeResynced():
-            takeover.hear(decision, event)
-        case _:
-            assert_never(event)
-
-
 def _advance(decision: Decision) -> None:
-    """Decide all that follows from the facts, whichever of them came last. Each phase is left at most once."""
-    if decision.state.phase is JobPhase.REPAIRING:
+    """Decide all that follows from the events so far, whichever of them came last. Each phase is left at most once."""
+    state = decision.state
+    if state.phase is JobPhase.REPAIRING:
         repair.advance(decision)
-    if decision.state.phase is JobPhase.RESTARTING:
+    if state.phase is JobPhase.RESTARTING:
         restart.advance_restarting(decision)
-    if decision.state.phase is JobPhase.STARTING:
+    if state.phase is JobPhase.STARTING:
         restart.advance_starting(decision)
-    if decision.state.phase is JobPhase.UNPROTECTED:
+    if state.phase is JobPhase.UNPROTECTED:
         restart.advance_unprotected(decision)
-    if decision.state.phase is JobPhase.RUNNING:
+    if state.phase is JobPhase.RUNNING:
         repair.report(decision)
-    if decision.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING) and _every_rank_is_through(decision.state):
+    if state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING) and _every_rank_is_through(state):
         shutdown.release(decision)
     spare_pool.heal(decision)
     spare_pool.prepare(decision)
-    nodes.set_buddies(decision)
-    if decision.state.phase is JobPhase.FINISHING:
+    buddies.update(decision)
+    if state.phase is JobPhase.FINISHING:
         shutdown.advance_finishing(decision)
-    if decision.state.phase is JobPhase.STOPPING:
+    if state.phase is JobPhase.STOPPING:
         shutdown.advance_stopping(decision)
 
 
 def _every_rank_is_through(state: State) -> bool:
     if all_done(state):
         return True
-    tally = state.seat_tally
-    return not tally.vacant and state.count(MemberPhase.FINISHED) == len(state.seats) - tally.done
+    counters = state.seat_counters
+    return not counters.vacant and state.count(MemberPhase.FINISHED) == len(state.seats) - counters.done

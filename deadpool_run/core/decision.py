@@ -1,18 +1,16 @@
-"""One decision under way: a draft of the next state, and the orders given so far."""
+"""One decision under way: the setters that change the state, and the orders given so far."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import Any
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.changes import changed
+from deadpool_run.core.counters import LEAVING, SeatCounters
 from deadpool_run.core.injection import KillHow
+from deadpool_run.core.members import Member, Seat, vacant_seats
 from deadpool_run.core.placement import Seating
-from deadpool_run.core.rows import Members, Seats, members_of, seats_of
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.shelves import Draft
-from deadpool_run.core.state import Member, Repair, Seat, State
+from deadpool_run.core.state import NodeRecord, Repair, State
 from deadpool_run.core.transitions import JOB_TRANSITIONS, MEMBER_TRANSITIONS, JobPhase, MemberPhase, trigger_of
 from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 
@@ -29,86 +27,155 @@ MemberOrder = (
     | do.TerminateWorker
 )
 
+_COUNTED = frozenset({"phase", "since", "ending_grace_s", "rank", "claimed", "stepped"})
+"""Fields of a member that `MemberCounters` counts and that can change."""
+
+
+class Changes:
+    """What this decision has changed of that which later parts of it depend on: where nothing has, they do nothing."""
+
+    __slots__ = ("alive", "done", "joined", "nodes_lost", "placement", "vacancies")
+
+    def __init__(self) -> None:
+        self.joined: list[NodeId] = []
+        self.nodes_lost = False
+        self.alive: set[NodeId] = set()
+        """Nodes that a worker came to or is about to leave."""
+        self.done = False
+        """The number of ranks that are done."""
+        self.placement = False
+        """Which rank lives where."""
+        self.vacancies = False
+        """Vacant ranks, what is known of their copies, who waits for one, or who is ready to take one."""
+
 
 class Decision:
-    """Lives for one call of `coordinator.step`. Every change replaces `state`; nothing that the caller holds changes."""
+    """Lives for one call of `coordinator.step`. It changes the state in place."""
+
+    __slots__ = (
+        "all_sealed_before",
+        "changes",
+        "crashes_before",
+        "effects",
+        "now",
+        "phase_before",
+        "settings",
+        "state",
+    )
 
     def __init__(self, settings: Settings, state: State, now: float) -> None:
         self.settings = settings
-        if not (
-            isinstance(state.members, Members) and isinstance(state.seats, Seats)
-        ):  # it was read, or made by a test
-            state = changed(state, members=Members(state.members), seats=Seats(state.seats))
-        self.before = state
-        """As it was when the decision began."""
         self.state = state
         self.now = now
         self.effects: list[do.Effect] = []
-        self._draft: tuple[Draft[WorkerId, Member], Draft[Rank, Seat]] | None = None
+        self.changes = Changes()
+        self.phase_before = state.phase
+        self.crashes_before = len(state.crashes)
+        self.all_sealed_before = not state.seat_counters.unsealed
 
-    def set(self, **changes: Any) -> None:
-        """Change fields of the state."""
-        self.state = changed(self.state, **changes)
+    @property
+    def repair(self) -> Repair:
+        """The repair under way; there must be one."""
+        assert self.state.repair is not None
+        return self.state.repair
+
+    # --- the setters ----------------------------------------------------------------------------------------------
 
     def set_member(self, worker: WorkerId, **changes: Any) -> Member:
         """Change fields of one member and return it."""
-        if self._draft is not None:
-            member = self._draft[0][worker] = changed(self._draft[0][worker], **changes)
-        else:
-            member = changed(self.state.members[worker], **changes)
-            self.set(members=members_of(self.state.members).having(worker, member))
+        state = self.state
+        member = state.members[worker]
+        if _COUNTED.isdisjoint(changes):
+            for name, value in changes.items():
+                setattr(member, name, value)
+            return member
+        phase, claimed = member.phase, member.claimed
+        state.member_counters.uncount(member)
+        for name, value in changes.items():
+            setattr(member, name, value)
+        state.member_counters.count(member)
+        if member.phase is not phase:
+            if MemberPhase.READY in (phase, member.phase):
+                self.changes.vacancies = True
+            if (phase in LEAVING) is not (member.phase in LEAVING):
+                self.changes.alive.add(member.node)
+        if member.claimed != claimed:
+            self.changes.vacancies = True
         return member
 
     def set_seat(self, rank: Rank, **changes: Any) -> Seat:
         """Change fields of one seat and return it."""
-        if self._draft is not None:
-            seat = self._draft[1][rank] = changed(self._draft[1][rank], **changes)
-        else:
-            seat = changed(self.state.seats[rank], **changes)
-            self.set(seats=seats_of(self.state.seats).having(seat))
+        state, seen = self.state, self.changes
+        seat = state.seats[rank]
+        was_vacant, node, done = seat.is_vacant, seat.node, seat.done
+        copies, asked = seat.copies, seat.asked
+        state.seat_counters.remove(seat)
+        for name, value in changes.items():
+            setattr(seat, name, value)
+        state.seat_counters.add(seat)
+        if seat.is_vacant is not was_vacant or seat.copies != copies or seat.asked != asked:
+            seen.vacancies = True
+        if seat.node != node:
+            seen.placement = True
+        if seat.done is not done:
+            seen.done = True
         return seat
 
-    @contextmanager
-    def for_all(self) -> Iterator[None]:
-        """Change many members and seats: they are filed together, at the end of the block.
+    def add_member(self, member: Member) -> None:
+        """Note a worker that was not known."""
+        self.state.members[member.worker] = member
+        self.state.member_counters.add(member)
+        self._came_or_went(member)
 
-        Within it, `state` is still without these changes; `member` and `seat` have them. Who is there does not change.
-        """
-        assert self._draft is None, "one such block within another"
-        members, seats = members_of(self.state.members), seats_of(self.state.seats)
-        self._draft = (Draft(members.__getitem__), Draft(seats.__getitem__))
-        try:
-            yield
-        finally:
-            (of_members, of_seats), self._draft = self._draft, None
-            if of_members:
-                self.set(members=members.having_all(of_members))
-            if of_seats:
-                self.set(seats=seats.having_all(of_seats))
+    def remove(self, member: Member) -> None:
+        """Forget a worker that is no more, and vacate its seat."""
+        if member.rank is not None:
+            self.set_seat(member.rank, owner=None)
+        del self.state.members[member.worker]
+        self.state.member_counters.remove(member)
+        self._came_or_went(member)
 
-    def member(self, worker: WorkerId) -> Member:
-        """Return a member with all changes so far."""
-        return self.state.members[worker] if self._draft is None else self._draft[0][worker]
+    def _came_or_went(self, member: Member) -> None:
+        if member.phase not in LEAVING:
+            self.changes.alive.add(member.node)
+        if member.phase is MemberPhase.READY or member.claimed is not None:
+            self.changes.vacancies = True
 
-    def seat(self, rank: Rank) -> Seat:
-        """Return a seat with all changes so far."""
-        return self.state.seats[rank] if self._draft is None else self._draft[1][rank]
+    def vacate_all(self) -> None:
+        """Begin a world: nobody holds a rank, and nothing is known of any."""
+        self.state.seats = vacant_seats(self.settings.world_size)
+        self.state.seat_counters = SeatCounters(self.state.seats)
+        self.changes.vacancies = self.changes.placement = self.changes.done = True
 
-    def set_repair(self, **changes: Any) -> Repair:
-        """Change fields of the repair under way and return it."""
-        assert self.state.repair is not None
-        repair = changed(self.state.repair, **changes)
-        self.set(repair=repair)
-        return repair
+    def add_node(self, node: NodeId, place: ev.Place) -> None:
+        """Take a node in; the pool gives it workers."""
+        state = self.state
+        if node in state.leaves:
+            return  # one life of an agent joins once
+        state.nodes = {**state.nodes, node: NodeRecord(node, place, state.arrivals)}
+        state.leaves = {**state.leaves, node: place.failure_domain}
+        state.arrivals += 1
+        state.joined_at = self.now
+        self.changes.joined.append(node)
+
+    def remove_nodes(self, lost: Collection[NodeId]) -> None:
+        """Forget lost nodes."""
+        state = self.state
+        state.nodes = {node: kept for node, kept in state.nodes.items() if node not in lost}
+        state.joined_at = self.now
+        self.changes.nodes_lost = True
+
+    # --- decisions ------------------------------------------------------------------------------------------------
 
     def enter(self, phase: JobPhase, reason: str) -> None:
         """Move the job to a phase that may follow its present one."""
-        assert phase in JOB_TRANSITIONS[self.state.phase], f"{self.state.phase} -> {phase}"
-        self.set(phase=phase, reason=reason)
+        state = self.state
+        assert phase in JOB_TRANSITIONS[state.phase], f"{state.phase} -> {phase}"
+        state.phase, state.reason = phase, reason
 
     def announce(self, what: str, reason: str, *, ours: bool = False) -> None:
         """Tell the user, and remember the reason."""
-        self.set(reason=reason)
+        self.state.reason = reason
         self.effects.append(do.Announce(what, reason, ours))
 
     def order(self, order: MemberOrder) -> None:
@@ -116,34 +183,28 @@ class Decision:
         self.effects.append(order)
         trigger = trigger_of(order)
         if trigger is not None:
-            phase = self.member(order.worker).phase
+            phase = self.state.members[order.worker].phase
             self.set_member(order.worker, phase=MEMBER_TRANSITIONS[phase][trigger], since=self.now)
 
-    def obeys(self, worker: WorkerId, fact: ev.Event) -> bool:
-        """Tell whether the fact has a meaning in the member's phase."""
+    def obeys(self, worker: WorkerId, event: ev.Event) -> bool:
+        """Tell whether the event has a meaning in the member's phase."""
         member = self.state.members.get(worker)
-        return member is not None and trigger_of(fact) in MEMBER_TRANSITIONS[member.phase]
+        return member is not None and type(event) in MEMBER_TRANSITIONS[member.phase]
 
-    def accept(self, worker: WorkerId, fact: ev.Event, **changes: Any) -> Member | None:
-        """Move the member by what it says, with these changes, and return it; None if that says nothing (any more)."""
-        if not self.obeys(worker, fact):
+    def accept(self, worker: WorkerId, event: ev.Event, **changes: Any) -> Member | None:
+        """Move the member by what it reports, with these changes, and return it; None if the report has no meaning (any more)."""
+        member = self.state.members.get(worker)
+        phase = None if member is None else MEMBER_TRANSITIONS[member.phase].get(type(event))
+        if phase is None:
             return None
-        trigger = trigger_of(fact)
-        assert trigger is not None
-        phase = MEMBER_TRANSITIONS[self.state.members[worker].phase][trigger]
         assert phase is not MemberPhase.ENDED, "reaped members are removed, not moved"
         return self.set_member(worker, phase=phase, since=self.now, **changes)
-
-    def add_member(self, member: Member) -> None:
-        """Note a worker that was not known."""
-        self.set(members=members_of(self.state.members).having(member.worker, member))
 
     def start_worker(self, node: NodeId) -> None:
         """Order one more process on this node."""
         worker = self.state.next_worker
-        member = Member(worker=worker, node=node, phase=MemberPhase.STARTING, since=self.now)
-        self.add_member(member)
-        self.set(next_worker=WorkerId(worker + 1))
+        self.state.next_worker = WorkerId(worker + 1)
+        self.add_member(Member(worker, node, MemberPhase.STARTING, self.now))
         self.effects.append(do.StartWorker(worker, node))
 
     def assign(self, seating: Seating, *, replacement: bool, transcript_from: NodeId | None = None) -> None:
@@ -154,24 +215,19 @@ class Decision:
         self.order(do.AssignRank(member.worker, rank, self.state.epoch, replacement, local_rank, transcript_from))
 
     def kill(self, worker: WorkerId, reason: str) -> None:
-        """End a worker outright; its exit follows."""
+        """Send the worker SIGKILL; its exit follows."""
         self.order(do.KillWorker(worker, KillHow.SIGKILL, reason))
-        kills = self.member(worker).kills + 1
+        kills = self.state.members[worker].kills + 1
         self.set_member(worker, ending_why=reason, ending_grace_s=0.0, kills=kills)
 
     def terminate(self, worker: WorkerId, signal: int, reason: str) -> None:
-        """End a worker with a signal and, after the grace, outright; its exit follows."""
+        """Send the worker a signal and, after the grace, SIGKILL; its exit follows."""
         grace_s = self.settings.shutdown_timeout_s
         self.order(do.TerminateWorker(worker, int(signal), grace_s))
         self.set_member(worker, ending_why=reason, ending_grace_s=grace_s)
 
-    def remove(self, member: Member) -> None:
-        """Forget a worker that is no more, and vacate its seat."""
-        if member.rank is not None:
-            self.set_seat(member.rank, owner=None)
-        self.set(members=members_of(self.state.members).without(member.worker))
-
     def next_epoch(self) -> Epoch:
-        """Begin a new membership: whatever was said in an older one is not obeyed from here on."""
-        self.set(epoch=Epoch(self.state.epoch + 1), suspicion=None)
+        """Begin a new membership: reports of older ones are ignored from here on."""
+        self.state.epoch = Epoch(self.state.epoch + 1)
+        self.state.suspicion = None
         return self.state.epoch

@@ -1,10 +1,10 @@
-"""Faults that a user asks for, to see them repaired."""
+"""Faults that a user injects, to see how the job recovers."""
 
 from enum import StrEnum
 
 
 class KillHow(StrEnum):
-    """How a worker is made to die."""
+    """How the worker dies."""
 
     SIGKILL = "sigkill"
     SIGTERM = "sigterm"

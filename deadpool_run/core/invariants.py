@@ -1,10 +1,9 @@
-"""What always holds of the state, whatever happened. Tests ask after every step; nothing in a job depends on it."""
+"""Invariants of the state. Tests check them after every step; nothing in a job depends on them."""
 
 from collections.abc import Iterator
 
-from deadpool_run.core import timers
+from deadpool_run.core.counters import MemberCounters, SeatCounters
 from deadpool_run.core.recovery import spare_pool
-from deadpool_run.core.rows import Members, Seats
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import AT_WORK_IN_REPAIR, ATTACHED, HOLDS_RANK, JobPhase, MemberPhase
@@ -26,21 +25,14 @@ def _broken(settings: Settings, state: State) -> Iterator[str]:
     yield from _broken_phase(settings, state)
     yield from _broken_repair(state)
     yield from _broken_nodes(settings, state)
-    yield from _broken_tallies(state)
-    yield from _broken_deadlines(settings, state)
+    yield from _broken_counters(state)
 
 
-def _broken_tallies(state: State) -> Iterator[str]:
-    if state.member_tally != Members(state.members).tally:
-        yield f"members are counted wrongly: {state.member_tally}"
-    if state.seat_tally != Seats(state.seats).tally:
-        yield f"seats are counted wrongly: {state.seat_tally}"
-
-
-def _broken_deadlines(settings: Settings, state: State) -> Iterator[str]:
-    first = min((deadline.at for deadline in timers.deadlines(settings, state)), default=None)
-    if (found := timers.earliest(settings, state)) != first:
-        yield f"the first deadline is at {first}, not at {found}"
+def _broken_counters(state: State) -> Iterator[str]:
+    if (kept := state.member_counters.counts()) != (counted := MemberCounters(state.members).counts()):
+        yield f"members are counted wrongly: {kept}, not {counted}"
+    if (seats := state.seat_counters.counts()) != (anew := SeatCounters(state.seats).counts()):
+        yield f"seats are counted wrongly: {seats}, not {anew}"
 
 
 def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:

@@ -9,8 +9,9 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.copies import buddies, holders
 from deadpool_run.core.decision import Decision
+from deadpool_run.core.members import Member
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import Member, NodeRecord, State
+from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId
 
@@ -22,30 +23,17 @@ def hear(decision: Decision, event: NodeNews) -> None:
     """Take in what agents say of their nodes."""
     match event:
         case ev.NodeJoined():
-            joined(decision, event.node, event.place)
+            decision.add_node(event.node, event.place)
         case ev.SnapshotCommitted():
             if event.epoch == decision.state.epoch:
-                decision.set(committed=True)
+                decision.state.committed = True
                 _covered(decision)
                 if decision.state.former_buddies and decision.state.phase in _COPIED_IN:
-                    decision.set(former_buddies=())  # all that they hold is where it belongs now
+                    decision.state.former_buddies = ()  # all that they hold is where it belongs now
         case ev.ReplicasReported():
             holders.reported(decision, event)
         case _:
             assert_never(event)
-
-
-def joined(decision: Decision, node: NodeId, place: ev.Place) -> None:
-    """Take a node in; the pool gives it workers."""
-    state = decision.state
-    if node in state.leaves:
-        return  # one life of an agent joins once
-    decision.set(
-        nodes={**state.nodes, node: NodeRecord(node, place, state.arrivals)},
-        leaves={**state.leaves, node: place.failure_domain},
-        arrivals=state.arrivals + 1,
-        joined_at=decision.now,
-    )
 
 
 def is_exposed(settings: Settings, state: State) -> bool:
@@ -61,13 +49,13 @@ def _covered(decision: Decision) -> None:
     if not is_exposed(decision.settings, state) or state.exposed_at is None:
         return
     exposed_s = decision.now - state.exposed_at
-    decision.set(exposed_at=None)
+    state.exposed_at = None
     decision.effects.append(do.Announce(f"every rank has all its copies again, {exposed_s:.2f} s after the loss", ""))
     last = state.incidents[-1] if state.incidents else None
     if state.repair is not None:
-        decision.set_repair(exposed_s=exposed_s)
+        state.repair.exposed_s = exposed_s
     elif last is not None and last.epoch == state.epoch and last.exposed_s is None:
-        decision.set(incidents=(*state.incidents[:-1], replace(last, exposed_s=exposed_s)))
+        state.incidents = (*state.incidents[:-1], replace(last, exposed_s=exposed_s))
 
 
 def remove(decision: Decision, lost: Collection[NodeId]) -> dict[NodeId, list[Member]]:
@@ -77,13 +65,13 @@ def remove(decision: Decision, lost: Collection[NodeId]) -> dict[NodeId, list[Me
     """
     if not lost:
         return {}
-    if decision.state.exposed_at is None and _had_copies(decision.state, lost):
-        decision.set(exposed_at=decision.now)
-    fallen = {node: decision.state.on_node(node) for node in lost}
-    decision.set(
-        nodes={node: kept for node, kept in decision.state.nodes.items() if node not in fallen},
-        joined_at=decision.now,
-    )
+    state = decision.state
+    if state.exposed_at is None and _had_copies(state, lost):
+        state.exposed_at = decision.now
+    fallen = {node: state.on_node(node) for node in lost}
+    state.nodes = {node: kept for node, kept in state.nodes.items() if node not in fallen}
+    state.joined_at = decision.now
+    decision.changes.nodes_lost = True
     for members in fallen.values():
         for member in members:
             decision.remove(member)
@@ -95,9 +83,7 @@ def _had_copies(state: State, lost: Collection[NodeId]) -> bool:
     if not state.buddies:
         return False
     gone = frozenset(lost)
-    return any(node in state.seat_tally.homes for node in gone) or any(
-        not gone.isdisjoint(each) for each in state.buddies
-    )
+    return any(state.ranks_on(node) for node in gone) or any(not gone.isdisjoint(each) for each in state.buddies)
 
 
 def set_buddies(decision: Decision) -> None:
@@ -107,20 +93,20 @@ def set_buddies(decision: Decision) -> None:
         return
     chosen = buddies.choose(decision.settings, state)
     if chosen != state.buddies:
-        decision.set(buddies=chosen, former_buddies=state.buddies, buddies_told=False)
-    if not decision.state.buddies_told:
-        decision.set(buddies_told=True)
+        state.former_buddies, state.buddies, state.buddies_told = state.buddies, chosen, False
+    if not state.buddies_told:
+        state.buddies_told = True
         decision.effects.append(do.SetBuddies(chosen))
 
 
 def _are_as_they_were(decision: Decision) -> bool:
     """Tell whether nothing has changed since buddies were chosen, at the end of the last decision, that they depend on."""
-    before, state = decision.before, decision.state
+    changes, state = decision.changes, decision.state
+    sealed_now = (
+        not decision.all_sealed_before and not state.seat_counters.unsealed
+    )  # only now all say whom they are like
     return (
-        before.phase in _COPIED_IN
+        decision.phase_before in _COPIED_IN
         and state.buddies_told
-        and state.nodes is before.nodes
-        and state.buddies is before.buddies
-        and state.seat_tally.homes is before.seat_tally.homes
-        and (state.seat_tally.unsealed > 0 or before.seat_tally.unsealed == 0)  # only now all say whom they are like
+        and not (changes.joined or changes.nodes_lost or changes.placement or sealed_now)
     )

@@ -1,15 +1,16 @@
-"""Which worker takes which rank: in node order when the world begins, nearest first when a rank is lost. Pure."""
+"""Assignment of ranks to workers: in node order when the world begins, to the nearest worker when a rank is lost."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from deadpool_run.core.members import Member, Seat
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import Member, NodeRecord, Seat, State
+from deadpool_run.core.state import NodeRecord, State
 from deadpool_run.core.transitions import MemberPhase
 from deadpool_run.ids import NodeId, Rank
 
 SPARES_WAIT_S = 10.0
-"""Once there are nodes enough for the world, those in reserve are waited for so long after the last that joined."""
+"""How long a world with enough nodes waits for the spare ones, after the last node joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +22,23 @@ class Seating:
     local_rank: int
 
 
-def in_order(state: State) -> list[NodeRecord]:
+def in_order(nodes: Iterable[NodeRecord]) -> list[NodeRecord]:
     """Return the living nodes in the order in which they are given ranks."""
     return sorted(
-        state.nodes.values(),
+        nodes,
         key=lambda node: (node.place.order is None, node.place.order or 0, node.arrival),
     )
 
 
 def spares_due(settings: Settings, state: State) -> float | None:
-    """Return when a world with nodes enough begins without waiting for those in reserve; None if it has not enough."""
+    """Return when a world with enough nodes begins without the spare ones; None if it has not enough, or waits for none."""
     if not settings.nodes <= len(state.nodes) < settings.nodes + settings.spare_nodes or state.generation > 0:
         return None
     return state.joined_at + SPARES_WAIT_S
 
 
 def world(settings: Settings, state: State) -> list[Seating]:
-    """Return a worker for every rank; nothing if that cannot be done yet."""
+    """Return a worker for every rank; an empty list while workers are missing."""
     if len(state.nodes) < settings.nodes:
         return []
     if spares_due(settings, state) is not None and not state.spares_waited_for:
@@ -45,7 +46,7 @@ def world(settings: Settings, state: State) -> list[Seating]:
     if state.count(MemberPhase.READY) < settings.world_size:
         return []
     seatings = []
-    for index, node in enumerate(in_order(state)[: settings.nodes]):
+    for index, node in enumerate(in_order(state.nodes.values())[: settings.nodes]):
         ready = [member for member in state.on_node(node.node) if member.phase is MemberPhase.READY]
         if len(ready) < settings.ranks_per_node:
             return []
@@ -55,7 +56,7 @@ def world(settings: Settings, state: State) -> list[Seating]:
 
 
 def replacements(state: State, vacant: list[Seat]) -> list[Seating]:
-    """Return workers for vacant ranks, as far as there are any now."""
+    """Return workers for vacant ranks. Ranks for which no worker is ready are left out."""
     if not vacant:
         return []
     places = _Places(state)
@@ -81,7 +82,7 @@ def _by_home(vacant: list[Seat]) -> Iterator[tuple[NodeId | None, list[Seat]]]:
 
 
 class _Places:
-    """The workers that are ready, by node, and which of them have been given a rank in this decision."""
+    """The workers that are ready, by node, and those that were assigned in this decision."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -116,7 +117,7 @@ class _Places:
 
     def _preference(self, seat: Seat, node: NodeId) -> tuple[int, bool, int, int]:
         """Return what makes a node better than another for ranks that lived together: the smaller, the better."""
-        held = len(self._state.seat_tally.homes.get(node, ()))
+        held = len(self._state.ranks_on(node))
         is_busy = node in self._local_ranks
         return _distance(self._state, seat, node), is_busy, held, self._state.nodes[node].arrival
 
@@ -124,7 +125,7 @@ class _Places:
         """Return the rank's place on the node: the one that it had, if it is free there."""
         if seat.node == node:
             return seat.local_rank
-        here = self._state.seat_tally.homes.get(node, frozenset())
+        here = self._state.ranks_on(node)
         taken = {self._state.seats[rank].local_rank for rank in here if rank != seat.rank}
         taken |= self._local_ranks.get(node, set())
         if seat.local_rank not in taken:
@@ -133,7 +134,7 @@ class _Places:
 
 
 def _first(free: list[Member], seat: Seat) -> Member:
-    """Return who of a node's workers is best for the rank: who has rehearsed it, else who has rehearsed nothing."""
+    """Return the best of a node's workers for the rank: one that rehearsed it, else one that rehearsed nothing."""
     return min(free, key=lambda each: (each.prepared != seat.rank, each.prepared is not None, each.worker))
 
 

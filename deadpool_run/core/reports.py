@@ -1,133 +1,144 @@
-"""What members say of themselves, obeyed only where the tables give it a meaning, and only in its own epoch."""
+"""Handlers of worker reports. A report that the transition table does not allow, or of another epoch, is ignored."""
 
-from collections.abc import Mapping
-from typing import Any, assert_never
+from collections.abc import Callable
+from typing import Any
 
 from deadpool_run.core import events as ev
 from deadpool_run.core.copies import interval
 from deadpool_run.core.decision import Decision
-from deadpool_run.core.recovery import repair, restart, spare_pool
+from deadpool_run.core.members import Member
+from deadpool_run.core.recovery import blame, repair, restart, shutdown, spare_pool
 from deadpool_run.core.state import State, Suspicion
+from deadpool_run.core.transitions import MemberPhase
 from deadpool_run.ids import Epoch
 
-PlainWord = (
-    ev.WorkerReady
-    | ev.SparePrepared
-    | ev.PrepareFailed
-    | ev.ScriptInitialized
-    | ev.SetupCompleted
-    | ev.LoopBypassed
-    | ev.TranscriptSealed
-    | ev.CaptureSkipped
-    | ev.LoopFinished
-    | ev.RunUnwound
-)
-RepairWord = (
-    ev.SurvivorDrained
-    | ev.DrainFailed
-    | ev.ReplacementRehearsed
-    | ev.RankRestored
-    | ev.RankAttached
-    | ev.AttachFailed
-    | ev.FirstStepCompleted
-    | ev.CollectiveFailed
-)
-"""Said in an epoch, and void in every other."""
-Word = PlainWord | RepairWord
+Handler = Callable[[Decision, Any], None]
+"""Takes in an event of one class."""
+Consequence = Callable[[Decision, Member, Any], None]
+"""What else a report leads to, once it has moved its member."""
 
 
 def is_current(state: State, epoch: Epoch) -> bool:
-    """Tell whether something said in this epoch still counts."""
+    """Tell whether a report of this epoch still counts."""
     return epoch == state.epoch
 
 
-def hear(decision: Decision, event: Word) -> None:
-    """Take in what a member said."""
-    if not isinstance(event, RepairWord):
-        _plain(decision, event)
-    elif not is_current(decision.state, event.epoch):
-        return
-    elif isinstance(event, ev.DrainFailed):
-        repair.drain_failed(decision, event)
-    elif isinstance(event, ev.ReplacementRehearsed) and not _is_replacement(decision, event):
-        return
-    else:
-        _in_epoch(decision, event)
+def accepted(then: Consequence | None = None, **changes: Any) -> Handler:
+    """Return a handler that moves the member as the transition table says, and sets these fields."""
+
+    def handle(decision: Decision, event: Any) -> None:
+        member = decision.accept(event.worker, event, **changes)
+        if member is not None and then is not None:
+            then(decision, member, event)
+
+    return handle
 
 
-def _is_replacement(decision: Decision, event: ev.ReplacementRehearsed) -> bool:
+def in_epoch(handler: Handler) -> Handler:
+    """Return a handler of a report that is void in every other epoch."""
+
+    def handle(decision: Decision, event: Any) -> None:
+        if is_current(decision.state, event.epoch):
+            handler(decision, event)
+
+    return handle
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+
+def started(decision: Decision, event: ev.WorkerStarted) -> None:
+    """Note the process. One that was ordered to die before it existed is ordered again."""
     member = decision.state.members.get(event.worker)
-    return member is not None and member.replacement
-
-
-def _plain(decision: Decision, event: PlainWord) -> None:
-    member = decision.accept(event.worker, event, **_changes(decision, event))
     if member is None:
         return
-    match event:
-        case ev.WorkerReady() | ev.LoopFinished() | ev.SparePrepared():
-            pass  # its fields say it all
-        case ev.PrepareFailed():
-            spare_pool.unprepared(decision, f"the script could not be rehearsed: {event.message}")
-        case ev.ScriptInitialized():
-            decision.set(managed=True)
-        case ev.SetupCompleted():
-            decision.set(entered=True)
-        case ev.LoopBypassed():
-            restart.bypassed(decision)
-        case ev.TranscriptSealed():
-            assert member.rank is not None
-            decision.set_seat(member.rank, sealed=True, like=event.like)
-        case ev.CaptureSkipped():
-            interval.skipped(decision, event)
-        case ev.RunUnwound():
-            repair.unwound(decision, member, event)
-        case _:
-            assert_never(event)
+    decision.set_member(event.worker, pid=event.pid)
+    if member.phase is MemberPhase.ENDING:
+        decision.kill(event.worker, member.ending_why)
 
 
-_ALWAYS_CHANGES: Mapping[type, dict[str, Any]] = {
-    ev.SurvivorDrained: {"replacement": False},
-    ev.RunUnwound: {"replacement": True},
-    ev.RankRestored: {"replacement": False},
-    ev.RankAttached: {"reentered": False},
-    ev.FirstStepCompleted: {"stepped": True},
-}
-
-
-def _changes(decision: Decision, event: Word) -> dict[str, Any]:
-    """Return what becomes of a member by what it says, beside its phase."""
-    match event:
-        case ev.WorkerReady():
-            return {"ready_at": decision.now}
-        case ev.LoopFinished():
-            return {"finished": event.version, "stepped": True}
-        case _:
-            return _ALWAYS_CHANGES.get(type(event), {})
-
-
-def _in_epoch(
-    decision: Decision,
-    event: ev.SurvivorDrained
-    | ev.ReplacementRehearsed
-    | ev.RankRestored
-    | ev.RankAttached
-    | ev.AttachFailed
-    | ev.FirstStepCompleted
-    | ev.CollectiveFailed,
-) -> None:
-    member = decision.accept(event.worker, event, **_changes(decision, event))
-    if member is None:
+def raised(decision: Decision, event: ev.WorkerRaised) -> None:
+    """Take the exception as evidence. Stop the job if it proves that the script is to blame."""
+    member = decision.state.members.get(event.worker)
+    if member is None or not decision.obeys(event.worker, event):
         return
-    match event:
-        case ev.SurvivorDrained():
-            repair.drained(decision, member, event)
-        case ev.ReplacementRehearsed():
-            decision.set_repair(rehearsed_at=decision.now)
-        case ev.RankRestored() | ev.RankAttached() | ev.AttachFailed() | ev.FirstStepCompleted():
-            pass  # phase and fields say it all
-        case ev.CollectiveFailed():
-            if decision.state.suspicion is None:
-                decision.set(suspicion=Suspicion(event.worker, decision.now, event.message))
-        case _:
-            assert_never(event)
+    evidence = None if member.rank is None else blame.evidence(decision.state, member, event)  # as it was before
+    decision.accept(event.worker, event)
+    if evidence is not None:
+        repair.weigh(decision, evidence)
+
+
+def refused(decision: Decision, member: Member, event: ev.JobRefused) -> None:
+    """Stop the job: another process would refuse too. A spare that nobody needs yet is given up instead."""
+    if member.rank is None:
+        spare_pool.unprepared(decision, event.message)
+    else:
+        shutdown.stop(decision, event.exit_code, event.message)
+
+
+def hung(decision: Decision, event: ev.WorkerHung) -> None:
+    """End a worker that makes no progress."""
+    if decision.obeys(event.worker, event):
+        rank = decision.state.members[event.worker].rank
+        decision.announce(f"ending worker {event.worker}" if rank is None else f"ending rank {rank}", event.reason)
+        decision.kill(event.worker, event.reason)
+
+
+# --- set-up and the step loop ---------------------------------------------------------------------------------------
+
+
+def ready(decision: Decision, event: ev.WorkerReady) -> None:
+    """Note a worker that can be given a rank."""
+    decision.accept(event.worker, event, ready_at=decision.now)
+
+
+def prepare_failed(decision: Decision, _member: Member, event: ev.PrepareFailed) -> None:
+    """Keep all spares parked from now on."""
+    spare_pool.unprepared(decision, f"the script could not be rehearsed: {event.message}")
+
+
+def initialized(decision: Decision, _member: Member, _event: ev.ScriptInitialized) -> None:
+    """Note that steps of this job can be interrupted and repaired."""
+    decision.state.managed = True
+
+
+def setup_completed(decision: Decision, _member: Member, _event: ev.SetupCompleted) -> None:
+    """Note that the world has entered its step loop."""
+    decision.state.entered = True
+
+
+def bypassed(decision: Decision, _member: Member, _event: ev.LoopBypassed) -> None:
+    """Tell the user that the script trains outside the step loop."""
+    restart.bypassed(decision)
+
+
+def sealed(decision: Decision, member: Member, event: ev.TranscriptSealed) -> None:
+    """Note that a replacement can rehearse the rank."""
+    assert member.rank is not None
+    decision.set_seat(member.rank, sealed=True, like=event.like)
+
+
+def capture_skipped(decision: Decision, _member: Member, event: ev.CaptureSkipped) -> None:
+    """Lengthen the capture interval."""
+    interval.skipped(decision, event)
+
+
+def loop_finished(decision: Decision, event: ev.LoopFinished) -> None:
+    """Note a member that waits for its release."""
+    decision.accept(event.worker, event, finished=event.version, stepped=True)
+
+
+# --- repairs --------------------------------------------------------------------------------------------------------
+
+
+def rehearsed(decision: Decision, event: ev.ReplacementRehearsed) -> None:
+    """Note a replacement that waits for the version to resume from."""
+    member = decision.state.members.get(event.worker)
+    if member is not None and member.replacement and decision.accept(event.worker, event) is not None:
+        decision.repair.rehearsed_at = decision.now
+
+
+def collective_failed(decision: Decision, member: Member, event: ev.CollectiveFailed) -> None:
+    """Suspect a loss. The first suspicion of an epoch stands."""
+    if decision.state.suspicion is None:
+        decision.state.suspicion = Suspicion(member.worker, decision.now, event.message)

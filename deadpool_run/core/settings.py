@@ -1,4 +1,4 @@
-"""What the coordinator's decisions depend on; fixed for the life of a job."""
+"""Settings of the coordinator; fixed for the life of a job."""
 
 from dataclasses import dataclass
 
@@ -19,27 +19,27 @@ class Settings:
     replicas: int = 1
     """Copies of each snapshot on other nodes; with one node there are none."""
     durable: bool = False
-    """There is a place for durable checkpoints, which a world can begin from when nobody holds what it takes to go on."""
+    """The world can restart from a durable checkpoint when no node holds what it needs to resume."""
     join_timeout_s: float = 600.0
-    """Too few nodes for the world are waited for so long."""
+    """How long the coordinator waits for missing nodes."""
     node_timeout_s: float = 5.0
-    """A node that is not heard of for so long is lost; one that hears of no coordinator for twice as long ends its workers."""
+    """A node that is silent for this time is lost. A node that hears no coordinator for twice this time ends its workers."""
     max_restarts: int | None = None
     """Restarts of the whole world. None: 3 while a script that called `init()` sets up, 0 for any other (as torchrun)."""
     drain_timeout_s: float = 30.0
-    """A survivor whose interrupted step has not run to its end within so long leaves it, and runs its script again."""
+    """How long a survivor's interrupted step may take to end. Then the survivor leaves it, and runs its script again."""
     repair_timeout_s: float = 60.0
-    """A member that makes no progress of its own within a repair for so long is ended and replaced."""
+    """How long a member may make no progress within a repair. Then it is ended and replaced."""
     shutdown_timeout_s: float = 30.0
     """From SIGTERM to SIGKILL."""
     capture_interval: int = 1
     """Steps between snapshots; the coordinator doubles it while captures are skipped, up to `max_capture_interval`."""
     max_capture_interval: int = 16
     calm_s: float = 30.0
-    """Without a skipped capture for so long, the capture interval is halved again, down to `capture_interval`."""
+    """After this time without a skipped capture, the interval is halved again, down to `capture_interval`."""
 
     def __post_init__(self) -> None:
-        """Refuse what no decision could be made with."""
+        """Check the settings. Raises ValueError."""
         if self.world_size < 1:
             raise ValueError(f"world_size must be at least 1, not {self.world_size}")
         if self.nodes < 1 or self.world_size % self.nodes:

@@ -1,18 +1,17 @@
-"""Who is who: the coordinator's state, immutable, with the invariants beside the fields."""
+"""The coordinator's state, with the invariants beside the fields. Only `coordinator.step` changes it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from deadpool_run.core.counters import MemberCounters, SeatCounters
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.events import Event, Place, WorkerFound
-from deadpool_run.core.rows import members_of, seats_of
-from deadpool_run.core.tallies import MemberTally, SeatTally
+from deadpool_run.core.members import NO_EPOCH, NO_VERSION, Member, Seat
 from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.errors import Blame
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
-NO_EPOCH = Epoch(0)
-NO_VERSION = Version(-1)
 _FIRST_WORKER = WorkerId(0)
 
 
@@ -23,74 +22,12 @@ class NodeRecord:
     node: NodeId
     place: Place
     arrival: int
-    """How many had joined before it, lost ones included."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One worker: one process life, from the order to start it until it is reaped."""
-
-    worker: WorkerId
-    node: NodeId
-    phase: MemberPhase
-    since: float
-    """When it entered its phase or last showed progress in it."""
-    pid: int | None = None
-    """None until the process exists."""
-    rank: Rank | None = None
-    """Set exactly while the rank's seat names this worker as its owner."""
-    prepared: Rank | None = None
-    """The rank that a spare has rehearsed, or rehearses, ahead of need. Kept when it is given any."""
-    replacement: bool = False
-    """It was assigned in a repair and has not held its rank's state yet."""
-    reentered: bool = False
-    """It was told to run its script again since it was last attached: should that fail, it is not told so again."""
-    ready_at: float | None = None
-    stepped: bool = False
-    """It has completed a step (or its loop) since it attached to this epoch."""
-    finished: Version | None = None
-    injected_at: float | None = None
-    """When a user's fault was ordered for it."""
-    ending_why: str = ""
-    """Why it was ordered to die; empty unless ENDING."""
-    ending_grace_s: float = 0.0
-    kills: int = 0
-    """How often it was killed outright."""
-    claimed: Rank | None = None
-    """A rank that it was given by another coordinator, and that is not its own: the rank waits for its end. Implies ENDING."""
-    blameless: bool = False
-    """It is ended for what others could not give it: that says nothing of the script."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """One rank: a place in the world, whoever holds it."""
-
-    rank: Rank
-    owner: WorkerId | None = None
-    sealed: bool = False
-    """The rank can be rehearsed by a replacement. Holds for the whole generation."""
-    like: Rank | None = None
-    """The lowest of the ranks that hold the same parameters, as its worker says; None if no other does."""
-    done: bool = False
-    """Its worker exited 0; such a rank is never replaced. Implies no owner."""
-    held: frozenset[Version] | None = None
-    """In a repair: the versions that this rank can be brought to; None while that is not known."""
-    node: NodeId | None = None
-    """Where its owner lives, or its last one lived; None before the first."""
-    local_rank: int = 0
-    """Its place among the ranks of that node."""
-    copies: Mapping[NodeId, frozenset[Version]] = field(default_factory=dict)
-    """In a repair, of a rank that lost its owner: who holds its transcript and these versions. Never changed in place."""
-    asked: frozenset[NodeId] = frozenset()
-    """Who has not yet answered what it holds of the rank."""
-    asked_in: Epoch = NO_EPOCH
-    """When they were asked: answers to an older question are void."""
+    """The number of nodes that had joined before it, lost ones included."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossSoFar:
-    """One rank's loss within an incident that is not over."""
+    """The loss of one rank, within a repair under way."""
 
     rank: Rank
     worker: WorkerId
@@ -101,14 +38,14 @@ class LossSoFar:
     from_spare: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Repair:
-    """An incident under way, from the first loss until every rank has completed a step. Times are those of `now`."""
+    """A repair under way, from the first loss until every rank has completed a step. Times are those of `now`."""
 
     began_at: float
     losses: tuple[LossSoFar, ...] = ()
     attempts: int = 0
-    """Attempts at this repair that went as far as a replacement's life or the choice of a version."""
+    """Attempts at this repair that got a replacement or chose a version."""
     resume: Version | None = None
     """The version of this epoch; None until it is chosen. Held by every rank."""
     completed: Version | None = None
@@ -116,9 +53,9 @@ class Repair:
     dead_held: Version | None = None
     """The newest version that a dead rank left behind."""
     reentered: frozenset[Rank] = frozenset()
-    """Ranks whose workers were told to run their script again."""
+    """Ranks whose workers were ordered to run their script again."""
     failed_sources: frozenset[tuple[Rank, NodeId]] = frozenset()
-    """Nodes that could not give what they said they hold of a rank: they are not asked again."""
+    """Nodes that could not send what they reported of a rank: they are not asked again."""
     detected_s: float | None = None
     drained_at: float | None = None
     promoted_at: float | None = None
@@ -129,26 +66,26 @@ class Repair:
     """See `effects.Incident`; None until it is known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Move:
-    """The coordinator came to another node, and has not heard of every node yet. Nothing is decided meanwhile."""
+    """A takeover under way: the new coordinator waits for every node's inventory, and decides nothing meanwhile."""
 
     began_at: float
     to: NodeId
-    waiting: frozenset[NodeId]
-    """Who has not said what is there."""
-    found: Mapping[NodeId, tuple[WorkerFound, ...]] = field(default_factory=dict)
+    waiting: set[NodeId]
+    """Nodes that have not sent their inventory."""
+    found: dict[NodeId, tuple[WorkerFound, ...]] = field(default_factory=dict)
     lost: Mapping[NodeId, str] = field(default_factory=dict)
-    """Nodes that were lost meanwhile, and why."""
+    """Nodes that were lost meanwhile, with the reasons."""
     discarded: tuple[Epoch, Version] = (NO_EPOCH, NO_VERSION)
     """Of the newest `DiscardAbove` that any node knows of."""
-    deferred: tuple[Event, ...] = ()
-    """What was told meanwhile."""
+    deferred: list[Event] = field(default_factory=list)
+    """Events that wait for the end of the takeover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A collective failed and nobody is known to be dead. Belongs to the present epoch."""
+    """A collective of this epoch failed, and no worker is known to be dead."""
 
     worker: WorkerId
     at: float
@@ -187,15 +124,15 @@ class Stop:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class State:
-    """Everything that the coordinator knows. Changed by `coordinator.step` alone."""
+    """Everything that the coordinator knows."""
 
     phase: JobPhase
     capture_interval: int
-    """Goes to members with `SetCaptureInterval`, and to a new one within its assignment."""
-    seats: Sequence[Seat]
-    """One per rank, in order. Never changed in place."""
+    """Steps between snapshots. Members learn it by `SetCaptureInterval`, new ones with their assignment."""
+    seats: tuple[Seat, ...]
+    """One per rank, in order."""
     epoch: Epoch = NO_EPOCH
     """Never falls. 0 before the first world."""
     term: int = 0
@@ -207,7 +144,7 @@ class State:
     managed: bool = False
     """Some worker called `init()`."""
     warn_at: float | None = None
-    """When the user is told that this world is not protected yet; None if that is done or not due."""
+    """When to warn the user that this world is not protected yet; None if that was done or is not due."""
     unprotected: bool = False
     """This world has been unprotected for long, or may stay so. Void once it is protected."""
     entered: bool = False
@@ -215,34 +152,33 @@ class State:
     bypassed: bool = False
     """Some worker of this world updates weights outside its step loop."""
     nodes: Mapping[NodeId, NodeRecord] = field(default_factory=dict)
-    """The living ones, in order of arrival. Never changed in place."""
+    """The living ones, in order of arrival. Replaced, not changed."""
     leaves: Mapping[NodeId | None, str] = field(default_factory=dict)
-    """The failure domain of every node that ever joined. Never changed in place."""
+    """The failure domain of every node that ever joined. Replaced, not changed."""
     arrivals: int = 0
     """Nodes that ever joined."""
     joined_at: float = 0.0
     """When a node last joined or was lost."""
     spares_waited_for: bool = False
-    """The world may begin without the nodes in reserve."""
+    """The world may begin without the spare nodes."""
     buddies: tuple[tuple[NodeId, ...], ...] = ()
-    """Per rank, where its copies are sent to; empty while nothing is copied."""
+    """Per rank, the nodes that get its copies; empty while nothing is copied."""
     former_buddies: tuple[tuple[NodeId, ...], ...] = ()
-    """Those before them, who may hold what the present ones have not received yet."""
+    """Their predecessors, which may hold what the present ones have not received yet."""
     buddies_told: bool = True
-    """Every node was told of the present ones, as far as is known."""
+    """`SetBuddies` was ordered for the present ones in this term."""
     committed: bool = False
-    """Some version of this generation lies on other nodes, of every rank."""
+    """Every rank has copies of some version of this generation on other nodes."""
     exposed_at: float | None = None
     """When a node was lost that had ranks or copies, if the ranks are not all back to their full number of copies."""
-    members: Mapping[WorkerId, Member] = field(default_factory=dict)
-    """Never changed in place."""
+    members: dict[WorkerId, Member] = field(default_factory=dict)
     next_worker: WorkerId = _FIRST_WORKER
     """Above every id ever used."""
     repair: Repair | None = None
     """Set in REPAIRING, and in RUNNING until every rank has completed a step."""
     suspicion: Suspicion | None = None
     unpreparable: bool = False
-    """A spare could not rehearse ahead of need: no other tries."""
+    """A spare could not rehearse ahead of need, so no other spare tries."""
     raises: tuple[Raise, ...] = ()
     skipped_at: float | None = None
     """When a capture was last skipped, or the interval last changed; None if captures are at their shortest interval."""
@@ -259,6 +195,13 @@ class State:
     reason: str = ""
     """Of the last decision."""
 
+    def __post_init__(self) -> None:
+        """Count the members and seats that it is made with. What follows is neither encoded nor compared."""
+        self.is_void = False
+        """A step began and did not end: nothing may be decided from a half-changed state."""
+        self.member_counters = MemberCounters(self.members)
+        self.seat_counters = SeatCounters(self.seats)
+
     def owner(self, rank: Rank) -> Member | None:
         """Return the member that holds the rank, also while it is dying."""
         owner = self.seats[rank].owner
@@ -272,42 +215,36 @@ class State:
 
     def vacant(self) -> list[Seat]:
         """Return the seats that need a worker."""
-        return [self.seats[rank] for rank in sorted(self.seat_tally.vacant)]
+        return [self.seats[rank] for rank in sorted(self.seat_counters.vacant)]
+
+    def ranks_on(self, node: NodeId) -> AbstractSet[Rank]:
+        """Return the ranks whose owners live on the node, or lived there last."""
+        return self.seat_counters.by_node.get(node, frozenset())
 
     def on_node(self, node: NodeId) -> list[Member]:
         """Return the node's members, oldest first."""
-        return [self.members[worker] for worker in sorted(self.member_tally.on.get(node, ()))]
+        return [self.members[worker] for worker in sorted(self.member_counters.by_node.get(node, ()))]
 
     def in_phase(self, *phases: MemberPhase) -> list[Member]:
         """Return the members in these phases, oldest first."""
-        tally = self.member_tally.phases
-        found = [each for phase in phases if phase in tally for each in tally[phase].who]
+        by_phase = self.member_counters.by_phase
+        found = [worker for phase in phases if phase in by_phase for worker in by_phase[phase]]
         return [self.members[worker] for worker in sorted(found)]
 
     def count(self, *phases: MemberPhase) -> int:
         """Return how many members are in these phases."""
-        tally = self.member_tally.phases
-        return sum(len(tally[phase].who) for phase in phases if phase in tally)
-
-    @property
-    def member_tally(self) -> MemberTally:
-        """What is counted of the members."""
-        return members_of(self.members).tally
-
-    @property
-    def seat_tally(self) -> SeatTally:
-        """What is counted of the seats."""
-        return seats_of(self.seats).tally
+        by_phase = self.member_counters.by_phase
+        return sum(len(by_phase[phase]) for phase in phases if phase in by_phase)
 
 
 def all_done(state: State) -> bool:
     """Tell whether every rank's worker has exited 0."""
-    return state.seat_tally.done == len(state.seats)
+    return state.seat_counters.done == len(state.seats)
 
 
 def all_attached(state: State) -> bool:
     """Tell whether every rank is held by a member that is attached to this epoch."""
-    tally = state.seat_tally
-    if tally.vacant or state.count(*ATTACHED) + tally.done < len(state.seats):
+    counters = state.seat_counters
+    if counters.vacant or state.count(*ATTACHED) + counters.done < len(state.seats):
         return False
     return all(member.phase in ATTACHED for member in state.owners())

@@ -13,12 +13,12 @@ from deadpool_run.core import events as ev
 
 
 class JobPhase(StrEnum):
-    """Where the job is."""
+    """Phases of the job."""
 
     NEW = "new"
-    """Nothing has been asked for yet."""
+    """No job was submitted yet."""
     STARTING = "starting"
-    """Workers are being made; nobody holds a rank."""
+    """Workers start; none holds a rank."""
     UNPROTECTED = "unprotected"
     """Every rank is held, but set-up cannot be replayed (yet): a loss starts the world again."""
     RUNNING = "running"
@@ -36,10 +36,10 @@ class JobPhase(StrEnum):
 
 
 class MemberPhase(StrEnum):
-    """Where one worker is in its life."""
+    """Phases in the life of one worker."""
 
     STARTING = "starting"
-    """Ordered; it has not said that it is ready."""
+    """Ordered; it has not reported that it is ready."""
     READY = "ready"
     """Parked: a spare."""
     PREPARING = "preparing"
@@ -49,9 +49,9 @@ class MemberPhase(StrEnum):
     RUNNING = "running"
     """It trains, attached to the epoch."""
     DRAINING = "draining"
-    """Told to abort its step; it has not said that it has drained."""
+    """Ordered to abort its step; it has not reported that it has drained."""
     RECALLED = "recalled"
-    """Told of a newer epoch while it took part in a repair, not in its script; it has not said again what it holds."""
+    """Ordered into a newer epoch during a repair, outside its script; it has not reported again what it holds."""
     DRAINED = "drained"
     """It waits for the version to resume from."""
     UNWINDING = "unwinding"
@@ -69,13 +69,13 @@ class MemberPhase(StrEnum):
     ATTACHING = "attaching"
     """It builds its communicators."""
     UNATTACHED = "unattached"
-    """It could not build them. A peer may have died: the news of that is waited for, briefly."""
+    """It could not build them. A peer may have died: the coordinator waits briefly for that news."""
     FINISHED = "finished"
     """It has done its last step and waits for its release."""
     RELEASED = "released"
     """Its script runs to its end."""
     DISMISSED = "dismissed"
-    """A spare that was told to exit."""
+    """A spare that was ordered to exit."""
     RAISED = "raised"
     """Its script raised, or the library refused to go on; the exit follows."""
     ENDING = "ending"
@@ -204,7 +204,7 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
         _M.ENDED: {},
     }
 )
-"""Per phase: what moves a member on (a fact or an order) and where to. A fact that is not here is not obeyed."""
+"""Per phase: the events and orders that move a member, and its next phase. Any other event is ignored."""
 
 JOB_TRANSITIONS: Mapping[JobPhase, Mapping[JobPhase, str]] = MappingProxyType(
     {
@@ -250,18 +250,16 @@ AT_WORK_IN_REPAIR = frozenset(
 )
 """Phases in which a repair waits for the member, so that it must show progress."""
 TIMED = AT_WORK_IN_REPAIR | {_M.ENDING, _M.RAISED, _M.UNATTACHED, _M.STARTING, _M.PREPARING}
-"""Phases in which nobody stays for ever: the only ones with a patience of their own."""
+"""Phases with a time limit of their own."""
 
 
 def trigger_of(moved_by: ev.Event | do.Effect) -> Trigger | None:
-    """Return the table's key for a fact or an order; None for an order that moves nobody (an injected fault)."""
-    match moved_by:
-        case do.AssignRank(replacement=True):
-            return ReplacementAssigned
-        case do.KillWorker(injected=True):
-            return None
-        case _:
-            return type(moved_by)
+    """Return the table's key for an event or an order; None for an order that moves no member (an injected fault)."""
+    if isinstance(moved_by, do.AssignRank) and moved_by.replacement:
+        return ReplacementAssigned
+    if isinstance(moved_by, do.KillWorker) and moved_by.injected:
+        return None
+    return type(moved_by)
 
 
 def diagram() -> str:

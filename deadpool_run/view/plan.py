@@ -4,15 +4,14 @@ It is shown before a job begins, so that a wrong number of machines or spares is
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from deadpool_run.core import placement
 from deadpool_run.core.copies import buddies
-from deadpool_run.core.recovery import restart, spare_pool
-from deadpool_run.core.rows import Seats
+from deadpool_run.core.members import Seat
+from deadpool_run.core.recovery import spare_pool
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import NodeRecord, Seat, State
+from deadpool_run.core.state import NodeRecord, State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank
 
@@ -26,7 +25,7 @@ def outline(settings: Settings, nodes: Sequence[NodeRecord]) -> Iterator[str]:
     elif len(nodes) >= settings.nodes:  # before, it is not known yet
         yield "no snapshot is copied to another node: when a node is lost, its ranks' state is lost with it"
     width = max((len(node.node) for node in nodes), default=0)
-    for node in placement.in_order(state):
+    for node in placement.in_order(nodes):
         yield f"{node.node:<{width}}  {_purpose(settings, state, node)}{_copies(state, node)}"
     if (missing := settings.nodes - len(nodes)) > 0:
         yield f"waits for {_count(missing, 'more node')}: the world begins with {settings.nodes}"
@@ -37,20 +36,20 @@ def begun(settings: Settings, nodes: Sequence[NodeRecord]) -> State:
     state = State(
         phase=JobPhase.UNPROTECTED,
         capture_interval=settings.capture_interval,
-        seats=restart.vacant_seats(settings.world_size),
+        seats=tuple(_seats(settings, placement.in_order(nodes))),
         nodes={node.node: node for node in nodes},
         arrivals=len(nodes),
     )
-    state = replace(state, seats=Seats(_seats(settings, state)))
-    known = all(seat.node is not None for seat in state.seats)
-    return replace(state, buddies=buddies.choose(settings, state)) if known else state
+    if all(seat.node is not None for seat in state.seats):
+        state.buddies = buddies.choose(settings, state)
+    return state
 
 
-def _seats(settings: Settings, state: State) -> Iterator[Seat]:
-    order = placement.in_order(state)[: settings.nodes]
-    for seat in state.seats:
-        at, local_rank = divmod(seat.rank, settings.ranks_per_node)
-        yield replace(seat, node=order[at].node, local_rank=local_rank) if at < len(order) else seat
+def _seats(settings: Settings, order: Sequence[NodeRecord]) -> Iterator[Seat]:
+    for rank in range(settings.world_size):
+        at, local_rank = divmod(rank, settings.ranks_per_node)
+        node = order[at].node if at < len(order) else None
+        yield Seat(Rank(rank), node=node, local_rank=0 if node is None else local_rank)
 
 
 def _summary(settings: Settings) -> str:
@@ -63,7 +62,7 @@ def _summary(settings: Settings) -> str:
 
 
 def _purpose(settings: Settings, state: State, node: NodeRecord) -> str:
-    ranks = sorted(state.seat_tally.homes.get(node.node, ()))
+    ranks = sorted(state.ranks_on(node.node))
     if not ranks:
         return "in reserve"
     spares = spare_pool.capacity(settings, state, node.node) - settings.ranks_per_node
@@ -75,7 +74,7 @@ def _copies(state: State, node: NodeRecord) -> str:
     if not state.buddies:
         return ""
     homes: dict[tuple[NodeId, ...], list[Rank]] = {}
-    for rank in sorted(state.seat_tally.homes.get(node.node, ())):
+    for rank in sorted(state.ranks_on(node.node)):
         homes.setdefault(state.buddies[rank], []).append(rank)
     if len(homes) == 1:
         return f"; copies on {', '.join(next(iter(homes)))}"

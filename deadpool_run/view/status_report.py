@@ -82,7 +82,7 @@ def _node(state: State, node: NodeId, nodes: NodeReports) -> dict[str, Any]:
     seen = nodes.seen.get(node, Seen(None, None))
     return {
         "port": state.nodes[node].place.port,
-        "ranks": sorted(state.seat_tally.homes.get(node, ())),
+        "ranks": sorted(state.ranks_on(node)),
         "silent_ms": None if seen.at is None else (nodes.now - seen.at) * _MS_PER_S,
         "copies": None if seen.traffic is None else asdict(seen.traffic),
     }

@@ -4,7 +4,6 @@ Text from a file or a network is not trusted: every value is checked before anyt
 """
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -18,16 +17,7 @@ class _AnyMessage(msgspec.Struct):
     type: str
 
 
-def _plain_container(value: Any) -> Any:
-    """Return a mapping or sequence of the core's own class as a dict or list."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, Sequence):
-        return list(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-_ENCODER = msgspec.json.Encoder(enc_hook=_plain_container)
+_ENCODER = msgspec.json.Encoder()
 
 
 def to_json(thing: Any) -> bytes:
@@ -40,7 +30,7 @@ def to_json(thing: Any) -> bytes:
 
 def to_plain(thing: Any) -> Any:
     """Return the same as dicts, lists, text and numbers."""
-    return msgspec.to_builtins(thing, str_keys=True, enc_hook=_plain_container)
+    return msgspec.to_builtins(thing, str_keys=True)
 
 
 def from_plain(kind: type[T], parts: Any) -> T:

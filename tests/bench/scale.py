@@ -102,7 +102,7 @@ class Job:
     def heartbeat_ack(self) -> float:
         """Have each node give one sign of life; return the CPU seconds."""
         state, began = self.leader.state, self.leader.spent_s
-        ranks = {node: sorted(state.seat_tally.homes.get(node, ())) for node in state.nodes}
+        ranks = {node: sorted(state.ranks_on(node)) for node in state.nodes}
         self.say([(node, heartbeat_ack(ranks[node])) for node in state.nodes])
         return self.leader.spent_s - began
 

@@ -15,7 +15,7 @@ from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core import nodes
+from deadpool_run.core.copies import buddies
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
@@ -99,7 +99,7 @@ class Leader:
         self._publish_committed()
         if not commits.protected or commits.committed is None:
             return
-        if self._tracking.is_news_of_protection() or nodes.is_exposed(self._settings, self.state):
+        if self._tracking.is_news_of_protection() or buddies.is_exposed(self._settings, self.state):
             self._server.submit(ev.SnapshotCommitted(commits.committed, self.state.epoch))
 
     def _mirror(self, node: NodeId, rank_entries: Collection[tuple[int, ...]]) -> None:

@@ -168,7 +168,7 @@ class Run:
                 yield _EVENTS[name](w, words)
 
     def tell(self, event: ev.Event) -> list[str]:
-        self.state, effects = coordinator.step(self.settings, self.state, event, self.now)
+        effects = coordinator.step(self.settings, self.state, event, self.now)
         coordinator.check_invariants(self.settings, self.state)
         return list(_render(effects))
 

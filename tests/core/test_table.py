@@ -1,22 +1,27 @@
 """Every event in every phase: never an exception, invariants hold, and it acts as the tables say or not at all."""
 
+import copy
 import dataclasses
 import functools
 from collections import deque
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 
-from deadpool_run.core import coordinator
+from deadpool_run.core import coordinator, timers
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.injection import KillHow
+from deadpool_run.core.members import Member
+from deadpool_run.core.recovery import spare_pool
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import Member, State
+from deadpool_run.core.state import State
 from deadpool_run.core.transitions import (
     HOLDS_RANK,
     JOB_TRANSITIONS,
     MEMBER_TRANSITIONS,
+    TIMED,
     JobPhase,
     MemberPhase,
     ReplacementAssigned,
@@ -106,6 +111,24 @@ class Decision:
         return self.state.members.get(getattr(self.event, "worker", None))
 
 
+def copied(state: State) -> State:
+    """Return an independent copy. A `deepcopy` would take a hundred times as long as a step."""
+    return dataclasses.replace(
+        state,
+        members={worker: copy.copy(member) for worker, member in state.members.items()},
+        seats=tuple(map(copy.copy, state.seats)),
+        repair=copy.copy(state.repair),
+        move=copy.deepcopy(state.move),
+    )
+
+
+def stepped(settings: Settings, state: State, event: ev.Event, now: float) -> tuple[State, tuple[do.Effect, ...]]:
+    """Take the step on a copy of the state."""
+    after = copied(state)
+    effects = coordinator.step(settings, after, event, now)
+    return after, effects
+
+
 @functools.cache
 def decisions() -> tuple[Decision, ...]:
     """Every event in every state that events lead to, breadth first."""
@@ -113,15 +136,17 @@ def decisions() -> tuple[Decision, ...]:
     seen, queue, made = {signature(first)}, deque([first]), []
     while queue:
         state = queue.popleft()
-        before = repr(state)
+        draft = copied(state)
         for event in all_events(state):
             now = coordinator.next_deadline(SETTINGS, state) if isinstance(event, ev.TimeAdvanced) else None
-            after, effects = coordinator.step(SETTINGS, state, event, NOW if now is None else now)
+            effects = coordinator.step(SETTINGS, draft, event, NOW if now is None else now)
+            after = state
+            if draft != state:
+                after, draft = draft, copied(state)
             made.append(Decision(state, event, after, effects))
             if signature(after) not in seen:
                 seen.add(signature(after))
                 queue.append(after)
-        assert repr(state) == before, "a state was changed in place"
         assert len(seen) < MOST_STATES, "the signature tells too many states apart"
     return tuple(made)
 
@@ -209,19 +234,37 @@ def test_what_is_said_in_another_epoch_changes_nothing(off):
         for worker in state.members:
             for event in events_of_worker(state, worker, state.epoch + off):
                 if hasattr(event, "epoch"):
-                    assert coordinator.step(SETTINGS, state, event, NOW) == (state, ())
+                    assert stepped(SETTINGS, state, event, NOW) == (state, ())
 
 
 def test_a_deadline_that_is_reached_is_over():
     for state in states():
         now = NOW
         while (deadline := coordinator.next_deadline(SETTINGS, state)) is not None and now < NOW + 1000:
-            assert coordinator.step(SETTINGS, state, ev.TimeAdvanced(), now)[0] == state or deadline <= now
+            assert stepped(SETTINGS, state, ev.TimeAdvanced(), now)[0] == state or deadline <= now
             now = max(now, deadline)
-            state, _ = coordinator.step(SETTINGS, state, ev.TimeAdvanced(), now)  # noqa: PLW2901 - time goes on
+            state, _ = stepped(SETTINGS, state, ev.TimeAdvanced(), now)  # noqa: PLW2901 - time goes on
             coordinator.check_invariants(SETTINGS, state)
             after = coordinator.next_deadline(SETTINGS, state)
             assert after is None or after > now, "time stands still"
+
+
+def test_every_event_has_a_handler():
+    assert coordinator.HANDLERS.keys() == set(get_args(ev.Event))
+
+
+def test_the_phases_with_a_limit_are_those_whose_times_are_counted():
+    assert set(timers.LIMITS) == TIMED
+
+
+def test_a_step_that_raised_leaves_a_void_state(monkeypatch):
+    state = coordinator.new_state(SETTINGS)
+    monkeypatch.setattr(spare_pool, "heal", lambda _decision: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        coordinator.step(SETTINGS, state, ev.JobSubmitted(), NOW)
+    monkeypatch.undo()
+    with pytest.raises(AssertionError, match="half-way"):
+        coordinator.step(SETTINGS, state, ev.TimeAdvanced(), NOW)
 
 
 def test_an_attached_or_dying_member_never_comes_back_unnoticed():

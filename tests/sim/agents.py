@@ -204,7 +204,7 @@ class Agent:
 
     def take_over(self, output: el.TakeOver) -> None:
         for now, event in () if self.cluster.bare else self.log:
-            self.state, _ = coordinator.step(self.cluster.settings, self.state, event, now)
+            coordinator.step(self.cluster.settings, self.state, event, now)
         last = self.log[-1][0] if self.log else 0.0
         self.origin = rebased(self.now, last, self.log_heard_at) - self.now
         self.log_term = output.term
@@ -234,19 +234,19 @@ class Agent:
             return
         if isinstance(event, ev.NodeResynced) and event.node not in self.mind.configuration.agents:
             return
-        before, now = self.state, self.now + self.origin
+        epoch, now = self.state.epoch, self.now + self.origin
         if self.cluster.bare:
             self.write(now, event)
             return
         if self.log and now < self.log[-1][0]:
             assert math.isclose(now, self.log[-1][0]), f"time fell from {self.log[-1][0]:.3f} to {now:.3f}"
             now = self.log[-1][0]  # a sum of floats
-        self.state, effects = coordinator.step(self.cluster.settings, before, event, now)
+        effects = coordinator.step(self.cluster.settings, self.state, event, now)
         self.cluster.note(f"  {self.name} t{self.mind.term} {now:.3f} {event}")
         for effect in effects:
             self.cluster.note(f"             -> {effect}")
         coordinator.check_invariants(self.cluster.settings, self.state)
-        assert self.state.epoch >= before.epoch, "an epoch fell"
+        assert self.state.epoch >= epoch, "an epoch fell"
         self.cluster.check_epoch(self)
         self.write(now, event)
         for effect in effects:

@@ -4,15 +4,16 @@ A simulator that does not find them has gone blind; none of them is reachable by
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import agents
 import pytest
 from outages import KINDS as OUTAGES
 from simulator import KINDS, NODE_KINDS, REFUSAL_KINDS
 
+from deadpool_run.core import coordinator, reports, timers
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core import processes, reports, timers
 from deadpool_run.core.copies import buddies, holders, replicas
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.leadership import election, reconcile, takeover
@@ -31,10 +32,10 @@ def acks_are_kept_over_epochs(patch):
     honest = repair.recall
 
     def recall(decision, member):
-        held = decision.state.seats[member.rank].held
+        held, phase = decision.state.seats[member.rank].held, member.phase
         honest(decision, member)
-        if member.phase in (MemberPhase.DRAINED, MemberPhase.REHEARSED):
-            decision.set_member(member.worker, phase=member.phase)
+        if phase in (MemberPhase.DRAINED, MemberPhase.REHEARSED):
+            decision.set_member(member.worker, phase=phase)
             decision.set_seat(member.rank, held=held)
 
     patch.setattr(repair, "recall", recall)
@@ -111,7 +112,7 @@ def a_member_that_raised_is_taken_for_dead(patch):
 
 
 def a_refusal_is_repaired_like_an_exception(patch):
-    patch.setattr(processes, "_refused", lambda decision, event: decision.accept(event.worker, event))
+    patch.setitem(coordinator.HANDLERS, ev.JobRefused, reports.accepted())
 
 
 def copies_are_kept_on_the_ranks_own_node(patch):
@@ -135,20 +136,20 @@ def nobody_waits_for_the_first_copies(patch):
     honest = restart.advance_unprotected
 
     def advance_unprotected(decision):
-        decision.set(committed=True)
+        decision.state.committed = True
         honest(decision)
 
     patch.setattr(restart, "advance_unprotected", advance_unprotected)
 
 
 def what_an_unwound_rank_holds_is_not_asked(patch):
-    honest = repair.unwound
+    honest = coordinator.HANDLERS[ev.RunUnwound]
 
-    def unwound(decision, member, event):
+    def unwound(decision, event):
         versions = tuple(range(event.completed + 1))
-        honest(decision, member, ev.RunUnwound(event.worker, event.completed, versions))
+        honest(decision, ev.RunUnwound(event.worker, event.completed, versions))
 
-    patch.setattr(repair, "unwound", unwound)
+    patch.setitem(coordinator.HANDLERS, ev.RunUnwound, unwound)
 
 
 def a_re_entry_that_failed_is_tried_again(patch):
@@ -157,23 +158,22 @@ def a_re_entry_that_failed_is_tried_again(patch):
 
     def order(decision, given):
         honest(decision, given)
-        if isinstance(given, do.AbortStep) and decision.member(given.worker).reentered:
+        if isinstance(given, do.AbortStep) and decision.state.members[given.worker].reentered:
             decision.set_member(given.worker, phase=MemberPhase.DRAINING)
 
     patch.setattr(Decision, "order", order)
 
 
 def who_cannot_be_drained_is_waited_for(patch):
-    patch.setattr(timers, "_undrained", lambda decision, member: decision.set_member(member.worker, since=decision.now))
+    patient = replace(
+        timers.LIMITS[MemberPhase.DRAINING],
+        expired=lambda decision, member: decision.set_member(member.worker, since=decision.now),
+    )
+    patch.setitem(timers.LIMITS, MemberPhase.DRAINING, patient)
 
 
 def an_unwound_rank_counts_as_a_survivor(patch):
-    honest = reports._changes
-
-    def changes(decision, event):
-        return {} if isinstance(event, ev.RunUnwound) else honest(decision, event)
-
-    patch.setattr(reports, "_changes", changes)
+    patch.setitem(coordinator.HANDLERS, ev.RunUnwound, reports.accepted(repair.unwound))
 
 
 _ANY = KINDS
@@ -237,7 +237,7 @@ def a_new_term_raises_no_workers_number(patch):
     def moved(decision, event):
         before = decision.state.next_worker
         begun = honest(decision, event)
-        decision.set(next_worker=before)
+        decision.state.next_worker = before
         return begun
 
     patch.setattr(takeover, "_moved", moved)

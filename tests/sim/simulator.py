@@ -16,9 +16,9 @@ from deadpool_run.core import coordinator, timers
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.injection import KillHow
+from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import blame, spare_pool
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import Member
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import Rank
 
@@ -140,14 +140,14 @@ class Simulation:
         if isinstance(event, ev.NodesLost):
             lost = {loss.node for loss in event.losses}
             self.reported_dead |= {worker.number for worker in self.workers.values() if worker.node in lost}
-        before = self.state
-        self.state, effects = coordinator.step(self.settings, before, event, self.clock.now)
+        epoch = self.state.epoch
+        refused = isinstance(event, ev.JobRefused) and self.is_heard(self.state.members.get(event.worker))
+        effects = coordinator.step(self.settings, self.state, event, self.clock.now)
         self.log.append(f"{self.clock.now:8.3f} {event}")
         self.log += [f"             -> {effect}" for effect in effects]
         coordinator.check_invariants(self.settings, self.state)
-        assert self.state.epoch >= before.epoch, "an epoch fell"
-        if isinstance(event, ev.JobRefused) and self.is_heard(before.members.get(event.worker)):
-            assert self.state.stop is not None, "the job goes on after a refusal"
+        assert self.state.epoch >= epoch, "an epoch fell"
+        assert not refused or self.state.stop is not None, "the job goes on after a refusal"
         for effect in effects:
             self.perform(effect)
 

@@ -26,7 +26,7 @@ def led(settings, present):
     first, *others = present
     todo = [ev.JobSubmitted(first.node, first.place), *(ev.NodeJoined(each.node, each.place) for each in others)]
     while todo:
-        state, effects = coordinator.step(settings, state, todo.pop(0), 1.0)
+        effects = coordinator.step(settings, state, todo.pop(0), 1.0)
         todo += [
             fact
             for effect in effects

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from deadpool_run.core.events import Event, Place, TimeAdvanced, WorkerFound, WorkerRaised
-from deadpool_run.core.state import Member, Move, Seat, State
+from deadpool_run.core.members import Member, Seat
+from deadpool_run.core.state import Move, State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers, typed
@@ -62,7 +63,7 @@ def test_a_state_comes_back_as_it_was():
     state = State(
         phase=JobPhase.RUNNING,
         capture_interval=1,
-        seats=[Seat(0, owner=3, held=frozenset({1, 2}), copies={"n1": frozenset({1})}), Seat(1)],
+        seats=(Seat(0, owner=3, held=frozenset({1, 2}), copies={"n1": frozenset({1})}), Seat(1)),
         members={3: Member(3, "n0", MemberPhase.RUNNING, 0.5, rank=0)},
         leaves={"n0": ""},
         buddies=(("n1",), ()),
@@ -72,8 +73,8 @@ def test_a_state_comes_back_as_it_was():
 
 
 def test_facts_that_wait_in_a_state_keep_their_classes():
-    move = Move(1.0, "n0", frozenset({"n1"}), deferred=(TimeAdvanced(), WorkerRaised(1, None, "E", "", "")))
-    state = State(phase=JobPhase.RUNNING, capture_interval=1, seats=[], move=move)
+    move = Move(1.0, "n0", {"n1"}, deferred=[TimeAdvanced(), WorkerRaised(1, None, "E", "", "")])
+    state = State(phase=JobPhase.RUNNING, capture_interval=1, seats=(), move=move)
     assert typed.Decoder(State, "a state").decode(typed.to_json(state)).move == move
 
 

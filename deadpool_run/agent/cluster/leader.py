@@ -25,7 +25,7 @@ from deadpool_run.coordinator.log_follower import FollowedLog
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import effects as do
-from deadpool_run.core import nodes
+from deadpool_run.core.copies import buddies
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import CaptureSkipped, Event, SnapshotCommitted, StopRequested
 from deadpool_run.core.state import State
@@ -131,7 +131,7 @@ class Leader:
         if not commits.protected or commits.committed is None:
             return
         moved = self.state.former_buddies and self.state.phase in _COPIED_IN
-        if self._tracking.is_news_of_protection() or moved or nodes.is_exposed(self._spec.settings, self.state):
+        if self._tracking.is_news_of_protection() or moved or buddies.is_exposed(self._spec.settings, self.state):
             self.submit(SnapshotCommitted(commits.committed, self.state.epoch))
             if moved:
                 self._publish_buddies()

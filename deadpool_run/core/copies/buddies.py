@@ -1,18 +1,93 @@
-"""Who holds the copies of whose snapshots: always another node, another failure domain where there is one, spread evenly. Pure.
+"""Which nodes hold the copies of which ranks' snapshots, and whether they have them.
 
-Best is a node with a rank that holds the same parameters: what it has already is not sent.
+Copies are always on another node, in another failure domain where there is one, and spread evenly. Best is a node with a
+rank that holds the same parameters: what it has already is not sent.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain, islice
 
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NodeRecord, State
+from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank
 
+_COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING})
 _FEW = 64
 """So many nodes are sorted for each rank. More are found soon enough among all."""
+
+
+def committed(decision: Decision, event: ev.SnapshotCommitted) -> None:
+    """Note that every rank has all its copies, which ends the exposure that the loss of a node began."""
+    state = decision.state
+    if event.epoch != state.epoch:
+        return
+    state.committed = True
+    _note_cover(decision)
+    if state.phase in _COPIED_IN:
+        state.former_buddies = ()  # all that they hold is where it belongs now
+
+
+def is_exposed(settings: Settings, state: State) -> bool:
+    """Tell whether ranks may lack copies that they can have, so that it is news when they have them."""
+    if state.exposed_at is None or state.phase not in _COPIED_IN:
+        return False
+    return bool(state.buddies) and all(len(holders) >= settings.replicas for holders in state.buddies)
+
+
+def had_copies(state: State, nodes: Collection[NodeId]) -> bool:
+    """Tell whether a copy of any rank's snapshots, or the original, is on one of these nodes."""
+    if not state.buddies:
+        return False
+    return any(state.ranks_on(node) for node in nodes) or any(
+        not frozenset(nodes).isdisjoint(holders) for holders in state.buddies
+    )
+
+
+def _note_cover(decision: Decision) -> None:
+    """End the exposure, and note its length with the repair of the loss that began it."""
+    state = decision.state
+    if not is_exposed(decision.settings, state) or state.exposed_at is None:
+        return
+    exposed_s = decision.now - state.exposed_at
+    state.exposed_at = None
+    decision.effects.append(do.Announce(f"every rank has all its copies again, {exposed_s:.2f} s after the loss", ""))
+    last = state.incidents[-1] if state.incidents else None
+    if state.repair is not None:
+        state.repair.exposed_s = exposed_s
+    elif last is not None and last.epoch == state.epoch and last.exposed_s is None:
+        state.incidents = (*state.incidents[:-1], replace(last, exposed_s=exposed_s))
+
+
+def update(decision: Decision) -> None:
+    """Order copies to the nodes that should hold them now. A repair still needs those of before it."""
+    state = decision.state
+    if state.phase not in _COPIED_IN or _is_up_to_date(decision):
+        return
+    chosen = choose(decision.settings, state)
+    if chosen != state.buddies:
+        state.former_buddies, state.buddies, state.buddies_told = state.buddies, chosen, False
+    if not state.buddies_told:
+        state.buddies_told = True
+        decision.effects.append(do.SetBuddies(chosen))
+
+
+def _is_up_to_date(decision: Decision) -> bool:
+    """Tell whether this decision has changed nothing that the choice of buddies depends on."""
+    changes, state = decision.changes, decision.state
+    sealed_now = (
+        not decision.all_sealed_before and not state.seat_counters.unsealed
+    )  # now all have said whom they are like
+    return (
+        decision.phase_before in _COPIED_IN
+        and state.buddies_told
+        and not (changes.joined or changes.nodes_lost or changes.placement or sealed_now)
+    )
 
 
 def choose(settings: Settings, state: State) -> tuple[tuple[NodeId, ...], ...]:

@@ -1,4 +1,4 @@
-"""Which snapshot is committed: safe for every rank, by what the ranks' own nodes report of their buddies. Pure.
+"""The committed version: the newest snapshot that is safe for every rank, as the ranks' nodes report of their buddies.
 
 A report costs as much as it says that is new, whatever the world's size: versions are counted, never intersected.
 """
@@ -11,7 +11,7 @@ from deadpool_run.ids import Rank, Version
 _NONE = Version(-1)
 _MAX_KEPT = 1024
 MAX_TOLD = 56
-"""Abandoned versions that are told: what a status page has room for."""
+"""The most abandoned versions that are published: a status page has no room for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class _Safe:
 
 
 class Commits:
-    """What is safe, of one life at a time. What is reported of another life is not heard."""
+    """The versions that are safe in one timeline. Reports of other timelines are ignored."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -42,7 +42,7 @@ class Commits:
         """Abandoned versions up to this one are no longer listed; none of them is committed either."""
 
     def discard_above(self, timeline: int, version: Version) -> None:
-        """Begin a life in which all go on from this version: newer ones may be made again, all is reported again.
+        """Begin a timeline that resumes from this version: newer ones may be made again, and every rank reports again.
 
         What was committed stays so, unless all had to go back behind it.
         """
@@ -117,7 +117,7 @@ class Commits:
             self._abandon(version)
 
     def _pass_over(self, before: _Safe, now: _Safe) -> None:
-        """Abandon what a rank lacks below its newest: none sends a version that is older than one it has sent.
+        """Abandon versions that a rank skipped: a rank reports versions in order, so they will never be complete.
 
         Those that nobody has reported are found when somebody does.
         """

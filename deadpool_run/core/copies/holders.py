@@ -1,23 +1,22 @@
-"""Who holds what of a rank that lost its owner: its own node's vault, or the nodes that its copies were sent to."""
+"""Search for the copies of a rank that lost its owner: in its own node's vault, or on the nodes that got its copies."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.decision import Decision
-from deadpool_run.core.state import NO_VERSION, Member, Seat, State
+from deadpool_run.core.members import NO_VERSION, Copies, Member, Seat
+from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank, Version
-
-Copies = Mapping[NodeId, frozenset[Version]]
 
 
 def left_behind(decision: Decision, rank: Rank, node: NodeId, versions: frozenset[Version]) -> None:
-    """Note what a dead owner left in the vault of its node, which lives."""
+    """Note what a dead owner left in the vault of its living node."""
     _set(decision, rank, {node: versions}, frozenset())
 
 
 def ask(decision: Decision, rank: Rank, but: NodeId | None = None) -> None:
-    """Ask everyone (but one) who may have copies of the rank: its vault is gone."""
+    """Ask every node (but one) that may have copies of the rank: its vault is gone."""
     state = decision.state
     failed_sources = frozenset() if state.repair is None else state.repair.failed_sources
     # After the coordinator moved, copies may also be where the last one had them sent without being followed.
@@ -47,7 +46,7 @@ def reported(decision: Decision, event: ev.ReplicasReported) -> None:
 
 
 def _of_the_last_stay(copies: Copies) -> Copies:
-    """Leave out what lies where the rank lived long ago: a replacement there would take it for what its rank has now."""
+    """Drop stale copies on nodes where the rank lived earlier: a replacement there would load them."""
     newest = max(copies.values(), key=lambda held: max(held, default=NO_VERSION), default=frozenset[Version]())
     return {
         node: held for node, held in copies.items() if max(held, default=NO_VERSION) >= min(newest, default=NO_VERSION)
@@ -55,7 +54,7 @@ def _of_the_last_stay(copies: Copies) -> Copies:
 
 
 def forget(decision: Decision, rank: Rank, node: NodeId) -> bool:
-    """Note that what the node holds of the rank cannot be had; where that was all, ask the others. False: it held nothing."""
+    """Give up the node's copies of the rank; if those were all, ask the others. False: it held none."""
     seat = decision.state.seats[rank]
     if node not in seat.copies and node not in seat.asked:
         return False
@@ -68,13 +67,13 @@ def forget(decision: Decision, rank: Rank, node: NodeId) -> bool:
 
 
 def forget_nodes(decision: Decision, lost: Collection[NodeId]) -> bool:
-    """Note that what these nodes held is lost with them. False: no rank that is repaired counted on it."""
-    sought = decision.state.seat_tally.sought
+    """Give up the copies on lost nodes. False: no rank under repair counted on them."""
+    state = decision.state
     needed = [
         (rank, node)
-        for rank, (copies, asked) in sorted(sought.items(), key=lambda entry: entry[0])
+        for rank in sorted(state.seat_counters.searched)
         for node in lost
-        if node in copies or node in asked
+        if node in state.seats[rank].copies or node in state.seats[rank].asked
     ]
     for rank, node in needed:
         forget(decision, rank, node)
@@ -82,22 +81,21 @@ def forget_nodes(decision: Decision, lost: Collection[NodeId]) -> bool:
 
 
 def settled(decision: Decision) -> None:
-    """Forget who held what: every rank is held by a member that has its state."""
-    with decision.for_all():
-        for rank in decision.state.seat_tally.sought:
-            decision.set_seat(rank, copies={}, asked=frozenset())
+    """End every search: each rank is held by a member that has its state."""
+    for rank in sorted(decision.state.seat_counters.searched):
+        decision.set_seat(rank, copies={}, asked=frozenset())
 
 
 def resumed(decision: Decision, version: Version) -> None:
     """Note that copies of newer versions are forgotten."""
-    with decision.for_all():
-        for rank, (copies, _) in decision.state.seat_tally.sought.items():
-            kept = {node: frozenset(v for v in held if v <= version) for node, held in copies.items()}
-            decision.set_seat(rank, copies=kept)
+    for rank in sorted(decision.state.seat_counters.searched):
+        copies = decision.state.seats[rank].copies
+        kept = {node: frozenset(v for v in held if v <= version) for node, held in copies.items()}
+        decision.set_seat(rank, copies=kept)
 
 
 def nearest(seat: Seat, member: Member, version: Version | None) -> NodeId | None:
-    """Return whom the rank's transcript (or this version of it) is brought from for a replacement; None: it is there."""
+    """Return the node to fetch the transcript (or this version) from for a replacement; None if its own node has it."""
     holders = [node for node, held in seat.copies.items() if version is None or version in held]
     if not holders or member.node in holders:
         return None
@@ -105,12 +103,12 @@ def nearest(seat: Seat, member: Member, version: Version | None) -> NodeId | Non
 
 
 def is_known(seat: Seat) -> bool:
-    """Tell whether a replacement can be given the rank: everyone who was asked has answered, and somebody holds it."""
+    """Tell whether a replacement can get the rank: every node that was asked has answered, and one holds it."""
     return not seat.asked and bool(seat.copies)
 
 
 def describe_loss(state: State) -> str:
-    """Return which nodes were asked in vain, for the user."""
+    """Return which ranks no node holds, for the user."""
     lost = [str(seat.rank) for seat in state.seats if seat.held is not None and not seat.held] if state.buddies else []
     return f"every holder of rank {', '.join(lost)} is gone; " if lost else ""
 

@@ -1,10 +1,11 @@
-"""How often snapshots are taken: less often while captures are skipped, as often as was asked for when all is calm."""
+"""The capture interval: longer while captures are skipped, back to the user's when none is."""
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.decision import Decision
+from deadpool_run.core.members import NO_VERSION
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import NO_VERSION, State
+from deadpool_run.core.state import State
 from deadpool_run.core.transitions import HOLDS_RANK, MemberPhase
 from deadpool_run.ids import Version
 
@@ -14,18 +15,19 @@ _TOLD = HOLDS_RANK - {MemberPhase.RAISED, MemberPhase.ENDING, MemberPhase.RELEAS
 def skipped(decision: Decision, event: ev.CaptureSkipped) -> None:
     """Lengthen the interval. Skips of versions that were due under the shorter interval are answered by that already."""
     state = decision.state
-    decision.set(skipped_at=decision.now)
+    state.skipped_at = decision.now
     longer = min(state.capture_interval * 2, decision.settings.max_capture_interval)
     if event.version <= state.raised_to or longer <= state.capture_interval:
         return
-    decision.set(raised_to=Version(event.version + longer))
+    state.raised_to = Version(event.version + longer)
     _set_interval(decision, longer, "captures are skipped: they take longer than the steps between them")
 
 
 def calm(decision: Decision) -> None:
     """Shorten the interval after a stretch without a skip."""
-    shorter = max(decision.state.capture_interval // 2, decision.settings.capture_interval)
-    decision.set(skipped_at=decision.now, raised_to=NO_VERSION)
+    state = decision.state
+    shorter = max(state.capture_interval // 2, decision.settings.capture_interval)
+    state.skipped_at, state.raised_to = decision.now, NO_VERSION
     _set_interval(decision, shorter, f"no capture was skipped for {decision.settings.calm_s:g} s")
 
 
@@ -37,7 +39,7 @@ def calm_deadline(settings: Settings, state: State) -> float | None:
 
 
 def _set_interval(decision: Decision, interval: int, reason: str) -> None:
-    decision.set(capture_interval=interval)
+    decision.state.capture_interval = interval
     decision.announce(f"a snapshot every {interval} steps", reason)
     for member in decision.state.owners():
         if member.phase in _TOLD:

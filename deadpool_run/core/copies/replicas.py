@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from deadpool_run.core.events import SurvivorDrained, WorkerExited
-from deadpool_run.core.state import Seat
+from deadpool_run.core.members import Seat
 from deadpool_run.ids import Version
 
 

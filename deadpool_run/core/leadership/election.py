@@ -1,4 +1,4 @@
-"""Which agent's coordinator has authority: one small state machine in each agent. Pure; `now` is the agent's own clock.
+"""The election of the leader: one small state machine in each agent. Pure; `now` is the agent's own clock.
 
 A leader has authority while a majority of its configuration answers. An answer extends it from when the question was *sent*, and
 nobody votes for another leader before that long after it *heard* the question: so two never have authority at once, provided
@@ -149,7 +149,9 @@ def _heard_from_leader(agent: Agent, event: HeardFromLeader, now: float) -> tupl
     if agent.me not in event.configurations[-1].agents:
         return _fence(agent, "the coordinator has given this node up")
     same = event.term == agent.term
-    agent = replace(agent, role=ElectionRole.FOLLOWER, term=event.term, voted_term=event.term, configurations=event.configurations)
+    agent = replace(
+        agent, role=ElectionRole.FOLLOWER, term=event.term, voted_term=event.term, configurations=event.configurations
+    )
     voted_for = agent.voted_for if same else event.configurations[-1].leader
     agent = agent if event.claim else replace(agent, governed_at=now)
     return replace(
@@ -216,7 +218,11 @@ def _voted(agent: Agent, vote: VoteGiven, now: float) -> Agent:
     agent = replace(agent, seen=max(agent.seen, vote.voted_term))
     if agent.role is not ElectionRole.CANDIDATE or vote.term != agent.candidate_term:
         return agent
-    if vote.configurations and vote.configurations[-1].number > agent.configuration.number and agent.me in vote.configurations[-1].agents:
+    if (
+        vote.configurations
+        and vote.configurations[-1].number > agent.configuration.number
+        and agent.me in vote.configurations[-1].agents
+    ):
         # Somebody was elected, and perhaps got no further: that configuration counts, and that leader may live.
         agent = replace(agent, configurations=vote.configurations, heard_at=now, closed_at=None)
     ended = agent.ended if vote.closed is None else agent.ended | {vote.closed}
@@ -249,7 +255,9 @@ def _advance_candidate(agent: Agent, now: float) -> tuple[Agent, tuple[Output, .
 
 
 def _advance_leader(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
-    if len(agent.configurations) > 1 and _has_majority(agent, agent.configurations[0], _who_know(agent, agent.configurations[1].number)):
+    if len(agent.configurations) > 1 and _has_majority(
+        agent, agent.configurations[0], _who_know(agent, agent.configurations[1].number)
+    ):
         configurations = agent.configurations[1:]
         return replace(agent, configurations=configurations), (ShareConfiguration(configurations),)
     if not has_leadership(agent, now):
@@ -306,7 +314,7 @@ def _candidate_term(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]
 def _is_elected(agent: Agent, now: float) -> bool:
     """Tell whether enough have voted, and the old leader has ended or has lost its authority and ended its workers.
 
-    One that votes was elected, and made way before it had any: a leader votes for nobody.
+    If the old leader is among the voters, it has already stepped down: a leader never votes.
     """
     gone = agent.ended | agent.votes
     over = agent.configuration.leader in gone or now >= agent.heard_at + 1.25 * agent.timeout_s
@@ -348,9 +356,9 @@ def _has_majorities(agent: Agent, who: frozenset[NodeId] | set[NodeId]) -> bool:
 
 
 def _had_successor(agent: Agent, configuration: Configuration) -> bool:
-    """Tell whether those who ended, and are not counted, may have had a leader of their own after this configuration's.
+    """Tell whether the ended agents alone could have elected a later leader.
 
-    It may have taken in agents, which go on after it, and of which nobody here knows.
+    It may have taken in agents that no agent here knows.
     """
     others = [other for other in configuration.agents if other != configuration.leader]
     return 2 * sum(other in agent.ended for other in others) > len(others)

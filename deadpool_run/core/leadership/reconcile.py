@@ -1,10 +1,11 @@
-"""What is believed of the workers against what is there, after the coordinator moved.
+"""Reconciliation after a takeover: the recorded workers against those that the nodes found.
 
-One owner for each rank: of all that were given it, dead ones included, the one of the largest epoch. Any other is ended,
-and its rank is not given away before its end.
+Each rank keeps one owner: of all workers that were given it, dead ones included, the one of the largest epoch. Any other is
+ended, and its rank is not given away before its end.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from signal import SIGTERM
 
@@ -14,9 +15,10 @@ from deadpool_run.core.copies import holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.events import WorkerFound
 from deadpool_run.core.injection import KillHow
+from deadpool_run.core.members import NO_EPOCH, Member
 from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
 from deadpool_run.core.recovery.repair import LostRank
-from deadpool_run.core.state import NO_EPOCH, Member, Repair
+from deadpool_run.core.state import Repair
 from deadpool_run.core.transitions import PARKED, JobPhase, MemberPhase
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
@@ -27,7 +29,7 @@ _BESIDE_THE_LAST = "it was setting up beside the last coordinator's store, which
 
 @dataclass(frozen=True, slots=True)
 class RankClaim:
-    """A worker that was given a rank, wherever and by whichever coordinator."""
+    """A worker that was given a rank, on any node and by any coordinator."""
 
     node: NodeId
     found: WorkerFound
@@ -35,22 +37,22 @@ class RankClaim:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is there.
+    """What the nodes found.
 
-    `fallen` are the ranks' workers that are gone, `heirs` the living workers that were given a rank without its being
+    `fallen` are the ranks' workers that are gone, `unrecorded` the living workers that were given a rank without its being
     known, and `found` every worker that is there, or was.
     """
 
     fallen: Sequence[LostRank]
-    heirs: Sequence[RankClaim]
+    unrecorded: Sequence[RankClaim]
     found: Mapping[WorkerId, WorkerFound]
 
 
 def compare(decision: Decision, found: Mapping[NodeId, Sequence[WorkerFound]], lost: Sequence[Member]) -> Truth:
-    """Bring the members in line with what is there. `lost` are those of nodes that are no more."""
+    """Bring the members in line with what the nodes found. `lost` are the members of lost nodes."""
     everyone = {each.worker: RankClaim(node, each) for node, workers in found.items() for each in workers}
     if any(claim.found.initialized for claim in everyone.values()):
-        decision.set(managed=True)
+        decision.state.managed = True
     fallen = [LostRank(member, f"was lost with node {member.node}", None) for member in lost if member.rank is not None]
     for member in list(decision.state.members.values()):
         claim = everyone.get(member.worker)
@@ -61,18 +63,18 @@ def compare(decision: Decision, found: Mapping[NodeId, Sequence[WorkerFound]], l
     claims: dict[int, list[RankClaim]] = {}
     for claim in everyone.values():
         claims.setdefault(claim.found.rank, []).append(claim)
-    heirs = []
+    unrecorded = []
     for rank in range(decision.settings.world_size):
         unrecorded_owner = _settle_rank(decision, Rank(rank), claims.get(rank, []), fallen)
-        heirs += [unrecorded_owner] if unrecorded_owner is not None else []
+        unrecorded += [unrecorded_owner] if unrecorded_owner is not None else []
     for claim in everyone.values():
         if claim.found.alive and claim.found.rank < 0 and claim.found.worker not in decision.state.members:
             end_orphan(decision, claim.node, claim.found)
-    return Truth(fallen, heirs, {worker: claim.found for worker, claim in everyone.items()})
+    return Truth(fallen, unrecorded, {worker: claim.found for worker, claim in everyone.items()})
 
 
 def end_orphan(decision: Decision, node: NodeId, found: WorkerFound, why: str = _OUTDATED) -> None:
-    """End a worker that holds nothing by right; the rank that it was given waits for its end."""
+    """End a worker that is not its rank's owner; the rank waits for its end."""
     rank = Rank(found.rank) if found.rank >= 0 else None
     member = decision.state.members.get(found.worker)
     if member is None:
@@ -85,7 +87,7 @@ def end_orphan(decision: Decision, node: NodeId, found: WorkerFound, why: str = 
 
 
 def go_on(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], why: str) -> None:
-    """Have the job go on from what is there."""
+    """Resume the job from what the nodes found."""
     if decision.state.phase in _REPAIRED_IN and any(found.released for found in truth.found.values()):
         truth = _was_finishing(decision, truth)
     match decision.state.phase:
@@ -96,12 +98,12 @@ def go_on(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], wh
         case JobPhase.STARTING | JobPhase.UNPROTECTED | JobPhase.RESTARTING:
             _begin_again(decision, truth, why)
         case JobPhase.NEW | JobPhase.STOPPING | JobPhase.STOPPED:
-            _end_strays(decision, truth.heirs)
+            _end_orphans(decision, truth.unrecorded)
     _end_again(decision)
 
 
 def _gone(decision: Decision, member: Member, found: WorkerFound | None) -> list[LostRank]:
-    """Forget a worker that ended, or whose start was never heard of."""
+    """Forget a worker that ended, or never started."""
     decision.remove(member)
     if member.rank is None:
         return []
@@ -141,7 +143,7 @@ def _settle_rank(
     for claim in mine[:-1]:
         if claim.found.alive:
             if owner is not None and claim.found.worker == owner.worker:
-                fallen.append(LostRank(owner, "was replaced before the coordinator moved", None))
+                fallen.append(LostRank(copy(owner), "was replaced before the coordinator moved", None))
             end_orphan(decision, claim.node, claim.found)
     if not last.found.alive:
         if last.found.code == 0 and decision.state.seats[rank].owner is None and last.found.released:
@@ -157,11 +159,10 @@ def _settle_rank(
 
 def _repair(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], why: str) -> None:
     """Recall everybody to one epoch, and ask anew who holds what of the ranks whose owners are gone."""
-    before = decision.state.repair or Repair(began_at=decision.now)
-    decision.set(repair=before)
+    decision.state.repair = decision.state.repair or Repair(began_at=decision.now)
     for one in truth.fallen:
         repair.note_loss(decision, one)  # which is no attempt: it is the coordinator's node that failed, not the repair
-    for unrecorded_owner in truth.heirs:
+    for unrecorded_owner in truth.unrecorded:
         _adopt(decision, unrecorded_owner, MemberPhase.REHEARSING, replacement=True)
         repair.replaced(
             decision, Rank(unrecorded_owner.found.rank), decision.state.members[unrecorded_owner.found.worker]
@@ -214,7 +215,7 @@ def _adopt(decision: Decision, unrecorded_owner: RankClaim, phase: MemberPhase, 
     """Take a worker for its rank's owner, as the last coordinator did. How far it came, it will say itself."""
     found, rank = unrecorded_owner.found, Rank(unrecorded_owner.found.rank)
     member = decision.state.members.get(found.worker)
-    here = decision.state.seat_tally.homes.get(unrecorded_owner.node, frozenset())
+    here = decision.state.ranks_on(unrecorded_owner.node)
     taken = {decision.state.seats[other].local_rank for other in here if other != rank}
     mine = decision.state.seats[rank].local_rank
     local_rank = mine if mine not in taken else min(set(range(len(taken) + 1)) - taken)
@@ -230,9 +231,9 @@ def _was_finishing(decision: Decision, truth: Truth) -> Truth:
     if decision.state.phase is JobPhase.REPAIRING:
         decision.enter(JobPhase.RUNNING, "every rank was attached")
     decision.enter(JobPhase.FINISHING, "every rank was done")
-    decision.set(repair=None)
+    decision.state.repair = None
     fallen = list(truth.fallen)
-    for unrecorded_owner in truth.heirs:
+    for unrecorded_owner in truth.unrecorded:
         if unrecorded_owner.found.released or unrecorded_owner.found.finished:
             _adopt(decision, unrecorded_owner, MemberPhase.RELEASED, replacement=False)
         else:
@@ -244,14 +245,14 @@ def _was_finishing(decision: Decision, truth: Truth) -> Truth:
         if found.released or found.finished:
             decision.set_member(member.worker, phase=MemberPhase.RELEASED, replacement=False, since=decision.now)
         else:
-            fallen.append(LostRank(member, "was not through", None))
+            fallen.append(LostRank(copy(member), "was not through", None))
             end_orphan(decision, member.node, found)
     return Truth(fallen, (), truth.found)
 
 
 def _finish(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], why: str) -> None:
     """Go on ending; or have every rank come back at its last version, if one was lost."""
-    _end_strays(decision, truth.heirs)
+    _end_orphans(decision, truth.unrecorded)
     fallen = [one for one in truth.fallen if one.member.rank is not None]
     if decision.state.vacant():
         repair.lost_after_release(decision, fallen, f"{why}, and ranks were lost with the last")
@@ -271,7 +272,7 @@ def _finish(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], 
 def _begin_again(decision: Decision, truth: Truth, why: str) -> None:
     """Begin the world again: set-up cannot be replayed, and the store was beside the last coordinator."""
     begun = any(found.rank >= 0 for found in truth.found.values())
-    _end_strays(decision, truth.heirs)
+    _end_orphans(decision, truth.unrecorded)
     if decision.state.phase is JobPhase.UNPROTECTED:
         if not restart.restarts_allowed(decision.settings, decision.state):
             shutdown.stop(decision, 1, f"{why} before the world was protected, and no restart is allowed")
@@ -284,13 +285,13 @@ def _begin_again(decision: Decision, truth: Truth, why: str) -> None:
         decision.effects.append(do.BeginGeneration(decision.state.generation))
 
 
-def _end_strays(decision: Decision, heirs: Sequence[RankClaim]) -> None:
-    for unrecorded_owner in heirs:
+def _end_orphans(decision: Decision, unrecorded: Sequence[RankClaim]) -> None:
+    for unrecorded_owner in unrecorded:
         end_orphan(decision, unrecorded_owner.node, unrecorded_owner.found)
 
 
 def _end_again(decision: Decision) -> None:
-    """Give the orders to die again that may not have arrived."""
+    """Repeat orders to die: they may not have arrived."""
     for member in decision.state.in_phase(MemberPhase.ENDING):
         if member.since == decision.now:
             continue  # it was ordered just now

@@ -1,28 +1,28 @@
-"""The coordinator came to another node: first hear what is there, then decide once, in a new epoch.
+"""Leader takeover: collect every node's inventory, reconcile it with the log, then start one new epoch.
 
-What the last coordinator ordered after the entry that was followed last is not known; the workers that each agent finds
-are the truth. Until every node has told, or is lost, nothing is decided, and what is told meanwhile waits.
+The log may lack the last coordinator's last orders, so the workers that each agent finds are the truth. Until every node
+has sent its inventory, or is lost, nothing is decided, and other events wait.
 """
 
-from dataclasses import replace
 
 from msgspec import structs
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core import nodes
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.leadership import reconcile
-from deadpool_run.core.state import Member, Move
+from deadpool_run.core.members import Member
+from deadpool_run.core.recovery.losses import remove_nodes
+from deadpool_run.core.state import Move
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import Epoch, NodeId, WorkerId
 
 TERM_BITS = 20
-"""A term has room for so many epochs and workers, so that no number is ever used by two coordinators."""
+"""A term has room for 2^20 epochs and workers, so that two coordinators never use the same number."""
 
 
-def sift(decision: Decision, event: ev.Event) -> tuple[ev.Event, ...]:
-    """Return the facts to decide on now: none while nodes are waited for, and in the end all that waited with them."""
+def events_to_handle(decision: Decision, event: ev.Event) -> tuple[ev.Event, ...]:
+    """Return the events to handle now: none during a takeover, and all that waited at its end."""
     if isinstance(event, ev.CoordinatorMoved):
         if not _moved(decision, event):
             return ()
@@ -34,13 +34,13 @@ def sift(decision: Decision, event: ev.Event) -> tuple[ev.Event, ...]:
     move = decision.state.move
     if move is None or (move.waiting and decision.now < move.began_at + decision.settings.node_timeout_s):
         return ()
-    _settle(decision, move)
+    _finish(decision, move)
     return (*move.deferred, ev.TimeAdvanced())
 
 
-def hear(decision: Decision, event: ev.CoordinatorMoved | ev.NodeResynced) -> None:
-    """End what is on a node that comes late, and that nobody ordered there."""
-    if isinstance(event, ev.NodeResynced) and event.node in decision.state.nodes:
+def resynced_late(decision: Decision, event: ev.NodeResynced) -> None:
+    """End workers of an earlier term on a node whose inventory comes late."""
+    if event.node in decision.state.nodes:
         for found in event.workers:
             if (
                 found.alive
@@ -51,23 +51,21 @@ def hear(decision: Decision, event: ev.CoordinatorMoved | ev.NodeResynced) -> No
 
 
 def _moved(decision: Decision, event: ev.CoordinatorMoved) -> bool:
-    """Begin the term; False if there is nothing to wait for."""
+    """Begin the term. False if there is nothing to wait for."""
     state = decision.state
     if event.term <= state.term:
         return False
-    decision.set(term=event.term)
+    state.term = event.term
     if state.phase is JobPhase.STOPPED:
         assert state.stop is not None
         decision.effects.append(do.StopJob(state.stop.exit_code, state.stop.reason))  # it may not have been performed
         return False
-    before = state.move.deferred if state.move is not None else ()
-    decision.set(
-        epoch=raised(state.epoch, event.term),
-        next_worker=WorkerId(max(state.next_worker, event.term << TERM_BITS)),
-        suspicion=None,
-        buddies_told=False,
-        move=Move(decision.now, event.node, waiting=frozenset(state.nodes), deferred=before),
-    )
+    deferred = [] if state.move is None else state.move.deferred
+    state.epoch = raised(state.epoch, event.term)
+    state.next_worker = WorkerId(max(state.next_worker, event.term << TERM_BITS))
+    state.suspicion = None
+    state.buddies_told = False
+    state.move = Move(decision.now, event.node, waiting=set(state.nodes), deferred=deferred)
     decision.announce(
         f"the coordinator is on node {_name(decision, event.node)} now", f"it moved, in term {event.term}"
     )
@@ -75,7 +73,7 @@ def _moved(decision: Decision, event: ev.CoordinatorMoved) -> bool:
 
 
 def raised(epoch: Epoch, term: int) -> Epoch:
-    """Return an epoch that nobody has used, whatever the last coordinator did."""
+    """Return an epoch that no earlier coordinator can have used."""
     return Epoch(max(epoch, term << TERM_BITS) + 1)
 
 
@@ -84,23 +82,23 @@ def _name(decision: Decision, node: NodeId) -> str:
 
 
 def _note(decision: Decision, event: ev.Event) -> None:
-    """Take in what is waited for, and keep what is not."""
+    """Take in an inventory or a loss, and defer any other event."""
     move = decision.state.move
     assert move is not None
     if not _noted(decision, move, event):
-        decision.set(move=replace(move, deferred=(*move.deferred, event)))
+        move.deferred.append(event)
 
 
 def _noted(decision: Decision, move: Move, event: ev.Event) -> bool:
-    """Take in what is waited for; False if it is something else."""
+    """Take in an inventory or a loss. False for any other event."""
     match event:
         case ev.NodeResynced() if event.node in move.waiting:
-            found = {**move.found, event.node: event.workers}
-            discarded = max(move.discarded, event.discarded)
-            decision.set(move=replace(move, waiting=move.waiting - {event.node}, found=found, discarded=discarded))
+            move.found[event.node] = event.workers
+            move.discarded = max(move.discarded, event.discarded)
+            move.waiting.remove(event.node)
         case ev.NodeLost() if event.node in decision.state.nodes:
-            lost = {event.node: event.reason, **move.lost}
-            decision.set(move=replace(move, waiting=move.waiting - {event.node}, lost=lost))
+            move.lost = {event.node: event.reason, **move.lost}
+            move.waiting.discard(event.node)
         case ev.TimeAdvanced():
             pass
         case _:
@@ -113,14 +111,14 @@ def _as_it_is_now(found: ev.WorkerFound, exited: ev.WorkerExited | None) -> ev.W
     return found if exited is None else structs.replace(found, code=exited.code, signal=exited.signal)
 
 
-def _settle(decision: Decision, move: Move) -> None:
-    """Compare what is believed with what is there, and have the job go on from that."""
-    decision.set(move=None)
+def _finish(decision: Decision, move: Move) -> None:
+    """Reconcile the members with the inventories, and resume the job."""
+    decision.state.move = None
     silent = f"it did not answer the new coordinator within {decision.settings.node_timeout_s:g} s"
     lost = {**dict.fromkeys(sorted(move.waiting), silent), **move.lost}
     members: list[Member] = []
     names = {node: _name(decision, node) for node in lost}
-    for node, fell in nodes.remove(decision, lost).items():
+    for node, fell in remove_nodes(decision, lost).items():
         decision.announce(f"node {names[node]} is lost: {lost[node]}", f"{len(fell)} workers were on it")
         members += fell
     ended = {event.worker: event for event in move.deferred if isinstance(event, ev.WorkerExited)}

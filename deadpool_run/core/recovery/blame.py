@@ -1,12 +1,14 @@
-"""Whose fault an ending is: the machine's (it is repaired), the script's or the library's (the job stops).
+"""Blame for an exception: the machine (it is repaired), the script or the library (the job stops).
 
-The script's stops the job at once, so that no spare is burnt; the library's when it meets the rank's replacement too.
+A fault of the script stops the job at once, before it costs a spare. A fault of the library stops the job when the rank's
+replacement meets it too.
 """
 
 from dataclasses import dataclass
 
 from deadpool_run.core.events import DrainFailed, WorkerRaised
-from deadpool_run.core.state import Member, Raise, State
+from deadpool_run.core.members import Member
+from deadpool_run.core.state import Raise, State
 from deadpool_run.core.transitions import MemberPhase
 from deadpool_run.errors import Blame
 
@@ -29,7 +31,7 @@ MAX_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class FaultVerdict:
-    """Why no other worker would do better, with the tracebacks that prove it. `ours`: the library is to blame."""
+    """Why another worker would fail too, with the tracebacks that prove it. `ours`: the library is to blame."""
 
     why: str
     tracebacks: str
@@ -57,7 +59,7 @@ def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -
 
 
 def still_evidence(raises: tuple[Raise, ...]) -> tuple[Raise, ...]:
-    """Return what still counts once every rank has got past its steps: what was raised after the loop."""
+    """Return what still counts once every rank has completed a step: exceptions raised after the loop."""
     return tuple(one for one in raises if one.released)
 
 

@@ -1,4 +1,4 @@
-"""What is told of a repair that is over."""
+"""The report of a finished repair."""
 
 from deadpool_run.core.effects import Incident, Loss
 from deadpool_run.core.state import LossSoFar, Repair

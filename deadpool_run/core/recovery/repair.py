@@ -1,23 +1,23 @@
-"""The repair of a loss: free and drain the survivors, seat the replacements, choose the version, restore, attach."""
+"""Repair of a loss: abort and drain the survivors, assign replacements, choose the version, restore, attach."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from signal import SIGTERM
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core import placement
-from deadpool_run.core.changes import changed
 from deadpool_run.core.copies import holders, replicas
 from deadpool_run.core.decision import Decision
+from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import blame, incidents, restart, shutdown
-from deadpool_run.core.state import LossSoFar, Member, Raise, Repair, all_attached
+from deadpool_run.core.state import LossSoFar, Raise, Repair, all_attached
 from deadpool_run.core.transitions import MEMBER_TRANSITIONS, JobPhase, MemberPhase
 from deadpool_run.ids import Rank, Version
 
 _M = MemberPhase
-_UNSAID = (_M.DRAINING, _M.RECALLED, _M.UNWINDING)
-"""Phases of members that will say what they hold."""
+_UNREPORTED = (_M.DRAINING, _M.RECALLED, _M.UNWINDING)
+"""Phases of members that have yet to report what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,8 @@ class LostRank:
 
 def lost(decision: Decision, fallen: Sequence[LostRank], why: str) -> None:
     """Repair the loss of these ranks' workers, lost at once: however many they are, one attempt has failed."""
-    repair = decision.state.repair or Repair(began_at=decision.now)
-    counts = any(_is_attempt(repair, one.member) for one in fallen)
-    decision.set(repair=changed(repair, attempts=repair.attempts + counts))
+    repair = _under_way(decision)
+    repair.attempts += any(_is_attempt(repair, one.member) for one in fallen)
     for one in fallen:
         note_loss(decision, one)
     begin_epoch(decision, why)
@@ -50,21 +49,25 @@ def lost(decision: Decision, fallen: Sequence[LostRank], why: str) -> None:
 
 
 def note_loss(decision: Decision, fallen: LostRank) -> None:
-    """Note it in the incident, which it may begin."""
+    """Note the loss in the repair, which it may begin."""
     member = fallen.member
     assert member.rank is not None
-    repair = decision.state.repair or Repair(began_at=decision.now)
+    repair = _under_way(decision)
     injected = member.injected_at is not None
-    detected_s = None if member.injected_at is None else decision.now - member.injected_at
-    held = (*(fallen.left or ()), repair.dead_held)
-    decision.set(
-        repair=changed(
-            repair,
-            losses=(*repair.losses, LossSoFar(member.rank, member.worker, fallen.cause, injected, decision.now)),
-            dead_held=max((version for version in held if version is not None), default=None),
-            detected_s=detected_s if repair.detected_s is None else repair.detected_s,
-        )
+    repair.losses = (
+        *repair.losses,
+        LossSoFar(member.rank, member.worker, fallen.cause, injected, decision.now),
     )
+    held = (*(fallen.left or ()), repair.dead_held)
+    repair.dead_held = max((version for version in held if version is not None), default=None)
+    if repair.detected_s is None and member.injected_at is not None:
+        repair.detected_s = decision.now - member.injected_at
+
+
+def _under_way(decision: Decision) -> Repair:
+    """Return the repair that is under way, or begin one."""
+    repair = decision.state.repair = decision.state.repair or Repair(began_at=decision.now)
+    return repair
 
 
 def _is_attempt(repair: Repair, lost: Member) -> bool:
@@ -75,7 +78,7 @@ def _is_attempt(repair: Repair, lost: Member) -> bool:
 
 
 def _find_copies(decision: Decision, fallen: LostRank) -> None:
-    """Note or ask who holds the rank's state; what a replacement was to be given is known already."""
+    """Note or search for the rank's state. What a replacement was to get is known already."""
     member = fallen.member
     assert member.rank is not None
     if decision.state.phase is not JobPhase.REPAIRING or member.replacement:
@@ -87,7 +90,7 @@ def _find_copies(decision: Decision, fallen: LostRank) -> None:
 
 
 def lost_after_release(decision: Decision, fallen: Sequence[LostRank], why: str) -> None:
-    """Have every rank come back as a replacement at the last version, and run to its end again.
+    """Replace every rank at the last version, and have it run to its end again.
 
     Survivors cannot be drained any more: they run code of their own. Nothing is trained twice; what the script does
     after its loop is, so that this is bounded as restarts of the world are.
@@ -98,27 +101,25 @@ def lost_after_release(decision: Decision, fallen: Sequence[LostRank], why: str)
         shutdown.stop(decision, 1, f"{why}{restart.describe_limit(state, allowed)}")
         return
     decision.enter(JobPhase.REPAIRING, why)
-    decision.set(repair=Repair(began_at=decision.now), restarts=state.restarts + 1, done_at=None)
-    with decision.for_all():
-        for seat in state.seats:
-            decision.set_seat(seat.rank, done=False)
-    decision.announce(f"finishing again ({decision.state.restarts} of at most {allowed})", why)
-    with decision.for_all():
-        for owner in state.owners():
-            if owner.phase is not _M.ENDING:
-                decision.terminate(owner.worker, SIGTERM, why)
+    state.repair, state.done_at = Repair(began_at=decision.now), None
+    state.restarts += 1
+    for seat in state.seats:
+        decision.set_seat(seat.rank, done=False)
+    decision.announce(f"finishing again ({state.restarts} of at most {allowed})", why)
+    for owner in state.owners():
+        if owner.phase is not _M.ENDING:
+            decision.terminate(owner.worker, SIGTERM, why)
     lost(decision, fallen, why)
 
 
 def retry(decision: Decision, reason: str) -> None:
     """Begin an epoch that replaces nobody."""
-    repair = decision.state.repair or Repair(began_at=decision.now)
-    decision.set(repair=changed(repair, attempts=repair.attempts + 1))
+    _under_way(decision).attempts += 1
     begin_epoch(decision, reason)
 
 
 def begin_epoch(decision: Decision, reason: str) -> None:
-    """Recall every member to the next epoch; or stop, where that is hopeless."""
+    """Recall every member to the next epoch; or stop if the repair is hopeless."""
     assert decision.state.repair is not None
     gone = ", ".join(str(seat.rank) for seat in decision.state.seats if seat.done)
     if gone:
@@ -133,16 +134,14 @@ def begin_epoch(decision: Decision, reason: str) -> None:
     if decision.state.phase is JobPhase.RUNNING:
         decision.enter(JobPhase.REPAIRING, reason)
     decision.next_epoch()
-    decision.set_repair(resume=None)
-    owners = list(decision.state.owners())
-    with decision.for_all():
-        for member in owners:
-            recall(decision, member)
+    decision.repair.resume = None
+    for member in decision.state.owners():
+        recall(decision, member)
     decision.announce(f"repairing towards epoch {decision.state.epoch}", reason)
 
 
 def recall(decision: Decision, member: Member) -> None:
-    """Have the member drain towards this epoch, and forget what it acknowledged in an older one."""
+    """Order the member to drain towards this epoch, and forget what it reported in an older one."""
     assert member.rank is not None
     if not member.replacement:  # a replacement's rank still holds what its dead owner left
         decision.set_seat(member.rank, held=None)
@@ -161,11 +160,11 @@ def drained(decision: Decision, member: Member, event: ev.SurvivorDrained) -> No
 def _note_completed(decision: Decision, completed: Version) -> None:
     repair = decision.state.repair
     if repair is not None and (repair.completed is None or repair.completed < completed):
-        decision.set_repair(completed=completed)
+        repair.completed = completed
 
 
 def drain_failed(decision: Decision, event: ev.DrainFailed) -> None:
-    """Have the survivor run its script again, if it can and has not tried that in vain; else end it."""
+    """Order the survivor to run its script again, if it can and has not failed at that before; else end it."""
     member = decision.state.members.get(event.worker)
     if member is None or not decision.obeys(event.worker, event):
         return
@@ -185,7 +184,7 @@ def weigh(decision: Decision, new: Raise) -> bool:
     """Take an exception as evidence; stop, and return True, if it proves that another worker would do no better."""
     known = decision.state.raises
     verdict = blame.judge(known, new)
-    decision.set(raises=(*known, new)[-blame.MAX_EVIDENCE :])
+    decision.state.raises = (*known, new)[-blame.MAX_EVIDENCE :]
     if not decision.state.managed:
         return False
     if verdict is None:
@@ -207,23 +206,21 @@ def can_reenter(member: Member) -> bool:
 def reenter(decision: Decision, member: Member, why: str) -> None:
     """Have a survivor leave its run of the script and run it again from the top."""
     assert member.rank is not None
-    repair = decision.state.repair
-    assert repair is not None
-    decision.set_repair(reentered=repair.reentered | {member.rank})
+    decision.repair.reentered |= {member.rank}
     decision.announce(f"rank {member.rank} (worker {member.worker}) runs its script again", why)
     decision.set_member(member.worker, reentered=True)
     decision.order(do.ReEnter(member.worker, decision.state.epoch))
 
 
 def unwound(decision: Decision, member: Member, event: ev.RunUnwound) -> None:
-    """Note what a survivor that re-enters can be brought to: what its slots hold, like a dead owner's."""
+    """Note the versions that a re-entering survivor can be restored to: those in its slots, as for a dead owner."""
     assert member.rank is not None
     holders.left_behind(decision, member.rank, member.node, frozenset(event.captured))
     _note_completed(decision, event.completed)
 
 
 def advance(decision: Decision) -> None:
-    """Do all that the facts known by now allow."""
+    """Take every step that the reports so far allow."""
     _fill_vacancies(decision)
     _choose_version(decision)
     if decision.state.phase is not JobPhase.REPAIRING:
@@ -231,81 +228,71 @@ def advance(decision: Decision) -> None:
     _resume(decision)
     _attach(decision)
     if all_attached(decision.state):
-        decision.set_repair(attached_at=decision.now)
+        decision.repair.attached_at = decision.now
         holders.settled(decision)
         decision.enter(JobPhase.RUNNING, f"every rank is attached to epoch {decision.state.epoch}")
 
 
 def report(decision: Decision) -> None:
     """End the incident once every rank has completed a step (or its loop, or its script)."""
-    repair = decision.state.repair
-    if repair is None:
+    state = decision.state
+    repair, counters = state.repair, state.seat_counters
+    if repair is None or counters.vacant or state.member_counters.stepped + counters.done < len(state.seats):
         return
-    tally = decision.state.seat_tally
-    if tally.vacant or decision.state.member_tally.stepped + tally.done < len(decision.state.seats):
-        return
-    incident = incidents.finished(repair, decision.state.epoch, decision.now)
-    decision.set(
-        repair=None,
-        raises=blame.still_evidence(decision.state.raises),
-        crashes=() if repair.losses else decision.state.crashes,  # a worker that was started has proved good
-        incidents=(*decision.state.incidents, incident)[-incidents.KEPT :],
-    )
+    incident = incidents.finished(repair, state.epoch, decision.now)
+    state.repair = None
+    state.raises = blame.still_evidence(state.raises)
+    if repair.losses:
+        state.crashes = ()  # a worker that was started has proved good
+    state.incidents = (*state.incidents, incident)[-incidents.KEPT :]
     decision.effects.append(do.ReportIncident(incident))
 
 
 def _fill_vacancies(decision: Decision) -> None:
-    if not decision.state.seat_tally.vacant or _is_as_it_was(decision):
+    state = decision.state
+    if not state.seat_counters.vacant or _is_up_to_date(decision):
         return
-    claiming = decision.state.member_tally.claiming
-    claimed = {member.claimed for member in decision.state.members.values()} if claiming else set()
-    vacant = [seat for seat in decision.state.vacant() if seat.rank not in claimed]
+    claimed = {member.claimed for member in state.members.values()} if state.member_counters.claiming else set()
+    vacant = [seat for seat in state.vacant() if seat.rank not in claimed]
     unknown = {seat.node for seat in vacant if not holders.is_known(seat)}  # ranks that lived together go together
-    for seating in placement.replacements(decision.state, [seat for seat in vacant if seat.node not in unknown]):
-        seat = decision.state.seats[seating.rank]
-        decision.assign(seating, replacement=True, transcript_from=holders.nearest(seat, seating.member, None))
+    for seating in placement.replacements(state, [seat for seat in vacant if seat.node not in unknown]):
+        source = holders.nearest(state.seats[seating.rank], seating.member, None)
+        decision.assign(seating, replacement=True, transcript_from=source)
         replaced(decision, seating.rank, seating.member)
-    if vacant and not decision.state.vacant():
-        decision.set_repair(promoted_at=decision.now)
+    if vacant and not state.seat_counters.vacant:
+        decision.repair.promoted_at = decision.now
 
 
-def _is_as_it_was(decision: Decision) -> bool:
-    """Tell whether vacancies were filled as far as possible at the end of the last decision, and nothing is new."""
-    before, state = decision.before, decision.state
-    return (
-        before.phase is JobPhase.REPAIRING
-        and state.nodes is before.nodes
-        and state.seat_tally.vacant is before.seat_tally.vacant
-        and state.seat_tally.sought is before.seat_tally.sought
-        and state.member_tally.claiming == before.member_tally.claiming
-        and state.member_tally.phases.get(_M.READY) is before.member_tally.phases.get(_M.READY)
+def _is_up_to_date(decision: Decision) -> bool:
+    """Tell whether the last decision filled what could be filled, and nothing has changed since."""
+    changes = decision.changes
+    return decision.phase_before is JobPhase.REPAIRING and not (
+        changes.vacancies or changes.joined or changes.nodes_lost
     )
 
 
 def replaced(decision: Decision, rank: Rank, member: Member) -> None:
-    """Note who takes the place of the rank's last loss."""
-    repair = decision.state.repair
-    assert repair is not None
+    """Note the replacement for the rank's last loss."""
+    repair = decision.repair
     losses = list(repair.losses)
     index = next((at for at in reversed(range(len(losses))) if losses[at].rank == rank), None)
     if index is None:
         return  # its worker was not lost: it had finished, and finishes again
     from_spare = member.ready_at is not None and member.ready_at <= losses[index].at
-    losses[index] = changed(losses[index], replacement=member.worker, from_spare=from_spare)
-    decision.set_repair(losses=tuple(losses))
+    losses[index] = replace(losses[index], replacement=member.worker, from_spare=from_spare)
+    repair.losses = tuple(losses)
     reason = "a spare was ready" if from_spare else "no spare was ready, so that it was started for the rank"
     decision.announce(f"worker {member.worker} takes rank {rank}", reason)
 
 
 def _choose_version(decision: Decision) -> None:
     """Choose the resume version once it is known what every rank holds."""
-    state, repair = decision.state, decision.state.repair
-    assert repair is not None
-    if repair.resume is not None or state.seat_tally.unknown or state.count(*_UNSAID):
+    state, repair = decision.state, decision.repair
+    if repair.resume is not None or state.seat_counters.unknown or state.count(*_UNREPORTED):
         return
     held = [seat.held for seat in state.seats if seat.held is not None]
     resume = replicas.newest_common(held)
-    decision.set_repair(drained_at=decision.now)
+    repair.drained_at = decision.now
     if resume is None:
         lost = holders.describe_loss(state)
         why = f"{lost}no version is held by every rank, so nobody can go on: {replicas.describe(state.seats)}"
@@ -314,40 +301,32 @@ def _choose_version(decision: Decision) -> None:
         else:
             shutdown.stop(decision, 1, why)
         return
-    decision.set_repair(resume=resume)
+    repair.resume = resume
     if state.buddies:
         holders.resumed(decision, resume)
         decision.effects.append(do.DiscardAbove(state.epoch, resume))
-    decision.set(reason=f"version {resume} is the newest that every rank holds")
+    state.reason = f"version {resume} is the newest that every rank holds"
 
 
 def _resume(decision: Decision) -> None:
-    """Tell the version to each member that waits for it."""
-    repair = decision.state.repair
-    assert repair is not None
-    if repair.resume is None:
+    """Order the members that wait for the version to resume from it."""
+    resume = decision.repair.resume
+    if resume is None:
         return
-    waiting = decision.state.in_phase(_M.DRAINED, _M.REHEARSED)
-    if not waiting:
-        return
-    with decision.for_all():
-        for member in waiting:
-            assert member.rank is not None
-            seat = decision.state.seats[member.rank]
-            source = holders.nearest(seat, member, repair.resume) if member.replacement else None
-            decision.order(do.ResumeFrom(member.worker, decision.state.epoch, repair.resume, source))
-            held = seat.held
-            assert held is not None
-            decision.set_seat(member.rank, held=replicas.held_after_resume(held, repair.resume))
+    for member in decision.state.in_phase(_M.DRAINED, _M.REHEARSED):
+        assert member.rank is not None
+        seat = decision.state.seats[member.rank]
+        source = holders.nearest(seat, member, resume) if member.replacement else None
+        decision.order(do.ResumeFrom(member.worker, decision.state.epoch, resume, source))
+        assert seat.held is not None
+        decision.set_seat(member.rank, held=replicas.held_after_resume(seat.held, resume))
 
 
 def _attach(decision: Decision) -> None:
-    """Have all attach once all are restored."""
+    """Order every member to attach once all are restored."""
     if decision.state.count(_M.RESTORED) < decision.settings.world_size:
         return
-    decision.set_repair(restored_at=decision.now)
-    restored = decision.state.in_phase(_M.RESTORED)
-    with decision.for_all():
-        for member in restored:
-            decision.set_member(member.worker, stepped=False)
-            decision.order(do.AttachGroups(member.worker, decision.state.epoch))
+    decision.repair.restored_at = decision.now
+    for member in decision.state.in_phase(_M.RESTORED):
+        decision.set_member(member.worker, stepped=False)
+        decision.order(do.AttachGroups(member.worker, decision.state.epoch))

@@ -1,19 +1,20 @@
-"""How a job ends: by finishing, or by a stop that has a reason."""
+"""The end of a job: every rank has finished, or there is a reason to stop."""
 
 from signal import SIGTERM, Signals
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.decision import Decision
-from deadpool_run.core.state import Member, Stop, all_done
+from deadpool_run.core.members import Member
+from deadpool_run.core.state import Stop, all_done
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 
 UNREAPED_S = 30.0
-"""A killed process that is not reaped within so long may never be (it sleeps uninterruptibly)."""
+"""How long a killed process may take to be reaped. After that it may never be (it sleeps uninterruptibly)."""
 ECHO_S = 3.0
-"""On several nodes a second request to stop counts as one only so long after the first."""
+"""On several nodes, a second request to stop counts only this time after the first."""
 KILLS = 2
-"""So often a process is killed before it is left behind."""
+"""How often a process is sent SIGKILL before it is left behind."""
 
 
 def describe_exit(exited: ev.WorkerExited) -> str:
@@ -31,12 +32,12 @@ def stop(decision: Decision, exit_code: int, reason: str, signal: int = SIGTERM)
     if decision.state.phase in (JobPhase.STOPPING, JobPhase.STOPPED):
         return
     decision.enter(JobPhase.STOPPING, reason)
-    decision.set(stop=Stop(exit_code, reason), repair=None, suspicion=None)
+    state = decision.state
+    state.stop, state.repair, state.suspicion = Stop(exit_code, reason), None, None
     decision.announce("stopping the job", reason)
-    with decision.for_all():
-        for member in decision.state.members.values():
-            if member.phase is not MemberPhase.ENDING:
-                decision.terminate(member.worker, signal, reason)
+    for member in state.members.values():
+        if member.phase is not MemberPhase.ENDING:
+            decision.terminate(member.worker, signal, reason)
 
 
 def stop_requested(decision: Decision, event: ev.StopRequested) -> None:
@@ -51,7 +52,7 @@ def stop_requested(decision: Decision, event: ev.StopRequested) -> None:
 
 
 def _is_echo(decision: Decision) -> bool:
-    """Return whether this is the same request again: a scheduler signals every node's agent, and each says so."""
+    """Tell whether this repeats the last request: a scheduler signals every node's agent, and each reports it."""
     if decision.settings.nodes + decision.settings.spare_nodes == 1:
         return False
     began_at = max((member.since for member in decision.state.in_phase(MemberPhase.ENDING)), default=decision.now)
@@ -59,14 +60,13 @@ def _is_echo(decision: Decision) -> bool:
 
 
 def kill_all(decision: Decision, reason: str) -> None:
-    """End whoever is left outright."""
-    with decision.for_all():
-        for worker in decision.state.members:
-            decision.kill(worker, reason)
+    """Send every worker that is left SIGKILL."""
+    for worker in decision.state.members:
+        decision.kill(worker, reason)
 
 
 def unreaped(decision: Decision, member: Member) -> None:
-    """Stop a job in which a process was ordered to die and is not reaped; in the end, leave it behind."""
+    """Stop the job because a killed process does not end; in the end, leave the process behind."""
     why = f"worker {member.worker} (pid {member.pid}) was killed but does not end: it may hang in the kernel"
     if decision.state.phase is not JobPhase.STOPPING:
         stop(decision, 1, why)
@@ -78,34 +78,31 @@ def unreaped(decision: Decision, member: Member) -> None:
 
 
 def release(decision: Decision) -> None:
-    """Let every rank leave its loop, once the last version of all is safe, and send the spares home."""
+    """Let every rank leave its loop: the last version of all is safe."""
     finished = {member.finished for member in decision.state.owners() if member.phase is MemberPhase.FINISHED}
     decision.enter(JobPhase.FINISHING, "every rank is done")
-    decision.set(repair=None, suspicion=None)
+    decision.state.repair = decision.state.suspicion = None
     if len(finished) > 1:
         decision.announce(
             "ranks finished after different numbers of steps",
             ", ".join(str(version) for version in sorted(finished, key=str)),
         )
-    with decision.for_all():
-        for member in decision.state.in_phase(MemberPhase.FINISHED):
-            decision.order(do.ReleaseWorker(member.worker))
+    for member in decision.state.in_phase(MemberPhase.FINISHED):
+        decision.order(do.ReleaseWorker(member.worker))
 
 
 def advance_finishing(decision: Decision) -> None:
-    """Dismiss whoever is parked; end the job when nobody is left."""
-    if parked := decision.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
-        with decision.for_all():
-            for member in parked:
-                decision.order(do.DismissWorker(member.worker))
+    """Dismiss parked workers; end the job when no worker is left."""
+    for member in decision.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
+        decision.order(do.DismissWorker(member.worker))
     if all_done(decision.state) and decision.state.done_at is None:
-        decision.set(done_at=decision.now)
+        decision.state.done_at = decision.now
     if not decision.state.members:
         _stopped(decision, 0, "every rank finished")
 
 
 def advance_stopping(decision: Decision) -> None:
-    """End the job when nobody is left."""
+    """End the job when no worker is left."""
     assert decision.state.stop is not None
     if not decision.state.members:
         _stopped(decision, decision.state.stop.exit_code, decision.state.stop.reason)
@@ -113,5 +110,5 @@ def advance_stopping(decision: Decision) -> None:
 
 def _stopped(decision: Decision, exit_code: int, reason: str) -> None:
     decision.enter(JobPhase.STOPPED, reason)
-    decision.set(stop=decision.state.stop or Stop(exit_code, reason))
+    decision.state.stop = decision.state.stop or Stop(exit_code, reason)
     decision.effects.append(do.StopJob(exit_code, reason))

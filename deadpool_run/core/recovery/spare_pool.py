@@ -1,18 +1,19 @@
-"""The pool of parked workers: kept at its size, and given ranks."""
+"""The pool of spare workers: their number, their rehearsals, their deaths."""
 
 from collections.abc import Collection, Iterator
 
 from deadpool_run.core import effects as do
+from deadpool_run.core.counters import LEAVING
 from deadpool_run.core.decision import Decision
+from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import shutdown
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import Member, State
-from deadpool_run.core.tallies import LEAVING
+from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import NodeId
 
 CRASHES = 5
-"""So many parked workers may die within `CRASH_WINDOW_S` and be started again at once, while none proves good."""
+"""The pool pauses after this many deaths of parked workers within `CRASH_WINDOW_S`, while none proves good."""
 CRASH_WINDOW_S = 60.0
 _AWAITED = (MemberPhase.STARTING, MemberPhase.READY, MemberPhase.PREPARING, MemberPhase.ENDING)
 """Phases of workers that may be given a rank, or make room for one that may."""
@@ -20,7 +21,7 @@ _HEALED_IN = frozenset({JobPhase.STARTING, JobPhase.UNPROTECTED, JobPhase.RUNNIN
 
 
 def heal(decision: Decision) -> None:
-    """Start what is missing to world size and spares. A pool that crashes in a loop waits, or ends a job that needs it."""
+    """Start missing workers. A pool that crashes in a loop waits, or stops a job that needs it."""
     state = decision.state
     if state.phase not in _HEALED_IN:
         return
@@ -39,21 +40,18 @@ def heal(decision: Decision) -> None:
 
 
 def _to_look_at(decision: Decision) -> Collection[NodeId]:
-    """Return the nodes where anything has changed since the pool was healed, at the end of the last decision."""
-    before, state = decision.before, decision.state
-    joined = state.arrivals - before.arrivals
+    """Return the nodes where this decision has changed the number of workers, or their room."""
+    changes, state = decision.changes, decision.state
     if (
-        before.phase not in _HEALED_IN
-        or CRASHES in {len(before.crashes), len(state.crashes)}  # then some were passed over
-        or state.seat_tally.done != before.seat_tally.done
-        or len(state.nodes) - len(before.nodes) != joined  # some are lost, and with them others' places in the order
+        decision.phase_before not in _HEALED_IN
+        or CRASHES in (decision.crashes_before, len(state.crashes))  # then some were passed over
+        or changes.done
+        or changes.nodes_lost  # and with them others' places in the order
     ):
         return state.nodes.keys()
-    new = list(state.nodes)[-joined:] if joined else []
-    if state.member_tally.alive is before.member_tally.alive:
-        return new
-    changed = {*state.member_tally.alive.differing(before.member_tally.alive), *new}
-    return sorted(changed & state.nodes.keys(), key=lambda node: state.nodes[node].arrival)
+    if not changes.alive:
+        return changes.joined
+    return sorted(changes.alive.union(changes.joined) & state.nodes.keys(), key=lambda node: state.nodes[node].arrival)
 
 
 def prepare(decision: Decision) -> None:
@@ -67,7 +65,7 @@ def prepare(decision: Decision) -> None:
     for member in spares:
         if member.prepared is not None:
             continue
-        here = sorted(state.seat_tally.homes.get(member.node, ()))
+        here = sorted(state.ranks_on(member.node))
         if here:
             taken = [each.prepared for each in spares]
             lost = [loss.rank for incident in state.incidents for loss in incident.losses]
@@ -79,8 +77,8 @@ def prepare(decision: Decision) -> None:
 
 
 def unprepared(decision: Decision, why: str) -> None:
-    """Leave spares warm from now on."""
-    decision.set(unpreparable=True)
+    """Rehearse no spare ahead of need from now on."""
+    decision.state.unpreparable = True
     decision.announce("spares do not rehearse ahead of need any more", why)
 
 
@@ -88,13 +86,13 @@ def parked_died(decision: Decision, member: Member, how: str) -> None:
     """Note the death of a worker that held no rank."""
     if member.phase in LEAVING or decision.state.phase not in _HEALED_IN:
         return
-    decision.set(crashes=(*decision.state.crashes, decision.now)[-CRASHES:])
+    decision.state.crashes = (*decision.state.crashes, decision.now)[-CRASHES:]
     decision.announce(f"spare worker {member.worker} died", how)
 
 
 def is_exhausted(settings: Settings, state: State) -> bool:
     """Tell whether a rank is vacant and no worker is there, or can be started, to take it."""
-    if not state.seat_tally.vacant or state.count(*_AWAITED):
+    if not state.seat_counters.vacant or state.count(*_AWAITED):
         return False
     return not _missing(settings, state, state.nodes.keys())
 
@@ -119,17 +117,17 @@ def rooms(settings: Settings, state: State, nodes: Collection[NodeId]) -> Iterat
     """Yield the nodes and how many workers each is to have. Spares are on the nodes that arrived first."""
     places = {node: at for at, node in enumerate(state.nodes)} if settings.spares and nodes else {}
     first, rest = divmod(settings.spares, settings.nodes)
-    homes = state.seat_tally.homes if state.seat_tally.done else {}
+    any_done = state.seat_counters.done > 0
     for node in nodes:
         at = places.get(node, settings.nodes)
         spares = first + (at < rest) if at < settings.nodes else 0
-        done = sum(state.seats[rank].done for rank in homes.get(node, ()))
+        done = sum(state.seats[rank].done for rank in state.ranks_on(node)) if any_done else 0
         yield node, settings.ranks_per_node + spares - done
 
 
 def _missing(settings: Settings, state: State, nodes: Collection[NodeId]) -> list[NodeId]:
     """Return where workers are to be started, a node for each."""
-    alive = state.member_tally.alive
+    alive = state.member_counters.alive
     missing = ([node] * (room - alive.get(node, 0)) for node, room in rooms(settings, state, nodes))
     return [node for each in missing for node in each]
 
@@ -139,7 +137,7 @@ def _crashed_lately(state: State, now: float) -> int:
 
 
 def _needs_worker(state: State) -> bool:
-    """Tell whether a rank waits for a worker that nobody is about to be."""
+    """Tell whether a rank waits for a worker, and none is starting."""
     if state.phase is JobPhase.STARTING:
         return True
     return state.phase is JobPhase.REPAIRING and len(state.vacant()) > state.count(MemberPhase.STARTING)

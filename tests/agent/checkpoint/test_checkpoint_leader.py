@@ -9,7 +9,8 @@ from deadpool_run.agent.checkpoint import durable
 from deadpool_run.agent.checkpoint.durable_leader import CheckpointNodes, DurableLeader
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.agent.spec import DurableSpec
-from deadpool_run.core.state import Seat, State
+from deadpool_run.core.members import Seat
+from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import Rank
 from deadpool_run.vault.checkpoint_format import CheckpointStep

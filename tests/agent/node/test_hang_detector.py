@@ -220,7 +220,7 @@ class Core:
         assert self.state.phase is JobPhase.RUNNING
 
     def tell(self, event):
-        self.state, effects = coordinator.step(SETTINGS, self.state, event, self.now)
+        effects = coordinator.step(SETTINGS, self.state, event, self.now)
         return [effect for effect in effects if isinstance(effect, KillWorker)]
 
 

@@ -144,8 +144,7 @@ def test_copies_go_elsewhere_once_all_have_said_whom_they_are_like():
     told = []
 
     def tell(event):
-        nonlocal state
-        state, effects = coordinator.step(settings, state, event, float(len(told)))
+        effects = coordinator.step(settings, state, event, float(len(told)))
         told.append(event)
         return [effect.buddies for effect in effects if isinstance(effect, do.SetBuddies)]
 

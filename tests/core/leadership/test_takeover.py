@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from msgspec import structs
-from test_table import NOW, SETTINGS, states
+from test_table import NOW, SETTINGS, states, stepped
 
 from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
@@ -23,7 +23,7 @@ def step(state: State, *events: ev.Event, now: float = AFTER) -> tuple[State, li
     orders: list[do.Effect] = []
     for event in events:
         before = state
-        state, effects = coordinator.step(SETTINGS, before, event, now)
+        state, effects = stepped(SETTINGS, before, event, now)
         coordinator.check_invariants(SETTINGS, state)
         assert state.epoch >= before.epoch
         assert state.term >= before.term
@@ -165,7 +165,7 @@ def test_a_smaller_term_changes_nothing():
     for state in moved_states():
         later, _ = step(state, ev.CoordinatorMoved(3, NODE), ev.NodeResynced(NODE, tuple(as_known(state))))
         for term in (1, 3):
-            assert coordinator.step(SETTINGS, later, ev.CoordinatorMoved(term, NODE), AFTER) == (later, ())
+            assert stepped(SETTINGS, later, ev.CoordinatorMoved(term, NODE), AFTER) == (later, ())
 
 
 def test_a_stop_that_may_not_have_been_performed_is_ordered_again():

@@ -1,12 +1,14 @@
 """Nodes that are lost together are one loss: one epoch, one recall of each survivor, one attempt."""
 
+import copy
+
 import pytest
 
 from deadpool_run.coordinator import journal
-from deadpool_run.core import coordinator, processes
+from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.recovery import blame
+from deadpool_run.core.recovery import blame, losses
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.transitions import JobPhase
 
@@ -35,7 +37,7 @@ class Job:
 
     def tell(self, event):
         now = len(self.told) / 1000
-        self.state, effects = coordinator.step(SETTINGS, self.state, event, now)
+        effects = coordinator.step(SETTINGS, self.state, event, now)
         coordinator.check_invariants(SETTINGS, self.state)
         self.told.append((now, event, effects))
         return effects
@@ -103,13 +105,13 @@ def test_one_repair():
 
 
 def test_that_they_are_told_one_by_one_would_be_noticed(monkeypatch):
-    honest = processes._nodes_lost
+    honest = losses.nodes_lost
 
-    def one_by_one(decision, losses):
-        for loss in losses:
+    def one_by_one(decision, lost):
+        for loss in lost:
             honest(decision, (loss,))
 
-    monkeypatch.setattr(processes, "_nodes_lost", one_by_one)
+    monkeypatch.setattr(losses, "nodes_lost", one_by_one)
     with pytest.raises(AssertionError, match="epoch"):
         check_one_repair()
 
@@ -137,7 +139,7 @@ def test_a_node_that_is_lost_in_the_repair_is_an_epoch_of_its_own():
 def test_one_that_is_not_there_any_more_changes_nothing():
     job = Job()
     job.lose("n9")
-    before = job.state
+    before = copy.deepcopy(job.state)
     job.lose("n9", "nowhere")
     assert job.state == before
 
@@ -149,7 +151,7 @@ def test_while_the_coordinator_moves_each_is_noted_or_waits():
     job.lose("n0", "late")
     assert set(job.state.move.lost) == {"n0"}
     assert "n0" not in job.state.move.waiting
-    assert job.state.move.deferred[1:] == (ev.NodeLost("late", "power"),)
+    assert job.state.move.deferred[1:] == [ev.NodeLost("late", "power")]
 
 
 def test_a_journal_of_it_replays_to_the_same_state(tmp_path):

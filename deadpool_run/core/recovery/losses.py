@@ -1,66 +1,22 @@
-"""What becomes of the processes: their starts, their exceptions and their ends."""
+"""What the loss of a worker or of a node leads to, in each phase of the job."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import assert_never
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core import nodes
-from deadpool_run.core.copies import holders, replicas
+from deadpool_run.core.copies import buddies, holders, replicas
 from deadpool_run.core.decision import Decision
-from deadpool_run.core.recovery import blame, repair, restart, shutdown, spare_pool
-from deadpool_run.core.state import Member
+from deadpool_run.core.members import Member
+from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
 from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
-
-ProcessNews = (
-    ev.WorkerStarted
-    | ev.WorkerStartFailed
-    | ev.WorkerExited
-    | ev.WorkerRaised
-    | ev.JobRefused
-    | ev.WorkerHung
-    | ev.NodeLost
-    | ev.NodesLost
-    | ev.FetchFailed
-)
+from deadpool_run.ids import NodeId
 
 _NAMED = 5
 """Nodes that are named in a reason, of many that are lost together."""
 
 
-def hear(decision: Decision, event: ProcessNews) -> None:
-    """Take in news of a process."""
-    match event:
-        case ev.WorkerStarted():
-            _started(decision, event)
-        case ev.WorkerStartFailed() | ev.WorkerExited():
-            _ended(decision, event)
-        case ev.WorkerRaised():
-            _raised(decision, event)
-        case ev.JobRefused():
-            _refused(decision, event)
-        case ev.WorkerHung():
-            end_for(decision, event, event.reason)
-        case ev.NodeLost():
-            _nodes_lost(decision, (event,))
-        case ev.NodesLost():
-            _nodes_lost(decision, event.losses)
-        case ev.FetchFailed():
-            _fetch_failed(decision, event)
-        case _:
-            assert_never(event)
-
-
-def _started(decision: Decision, event: ev.WorkerStarted) -> None:
-    member = decision.state.members.get(event.worker)
-    if member is None:
-        return
-    decision.set_member(event.worker, pid=event.pid)
-    if member.phase is MemberPhase.ENDING:
-        decision.kill(event.worker, member.ending_why)
-
-
-def _ended(decision: Decision, event: ev.WorkerExited | ev.WorkerStartFailed) -> None:
+def worker_ended(decision: Decision, event: ev.WorkerExited | ev.WorkerStartFailed) -> None:
     """Forget the worker, and do what its end means in the job's phase."""
     if not decision.obeys(event.worker, event):
         return
@@ -97,14 +53,14 @@ def _lost(decision: Decision, member: Member, event: ev.WorkerExited) -> None:
         _ranks_lost(decision, [fallen], fallen.why)
 
 
-def _nodes_lost(decision: Decision, losses: Sequence[ev.NodeLost]) -> None:
+def nodes_lost(decision: Decision, losses: Sequence[ev.NodeLost]) -> None:
     """Take every worker of the nodes for dead, all at once."""
     reasons = {loss.node: loss.reason for loss in losses if loss.node in decision.state.nodes}
     if not reasons:
         return
     names = {node: decision.state.nodes[node].place.name for node in reasons}
     fallen = []
-    for node, members in nodes.remove(decision, reasons).items():
+    for node, members in remove_nodes(decision, reasons).items():
         decision.announce(f"node {names[node]} is lost: {reasons[node]}", f"{len(members)} workers were on it")
         cause = f"was lost with node {names[node]}"
         fallen += [repair.LostRank(member, cause, None) for member in members if member.rank is not None]
@@ -116,13 +72,31 @@ def _nodes_lost(decision: Decision, losses: Sequence[ev.NodeLost]) -> None:
         repair.begin_epoch(decision, why)  # the version may have been chosen for what they held
 
 
+def remove_nodes(decision: Decision, lost: Collection[NodeId]) -> dict[NodeId, list[Member]]:
+    """Forget lost nodes with all their workers, and return these as they were.
+
+    What they held for others is not forgotten here.
+    """
+    if not lost:
+        return {}
+    state = decision.state
+    if state.exposed_at is None and buddies.had_copies(state, lost):
+        state.exposed_at = decision.now
+    fallen = {node: state.on_node(node) for node in lost}
+    decision.remove_nodes(lost)
+    for members in fallen.values():
+        for member in members:
+            decision.remove(member)
+    return fallen
+
+
 def _describe_loss(names: Sequence[str], reasons: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     what = f"node {names[0]} is" if len(names) == 1 else f"nodes {', '.join(names[:_NAMED])}{more} are"
     return f"{what} lost: {'; '.join(dict.fromkeys(reasons))}"
 
 
-def _fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
+def fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
     """Try another holder of the rank's state, if there is one."""
     member = decision.state.members.get(event.worker)
     if member is None or member.rank is None or not member.replacement or decision.state.repair is None:
@@ -133,7 +107,7 @@ def _fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
         decision.set_member(member.worker, blameless=True)
     elif event.epoch != decision.state.epoch:
         return
-    decision.set_repair(failed_sources=decision.state.repair.failed_sources | {(member.rank, event.source)})
+    decision.repair.failed_sources |= {(member.rank, event.source)}
     holders.forget(decision, member.rank, event.source)
     repair.begin_epoch(decision, why)
 
@@ -166,33 +140,6 @@ def _cause(decision: Decision, member: Member, event: ev.WorkerExited) -> str:
             where = "" if one.step is None else f" in step {one.step}"
             return f"raised {one.kind}{where}: {one.message}"
     return shutdown.describe_exit(event)
-
-
-def _raised(decision: Decision, event: ev.WorkerRaised) -> None:
-    """Take the exception as evidence; stop if it proves that the script is to blame."""
-    before = decision.state.members.get(event.worker)
-    if decision.accept(event.worker, event) is None or before is None or before.rank is None:
-        return
-    repair.weigh(decision, blame.evidence(decision.state, before, event))
-
-
-def _refused(decision: Decision, event: ev.JobRefused) -> None:
-    """Stop the job, whatever its phase: another process would come to the same. A spare that nobody needs yet is given up."""
-    member = decision.accept(event.worker, event)
-    if member is None:
-        return
-    if member.rank is None:
-        spare_pool.unprepared(decision, event.message)
-    else:
-        shutdown.stop(decision, event.exit_code, event.message)
-
-
-def end_for(decision: Decision, event: ev.WorkerHung, why: str) -> None:
-    """End a worker for what was said of it, if that still has a meaning."""
-    if decision.obeys(event.worker, event):
-        rank = decision.state.members[event.worker].rank
-        decision.announce(f"ending worker {event.worker}" if rank is None else f"ending rank {rank}", why)
-        decision.kill(event.worker, why)
 
 
 def kill_requested(decision: Decision, event: ev.KillRequested) -> None:

@@ -1,0 +1,94 @@
+"""The coordinator's records of workers and ranks. Only the setters of `decision.Decision` change them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from deadpool_run.core.transitions import MemberPhase
+from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
+
+NO_EPOCH = Epoch(0)
+NO_VERSION = Version(-1)
+
+Copies = Mapping[NodeId, frozenset[Version]]
+
+
+@dataclass(slots=True)
+class Member:
+    """One worker: one process life, from the order to start it until it is reaped."""
+
+    worker: WorkerId
+    node: NodeId
+    phase: MemberPhase
+    since: float
+    """When it entered its phase or last showed progress in it."""
+    pid: int | None = None
+    """None until the process exists."""
+    rank: Rank | None = None
+    """Set exactly while the rank's seat names this worker as its owner."""
+    prepared: Rank | None = None
+    """The rank that a spare has rehearsed, or rehearses, ahead of need. Kept when it is given any rank."""
+    replacement: bool = False
+    """It was assigned in a repair and has not held its rank's state yet."""
+    reentered: bool = False
+    """It was ordered to run its script again since it last attached. If that fails, it is not ordered again."""
+    ready_at: float | None = None
+    stepped: bool = False
+    """It has completed a step (or its loop) since it attached to this epoch."""
+    finished: Version | None = None
+    injected_at: float | None = None
+    """When a user's fault was ordered for it."""
+    ending_why: str = ""
+    """Why it was ordered to die; empty unless ENDING."""
+    ending_grace_s: float = 0.0
+    kills: int = 0
+    """How often it was sent SIGKILL."""
+    claimed: Rank | None = None
+    """A rank that another coordinator gave it, and that is not its own: the rank waits for its end. Implies ENDING."""
+    blameless: bool = False
+    """It is ended because others could not serve it: that is no evidence against the script."""
+
+    @property
+    def patience_from(self) -> float:
+        """When the time limit of its phase begins: a worker that is being ended has its grace first."""
+        return self.since + self.ending_grace_s
+
+
+@dataclass(slots=True)
+class Seat:
+    """One rank: a place in the world, whoever holds it."""
+
+    rank: Rank
+    owner: WorkerId | None = None
+    sealed: bool = False
+    """A replacement can rehearse the rank. Holds for the whole generation."""
+    like: Rank | None = None
+    """The lowest of the ranks that hold the same parameters, as its worker reports; None if no other does."""
+    done: bool = False
+    """Its worker exited 0; such a rank is never replaced. Implies no owner."""
+    held: frozenset[Version] | None = None
+    """In a repair: the versions that this rank can be brought to; None while that is not known."""
+    node: NodeId | None = None
+    """Where its owner lives, or its last one lived; None before the first."""
+    local_rank: int = 0
+    """Its place among the ranks of that node."""
+    copies: Copies = field(default_factory=dict)
+    """In a repair, of a rank that lost its owner: which nodes hold its transcript and these versions. Replaced, not changed."""
+    asked: frozenset[NodeId] = frozenset()
+    """Nodes that have not answered yet what they hold of the rank."""
+    asked_in: Epoch = NO_EPOCH
+    """When they were asked: answers to an older question are void."""
+
+    @property
+    def is_vacant(self) -> bool:
+        """Whether the rank needs a worker."""
+        return self.owner is None and not self.done
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether copies of the rank are known, or nodes were asked for some."""
+        return bool(self.copies or self.asked)
+
+
+def vacant_seats(world_size: int) -> tuple[Seat, ...]:
+    """Return the seats of a world that begins."""
+    return tuple(Seat(Rank(rank)) for rank in range(world_size))
