@@ -6,9 +6,8 @@ import torch
 
 from deadpool_run.worker.groups.collectives import Collective, Parts
 from deadpool_run.worker.groups.marks import Marks
-from deadpool_run.worker.groups.releases import Releases
 from deadpool_run.worker.groups.transcript import Transcript
-from deadpool_run.worker.groups.waiters import Waiters
+from deadpool_run.worker.groups.waits import WaitCancellation, WaitThreads
 
 
 class GroupOwner(Protocol):
@@ -16,8 +15,8 @@ class GroupOwner(Protocol):
 
     recording: Transcript | None
     playback: Transcript | None
-    waiters: Waiters
-    releases: Releases
+    wait_threads: WaitThreads
+    cancellation: WaitCancellation
     attempt: int
     marks: Marks
 

@@ -12,27 +12,28 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, NoReturn
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from deadpool_run.errors import AttachError, RefusedError
 from deadpool_run.vault.status_page import RankEntry
-from deadpool_run.worker.compat import c10d
-from deadpool_run.worker.compat.group_api import BACKEND
 from deadpool_run.worker.groups import gloo, nccl
 from deadpool_run.worker.groups.connect import Build, GroupConnections, GroupMeeting, GroupPlan, Inner, Source
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.marks import DIFFERENT, Marks
-from deadpool_run.worker.groups.releases import Releases
 from deadpool_run.worker.groups.transcript import Transcript
-from deadpool_run.worker.groups.waiters import Waiters
+from deadpool_run.worker.groups.waits import WaitCancellation, WaitThreads
 from deadpool_run.worker.groups.works import LATE
 
 _FREE_S = 1.0
 """How long the freeing of old communicators is waited for. Gloo's threads end at once, unless one is stuck with a
 message that was cut in the middle."""
 _LOST_MEANWHILE = "a further member was lost while communicators were built"
+
+
+def refuse(message: str) -> NoReturn:
+    """Raise `RefusedError`."""
+    raise RefusedError(message)
 
 
 class GroupState(Enum):
@@ -66,14 +67,14 @@ class Registry:
         self.recording: Transcript | None = None
         self.playback: Transcript | None = None
         self.groups: list[Group] = []
-        self.waiters = Waiters()
-        self.releases = Releases(self.waiters)
+        self.wait_threads = WaitThreads()
+        self.cancellation = WaitCancellation(self.wait_threads)
         self.generation = 1
         self._rank_entry = rank_entry
         self.marks = Marks(rank_entry)
         self.on_failure = on_failure
-        self.refuse: Callable[[str], NoReturn] = _refuse
-        """Called with why the job cannot be kept exact; stops it."""
+        self.refuse: Callable[[str], NoReturn] = refuse
+        """Stops the job; called with the reason why it cannot be kept exact."""
         self._timeout = timeout
         self._lock = threading.RLock()
         self._device: gloo.Device | None = None
@@ -190,7 +191,7 @@ class Registry:
             nccl.abort_all(nccl_backends)
         if self._device is not None and self._peers is not None:
             self._device.sever(self._peers)
-        self.releases.begin(self.generation)
+        self.cancellation.schedule(self.generation)
 
     def _retire(self) -> list[Any]:
         """Detach every group; return the NCCL backends. What is retired is freed by `attach`, never by a callback."""
@@ -216,7 +217,7 @@ class Registry:
             inners.clear()
             freed.set()
 
-        self.waiters.start(free)
+        self.wait_threads.start(free)
         freed.wait(_FREE_S)
 
     # --- attaching -------------------------------------------------------------------------------------------------
@@ -364,46 +365,3 @@ class Registry:
         if self._device is None:
             self._device = gloo.Device()
         return self._device
-
-
-_current: Registry | None = None
-
-
-def install(registry: Registry, *, store: Store, prefix: str, attached: bool) -> None:
-    """Make `registry` the owner of every group of the backend "deadpool" that is created from now on.
-
-    With `attached` they are built at once with their peers, under keys that begin with `prefix`; else they rehearse.
-    """
-    global _current  # noqa: PLW0603 - torch keeps one creator per backend and process
-    first_time = _current is None
-    _current = registry
-    registry.place(store, prefix, attached=attached)
-    if nccl.available():
-        nccl.configure()
-    if first_time and not hasattr(dist.Backend, BACKEND.upper()):
-        c10d.patch(lambda group: isinstance(group, Group), BACKEND)
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
-
-
-def uninstall(registry: Registry) -> None:
-    """Own no groups any more; another registry may be installed.
-
-    Who told it of failures is let go: torch may keep one of the groups for good, and with it the registry.
-    """
-    global _current  # noqa: PLW0603 - see `install`
-    _current = None
-    registry.on_failure = _nobody
-    registry.refuse = _refuse
-
-
-def _nobody(_message: str) -> None:
-    return
-
-
-def _refuse(message: str) -> NoReturn:
-    raise RefusedError(message)
-
-
-def _create(options: Any, _backend_options: Any) -> Group:
-    assert _current is not None
-    return _current.create(options)

@@ -147,7 +147,7 @@ class GuardedWork(dist.Work):
                     return True
                 if deadline is not None and time.monotonic() > deadline:
                     raise
-                if registry.releases.newest >= self._generation:
+                if registry.cancellation.newest >= self._generation:
                     return False
             else:
                 return True
@@ -187,7 +187,7 @@ class GuardedWork(dist.Work):
             return done_future(self._collective.outputs(self._parts))
         inner = self._work.get_future()
         guarded = _GuardedFuture(self)
-        self._group.registry.releases.on(guarded.release, self._generation)
+        self._group.registry.cancellation.add_callback(guarded.release, self._generation)
         inner.add_done_callback(guarded.complete)
         return guarded.future
 
@@ -241,7 +241,7 @@ class _GuardedFuture:
         if not self._first():
             return
         work = self._work
-        work._group.registry.releases.off(self.release)  # noqa: SLF001 - one class in two halves
+        work._group.registry.cancellation.remove_callback(self.release)  # noqa: SLF001 - one class in two halves
         try:
             value = inner.value()
         except RuntimeError as error:
@@ -293,10 +293,10 @@ class ThreadedWork(GuardedWork):
             over.set()
 
         registry = self._group.registry
-        registry.waiters.start(wait_in_gloo)
-        registry.releases.on(over.set, self._generation)
+        registry.wait_threads.start(wait_in_gloo)
+        registry.cancellation.add_callback(over.set, self._generation)
         over.wait()
-        registry.releases.off(over.set)
+        registry.cancellation.remove_callback(over.set)
         ended = bool(outcome)
         error = outcome.pop() if ended else None
         if error is not None:

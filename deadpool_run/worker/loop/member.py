@@ -18,7 +18,8 @@ from deadpool_run.vault.status_page import Phase
 from deadpool_run.wire import messages
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.modules import local
-from deadpool_run.worker.groups import registry
+from deadpool_run.worker.groups import backend
+from deadpool_run.worker.groups.registry import GroupState
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
@@ -210,7 +211,7 @@ class LoopMember(RepairParticipant):
         """Tell whether a lost peer spoilt the step. On CUDA a cut collective looks like a success until it has run."""
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
-            return self.registry.step_failed or self.registry.state is registry.GroupState.DRAINING
+            return self.registry.step_failed or self.registry.state is GroupState.DRAINING
         return self.registry.step_failed or self._stopped
 
     def _complete(self) -> None:
@@ -339,7 +340,7 @@ class LoopMember(RepairParticipant):
         self.session.capture_interval = self.snapshots.interval
         self.session.store_host, self.session.store_port = self._store_address
         self.close()
-        registry.uninstall(self.registry)
+        backend.uninstall(self.registry)
         held: list[int] = list(self._rank_entry.held)
         self._rank_entry.clear(keep_slots=True)
         return self.completed, held

@@ -12,9 +12,10 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.status_page import Phase, StatusPage
 from deadpool_run.wire import messages
 from deadpool_run.worker.compat import c10d
-from deadpool_run.worker.groups import registry
+from deadpool_run.worker.groups import backend
 from deadpool_run.worker.groups.connect import Source
 from deadpool_run.worker.groups.ddp_buckets import Wrappers
+from deadpool_run.worker.groups.registry import GroupState, Registry
 from deadpool_run.worker.groups.rehearsal import Rehearsal
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.script_failure import ScriptFailure
@@ -59,7 +60,7 @@ class RepairParticipant:
             interrupted=lambda: self.interrupted,
             wrappers=self._wrappers,
         )
-        self.registry = registry.Registry(rank_entry=self._rank_entry, on_failure=self._suspect, timeout=timeout)
+        self.registry = Registry(rank_entry=self._rank_entry, on_failure=self._suspect, timeout=timeout)
         self.registry.refuse = self.refuse
         if session.replacement:
             self.registry.playback = Transcript.read(session.transcript_fd)
@@ -78,7 +79,7 @@ class RepairParticipant:
     def set_up_groups(self, timeout: timedelta | None) -> None:
         """Create the default group: real with its peers, or rehearsing."""
         session = self.session
-        registry.install(
+        backend.install(
             self.registry, store=self._first_store, prefix=f"e{self._epoch}", attached=not session.replacement
         )
         dist.init_process_group(
@@ -93,7 +94,7 @@ class RepairParticipant:
     def interrupted(self) -> bool:
         """Whether a loss was noticed that this member has not been repaired from."""
         return not self.rehearsing and (
-            self._link.orders.epoch > self._epoch or self.registry.state is registry.GroupState.DRAINING
+            self._link.orders.epoch > self._epoch or self.registry.state is GroupState.DRAINING
         )
 
     def refuse(self, why: str, kind: type[RefusedError] = RefusedError) -> NoReturn:

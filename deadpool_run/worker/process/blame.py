@@ -13,7 +13,7 @@ _PASS_ON = frozenset(
     f"{_OURS}/{name}.py"
     for name in (
         "worker/compat/c10d",
-        *(f"worker/groups/{part}" for part in ("collectives", "gloo", "group", "nccl", "registry", "works")),
+        *(f"worker/groups/{part}" for part in ("backend", "collectives", "gloo", "group", "nccl", "registry", "works")),
         "worker/loop/batches",
         "worker/process/bootstrap",
         *(f"integrations/{part}" for part in ("accelerate", "driver", "huggingface", "lightning", "seekable")),
