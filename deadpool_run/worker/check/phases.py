@@ -16,7 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from deadpool_run.worker.compat.modules import DispatchMode, inside_compiled
 from deadpool_run.worker.groups.collectives import COLLECTIVES
 from deadpool_run.worker.groups.group import Group
-from deadpool_run.worker.snapshot.capture import SlotMemory, StateCapture, Writer
+from deadpool_run.worker.snapshot.slot_memory import SlotMemory
+from deadpool_run.worker.snapshot.writer import StateCapture, Writer
 
 Die = Callable[[], None]
 

@@ -12,15 +12,15 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import Placement
 
 from deadpool_run.ids import Rank
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry
 from deadpool_run.worker.checkpoint.slots import SlotCopy
 from deadpool_run.worker.compat import checkpoints
+from deadpool_run.worker.snapshot.plan import parse_placement
 
-_SHARD = re.compile(r"S\((\d+)\)")
 _STRIDED = re.compile(r"_S\((\d+), (\d+)\)")
 
 Path = tuple[str | int, ...]
@@ -155,13 +155,9 @@ def _offsets(entry: TensorEntry) -> tuple[int, ...] | None:
 
 def _placement(text: str) -> Placement | None:
     """Return the placement that torch writes so; None for one that is no shard and no replica."""
-    if text == "R":
-        return Replicate()
-    if match := _SHARD.fullmatch(text):
-        return Shard(int(match[1]))
     if match := _STRIDED.fullmatch(text):
         return checkpoints.strided_shard(int(match[1]), int(match[2]))
-    return None
+    return parse_placement(text)
 
 
 def _digest(copy: SlotCopy, entry: TensorEntry) -> str:

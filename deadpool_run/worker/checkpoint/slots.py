@@ -15,7 +15,7 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import Manifest, SegmentState, SlotHeader, TensorEntry
 from deadpool_run.vault.status_page import EMPTY, StatusPage
-from deadpool_run.worker.snapshot.capture import dtype_of
+from deadpool_run.worker.snapshot.slot_memory import tensor_at
 
 Slots = Mapping[Rank, tuple[int, int]]
 """The descriptors of each rank's slots."""
@@ -42,12 +42,6 @@ class SlotCopy:
     def raw(self, offset: int, nbytes: int) -> bytes:
         """Return bytes of the slot."""
         return self.memory[offset : offset + nbytes]
-
-
-def tensor_at(base: Tensor, entry: TensorEntry) -> Tensor:
-    """Return the entry's bytes in `base`, a slot's, as a tensor of its dtype, shape and stride."""
-    flat = base[entry.offset : entry.offset + entry.nbytes].view(dtype_of(entry.dtype))
-    return flat.as_strided(entry.shape, entry.stride, flat.storage_offset())
 
 
 def copy_committed(status_page: StatusPage, slots: Slots, above: Version) -> list[SlotCopy] | None:

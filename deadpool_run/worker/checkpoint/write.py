@@ -40,7 +40,7 @@ from deadpool_run.worker.checkpoint.plan import (
 from deadpool_run.worker.checkpoint.slots import THREADS, SlotCopy
 from deadpool_run.worker.checkpoint.storage import Storage
 from deadpool_run.worker.codec import TreeReader
-from deadpool_run.worker.snapshot.capture import dtype_of
+from deadpool_run.worker.snapshot.slot_memory import dtype_of
 
 Homes = Mapping[tuple[Rank, str], Piece]
 Where = tuple[str, tuple[int, ...]]

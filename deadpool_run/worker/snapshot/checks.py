@@ -12,7 +12,7 @@ from deadpool_run.errors import ScriptError
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import TreeWriter
 from deadpool_run.worker.compat.modules import buffers_of
-from deadpool_run.worker.snapshot.capture import describe
+from deadpool_run.worker.snapshot.plan import describe
 from deadpool_run.worker.state import hooks
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
 from deadpool_run.worker.state.state import ModuleState

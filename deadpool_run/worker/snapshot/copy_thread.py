@@ -8,7 +8,8 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import free_slot, mark_empty
 from deadpool_run.vault.status_page import BUSY, EMPTY, Copying, RankEntry, StatusPage
-from deadpool_run.worker.snapshot.capture import SlotMemory, StateCapture, Writer
+from deadpool_run.worker.snapshot.slot_memory import SlotMemory
+from deadpool_run.worker.snapshot.writer import StateCapture, Writer
 
 _SLOT_POLL_S = 0.0005
 """A slot becomes free by what peers write on the status page, and a status page cannot wake anyone."""

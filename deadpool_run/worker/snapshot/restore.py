@@ -1,23 +1,22 @@
 """Bringing live objects to a snapshot: compare everything first, then change everything."""
 
-import re
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry, read_exactly
 from deadpool_run.worker.codec import TreeReader
 from deadpool_run.worker.compat.modules import buffers_of, local
-from deadpool_run.worker.snapshot.capture import SlotMemory, copy_each, dtype_of, placement_of
+from deadpool_run.worker.snapshot.plan import parse_placement, placement_of
+from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each, dtype_of
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
 from deadpool_run.worker.state.rng import RngStates, rng_states
 from deadpool_run.worker.state.state import Protected
 
 _SHOWN = 10
-_SHARD = re.compile(r"S\((\d+)\)")
 
 
 class Restoration:
@@ -122,7 +121,7 @@ class Restoration:
             entry.placement.at,
         ):
             return [f"{entry.name}: its place {entry.placement} is not on the mesh of its parameter ({own})"]
-        if own.placements != entry.placement.placements and None in map(_placement, entry.placement.placements):
+        if own.placements != entry.placement.placements and None in map(parse_placement, entry.placement.placements):
             return [f"{entry.name}: cannot be made with the placements {entry.placement.placements}"]
         return []
 
@@ -233,7 +232,7 @@ def _distributed(shard: Tensor, entry: TensorEntry, like: Tensor) -> DTensor:
     assert isinstance(like, DTensor)
     placements: list[Placement] = list(like.placements)
     if tuple(map(str, placements)) != entry.placement.placements:
-        placements = [placed for text in entry.placement.placements if (placed := _placement(text)) is not None]
+        placements = [placed for text in entry.placement.placements if (placed := parse_placement(text)) is not None]
     return DTensor.from_local(
         shard,
         like.device_mesh,
@@ -242,11 +241,3 @@ def _distributed(shard: Tensor, entry: TensorEntry, like: Tensor) -> DTensor:
         shape=torch.Size(entry.placement.shape),
         stride=entry.placement.stride,
     )
-
-
-def _placement(text: str) -> Replicate | Shard | None:
-    """Return the placement that torch writes as `text`; None for one that only its parameter could give."""
-    if text == "R":
-        return Replicate()
-    match = _SHARD.fullmatch(text)
-    return Shard(int(match[1])) if match else None

@@ -25,9 +25,11 @@ from deadpool_run.vault.status_page import EMPTY, StatusPage
 from deadpool_run.worker.compat.modules import has_buckets, local
 from deadpool_run.worker.groups import ddp_buckets
 from deadpool_run.worker.snapshot import checks
-from deadpool_run.worker.snapshot.capture import CapturePlan, SlotMemory, Staging, StateCapture, Writer
 from deadpool_run.worker.snapshot.copy_thread import CopyThread
+from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan
 from deadpool_run.worker.snapshot.restore import Restoration
+from deadpool_run.worker.snapshot.slot_memory import SlotMemory
+from deadpool_run.worker.snapshot.writer import StateCapture, Writer
 from deadpool_run.worker.state import gradients, redundancy
 from deadpool_run.worker.state.digest import digest, sample, samples_equal
 from deadpool_run.worker.state.rng import RngStates, put_rng, take_rng
@@ -71,7 +73,7 @@ class Snapshots:
         self._protected = Protected(wrappers)
         self.coverage = Coverage(self._protected)
         self.agreement = Agreement(self._protected)
-        self._staging = Staging()
+        self._buffers = BufferCopies()
         self._plan: CapturePlan | None = None
         self._copy_of: Version | None = None
         self._ended = True
@@ -265,7 +267,7 @@ class Snapshots:
             raise SnapshotError(f"cannot go back to {version}: the worker's own copy is of {self._copy_of}")
         with torch.no_grad():
             self._protected.reset()  # as those do that restore: the next forward gathers on every rank or on none
-            self._staging.put()
+            self._buffers.put()
             self._protected.put(self._values)
             self._put_gradients(self._values["gradients"])
             self.agreement.unequal = set(self._values["keeps"]["unequal"])
@@ -350,7 +352,7 @@ class Snapshots:
                 torch.cuda.current_stream(device).query() for device in devices
             )
             parameters = self._protected.parameters().values() if self._plan is None else self._plan.parameters
-            self._staging.take(self._protected)
+            self._buffers.take(self._protected)
             self._values = self._protected.take(self._stepped)
             self._rng = take_rng()
             self._keeps_grads = any(parameter.grad is not None for parameter in parameters)
@@ -367,9 +369,9 @@ class Snapshots:
         """Return the order to capture what is live and what `_take` has copied."""
         assert self._rng is not None
         plan = self._plan
-        if plan is None or not plan.holds(self._protected, self._staging):
+        if plan is None or not plan.holds(self._protected, self._buffers):
             self._protected.refresh(final=version > REHEARSED)
-            plan = self._plan = CapturePlan(self._protected, self._staging)
+            plan = self._plan = CapturePlan(self._protected, self._buffers)
             self._counts = plan, plan.write_counts()
         assert self._counts is not None  # `_take` has counted, with the same plan
         return StateCapture(

@@ -25,7 +25,7 @@ from items import ITEMS
 from telling import tell
 
 import deadpool_run as deadpool
-from deadpool_run.worker.snapshot import capture
+from deadpool_run.worker.snapshot.writer import Writer
 
 
 def add(sha, value):
@@ -72,7 +72,7 @@ def digest(loop):
 
 def watch_captures(faults):
     """Pass a place in the middle of each copy; a death there names the version that is copied, not the step beside it."""
-    write, copy = capture.Writer.write, capture.Writer._copy
+    write, copy = Writer.write, Writer._copy
     versions = []
 
     def noted(self, memory, order):
@@ -85,7 +85,7 @@ def watch_captures(faults):
         faults.reach("capture", versions[-1])
         copy(self, targets[half:], sources[half:])
 
-    capture.Writer.write, capture.Writer._copy = noted, halved
+    Writer.write, Writer._copy = noted, halved
 
 
 def parse_arguments():
