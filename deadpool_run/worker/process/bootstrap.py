@@ -43,9 +43,9 @@ def main(control_fd: int) -> None:
     worker.link.reentrant = True
     if worker.preparing:
         worker.link.preparing = worker.rank
-    beginning = rerun.ProcessBaseline()
+    baseline = rerun.ProcessBaseline()
     while not _run(target["mode"], argv[0], worker):
-        rerun.leave(worker, beginning)
+        rerun.leave(worker, baseline)
         sys.argv[:] = _argv(target["argv"], worker.local_rank)
 
 
