@@ -232,7 +232,7 @@ def test_another_model_is_refused(cluster, killed):
     kept = killed("ddp-full")
     job = cluster("--layout", "fsdp", "--steps", "12", spares=0, options=durable(kept))
     assert job.wait_exit() == 1
-    assert "is not one of these objects" in job.stderr
+    assert "does not fit the objects" in job.stderr
     assert not job.account.of("state")
     assert names(kept)[-1] == f"step-{HELD:08d}"
 

@@ -253,7 +253,7 @@ def serve_store(host: str, port: int, listener_fd: int) -> Store:
 
 def open_store(host: str, port: int, timeout: timedelta = STORE_TIMEOUT) -> Store:
     """Return a connection to the store that serves there, made within `timeout`. Raises torch's `DistError`."""
-    with dns.in_a_hurry():
+    with dns.short_timeout():
         store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
     store.set_timeout(STORE_TIMEOUT)
     return store
@@ -262,7 +262,7 @@ def open_store(host: str, port: int, timeout: timedelta = STORE_TIMEOUT) -> Stor
 def clone_store(store: Store) -> Store:
     """Return another connection to the same store, so that a blocked call on one does not block the other."""
     any_store: Any = store
-    with dns.in_a_hurry():
+    with dns.short_timeout():
         cloned: Store = any_store.clone()
     return cloned
 

@@ -191,7 +191,7 @@ def lacks_a_group(member):
     member.meet("created")
     member.registry.abort()
     with (
-        pytest.raises(AttachError, match=r"ranks \[1\] have no group")
+        pytest.raises(AttachError, match=r"ranks \[1\] are members of the group")
         if member.rank == 0
         else pytest.raises(AttachError)
     ):

@@ -58,9 +58,9 @@ def test_the_process_is_as_it_was(tmp_path):
 UNWINDING = """
 import threading, time
 from deadpool_run.errors import RunLeft
-from deadpool_run.worker.process.unwind import Unwinding
+from deadpool_run.worker.process.unwind import AsyncRaise
 
-unwinding = Unwinding()
+unwinding = AsyncRaise()
 kept = 0
 
 def script():
