@@ -24,6 +24,8 @@ from deadpool_run.vault.segments import digest_of
 KIND = "deadpool-run checkpoint"
 FORMAT = 2
 RECORD = "deadpool.json"
+METADATA = ".metadata"
+"""Torch's own description of a checkpoint."""
 UNFINISHED = ".tmp"
 """Behind the name of a directory that is being written."""
 SUPERSEDED = ".old"

@@ -1,7 +1,7 @@
-"""Places in a training step where `deadpool-run check` kills a rank.
+"""The phases of a training step in which `deadpool-run check` kills a rank.
 
-Each function installs hooks that call `die` in its phase, in a process that ends in the same step. They are installed when
-that step begins, so that all steps before it run as they do without a check.
+Each function installs hooks that call `die` in its phase, when the step of the death begins: earlier steps run as without
+a check. The process ends in that step, so hooks are not removed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,17 +22,17 @@ from deadpool_run.worker.snapshot.writer import StateCapture, Writer
 Die = Callable[[], None]
 
 _KERNELS = 12
-"""About as many as an optimizer's step has that works on lists of tensors."""
+"""About the number of kernels in a step of an optimizer with foreach kernels."""
 
 
 def in_forward(die: Die, calls: int) -> None:
-    """Die in a forward, before the module that comes after so many, or where the outermost module has ended."""
+    """Die in a forward, before the module after this many, or when the outermost module ends."""
     seen = depth = 0
 
     def before(module: nn.Module, _args: Any) -> None:
         nonlocal seen, depth
         if torch.is_grad_enabled():
-            if seen >= calls or inside_compiled(module) is not None:  # compiled: the hook would have it compiled again
+            if seen >= calls or inside_compiled(module) is not None:  # compiled: the hook would recompile it
                 die()
             seen += 1
             depth += 1
@@ -49,7 +49,7 @@ def in_forward(die: Die, calls: int) -> None:
 
 
 def in_backward(die: Die, fraction: float) -> None:
-    """Die in a backward, where it has come to this part of the modules' outputs."""
+    """Die in a backward, after this fraction of the modules' outputs."""
     outputs = reached = 0
 
     def on_gradient(_gradient: Tensor) -> None:
@@ -69,7 +69,7 @@ def in_backward(die: Die, fraction: float) -> None:
 
 
 def in_collective(die: Die, calls: int) -> None:
-    """Die with a collective under way, after so many others."""
+    """Die while a collective runs, after this many others."""
     seen = 0
 
     def watched(issue: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,12 +85,12 @@ def in_collective(die: Die, calls: int) -> None:
 
     for collective in COLLECTIVES:
         for name in collective.names:
-            if hasattr(Group, name):  # some come with a newer torch
+            if hasattr(Group, name):  # some exist in newer torch only
                 setattr(Group, name, watched(getattr(Group, name)))
 
 
 def in_optimizer(die: Die, fraction: float) -> None:
-    """Die between two kernels of an optimizer's step, or after a step that has fewer."""
+    """Die between two kernels of an optimizer's step, or after a step with fewer kernels."""
     kernels = _Kernels(die, int(fraction * _KERNELS))
 
     def before(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -120,7 +120,7 @@ class _Kernels(DispatchMode):
 
 
 def in_capture(die: Die, step: int) -> None:
-    """Die in the middle of the copy of the state that this step leaves, or of the first one after it."""
+    """Die in the middle of the copy of this step's result, or of the first copy after it."""
     write, copy = Writer.write, Writer._copy  # noqa: SLF001 - the thread that copies has no hooks of its own
     versions = [-1]
 
