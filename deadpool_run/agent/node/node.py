@@ -127,7 +127,7 @@ class LocalNode:
                 self._begin_timeline(self._world_timeline)
                 self._performer.perform(effect, capture_interval, source)
                 if self.copies is not None:
-                    self.vault.status_page.tell(
+                    self.vault.status_page.publish(
                         None, ()
                     )  # the rank entries of the status page do not tell what is committed
             case _:
@@ -144,16 +144,16 @@ class LocalNode:
         if self.copies is None:
             return
         mine = {Rank(int(rank)): peers for rank, peers in told.mine.items()}
-        for rank in self.copies.at_home() - mine.keys():  # replacements' that were ended here among them
+        for rank in self.copies.local_ranks() - mine.keys():  # replacements' that were ended here among them
             self.copies.left(rank)
         self.copies.keep([Rank(rank) for rank in told.keep])
         self.copies.set_buddies(mine)
-        self.copies.tell_all()  # what was said before was of the buddies of before, or to another coordinator
+        self.copies.report_all()  # what was said before was of the buddies of before, or to another coordinator
 
     def committed(self, told: Committed) -> None:
         """Let the node's workers know which of their snapshots are needed."""
         if told.timeline == self._timeline:
-            self.vault.status_page.tell(Version(told.version) if told.version >= 0 else None, told.abandoned)
+            self.vault.status_page.publish(Version(told.version) if told.version >= 0 else None, told.abandoned)
 
     def share_anew(self) -> None:
         """Give up what the last coordinator wanted of durable checkpoints."""
@@ -194,7 +194,7 @@ class LocalNode:
         """Return what went between this node's copies and others'; None if there are none."""
         if self.copies is None:
             return None
-        report = self.copies.report()
+        report = self.copies.status()
         return Traffic(**{each.name: report[each.name] for each in fields(Traffic)})
 
     def resynced(self) -> NodeResynced:

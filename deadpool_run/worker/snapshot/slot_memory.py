@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deadpool_run.errors import SnapshotError
-from deadpool_run.vault.segments import TensorEntry
+from deadpool_run.vault.segments import TensorEntry, whole_pages
 from deadpool_run.worker.compat.modules import copy_all
 
 _MADV_HUGEPAGE = 14
@@ -53,8 +53,7 @@ class SlotMemory:
         os.close(self.fd)
 
     def _mapped(self, nbytes: int) -> Tensor:
-        size = max(nbytes, os.fstat(self.fd).st_size)
-        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = whole_pages(max(nbytes, os.fstat(self.fd).st_size))
         if size > os.fstat(self.fd).st_size:
             os.ftruncate(self.fd, size)
         base = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)  # keeps the mapping alive
