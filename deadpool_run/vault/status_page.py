@@ -18,6 +18,8 @@ from deadpool_run.ids import Version
 
 WORDS = 16
 RANK_ENTRY_BYTES = WORDS * 8
+_SLOT0, _SKIPPED, _COPYING = 6, 8, 12
+"""Indices of words in a rank entry, as in `RankEntry`."""
 _HEADER_WORDS = 64
 _COMMITTED = 1
 _ABANDONED_COUNT = 2
@@ -60,28 +62,10 @@ class Copying(IntEnum):
     WRITING = 2
 
 
-class _Word(IntEnum):
-    WORKER = 0
-    EPOCH = 1
-    PHASE = 2
-    COMPLETED = 3
-    ISSUED = 4
-    WAITED = 5
-    SLOT0 = 6
-    SLOT1 = 7
-    SKIPPED = 8
-    STEP_ENDED_NS = 9
-    STEP_NS = 10
-    CAPTURE_NS = 11
-    COPYING = 12
-    MARKED_STEP = 13
-    MARK = 14
-
-
 class _Field:
     """A word of a rank entry, as an attribute."""
 
-    def __init__(self, word: _Word) -> None:
+    def __init__(self, word: int) -> None:
         self._word = word
 
     def __get__(self, rank_entry: "RankEntry", owner: type["RankEntry"]) -> int:
@@ -96,19 +80,19 @@ class RankEntry:
 
     __slots__ = ("_base", "_words")
 
-    worker = _Field(_Word.WORKER)  # the worker that holds the rank
-    epoch = _Field(_Word.EPOCH)  # the epoch that its communicators are attached to
-    phase = _Field(_Word.PHASE)  # a Phase
-    completed = _Field(_Word.COMPLETED)  # steps completed
-    issued = _Field(_Word.ISSUED)  # collectives issued in this epoch
-    waited = _Field(_Word.WAITED)  # those of them that have completed
-    skipped = _Field(_Word.SKIPPED)  # the newest version whose capture was skipped, or EMPTY
-    step_ended_ns = _Field(_Word.STEP_ENDED_NS)  # CLOCK_MONOTONIC at the end of the last step
-    step_ns = _Field(_Word.STEP_NS)  # duration of the last step
-    capture_ns = _Field(_Word.CAPTURE_NS)  # duration of the last capture
-    copying = _Field(_Word.COPYING)  # a Copying: from the start of a capture until its version is held or skipped
-    marked_step = _Field(_Word.MARKED_STEP)  # the newest step with a mark, plus 1; 0: none
-    mark = _Field(_Word.MARK)  # the mark of that step: see worker.groups.marks
+    worker = _Field(0)  # the worker that holds the rank
+    epoch = _Field(1)  # the epoch that its communicators are attached to
+    phase = _Field(2)  # a Phase
+    completed = _Field(3)  # steps completed
+    issued = _Field(4)  # collectives issued in this epoch
+    waited = _Field(5)  # those of them that have completed
+    skipped = _Field(_SKIPPED)  # the newest version whose capture was skipped, or EMPTY
+    step_ended_ns = _Field(9)  # CLOCK_MONOTONIC at the end of the last step
+    step_ns = _Field(10)  # duration of the last step
+    capture_ns = _Field(11)  # duration of the last capture
+    copying = _Field(_COPYING)  # a Copying: from the start of a capture until its version is held or skipped
+    marked_step = _Field(13)  # the newest step with a mark, plus 1; 0: none
+    mark = _Field(14)  # the mark of that step: see worker.groups.marks
 
     def __init__(self, words: memoryview, rank: int) -> None:
         self._words = words
@@ -119,7 +103,7 @@ class RankEntry:
         slots, marked = self.slots, (self.marked_step, self.mark)
         for word in range(WORDS):
             self._words[self._base + word] = 0
-        self._words[self._base + _Word.SKIPPED] = EMPTY
+        self._words[self._base + _SKIPPED] = EMPTY
         for slot in (0, 1):
             self.set_slot(slot, slots[slot] if keep_slots else EMPTY)
         if keep_slots:
@@ -128,11 +112,11 @@ class RankEntry:
     @property
     def slots(self) -> tuple[int, int]:
         """The version that each slot holds complete, or `EMPTY` or `BUSY`."""
-        return self._words[self._base + _Word.SLOT0], self._words[self._base + _Word.SLOT1]
+        return self._words[self._base + _SLOT0], self._words[self._base + _SLOT0 + 1]
 
     def set_slot(self, slot: int, version: int) -> None:
         """Publish what a slot holds: `BUSY` before its first byte changes, the version after the last."""
-        self._words[self._base + _Word.SLOT0 + slot] = version
+        self._words[self._base + _SLOT0 + slot] = version
 
     def words(self) -> tuple[int, ...]:
         """Return all words, for a mirror on another node's status page."""
@@ -143,7 +127,7 @@ class RankEntry:
         if len(words) != WORDS:
             raise ValueError(f"a rank entry has {WORDS} words, not {len(words)}")
         for word, value in enumerate(words):
-            self._words[self._base + word] = 0 if word == _Word.COPYING else value
+            self._words[self._base + word] = 0 if word == _COPYING else value
 
     @property
     def held(self) -> tuple[Version, ...]:

@@ -120,7 +120,6 @@ class Served:
         )
 
     def _search(self, rank: Rank, copy: Copy, view: memoryview) -> set[int]:
-        """Fill `view` with the chunks that are here already; return them."""
         assert copy.version is not TRANSCRIPT
         sources = similar(self._shared, rank, copy.version, timeout_s=_CAPTURE_WAIT_S)
         with contextlib.closing(dedup.ChunkLookup(sources)) as search:

@@ -328,7 +328,6 @@ class Replicator:
         return self._local.setdefault(rank, LocalVersions(self._vault, rank, self._floor))
 
     def _begin(self, timeline: int) -> None:
-        """Begin a timeline: nothing is safe in it yet."""
         self._shared.timeline.begin(timeline)
         for rank in self._peers.keys() | self._local.keys():
             self._wake(rank)
@@ -359,7 +358,6 @@ class Replicator:
             self._on_safe(rank, *safe)
 
     def _in_loop(self, rank: Rank) -> None:
-        """Note, on a link's thread, that its buddy's segments have changed."""
         self._call(self._report, rank)
 
     def _call(self, what: Callable[..., None], *arguments: object) -> bool:
@@ -372,7 +370,6 @@ class Replicator:
         return False
 
     def _end(self, each: ReplicationLink | FetchTask) -> None:
-        """Stop a thread; `close` joins it."""
         each.stop()
         self._ending = [other for other in self._ending if other.thread.is_alive()]
         self._ending.append(each)

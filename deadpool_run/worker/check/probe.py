@@ -61,7 +61,6 @@ class _Watch:
         self._issued = 0  # this rank's collectives before the running step
 
     def run(self, total: int, steps: "Callable[[LoopMember, int], Iterator[S]]") -> Iterator[S]:
-        """Yield the steps."""
         if self._is_real and self._member.session.rank == 0:
             about = {"script_steps": total, "steps": self._limit}
             Path(self._plan.folder, LOOP_FILE).write_text(json.dumps(about), encoding="utf-8")
@@ -96,7 +95,6 @@ class _Watch:
             file.write(line)
 
     def _prepare(self, index: int) -> "_Death | None":
-        """Prepare the death planned for this step and rank, if there is one."""
         fault, issued = self._plan.fault, self._issued
         self._issued = self._member._rank_entry.issued  # noqa: SLF001 - a counter that nothing else reads
         if fault is None or fault.rank != self._member.session.rank or index < fault.step:
@@ -119,7 +117,6 @@ class _Death:
         self._fault = fault
 
     def is_due(self) -> bool:
-        """Return whether the death has not happened yet."""
         return not self._file.exists()
 
     def prepare(self, modules: int, collectives: int) -> None:
@@ -154,7 +151,6 @@ class _Death:
             self.die()
 
     def die(self, *, met: bool = True) -> None:
-        """Kill this process, unless the death has happened in this run."""
         try:
             fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:

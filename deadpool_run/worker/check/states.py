@@ -147,7 +147,6 @@ def _of_tree(tree: Any, name: str) -> str:
 
 
 def _of_object(name: str, state: Any) -> Iterator[tuple[str, str]]:
-    """Yield a digest for each key of a `state_dict()`."""
     if isinstance(state, dict):
         for key, value in state.items():
             yield f"{name}.{key}", _of_tree(value, f"{name}.{key}")
@@ -156,7 +155,6 @@ def _of_object(name: str, state: Any) -> Iterator[tuple[str, str]]:
 
 
 def _held(value: Any, where: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of an attribute: itself, its items, or those of modules in a list."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for place, each in [(where, value), *((f"{where}.{key}", each) for key, each in items)]:
         if isinstance(each, Tensor):

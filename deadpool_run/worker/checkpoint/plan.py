@@ -113,7 +113,6 @@ def parameter_key(parameter: str, modules: set[str]) -> str:
 
 
 def _path_of(entry: TensorEntry, owned: dict[str, set[str]]) -> Path:
-    """Return the keys of a tensor as in `torch.distributed.checkpoint.state_dict`."""
     owner, _, rest = entry.name.partition("/")
     if entry.role is not SlotRole.OPTIMIZER:
         return owner, rest
@@ -142,7 +141,6 @@ def _alone(piece: Piece) -> Piece:
 
 
 def _offsets(entry: TensorEntry) -> tuple[int, ...] | None:
-    """Return the start of a shard in its whole tensor; None if unknown."""
     assert entry.placement is not None
     at = entry.placement
     placements = [_placement(text) for text in at.placements]

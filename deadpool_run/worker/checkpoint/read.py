@@ -123,12 +123,10 @@ def _message(error: CheckpointError | OSError) -> str:
 
 
 def _versions(storage: Storage) -> list[Version]:
-    """Return the versions of the checkpoints, newest first."""
     return sorted((v for name in storage.names() if (v := version_in(name)) is not None), reverse=True)
 
 
 def _candidates(order: LoadCheckpoint | ChooseCheckpoint) -> Iterator[_Candidate]:
-    """Yield the checkpoints to resume from, newest first."""
     named = _named(order.resume)
     if order.target and (order.resume == AUTO or not order.first):
         storage = storage_at(order.target)
@@ -181,7 +179,6 @@ def _read_record(candidate: _Candidate) -> Record:
 
 
 def _record(candidate: _Candidate, world_size: int) -> Record:
-    """Return the record. Raises `CheckpointError` if this world cannot resume from it."""
     try:
         record = _read_record(candidate)
     except FileNotFoundError as error:

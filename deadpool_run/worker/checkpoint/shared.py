@@ -124,7 +124,6 @@ class SharedCheckpoint:
         storage_at(order.target).put(_file(order, CheckpointStep(order.step), self._copies[0].rank), data)
 
     def _results_of(self, order: TakeStep, step: CheckpointStep) -> list[Any]:
-        """Return all nodes' results of a step, in the order of their first ranks."""
         storage, found = storage_at(order.target), []
         for first in sorted(order.firsts):
             with storage.open(_file(order, step, first)) as file:
@@ -156,7 +155,6 @@ def _file(order: TakeStep, step: CheckpointStep, first: int) -> str:
 
 
 def _encode_result(result: WriteResult) -> list[Any]:
-    """Return the result of torch's writer as JSON."""
     index, stored = result.index, result.storage_data
     offset = None if index.offset is None else list(index.offset)
     return [index.fqn, offset, result.size_in_bytes, stored.relative_path, stored.offset, stored.length]

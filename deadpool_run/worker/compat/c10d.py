@@ -202,7 +202,6 @@ def _batch(torch_batch: Any, is_ours: Callable[[Any], bool]) -> Any:
 
 
 def _splits() -> bool:
-    """Return whether this torch can split Gloo groups: torch before 2.15 cannot, nor ours."""
     return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 
 

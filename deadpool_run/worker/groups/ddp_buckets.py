@@ -6,8 +6,7 @@ decide at the end of the step, keep rank 0's decision with the snapshot, and rep
 
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import cast
 
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -15,18 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.worker.compat.modules import decide_buckets, has_buckets, note_all_gradients
+from deadpool_run.worker.groups.group import Group
+from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.groups.transcript import Transcript
-
-
-class Recorder(Protocol):
-    """The part of the groups' registry that is used here."""
-
-    recording: Transcript | None
-    playback: Transcript | None
-    step_failed: bool
-
-    def answered_by(self, group: Any, transcript: Transcript) -> AbstractContextManager[None]:
-        """Answer the group's collectives from the transcript."""
 
 
 class Wrappers:
@@ -49,7 +39,7 @@ class Wrappers:
             self._made.append(weakref.ref(module))
 
 
-def decide(ddp: DistributedDataParallel, registry: Recorder) -> bytes | None:
+def decide(ddp: DistributedDataParallel, registry: Registry) -> bytes | None:
     """Let DDP decide its buckets, if it can; return the decision, if replacements need it.
 
     The next forward would begin with this, on every rank. Raises `SnapshotError` if a peer was lost meanwhile.
@@ -71,10 +61,10 @@ def decide(ddp: DistributedDataParallel, registry: Recorder) -> bytes | None:
             registry.recording = None
 
 
-def replay(ddp: DistributedDataParallel, decision: bytes, registry: Recorder) -> None:
+def replay(ddp: DistributedDataParallel, decision: bytes, registry: Registry) -> None:
     """Have DDP make the decided buckets, unless it has made them."""
     if has_buckets(ddp):
         return
-    with registry.answered_by(ddp.process_group, Transcript.from_bytes(decision)):
+    with registry.answered_by(cast("Group", ddp.process_group), Transcript.from_bytes(decision)):
         note_all_gradients(ddp)
         decide_buckets(ddp)

@@ -152,7 +152,6 @@ def _sockets() -> Iterator[socket.socket]:
 
 
 def _listeners() -> list[tuple[int, Endpoint]]:
-    """Return inode and address of each listening socket."""
     return [
         (os.fstat(sock.fileno()).st_ino, _endpoint(sock.getsockname()))
         for sock in _sockets()

@@ -15,7 +15,7 @@ from deadpool_run.worker.groups import nccl
 from deadpool_run.worker.groups.collectives import COLLECTIVES, REDUCED, Collective, Parts, answer, tensors_in
 from deadpool_run.worker.groups.connect import EpochGroup, GroupSpec
 from deadpool_run.worker.groups.owner import GroupOwner
-from deadpool_run.worker.groups.works import DoneWork, GuardedWork, Issue, RecordedWork, ThreadedWork
+from deadpool_run.worker.groups.works import DoneWork, GuardedWork, RecordedWork, ThreadedWork, issued_in
 
 _UNSLICED = frozenset(
     {
@@ -71,7 +71,6 @@ class Group(GroupApi):
         self.inner = None if self._epoch is None else self._epoch.group
 
     def _ensure_cuda(self) -> None:
-        """Make the NCCL backend of this epoch, if there is none."""
         if self._nccl is None:
             self._make_nccl()
 
@@ -114,7 +113,7 @@ class Group(GroupApi):
             entry = registry.playback.play(self._name, collective.name, outputs)
             if entry is not None and entry.source is not None:
                 source = entry.source
-        return DoneWork(outputs, source, Issue(registry, collective.name))
+        return DoneWork(outputs, source, (registry, collective.name, issued_in(registry)))
 
     def issue_cuda(self, target: str, collective: Collective, args: Parts, kwargs: dict[str, Any], parts: Parts) -> Any:
         """Issue on NCCL. Returns NCCL's own work; it counts as waited for at once, because the host never waits for it."""

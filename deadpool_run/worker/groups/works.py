@@ -30,35 +30,27 @@ def issued_in(owner: GroupOwner) -> int:
     return owner.attempt if get_ident() == _MAIN else _ANY
 
 
-class Issue:
-    """The attempt at a step in which a collective was issued and has to be waited for."""
-
-    __slots__ = ("_attempt", "_owner", "_what")
-
-    def __init__(self, owner: GroupOwner, what: str) -> None:
-        self._owner = owner
-        self._what = what
-        self._attempt = issued_in(owner)
-
-    def check(self) -> None:
-        """Raise `RefusedError` in a later step."""
-        if self._attempt not in (self._owner.attempt, _ANY):
-            self._owner.waited_late(self._what, self._attempt)
+def check_attempt(owner: GroupOwner, what: str, attempt: int) -> None:
+    """Raise `RefusedError` in a later step than the one that issued the collective."""
+    if attempt not in (owner.attempt, _ANY):
+        owner.waited_late(what, attempt)
 
 
 class DoneWork(dist.Work):
     """A collective that is complete from the start. Its future holds tensors, from which DDP's reducer takes them."""
 
-    def __init__(self, outputs: list[torch.Tensor], source: int = 0, issue: Issue | None = None) -> None:
+    def __init__(
+        self, outputs: list[torch.Tensor], source: int = 0, issued: tuple[GroupOwner, str, int] | None = None
+    ) -> None:
         super().__init__()
         self._outputs = outputs
         self._source = source
-        self._issue = issue
+        self._issued = issued
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - torch's signature
         """Return at once."""
-        if self._issue is not None:
-            self._issue.check()
+        if self._issued is not None:
+            check_attempt(*self._issued)
         return True
 
     def synchronize(self) -> None:
@@ -117,7 +109,7 @@ class GuardedWork(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the outputs. Raises only errors of the script."""
-        self._check_attempt()
+        check_attempt(self._group.registry, self._collective.name, self._attempt)
         if self._settled:
             return True
         try:
@@ -177,7 +169,7 @@ class GuardedWork(dist.Work):
 
     def get_future(self) -> Future[Any]:
         """Return a future of the outputs; a lost peer completes it with the fake result."""
-        self._check_attempt()
+        check_attempt(self._group.registry, self._collective.name, self._attempt)
         if self._failed:
             return done_future(self._collective.outputs(self._parts))
         inner = self._work.get_future()
@@ -185,11 +177,6 @@ class GuardedWork(dist.Work):
         self._group.registry.cancellation.add_callback(guarded.cancel, self._generation)
         inner.add_done_callback(guarded.complete)
         return guarded.future
-
-    def _check_attempt(self) -> None:
-        registry = self._group.registry
-        if self._attempt not in (registry.attempt, _ANY):
-            registry.waited_late(self._collective.name, self._attempt)
 
     def _settle(self) -> None:
         if self._settled:
@@ -256,7 +243,6 @@ class _GuardedFuture:
         self.future.set_result(value)
 
     def cancel(self) -> None:
-        """Complete with the fake result."""
         if self._first():
             work = self._work
             work._abandon()  # noqa: SLF001

@@ -149,7 +149,6 @@ class Batches:
         raise ScriptError("batches(): the loader gave no batch for a whole epoch.\nPass a loader that is not empty.")
 
     def _start(self, epoch: int) -> None:
-        """Start an epoch from the present generator states."""
         start = self._generator_states()
         self._at = _Position(epoch, 0, start)
         self._iterator = self._iterate(epoch, start, skip=0)
@@ -207,21 +206,18 @@ class _Leaves:
         self._counts = [_count(leaf) for leaf in self._leaves]
 
     def whole(self) -> tuple[Any] | None:
-        """Return the batch; None if it may have changed."""
         if None in self._counts or self._counts != [_count(leaf) for leaf in self._leaves]:
             return None
         return (tree_unflatten(self._leaves, self._spec),)
 
 
 def _count(leaf: Any) -> int | None:
-    """Return how often a leaf has been written; None if torch does not count that."""
     if isinstance(leaf, torch.Tensor):
         return None if leaf.is_inference() else writes_of(leaf)
     return 0 if isinstance(leaf, _ATOMS) else None
 
 
 def _seed(start: dict[str, Any]) -> bytes:
-    """Return a digest of the generator states at the epoch's start."""
     found = hashlib.blake2b(start["global"]["torch"], digest_size=16)
     for own in start["own"]:
         found.update(raw_bytes(own))

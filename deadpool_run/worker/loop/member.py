@@ -188,7 +188,6 @@ class LoopMember(RepairParticipant):
         self._live = self.completed if kept else None
 
     def _is_verified(self, step: int) -> bool:
-        """Compare the second run of a step with the trial. Stops the job if they differ."""
         if self.trial.stage is Trial.Stage.RAN and (why := self.trial.verdict(step, self.snapshots.observe())):
             self.refuse(why)
         return True

@@ -89,7 +89,6 @@ class _Pass:
         return index if self._seed is None else _Seeded(index, self._seed, self._number)
 
     def catch_up(self) -> None:
-        """Draw the indices to skip."""
         while self._number < self._skip:
             self._draw()
 

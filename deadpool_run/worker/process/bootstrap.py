@@ -161,7 +161,6 @@ def _script_refused(refused: ScriptError) -> ScriptRefused:
 
 
 def _write_error_file(error: Exception, text: str) -> None:
-    """Write torchrun's error file, unless torch's `@record` has."""
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file and not Path(error_file).exists():
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}

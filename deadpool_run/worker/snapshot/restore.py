@@ -107,7 +107,6 @@ class Restoration:
         return found
 
     def _obstacles(self, entry: TensorEntry) -> list[str]:
-        """Return why the live optimizer cannot take this piece of state."""
         owner, _, _ = entry.name.rpartition("/")
         if owner not in self._state_owners:
             return [f"{entry.name}: in the snapshot only"]
@@ -151,7 +150,6 @@ class Restoration:
         return [f"{name}: trains {each} in the snapshot, which does not exist here" for each in unknown]
 
     def _trim_optimizers(self) -> None:
-        """Remove optimizer state that the snapshot does not have."""
         for optimizer in self._protected.optimizers.values():
             for tracked in list(optimizer.tensors(self._names)):
                 if tracked.name not in self._saved:
@@ -160,7 +158,6 @@ class Restoration:
                     del optimizer.optimizer.state[self._parameters[name]][key]
 
     def _created(self, entry: TensorEntry) -> Tensor:
-        """Create a tensor in the optimizer's state, and return it."""
         owner, _, key = entry.name.rpartition("/")
         optimizer, name = self._state_owners[owner]
         parameter = self._parameters[name]
@@ -173,7 +170,6 @@ class Restoration:
         return made
 
     def _values(self) -> dict[str, Any]:
-        """Return every small value."""
         reader = TreeReader(blob=self._blob, tensor=self._tensor)
         saved = self._manifest.values
         like: dict[str, Any] = {}
@@ -212,7 +208,6 @@ def _state(optimizer: OptimizerState, parameter: Tensor) -> dict[str, Any]:
 
 
 def _differences(entry: TensorEntry, tracked: Tracked) -> list[str]:
-    """Return the differences between the saved and the live tensor."""
     own = local(tracked.tensor)
     pairs = (
         ("is a", entry.role, tracked.role),
@@ -226,7 +221,6 @@ def _differences(entry: TensorEntry, tracked: Tracked) -> list[str]:
 
 
 def _distributed(shard: Tensor, entry: TensorEntry, like: Tensor) -> DTensor:
-    """Return the shard as a DTensor on the mesh of `like`."""
     assert entry.placement is not None
     assert isinstance(like, DTensor)
     placements: list[Placement] = list(like.placements)

@@ -24,6 +24,7 @@ from deadpool_run.vault.segments import SlotRole
 from deadpool_run.vault.status_page import EMPTY, StatusPage
 from deadpool_run.worker.compat.modules import has_buckets, local
 from deadpool_run.worker.groups import ddp_buckets
+from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.snapshot import checks
 from deadpool_run.worker.snapshot.copy_thread import CopyThread
@@ -146,13 +147,13 @@ class Snapshots:
         modules = self._protected.modules.values()
         return all(has_buckets(ddp) or not ddp.static_graph for module in modules for ddp in module.replicated)
 
-    def decide_buckets(self, registry: ddp_buckets.Recorder) -> None:
+    def decide_buckets(self, registry: Registry) -> None:
         """Let every DDP that can decide its buckets. Collective: call it on every rank at the end of a step."""
         for module in self._protected.modules.values():
             for index, ddp in enumerate(module.replicated):
                 module.buckets[index] = ddp_buckets.decide(ddp, registry) or module.buckets[index]
 
-    def replay_buckets(self, registry: ddp_buckets.Recorder) -> None:
+    def replay_buckets(self, registry: Registry) -> None:
         """Have every DDP make the buckets that the restored snapshot names."""
         for module in self._protected.modules.values():
             for ddp, decision in zip(module.replicated, module.buckets, strict=True):
@@ -317,7 +318,6 @@ class Snapshots:
         torch.save(found, path)
 
     def _named_tensors(self) -> dict[str, Tensor]:
-        """Return the live parameters, optimizer state and buffers by their names in a snapshot."""
         names = {id(parameter): name for name, parameter in self._protected.parameters().items()}
         found = {tracked.name: tracked.tensor for tracked in self._protected.heavy(names)}
         for (name, _, _), buffer in zip(self._protected.buffers(), self._protected.buffer_values(), strict=True):
@@ -345,7 +345,6 @@ class Snapshots:
                 memory.close()
 
     def _take(self, version: Version) -> None:
-        """Copy all small state."""
         with torch.no_grad():
             self._copy_of = None
             # Query before our own copies are enqueued on the same streams, and only devices in use: a query of another

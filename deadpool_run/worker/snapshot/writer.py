@@ -103,7 +103,6 @@ class Writer:
         return values
 
     def _copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
-        """Copy, and return once every byte has arrived."""
         groups: dict[torch.device, list[int]] = {}
         for index, source in enumerate(sources):
             groups.setdefault(source.device, []).append(index)

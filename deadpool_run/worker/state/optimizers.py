@@ -167,7 +167,6 @@ class OptimizerState:
 
 
 def _is_heavy(key: object, value: object) -> bool:
-    """Return whether a value of the state is a tensor with its own name in the snapshot."""
     return type(key) is str and "/" not in key and isinstance(value, Tensor)
 
 

@@ -88,6 +88,5 @@ def _take_cuda() -> dict[str, Tensor]:
 
 
 def _cuda_keys() -> dict[str, int]:
-    """Return the devices by the keys of `RngStates.cuda`."""
     current = torch.cuda.current_device()
     return {_CURRENT if device == current else str(device): device for device in range(torch.cuda.device_count())}

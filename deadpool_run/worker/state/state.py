@@ -346,7 +346,6 @@ class Protected:
 
 
 def _first_difference(then: dict[str, str], now: dict[str, str]) -> str:
-    """Describe the first difference; an empty string if there is none."""
     for name in [*then, *now]:
         kind, _, path = name.partition(" ")
         what = f"the {kind} {path.removeprefix('.')!r}"

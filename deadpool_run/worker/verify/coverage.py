@@ -149,7 +149,6 @@ class Coverage:
         )
 
     def _is_held_by_objects(self, optimizer: Optimizer) -> bool:
-        """Return whether a protected object refers to the optimizer, with all its tensors in `state_dict()`."""
         for obj in self._protected.objects.values():
             if _refers_to(obj, optimizer, _DEPTH):
                 held = {id(each) for each in _tensors_in(obj.state_dict())}
@@ -159,7 +158,6 @@ class Coverage:
         return False
 
     def _unprotected_wrapper(self) -> nn.Module | None:
-        """Return an unprotected module under DDP or FSDP2 whose parameters a protected optimizer trains."""
         trained: set[int] | None = None
         for module in self._wrappers:
             if trained is None:
@@ -198,7 +196,6 @@ def _place_of(kind: type) -> int:
 
 
 def _watch(module: nn.Module, known: set[int]) -> Iterator[_Watched]:
-    """Yield the module's own tensors that are not in `known`."""
     parameters = {name: each for name, each in parameters_of(module).items() if each is not None}
     trains = any(True for _ in module.parameters())
     for name, tensor in [*parameters.items(), *buffers_of(module).items()]:

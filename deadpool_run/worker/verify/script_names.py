@@ -26,7 +26,6 @@ def current_line() -> str:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the frames that are neither ours nor torch's."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented way to the caller's variables
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in (_OWN, "torch", "runpy"):
