@@ -70,16 +70,11 @@ class Vault:
             if own is None:
                 own = self._ranks[rank] = _create(rank)
         return {
-            "status_page": self._status_page_fd,
+            "status_page": self.status_page_fd,
             "slot0": own.slots[0],
             "slot1": own.slots[1],
             "transcript": own.transcript,
         }
-
-    @property
-    def status_page_fd(self) -> int:
-        """The status page's descriptor."""
-        return self._status_page_fd
 
     def lives_here(self, rank: Rank) -> bool:
         """Return whether the rank has memory here, whatever it holds."""
@@ -199,7 +194,7 @@ class Vault:
         """Close everything."""
         with self._lock:
             self.status_page.close()
-            os.close(self._status_page_fd)
+            os.close(self.status_page_fd)
             for own in self._ranks.values():
                 own.close()
             self._ranks.clear()
@@ -222,8 +217,8 @@ class Vault:
 
     def _fill(self) -> None:
         with self._lock:
-            self._status_page_fd = create_status_page(self.world_size)
-            self.status_page = StatusPage(self._status_page_fd, self.world_size)
+            self.status_page_fd = create_status_page(self.world_size)
+            self.status_page = StatusPage(self.status_page_fd, self.world_size)
             self._ranks: dict[Rank, Segments] = {}
 
 

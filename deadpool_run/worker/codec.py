@@ -11,7 +11,7 @@ import io
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pickle import PicklingError, UnpicklingError
 from typing import Any
 
@@ -34,6 +34,15 @@ def raw_bytes(tensor: Tensor) -> bytes:
 def has_state(obj: object) -> bool:
     """Return whether an object has `state_dict()` and `load_state_dict()`."""
     return callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested dicts, lists and tuples."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping | list | tuple):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from tensors_in(value)
 
 
 def copied(tree: Any) -> Any:  # noqa: PLR0911 - one line for each kind

@@ -137,7 +137,7 @@ class ReplicationLink:
         self._stream_pool.shut_down()
 
     def safe(self, timeline: int) -> tuple[frozenset[Identity], bytes | None]:
-        """Return what the buddy holds of this life, and the token of its transcript."""
+        """Return the snapshots that the buddy holds in this timeline, and the token of its transcript."""
         with self._changed:
             known = self._known
             return (frozenset(known.held), known.transcript) if known.timeline == timeline else (frozenset(), None)

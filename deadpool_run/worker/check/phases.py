@@ -4,7 +4,7 @@ Each function installs hooks that call `die` in its phase, when the step of the 
 a check. The process ends in that step, so hooks are not removed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.modules import module as hooks
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat.modules import DispatchMode, inside_compiled
 from deadpool_run.worker.groups.collectives import COLLECTIVES
 from deadpool_run.worker.groups.group import Group
@@ -60,7 +61,7 @@ def in_backward(die: Die, fraction: float) -> None:
 
     def after(_module: nn.Module, _args: Any, output: Any) -> None:
         nonlocal outputs
-        for tensor in _tensors(output):
+        for tensor in tensors_in(output):
             if tensor.requires_grad:
                 outputs += 1
                 tensor.register_hook(on_gradient)
@@ -136,14 +137,3 @@ def in_capture(die: Die, step: int) -> None:
         copy(self, targets[half:], sources[half:])
 
     Writer.write, Writer._copy = noted, halved  # type: ignore[method-assign] # noqa: SLF001 - as above
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from _tensors(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from _tensors(value)

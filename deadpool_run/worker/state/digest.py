@@ -66,19 +66,16 @@ def sample(tensor: Tensor) -> int:
 
 def sampled(tensor: Tensor) -> Tensor:
     """Return a few kilobytes of a tensor, spread over it; all of a small one."""
-    return _places(local(tensor).detach())
+    own = local(tensor).detach()
+    if own.numel() * own.element_size() <= 4 * _SAMPLE_BYTES or not own.is_contiguous():
+        return own
+    width = _SAMPLE_BYTES // _PLACES // own.element_size()
+    return own.as_strided((_PLACES, width), (own.numel() // _PLACES, 1), own.storage_offset())
 
 
 def samples_equal(one: Tensor, other: Tensor) -> bool:
     """Return whether samples of two tensors of the same shape are equal. NaN is unequal to itself."""
-    return torch.equal(_places(local(one).detach()), _places(other))
-
-
-def _places(tensor: Tensor) -> Tensor:
-    if tensor.numel() * tensor.element_size() <= 4 * _SAMPLE_BYTES or not tensor.is_contiguous():
-        return tensor
-    width = _SAMPLE_BYTES // _PLACES // tensor.element_size()
-    return tensor.as_strided((_PLACES, width), (tensor.numel() // _PLACES, 1), tensor.storage_offset())
+    return torch.equal(sampled(one), sampled(other))
 
 
 def _mixed(found: int, more: int) -> int:

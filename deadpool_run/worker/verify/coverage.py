@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat.modules import buffers_of, local, parameters_of
 from deadpool_run.worker.state.digest import sample
 from deadpool_run.worker.state.state import Protected
@@ -151,8 +152,8 @@ class Coverage:
     def _is_held_by_objects(self, optimizer: Optimizer) -> bool:
         for obj in self._protected.objects.values():
             if _refers_to(obj, optimizer, _DEPTH):
-                held = {id(each) for each in _tensors_in(obj.state_dict())}
-                own = {id(each) for each in _tensors_in(optimizer.state)}
+                held = {id(each) for each in tensors_in(obj.state_dict())}
+                own = {id(each) for each in tensors_in(optimizer.state)}
                 if own <= held:
                     return True
         return False
@@ -223,17 +224,6 @@ def _refers_to(obj: Any, wanted: object, depth: int) -> bool:
     else:
         children = getattr(obj, "__dict__", {}).values()
     return any(_refers_to(child, wanted, depth - 1) for child in list(children))
-
-
-def _tensors_in(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for child in tree.values():
-            yield from _tensors_in(child)
-    elif isinstance(tree, (list, tuple)):
-        for child in tree:
-            yield from _tensors_in(child)
 
 
 # --- messages -------------------------------------------------------------------------------------------------------
