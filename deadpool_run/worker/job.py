@@ -248,7 +248,8 @@ def _init_unprotected(timeout: timedelta | None) -> None:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if os.environ["RANK"] == "0":
             warnings.warn(
-                "this job does not run under deadpool-run, so a lost rank is not replaced.\nStart it with deadpool-run in place of torchrun.",
+                "this job does not run under deadpool-run, so a lost rank is not replaced.\n"
+                "Start it with deadpool-run in place of torchrun.",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -110,7 +110,7 @@ class Replicator:
                         local=self._local_of(rank),
                         shared=self._shared,
                         dial=self._dial,
-                        on_change=self._in_loop,
+                        on_change=lambda rank: self._call(self._report, rank),
                     )
             self._report(rank)
 
@@ -356,9 +356,6 @@ class Replicator:
         if self._reported.get(rank) != safe:
             self._reported[rank] = safe
             self._on_safe(rank, *safe)
-
-    def _in_loop(self, rank: Rank) -> None:
-        self._call(self._report, rank)
 
     def _call(self, what: Callable[..., None], *arguments: object) -> bool:
         """Call a function in the loop; False if the loop is closed."""

@@ -98,7 +98,7 @@ class ReplicationLink:
         local: LocalVersions,
         shared: Shared,
         dial: Dial,
-        on_change: Callable[[Rank], None],
+        on_change: Callable[[Rank], object],
     ) -> None:
         """Start. `on_change` is called on the link's thread when the buddy's segments have changed."""
         self._rank = rank

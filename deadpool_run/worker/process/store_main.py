@@ -11,7 +11,7 @@ _UNANSWERED_MS = 120_000
 
 
 def main(control_fd: int, listener_fd: int) -> None:
-    """Serve on the agent's listening socket, so that the port outlives this process. Return when the agent closes the control."""
+    """Serve on the agent's listening socket, whose port outlives this process, until the agent closes the control socket."""
     dns.disable()
     control = socket.socket(fileno=control_fd)
     listener = socket.socket(fileno=listener_fd)
