@@ -51,6 +51,10 @@ class GroupState(Enum):
     DRAINING = "draining"
 
 
+def _go_on() -> None:
+    """Hold nothing."""
+
+
 class Registry:
     """All deadpool groups of this process, in the order of their creation.
 
@@ -82,6 +86,8 @@ class Registry:
         self.on_failure = on_failure
         self.refuse: Callable[[str], NoReturn] = refuse
         """Stops the job; called with the reason why it cannot be kept exact."""
+        self.hold: Callable[[], None] = _go_on
+        """Called, from any thread, before a collective returns a fake result; blocks where no step discards that."""
         self._timeout = timeout
         self._lock = threading.RLock()
         self._device: gloo.Device | None = None
@@ -138,8 +144,9 @@ class Registry:
         self._reset_counts()
 
     def note_fake(self) -> None:
-        """Note that a collective got a fake result."""
+        """Note that a collective gets a fake result."""
         self.step_failed = True
+        self.hold()
 
     @contextmanager
     def answered_by(self, group: Group, transcript: Transcript) -> Iterator[None]:
@@ -185,6 +192,7 @@ class Registry:
             self.step_failed = True
         if first:
             self.on_failure(f"{what}: {error}")
+        self.hold()
 
     def _drain(self) -> None:
         if self.state is not GroupState.ATTACHED:
@@ -326,6 +334,7 @@ class Registry:
                 self.step_failed = True
             if first:
                 self.on_failure(f"new_group: {error}")
+            self.hold()
             return None
         finally:
             with self._lock:

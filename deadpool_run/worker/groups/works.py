@@ -243,7 +243,11 @@ class _GuardedFuture:
     def cancel(self) -> None:
         if self._first():
             work = self._work
-            work._abandon()  # noqa: SLF001
+            try:
+                work._abandon()  # noqa: SLF001
+            except RuntimeError as own:
+                self.future.set_exception(own)
+                return
             self.future.set_result(work._collective.outputs(work._parts))  # noqa: SLF001
 
     def _first(self) -> bool:

@@ -58,6 +58,7 @@ class LoopMember(RepairParticipant):
         self._step_began_ns = 0
         self._optimizers = False  # there is an optimizer, and weights change only there
         session.loss_pending, session.report_and_wait = self.loss_pending, self.report_and_wait
+        self.registry.hold = self._hold
         self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
 
     # --- steps ---------------------------------------------------------------------------------------------------
@@ -340,6 +341,14 @@ class LoopMember(RepairParticipant):
         held: list[int] = list(self._rank_entry.held)
         self._rank_entry.clear(keep_slots=True)
         return self.completed, held
+
+    def _hold(self) -> None:
+        """Block a cut collective outside the loop, where no step discards its fake result: the script may save it.
+
+        The agent ends this process: the world restarts, or every rank comes back to run the end of the script again.
+        """
+        if not self.rehearsing and (self._released or not self._in_loop):
+            self._link.orders.wait_end()
 
     # --- a checkpoint from before the job ------------------------------------------------------------------------
 

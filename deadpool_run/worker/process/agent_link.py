@@ -32,6 +32,7 @@ from deadpool_run.worker.process.unwind import AsyncRaise
 _READ_BYTES = 64 << 10
 _MAX_FDS = 8
 _AGENT_GONE = 1
+_END_S = 300.0
 
 
 def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
@@ -158,6 +159,17 @@ class AgentOrders:
         with self._changed:
             self._wait_for(lambda: self.epoch > epoch or self._attach is not None)
             return None if self.epoch > epoch else self._attach
+
+    def wait_end(self) -> None:
+        """Block until the agent ends this process. Any thread. Raises RuntimeError if it does not for five minutes."""
+        if threading.current_thread() is threading.main_thread():
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._leaving, _END_S)
+                if self._stopping or self._leaving:
+                    self._wait_for(lambda: False)
+        else:
+            threading.Event().wait(_END_S)
+        raise RuntimeError(f"a peer was lost {_END_S:g} s ago, and the agent has not ended this process")
 
     def wait_release(self, epoch: int) -> bool:
         """Block until the loop may end; False if a newer epoch came first."""

@@ -1,8 +1,8 @@
 """Compares replicas after each repair: the tensors that DDP and DTensor keep equal on several ranks.
 
 This is the last safety net: whatever a repair did wrong, a new difference between replicas stops the job. Tensors that
-differ anyway (running statistics of a batch norm, weights between two averages) are learnt in comparisons without a loss,
-at growing distances; their names are part of the snapshot.
+differ anyway (weights between two averages) are learnt in comparisons without a loss, at growing distances; their names
+are part of the snapshot. Buffers are left out: DDP makes them equal at the next forward, if at all.
 """
 
 import zlib
@@ -95,14 +95,9 @@ class Agreement:
         parameters = self._protected.parameters()
         names = {id(parameter): name for name, parameter in parameters.items()}
         under_ddp: dict[int, Any] = {}
-        buffers: dict[Any, Named] = {}
         for module in self._protected.modules.values():
             for ddp in module.replicated:
                 under_ddp |= {id(parameter): ddp.process_group for parameter in ddp.parameters()}
-                inside = {id(buffer): buffer for buffer in ddp.buffers()}
-                named = zip(module.buffers(), module.buffer_values(), strict=True)
-                own = [(name, buffer) for (name, _, _), buffer in named if id(buffer) in inside]
-                buffers.setdefault(ddp.process_group, []).extend(own)
         held: dict[Any, Named] = {}
         for name, parameter in parameters.items():
             for group in _groups_of(parameter, under_ddp.get(id(parameter))):
@@ -112,8 +107,8 @@ class Agreement:
             for parameter, tracked in optimizer.tensors_of(names):
                 for group in _groups_of(tracked.tensor, under_ddp.get(id(parameter))):
                     of_optimizers.setdefault(group, []).append((tracked.name, tracked.tensor))
-        for group in dict.fromkeys([*held, *buffers, *of_optimizers]):
-            yield group, [*held.get(group, []), *buffers.get(group, [])]
+        for group in dict.fromkeys([*held, *of_optimizers]):
+            yield group, held.get(group, [])
             yield group, of_optimizers.get(group, [])
 
 
