@@ -1,5 +1,5 @@
-"""Frameworks that own the training loop.
+"""Integrations of frameworks that own the training loop.
 
-Each module imports its framework, which is an extra and never a dependency: `huggingface` (Trainer) and `accelerate` come with
-`deadpool-run[huggingface]`, `lightning` with `deadpool-run[lightning]`.
+Each module imports its framework, which is an optional dependency: `huggingface` (Trainer) and `accelerate` need
+`deadpool-run[huggingface]`, `lightning` needs `deadpool-run[lightning]`.
 """

@@ -3,7 +3,7 @@
     import deadpool_run as deadpool
     from deadpool_run.integrations.accelerate import updates
 
-    deadpool.init()                                     # before the Accelerator, which would initialize torch.distributed
+    deadpool.init()                                     # before the Accelerator, which initializes torch.distributed
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     for step, batches in updates(accelerator, loader, epochs=3):
@@ -30,12 +30,12 @@ from deadpool_run.integrations.seekable import SeekableLoader
 def updates(accelerator: Accelerator, loader: Any, epochs: int) -> Iterator[tuple[deadpool.Step, Iterator[Any]]]:
     """Yield each update's step and its micro-batches, on the accelerator's device, epoch after epoch.
 
-    `loader` is one that `accelerator.prepare` returned. What the accelerator has prepared, and what was registered with
-    `register_for_checkpointing`, is protected. Raises ScriptError if `deadpool_run.init()` was not called first.
+    `loader` comes from `accelerator.prepare`. All prepared objects, and those of `register_for_checkpointing`, are
+    protected. Raises ScriptError if `deadpool_run.init()` was not called first.
     """
     job = deadpool.init()
     if loader.rng_types:
-        synchronize_rng_states(loader.rng_types, loader.synchronized_generator)  # as each of its epochs would begin
+        synchronize_rng_states(loader.rng_types, loader.synchronized_generator)  # as at the start of each of its epochs
     batches = SeekableLoader(loader)
     accumulated = accelerator.gradient_accumulation_steps
     per_epoch = math.ceil(len(batches) / accumulated)
@@ -52,7 +52,7 @@ def updates(accelerator: Accelerator, loader: Any, epochs: int) -> Iterator[tupl
 
 
 def _micro_batches(accelerator: Any, rest: Iterator[Any], count: int) -> Iterator[Any]:
-    """Yield one update's batches. Each is loaded within its step, and the last one synchronizes the gradients."""
+    """Yield one update's batches. Each is loaded in its step, and the last one synchronizes the gradients."""
     for number, batch in enumerate(islice(rest, count)):
         accelerator.step = accelerator.gradient_accumulation_steps - 1 if number == count - 1 else 0
         yield send_to_device(batch, accelerator.device)

@@ -1,8 +1,8 @@
-"""A job's step loop for code that has a loop of its own and asks for one step at a time.
+"""A job's steps for a framework with its own loop, which asks for one step at a time.
 
-`Job.steps` is a generator with a block in its body; a framework calls back instead. A `StepDriver` holds the generator and
-begins and ends the blocks. What the block swallows, an optimizer that is guarded swallows here: the rest of the framework's
-step then runs on, with weights as they were, and everything that it counted is put back when the next step is asked for.
+`Job.steps` is a generator whose body has a `with` block; a framework uses callbacks instead. A `StepDriver` holds the
+generator, and enters and exits the blocks. A guarded optimizer swallows `StepAborted`, as the block would. The rest of the
+framework's step then runs with unchanged weights, and its counters are restored with the next step.
 """
 
 import functools
@@ -25,10 +25,10 @@ class StepDriver:
         self._step: Step | None = None
 
     def next(self) -> int | None:
-        """End the step that runs, and begin the next: return its index, or None behind the last.
+        """End the running step, and begin the next: return its index, or None after the last.
 
-        A lost peer is handled here. Then every protected object is that of the step whose index is returned, which need
-        not be the one behind the last.
+        After a loss, the repair happens here: every protected object has the state of the returned step, which may be an
+        earlier one.
         """
         self.close()
         self._step = next(self._steps, None)
@@ -38,22 +38,22 @@ class StepDriver:
         return self._step.index
 
     def close(self) -> None:
-        """End the step that runs, if one does."""
+        """End the running step, if there is one."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
 
     @property
-    def for_practice(self) -> bool:
-        """Whether what the running step comes to is not to be shown or kept: it is a rehearsal, or will be repeated."""
+    def is_discarded(self) -> bool:
+        """Whether the running step is a rehearsal or will be repeated, so that its results are discarded."""
         return self.job.rehearsing or self.job.interrupted
 
 
 def guard(optimizer: Optimizer) -> None:
-    """Have the optimizer's `step()` return without effect where it would raise `StepAborted`. Once an optimizer.
+    """Make the optimizer's `step()` return without effect where it would raise `StepAborted`. Idempotent.
 
-    A closure is called first, so that a peer that is lost in its forward or backward is noticed before weights change.
-    LBFGS calls its closure many times, and is left to: there weights are put back from the last snapshot.
+    A closure is called first: the loss of a peer in its forward or backward is then known before weights change. LBFGS calls
+    its closure many times; there, weights are restored from the last snapshot.
     """
     step: Any = optimizer.step
     if getattr(step, "guarded_by_deadpool", False):
@@ -65,7 +65,7 @@ def guard(optimizer: Optimizer) -> None:
         if closure is not None and not isinstance(optimizer, LBFGS):
             with torch.enable_grad():
                 result = closure()
-            closure = _Returns(result)
+            closure = functools.partial(_identity, result)
         try:
             return step(*((closure, *args) if closure or args else ()), **kwargs)
         except StepAborted:
@@ -75,11 +75,5 @@ def guard(optimizer: Optimizer) -> None:
     optimizer.step = guarded  # type: ignore[method-assign]
 
 
-class _Returns:
-    """A closure that has been called: gives what it returned."""
-
-    def __init__(self, result: Any) -> None:
-        self._result = result
-
-    def __call__(self) -> Any:
-        return self._result
+def _identity(result: Any) -> Any:
+    return result

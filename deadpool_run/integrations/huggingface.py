@@ -3,18 +3,19 @@
     import deadpool_run as deadpool
     from deadpool_run.integrations.huggingface import protect
 
-    deadpool.init()                      # before TrainingArguments, which would initialize torch.distributed
+    deadpool.init()                      # before TrainingArguments, which initializes torch.distributed
     trainer = protect(Trainer(model=model, args=args, train_dataset=data))
     trainer.train()
 
-A step of the job is one update of the optimizer. The Trainer's own loop runs; before each update it is told which one is
-next, and where that is not the one that it expects, its loop over the epoch is begun anew at that place.
+A step of the job is one update of the optimizer. The Trainer's own loop runs. Before each update it gets the index of the
+next one; if that is not the expected one, its loop over the epoch starts again at that position.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
 
+import transformers
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
@@ -27,14 +28,14 @@ _UNLESS_REAL = ("should_log", "should_evaluate", "should_save", "should_epoch_st
 
 
 def protect(trainer: Trainer) -> Trainer:
-    """Have the Trainer go on where a lost rank's work was; return it.
+    """Protect the Trainer, so that it continues after a loss; return it.
 
     Its model, optimizer, scheduler, scaler, progress and stateful callbacks are protected. Raises ScriptError if
-    `deadpool_run.init()` was not called first, or if this version of transformers has another loop.
+    `deadpool_run.init()` was not called first, or if this version of transformers is not supported.
     """
     if not callable(getattr(trainer, "_run_epoch", None)):
         raise ScriptError(
-            "this version of transformers has no Trainer._run_epoch().\nInstall transformers 5.23 or later."
+            f"transformers {transformers.__version__} has no Trainer._run_epoch().\nInstall transformers 5.23 or later."
         )
     kind = type(trainer)
     trainer.__class__ = type(kind.__name__, (_Protected, kind), {})
@@ -43,27 +44,27 @@ def protect(trainer: Trainer) -> Trainer:
     return trainer
 
 
-class _Moved(Exception):  # noqa: N818 - control flow: the next update is not the one that the Trainer's loop expects
-    """Leaves the Trainer's loop over an epoch."""
+class _Moved(Exception):  # noqa: N818 - control flow
+    """Leaves the Trainer's loop over an epoch, because the next update is not the expected one."""
 
 
 class _Protected:
-    """What a protected Trainer does differently. Stands before the Trainer's own class."""
+    """Overrides methods of the Trainer's class."""
 
     deadpool: "_Loop"
     args: Any
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """See `Trainer.train`. Raises ScriptError for a checkpoint: a replacement might find a later one."""
+        """See `Trainer.train`. Raises ScriptError for a checkpoint: a replacement could find a later one."""
         if resume_from_checkpoint:
             raise ScriptError(
-                "a protected Trainer cannot go on from a checkpoint of the Trainer's.\n"
-                "Use deadpool-run --durable, or load the weights before the Trainer is made."
+                f"a protected Trainer cannot resume from a checkpoint of its own (resume_from_checkpoint={resume_from_checkpoint!r}): "
+                "a replacement could find a later one.\n"
+                "Use deadpool-run --durable, or load the weights before you create the Trainer."
             )
         return super().train(None, *args, **kwargs)  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
-        """Return the loader with a way to begin anywhere."""
         seed = self.args.data_seed if self.args.data_seed is not None else self.args.seed
         return SeekableLoader(super().get_train_dataloader(), seed)  # type: ignore[misc]
 
@@ -72,16 +73,16 @@ class _Protected:
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """See `Trainer.log`."""
-        if not self.deadpool.for_practice:
+        if not self.deadpool.is_discarded:
             super().log(*args, **kwargs)  # type: ignore[misc]
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        if not self.deadpool.for_practice:
+        if not self.deadpool.is_discarded:
             super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
 
 
 class _OnlyRealSteps(TrainerCallback):
-    """Corrects the epoch's fraction, and stops nothing and shows nothing because of a step that will be repeated."""
+    """Corrects the epoch's fraction, and ignores the control flags of a step that will be repeated."""
 
     def __init__(self, loop: "_Loop") -> None:
         self._loop = loop
@@ -100,27 +101,26 @@ class _OnlyRealSteps(TrainerCallback):
 
 
 class _Loop:
-    """Between the Trainer's loop over epochs and the job's over steps."""
+    """Connects the Trainer's loop over epochs with the job's loop over steps."""
 
     def __init__(self, trainer: Any, job: deadpool.Job) -> None:
         self.job = job
         self._trainer = trainer
         self._driver: StepDriver | None = None
-        self._index: int | None = None  # the step that runs, or is about to
+        self._index: int | None = None  # of the running or next step
         self._updates = 0  # in an epoch
 
     @property
-    def for_practice(self) -> bool:
-        """Whether what the running step comes to is not to be shown or kept."""
-        return self._driver is not None and self._driver.for_practice
+    def is_discarded(self) -> bool:
+        return self._driver is not None and self._driver.is_discarded
 
     def epoch_fraction(self) -> float:
-        """Return the epochs done with the running step."""
+        """Return the number of epochs after the running step."""
         assert self._index is not None
         return (self._index + 1) / self._updates
 
     def run(self, epoch_of_trainer: Callable[..., None], **arguments: Any) -> None:
-        """Stand in for `Trainer._run_epoch`: run the epoch of the step that is next, to its end."""
+        """Replace `Trainer._run_epoch`: run the epoch of the next step, to its end."""
         loader, in_epoch = arguments.pop("train_dataloader"), arguments.pop("steps_in_epoch")
         self._updates = arguments.pop("num_update_steps_per_epoch")
         del arguments["epoch"]
@@ -147,13 +147,13 @@ class _Loop:
                 moved = True
                 continue
             moved = False
-            # Behind the last update it is asked for another: that waits until all is safe, or gives one to repeat.
+            # After the last update, ask for another: that waits until all is committed, or returns an update to repeat.
             at_end = self._trainer.state.global_step >= self._trainer.state.max_steps
             if not (at_end or self.job.interrupted):
                 return
 
     def batches(self, loader: SeekableLoader, epoch: int, skipped: int) -> Iterator[Any]:
-        """Yield the micro-batches; before the first of each update but the first, ask which update is next."""
+        """Yield the micro-batches; ask for the next update before the first one of each update."""
         assert self._driver is not None
         accumulated = self._trainer.args.gradient_accumulation_steps
         for number, batch_of in enumerate(_lazily(loader.at(epoch, skipped))):
@@ -166,7 +166,6 @@ class _Loop:
             yield from batch_of()
 
     def _begin(self, loader: SeekableLoader) -> StepDriver:
-        """Protect what the Trainer has made by now."""
         trainer, job = self._trainer, self.job
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         guard(optimizer)
@@ -179,7 +178,7 @@ class _Loop:
 
 
 def _lazily(batches: Iterator[Any]) -> Iterator[Callable[[], Iterator[Any]]]:
-    """Yield, for ever, a function that gives the next batch if there is one: nothing is loaded before its step begins."""
+    """Yield, without end, functions that yield the next batch, if any: a batch is loaded only in its step."""
 
     def one() -> Iterator[Any]:
         for batch in batches:
@@ -191,7 +190,7 @@ def _lazily(batches: Iterator[Any]) -> Iterator[Callable[[], Iterator[Any]]]:
 
 
 class _Epoch:
-    """What the Trainer's loop takes for its DataLoader."""
+    """The DataLoader of one epoch, as the Trainer's loop uses it."""
 
     def __init__(self, loop: _Loop, loader: SeekableLoader, epoch: int, skipped: int) -> None:
         self._loop, self._place = loop, (loader, epoch, skipped)

@@ -5,11 +5,11 @@
     trainer = Trainer(strategy=ProtectedDDPStrategy(), ...)
     trainer.fit(module)
 
-or, with another strategy, `deadpool_run.init()` before the Trainer is made and `protect(trainer)` after.
+or, with another strategy, call `deadpool_run.init()` before you create the Trainer, and `protect(trainer)` after.
 
-A step of the job is one update of the optimizer (with manual optimization: one batch). Lightning's own loops run. All
-that they count is in objects of theirs, which are protected; before each update it is asked which one is next, and if that
-is another one, those objects have been put back by then, and the batches are taken from there on.
+A step of the job is one update of the optimizer (with manual optimization: one batch). Lightning's own loops run, and
+their counters are protected. Before each update, the loop asks for the index of the next one. After a loss, that may be an
+earlier one: the counters have been restored by then, and the batches continue at that position.
 """
 
 import functools
@@ -29,7 +29,7 @@ from deadpool_run.integrations.seekable import SeekableLoader
 
 
 def protect(trainer: Trainer) -> Trainer:
-    """Have `trainer.fit` go on where a lost rank's work was; return the trainer.
+    """Protect `trainer.fit`, so that it continues after a loss; return the trainer.
 
     Its module, optimizers, schedulers, precision, callbacks, progress and epoch metrics are protected. Raises ScriptError
     if `deadpool_run.init()` was not called first.
@@ -43,7 +43,7 @@ def protect(trainer: Trainer) -> Trainer:
 
 
 class ProtectedDDPStrategy(DDPStrategy):
-    """DistributedDataParallel, protected. Takes what `DDPStrategy` takes."""
+    """Protected DistributedDataParallel, with the arguments of `DDPStrategy`."""
 
     def setup_environment(self) -> None:
         """See `Strategy.setup_environment`."""
@@ -58,20 +58,20 @@ class ProtectedDDPStrategy(DDPStrategy):
 
 
 class _Protected:
-    """What the loop over an epoch's batches does differently. Stands before Lightning's own class."""
+    """Overrides methods of Lightning's loop over the batches of an epoch."""
 
     deadpool: "_Loop"
 
     def run(self, _data_fetcher: Any) -> None:
-        """Run the epoch; behind the last update of all it is asked for another, which may be one to repeat."""
+        """Run the epoch. After the last update of all, ask for another, which may be one to repeat."""
         loop = self.deadpool
         loop.begin()
         super().run(loop.fetcher)  # type: ignore[misc]
         while loop.to_repeat():
-            self._go_on(loop.fetcher)
+            self._continue_epoch(loop.fetcher)
 
-    def _go_on(self, fetcher: Any) -> None:
-        """As Lightning's `run`, but without the reset that begins an epoch."""
+    def _continue_epoch(self, fetcher: Any) -> None:
+        """Run as Lightning's `run`, but without the reset at the start of an epoch."""
         while not self.done:  # type: ignore[attr-defined]
             try:
                 self.advance(fetcher)
@@ -82,18 +82,18 @@ class _Protected:
                 self.on_iteration_done()  # type: ignore[attr-defined]
 
     def on_run_start(self, fetcher: Any) -> None:
-        """Say how far the epoch is. There is no iterator to make."""
+        """Set the position in the epoch. There is no iterator to create."""
         fetcher.fetched = self.batch_progress.current.ready  # type: ignore[attr-defined]
 
     def advance(self, fetcher: Any) -> None:
-        """Run one batch, the next update's first one only after asking which that is."""
+        """Run one batch; before an update's first batch, ask for the update's index."""
         if not self.deadpool.proceed():
             raise StopIteration
         super().advance(fetcher)  # type: ignore[misc]
 
 
 class _Fetcher:
-    """What the loop takes for its data fetcher: the batches of one epoch, in order."""
+    """The loop's data fetcher: the batches of one epoch, in order."""
 
     def __init__(self, batches: SeekableLoader, length: int) -> None:
         self.batches = batches
@@ -103,10 +103,10 @@ class _Fetcher:
         self._rest: Iterator[Any] = iter(())
 
     def move(self, epoch: int, position: int) -> None:
-        """Begin at a position of an epoch, unless that is where it is."""
+        """Move to a position of an epoch, if it is not there already."""
         if self.place != (epoch, position):
             self.place, self.fetched = (epoch, position), position
-            # In the first epoch Lightning has begun an iterator already, which has drawn its number.
+            # In the first epoch, Lightning has already created an iterator, which has drawn its seed.
             self._rest = self.batches.at(epoch, position, draw=epoch > 0)
 
     def __next__(self) -> tuple[Any, int, int]:
@@ -117,12 +117,11 @@ class _Fetcher:
 
     @property
     def done(self) -> bool:
-        """Whether that was the epoch's last batch."""
         return self.fetched >= self.length
 
 
 class _Loop:
-    """Between Lightning's loops and the job's."""
+    """Connects Lightning's loops with the job's."""
 
     fetcher: _Fetcher
 
@@ -131,18 +130,21 @@ class _Loop:
         self._trainer = trainer
         self._driver: StepDriver | None = None
         self._index: int | None = None
-        self._asked = False  # the index is of an update that has not begun yet
+        self._asked = False  # the index is that of an update that has not started
         self._total = 0
 
     def begin(self) -> None:
-        """Protect what Lightning has made by now, and take its batches over. Once."""
+        """Protect Lightning's objects, and replace its batches. Once."""
         if self._driver is not None:
             return
         trainer = self._trainer
         loaders = trainer.fit_loop._combined_loader  # noqa: SLF001 - Lightning has no public name for what follows
         if len(loaders.flattened) != 1:
-            raise ScriptError("several training DataLoaders cannot be protected.\nCombine them into one dataset.")
-        loaders._iterator.iterators = []  # noqa: SLF001 - ends the workers of the iterator that nobody will use
+            raise ScriptError(
+                f"a Trainer with {len(loaders.flattened)} training DataLoaders cannot be protected, only one with a single DataLoader.\n"
+                "Combine their datasets into one."
+            )
+        loaders._iterator.iterators = []  # noqa: SLF001 - ends the workers of the unused iterator
         self.fetcher = _Fetcher(SeekableLoader(loaders.flattened[0]), int(trainer.num_training_batches))
         self._protect()
         for owner, name in ((trainer, "save_checkpoint"), (trainer._logger_connector, "log_metrics")):  # noqa: SLF001
@@ -154,7 +156,7 @@ class _Loop:
         self._driver = StepDriver(self.job, self._total)
 
     def proceed(self) -> bool:
-        """Before a batch: if it is the first of an update, ask which one, and go there. False if there is none."""
+        """Before the first batch of an update, ask for its index, and move there. False if there is none."""
         ready = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if ready % self._accumulated == 0 or self._asked:
             assert self._driver is not None
@@ -168,7 +170,7 @@ class _Loop:
         return True
 
     def to_repeat(self) -> bool:
-        """Behind an epoch: whether some update is to be run again. Asks only if that was the last one, or was spoilt."""
+        """After an epoch: return whether to repeat an update. Asks only after the last update or an interrupted one."""
         if self._index is None or not (self._index + 1 >= self._total or self.job.interrupted):
             return False
         assert self._driver is not None
@@ -182,7 +184,6 @@ class _Loop:
 
     @property
     def _updates(self) -> int:
-        """Return the updates of an epoch."""
         return math.ceil(self.fetcher.length / self._accumulated)
 
     def _protect(self) -> None:
@@ -195,19 +196,18 @@ class _Loop:
             job.protect(**{f"scheduler{number}": config.scheduler})
 
     def _only_for_real(self, function: Any) -> Any:
-        """Have a function do nothing in a step that is a rehearsal, or is known to be repeated."""
 
         @functools.wraps(function)
-        def unless_for_practice(*args: Any, **kwargs: Any) -> Any:
-            if self._driver is None or not self._driver.for_practice:
+        def unless_discarded(*args: Any, **kwargs: Any) -> Any:
+            if self._driver is None or not self._driver.is_discarded:
                 return function(*args, **kwargs)
             return None
 
-        return unless_for_practice
+        return unless_discarded
 
 
 class _Progress:
-    """The counters of the loops, the metrics of the epoch so far, and what callbacks and the precision keep."""
+    """The loops' counters, the epoch's metrics so far, and the state of callbacks and precision."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -247,7 +247,7 @@ class _Progress:
 
     @property
     def _results(self) -> dict[str, Any]:
-        """What `self.log(..., on_epoch=True)` of numbers has summed up so far."""
+        """The sums of `self.log(..., on_epoch=True)` so far."""
         results = self._trainer.fit_loop.epoch_loop._results  # noqa: SLF001
         return {name: metric for name, metric in results.items() if metric.is_tensor}
 

@@ -1,7 +1,7 @@
-"""The batches of a map-style DataLoader from any place of any epoch on, found without loading those before.
+"""The batches of a map-style DataLoader from any position of any epoch, without loading earlier ones.
 
-For loops that are a framework's: they say at which batch of which epoch they are. `Job.batches` is for loops that take one
-batch after the other; it iterates over the loader itself, which a framework's loader would answer with collectives of its own.
+For frameworks' loops, which name the epoch and the batch. `Job.batches` is for sequential loops: it iterates over the loader
+itself, and a framework's loader would issue its own collectives then.
 """
 
 import random
@@ -20,17 +20,18 @@ _KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn",
 
 
 class SeekableLoader:
-    """A DataLoader whose order can be had for any epoch, and is the one that the loader gives.
+    """A DataLoader whose order is available for any epoch, and equals the loader's own order.
 
-    Samplers that have `set_epoch` are told the epoch. Those with a generator of their own draw from it epoch by epoch. Any
-    other draws from generators seeded with `seed` and the epoch. What is needed to go on elsewhere is in `state_dict()`.
-    Raises ScriptError for a loader whose batches have no numbers.
+    A sampler with `set_epoch` gets the epoch. A sampler with its own generator draws from it epoch by epoch. Any other draws
+    from generators seeded with `seed` and the epoch. `state_dict()` has all that another process needs to continue. Raises
+    ScriptError for a loader whose batches have no index.
     """
 
     def __init__(self, loader: Any, seed: int = 0) -> None:
         if isinstance(loader.dataset, IterableDataset) or getattr(loader, "batch_sampler", None) is None:
             raise ScriptError(
-                "the batches of an IterableDataset, or of a DataLoader without batches, cannot be found by their number.\n"
+                f"a {type(loader).__name__} over a {type(loader.dataset).__name__} cannot be protected: the batches of an "
+                "IterableDataset, or of a DataLoader with batch_size=None, have no index.\n"
                 "Use a map-style dataset with a batch size."
             )
         self.loader = loader
@@ -46,15 +47,15 @@ class SeekableLoader:
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the loader's own."""
+        """Return the loader's own attribute."""
         return getattr(self.loader, name)
 
     def at(self, epoch: int, position: int, *, draw: bool = True) -> Iterator[Any]:
         """Yield the epoch's batches from this position on.
 
-        At an epoch's begin one number is drawn from torch's global generator, as a DataLoader does for its workers' seeds, so
-        that training draws the same numbers as without us; `draw=False` if that was done. Otherwise the global generators are
-        left alone.
+        At the start of an epoch, one number is drawn from torch's global generator, as a DataLoader does for its workers' seeds:
+        training then draws the same numbers as without us. `draw=False` if the loader has drawn it already. Otherwise the
+        global generators do not change.
         """
         if draw and position == 0 and self.loader.generator is None:
             self._worker_seed = int(torch.empty((), dtype=torch.int64).random_().item())
@@ -68,17 +69,16 @@ class SeekableLoader:
         yield from rest
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the workers of this epoch were seeded with, and where the sampler's generator was at its begin."""
+        """Return the seed of this epoch's workers, and the state of the sampler's generator at its start."""
         return {"worker_seed": self._worker_seed, "epoch": self._epoch, "begin": self._begin}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set it."""
+        """Set the state of `state_dict`."""
         self._worker_seed, self._epoch, self._begin = state["worker_seed"], state["epoch"], state["begin"]
 
     def _order(self, epoch: int) -> list[Any]:
-        """Return the epoch's batches of indices."""
         with _random_state_kept(self._seed + epoch):
-            set_epoch(samplers(self.loader), epoch)  # not to the loader: a framework's does more then
+            set_epoch(samplers(self.loader), epoch)  # not of the loader: a framework's does more
             if self._generator is None or self._begin is None:
                 return list(self.loader.batch_sampler)
             while True:
@@ -89,7 +89,7 @@ class SeekableLoader:
                 self._epoch, self._begin = self._epoch + 1, self._generator.get_state()
 
     def _own_generator(self) -> torch.Generator | None:
-        """Return what the sampler draws from, unless it is seeded anew in each epoch."""
+        """Return the sampler's generator; None if each epoch seeds it."""
         for part in samplers(self.loader):
             generator = getattr(part, "generator", None)
             if isinstance(generator, torch.Generator) and not hasattr(part, "set_epoch"):

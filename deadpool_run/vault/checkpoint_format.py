@@ -1,12 +1,12 @@
-"""What makes a directory of files a durable checkpoint: names, the record, and each rank's part. Pure.
+"""The files of a durable checkpoint: names, the record, and each rank's part. No I/O.
 
 `step-00000012` holds a torch.distributed.checkpoint (`.metadata`, `__*.distcp`), for each rank a part, and a record:
 
-    deadpool.json         which run, version and world; the digest of every part, and of itself. Written last
-    rank-00003.deadpool   what brings back the rank's slot byte by byte: where each of its tensors is and its digest,
-                          then the slot's manifest and everything small, as they were
+    deadpool.json         the run, version and world; the digests of all parts, and of itself. Written last
+    rank-00003.deadpool   restores the rank's slot byte by byte: the place and digest of each tensor, then the slot's
+                          manifest and all small values
 
-The tensors are in torch's files only. Nothing here is ever unpickled.
+The tensors are only in torch's files. Nothing here is ever unpickled.
 """
 
 import json
@@ -24,10 +24,12 @@ from deadpool_run.vault.segments import digest_of
 KIND = "deadpool-run checkpoint"
 FORMAT = 2
 RECORD = "deadpool.json"
+METADATA = ".metadata"
+"""Torch's own description of a checkpoint."""
 UNFINISHED = ".tmp"
-"""Behind the name of a directory that is being written."""
+"""Suffix of a directory that is being written."""
 SUPERSEDED = ".old"
-"""Behind the name of one that is being replaced."""
+"""Suffix of a directory that is being replaced."""
 NOTHING = Version(-1)
 
 _NAME = re.compile(r"step-([0-9]{8,18})")
@@ -37,46 +39,46 @@ _PART = struct.Struct("<8sIIQQQ")
 
 
 def name_of(version: Version) -> str:
-    """Return the directory of a version."""
+    """Return the directory name of a version."""
     return f"step-{version:08d}"
 
 
 def version_in(name: str) -> Version | None:
-    """Return the version that a directory's name stands for; None if it is no checkpoint's."""
+    """Return the version in a directory name; None if it is not a checkpoint's."""
     match = _NAME.fullmatch(name)
     return Version(int(match[1])) if match else None
 
 
 def leftover(name: str) -> bool:
-    """Tell whether a directory is what a writer that was killed has left."""
+    """Return whether a killed writer left this directory."""
     return _LEFTOVER.fullmatch(name) is not None
 
 
 class CheckpointStep(StrEnum):
-    """What nodes do one after the other, each when all have done the one before, to write one checkpoint together."""
+    """The steps in which nodes write one checkpoint together. A step begins when all nodes have completed the last."""
 
     PREPARE = "prepare"
-    """Make a process and the room for a copy."""
+    """Start a process and allocate memory for a copy."""
     COPY = "copy"
-    """Copy the version's slots; nobody overwrites them meanwhile. Whoever leads makes the directory."""
+    """Copy the version's slots, which are kept meanwhile. The leader makes the directory."""
     SURVEY = "survey"
-    """Tell in a file what there is."""
+    """Write the list of this node's pieces into a file."""
     WRITE = "write"
-    """Write those tensors that this node is to write, by what all have told; tell in a file where they are."""
+    """Write the tensors that this node owns, according to all lists; write their places into a file."""
     PARTS = "parts"
-    """Write what brings back each rank's slot."""
+    """Write each rank's part."""
     COMPLETE = "complete"
-    """Whoever leads writes what is of the whole, and has it appear."""
+    """The leader writes metadata and record, and makes the checkpoint appear."""
 
 
 def part_name(rank: Rank) -> str:
-    """Return the file of a rank's part."""
+    """Return the file name of a rank's part."""
     return f"rank-{rank:05d}.deadpool"
 
 
 @dataclass(frozen=True, slots=True)
 class PartStamp:
-    """A rank's part, as the record knows it."""
+    """The size and digest of a rank's part in the record."""
 
     rank: Rank
     nbytes: int
@@ -85,13 +87,13 @@ class PartStamp:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What `deadpool.json` says."""
+    """The content of `deadpool.json`."""
 
     run: str
     version: Version
     world_size: int
     meshes: tuple[str, ...]
-    """Of the sharded tensors, for those who read it."""
+    """Of the sharded tensors; for human readers."""
     torch: str
     written: str
     """ISO-8601, UTC."""
@@ -103,7 +105,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class PartPlace:
-    """Where a tensor is: this slice of that file is what `torch.save` wrote. The digest is of its plain bytes."""
+    """The slice of a file in which `torch.save` wrote a tensor. The digest is of the tensor's plain bytes."""
 
     file: str
     offset: int
@@ -113,36 +115,36 @@ class PartPlace:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a rank's part says. `tail` is the slot from the end of its tensors to its manifest."""
+    """A rank's part. `tail` is the slot between the end of its tensors and its manifest."""
 
     rank: Rank
     version: Version
     tail_offset: int
     places: tuple[PartPlace | None, ...]
-    """Of the manifest's tensors, in its order; None for one without bytes."""
+    """Of the manifest's tensors in order; None for an empty one."""
     manifest: bytes
     tail: bytes
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the record as a file, its own digest among it."""
+    """Return the record as a file, with its own digest."""
     parts = {"kind": KIND, "format": FORMAT, **asdict(record)}
     return json.dumps({**parts, "digest": _digest(parts)}, indent=1).encode() + b"\n"
 
 
 def decode_record(data: bytes) -> Record:
-    """Return the record that a file holds. Raises `CheckpointError` without saying where."""
+    """Return the record in a file. Raises `CheckpointError` without the file's name."""
     try:
         parts: dict[str, Any] = json.loads(data)
         kind, form, digest = parts["kind"], parts["format"], parts.pop("digest")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError("not the record of a deadpool-run checkpoint, or cut short") from error
+        raise CheckpointError("not the record of a deadpool-run checkpoint, or truncated") from error
     if kind != KIND:
         raise CheckpointError(f"the record of a {str(kind)[:40]!r}, not of a {KIND}")
     if form != FORMAT:
-        raise CheckpointError(f"of format {form!r}; this version of deadpool-run reads format {FORMAT}")
+        raise CheckpointError(f"of format {form!r}, and this version of deadpool-run reads only format {FORMAT}")
     if digest != _digest(parts):
-        raise CheckpointError("damaged: it does not have the digest that it says")
+        raise CheckpointError("damaged: its digest is not the recorded one")
     del parts["kind"], parts["format"]
     stamps = tuple(PartStamp(**stamp) for stamp in parts.pop("parts"))
     return Record(**{**parts, "meshes": tuple(parts["meshes"])}, parts=stamps)
@@ -158,7 +160,7 @@ def encode_part(part: Part) -> bytes:
 
 
 def decode_part(data: bytes) -> Part:
-    """Return the part that a file holds, whose digest has been checked. Raises `CheckpointError` without saying where."""
+    """Return the part in a file whose digest was checked. Raises `CheckpointError` without the file's name."""
     try:
         magic, form, _, *sizes = _PART.unpack_from(data)
         if magic != _PART_MAGIC or form != FORMAT or sum(sizes) != len(data) - _PART.size:

@@ -1,18 +1,18 @@
 """Segments: memory files that outlive the worker that writes them. No torch.
 
-A *slot* holds one snapshot: a header page, the bytes of its tensors, then small values, then a JSON manifest that says
-where everything is. A *blob* holds one byte string (a transcript). Both are memfds, made by the agent and kept open by
-it, so that nothing is left on a disk and nothing is bound by the size of /dev/shm.
+A *slot* holds one snapshot: a header page, the bytes of its tensors, small values, and a JSON manifest with the place of
+everything. A *blob* holds one byte string (a transcript). Both are memfds that the agent creates and keeps open, so that
+nothing stays on a disk, and the size of /dev/shm is no limit.
 
-A writer says *busy* in the header before the first byte changes and *complete* after the last one; the digests tell a
-header or a manifest that is not whole. The bytes of a slot are `[0, header.used_bytes)`, which is what is to be sent to
-copy a snapshot elsewhere. A header is never the same twice, so that whoever reads a slot while its worker may be
-overwriting it compares the header before with that after.
+A writer sets the header to *busy* before the first byte changes, and to *complete* after the last. Digests detect an
+incomplete header or manifest. The bytes of a slot are `[0, header.used_bytes)`; a copy of the snapshot sends those. No two
+headers are equal, so that a reader detects an overwritten slot by comparing the header before and after.
 """
 
 import fcntl
 import hashlib
 import json
+import mmap
 import os
 import struct
 import time
@@ -27,7 +27,7 @@ from deadpool_run.vault.status_page import BUSY, EMPTY, RankEntry
 
 FORMAT = 2
 HEADER_BYTES = 4096
-"""The first byte behind the header: a page of its own, so that the tensors begin on a page."""
+"""The header takes a page, so that the tensors begin on a page."""
 ALIGNMENT = 64
 """Of every tensor's offset: a cache line, and a multiple of every element size."""
 MAX_MANIFEST_BYTES = 1 << 30
@@ -42,7 +42,7 @@ _WRITE_BYTES = 1 << 30
 
 
 class SegmentState(IntEnum):
-    """What a header says of its segment."""
+    """The state of a segment in its header."""
 
     EMPTY = 0
     BUSY = 1
@@ -50,17 +50,17 @@ class SegmentState(IntEnum):
 
 
 class SlotRole(StrEnum):
-    """What a tensor of a snapshot is."""
+    """The role of a tensor in a snapshot."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
     OPTIMIZER = "optimizer"
-    VALUE = "value"  # part of a value: its name is its place among the values' tensors
+    VALUE = "value"  # part of a value: its name is its index among the values' tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a shard belongs: the words of DTensor. `at` is the shard's coordinate in a mesh of shape `mesh`."""
+    """The place of a DTensor's shard. `at` is its coordinate in a mesh of shape `mesh`."""
 
     mesh: tuple[int, ...]
     names: tuple[str, ...] | None
@@ -73,10 +73,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor (of a DTensor its local shard) and where its bytes are.
+    """One tensor (of a DTensor its local shard) and the place of its bytes.
 
-    `shape` and `stride` count elements; the element with all indices 0 is at `offset`, and `nbytes` bytes hold all.
-    `device` is a device's type ("cpu", "cuda"): a replacement may sit on another device of that type.
+    `shape` and `stride` count elements. The element with all indices 0 is at `offset`; all are within `nbytes` bytes.
+    `device` is a device type ("cpu", "cuda"): a replacement may use another device of that type.
     """
 
     name: str
@@ -92,7 +92,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a slot holds: tensors, byte strings (as offset and length), and a JSON tree that refers to both by index."""
+    """The content of a slot: tensors, byte strings (offset and length), and a JSON tree that refers to both by index."""
 
     version: Version
     rank: Rank
@@ -102,7 +102,7 @@ class Manifest:
     values: dict[str, Any]
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield the offset and length of every piece that the manifest names."""
+        """Yield the offset and length of every tensor and byte string."""
         for entry in (*self.tensors, *self.value_tensors):
             yield entry.offset, entry.nbytes
         yield from self.blobs
@@ -119,11 +119,11 @@ class SlotHeader:
     digest: bytes = b""
     """Of the manifest: BLAKE2b of 16 bytes."""
     writes: int = field(default=0, compare=False)
-    """Grows with each header that is written; begins at the clock, so that two slots' headers are never the same."""
+    """Grows with each written header. Starts at the clock, so that headers of two slots are never equal."""
 
     @property
     def used_bytes(self) -> int:
-        """The manifest comes last, so that the slot is all the bytes up to its end."""
+        """The size of the slot up to the end of the manifest, which comes last."""
         return self.manifest_offset + self.manifest_bytes
 
 
@@ -137,6 +137,11 @@ def aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
+def whole_pages(nbytes: int) -> int:
+    """Round up to a multiple of the page size."""
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 def create_segment(name: str) -> int:
     """Return the descriptor (not inherited over exec) of a new, empty memory file. `name` is for /proc only."""
     fd = os.memfd_create(f"deadpool-{name}", os.MFD_CLOEXEC)
@@ -145,9 +150,9 @@ def create_segment(name: str) -> int:
 
 
 def create_memory(name: str) -> int:
-    """Return the descriptor of a new memory file of no bytes, which may grow and never shrinks.
+    """Return the descriptor of a new, empty memory file that can grow and not shrink.
 
-    Whoever has it mapped would be ended by the kernel if another process cut it short.
+    The kernel would kill a process that has it mapped if another process truncated it.
     """
     fd = os.memfd_create(f"deadpool-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
@@ -168,7 +173,7 @@ def read_exactly(fd: int, nbytes: int, offset: int) -> bytes:
     while nbytes:
         part = os.pread(fd, min(nbytes, _WRITE_BYTES), offset)
         if not part:
-            raise SnapshotError(f"a segment ends at byte {offset}, {nbytes} bytes early")
+            raise SnapshotError(f"a segment ends at byte {offset}: {nbytes} bytes are missing")
         parts.append(part)
         nbytes, offset = nbytes - len(part), offset + len(part)
     return b"".join(parts)
@@ -178,7 +183,7 @@ def read_exactly(fd: int, nbytes: int, offset: int) -> bytes:
 
 
 def write_header(fd: int, header: SlotHeader) -> None:
-    """Replace the slot's header; how often it was written is counted here."""
+    """Replace the slot's header, and increment `writes`."""
     before = read_header(fd)
     writes = max(time.monotonic_ns(), 0 if before is None else before.writes + 1)
     body = _SLOT.pack(
@@ -195,28 +200,28 @@ def write_header(fd: int, header: SlotHeader) -> None:
 
 
 def mark_busy(fd: int) -> None:
-    """Say that the slot's bytes are about to change."""
+    """Mark the slot busy, before its bytes change."""
     write_header(fd, SlotHeader(SegmentState.BUSY, BUSY))
 
 
 def mark_empty(fd: int) -> None:
-    """Say that the slot holds nothing."""
+    """Mark the slot empty."""
     write_header(fd, SlotHeader(SegmentState.EMPTY, EMPTY))
 
 
 def read_header(fd: int) -> SlotHeader | None:
-    """Return the slot's header; None if there is none that is whole and of this format."""
+    """Return the slot's header; None if it is damaged or of another format."""
     return parse_header(os.pread(fd, _HEAD_BYTES, 0), os.fstat(fd).st_size)
 
 
 def read_identified(fd: int) -> tuple[SlotHeader | None, bytes]:
-    """Return the slot's header as `read_header` does, and its `identity`, both of one moment."""
+    """Return the slot's header as `read_header` does, and its `identity`, in one read."""
     head = os.pread(fd, _HEAD_BYTES, 0)
     return parse_header(head, os.fstat(fd).st_size), head[_SLOT.size :]
 
 
 def parse_header(head: bytes, size: int) -> SlotHeader | None:
-    """Return the header that a slot of `size` bytes begins with; None if it is not whole or not of this format."""
+    """Return the header of a slot of `size` bytes; None if it is damaged or of another format."""
     body = head[: _SLOT.size]
     if len(head) < _HEAD_BYTES or digest_of(body) != head[_SLOT.size : _HEAD_BYTES]:
         return None
@@ -229,17 +234,17 @@ def parse_header(head: bytes, size: int) -> SlotHeader | None:
 
 
 def identity(fd: int) -> bytes:
-    """Return what tells a complete slot's content from any other that ever was: its header's digest."""
+    """Return the digest of the header, which identifies the content of a complete slot."""
     return os.pread(fd, _DIGEST_BYTES, _SLOT.size)
 
 
 def manifest_is_whole(fd: int, header: SlotHeader) -> bool:
-    """Tell whether the manifest has the digest that the header says. Raises `SnapshotError` if the file is too short."""
+    """Return whether the manifest has the header's digest. Raises `SnapshotError` if the file is too short."""
     return digest_of(read_exactly(fd, header.manifest_bytes, header.manifest_offset)) == header.digest
 
 
 def complete_version(fd: int) -> Version | None:
-    """Return the version that the slot's header says it holds complete, if any. The status page must agree with it."""
+    """Return the complete version according to the slot's header, if any. The status page has to agree."""
     header = read_header(fd)
     if header is None or header.state is not SegmentState.COMPLETE:
         return None
@@ -247,20 +252,19 @@ def complete_version(fd: int) -> Version | None:
 
 
 def complete_versions(fds: Sequence[int], rank_entry: RankEntry) -> tuple[Version, ...]:
-    """Return, oldest first, the versions that both the status page and the slots' headers call complete."""
+    """Return, oldest first, the versions that are complete in both the status page and the slots' headers."""
     both = zip(fds, rank_entry.slots, strict=True)
-    return tuple(sorted(Version(said) for fd, said in both if said >= 0 and complete_version(fd) == said))
+    return tuple(sorted(Version(version) for fd, version in both if version >= 0 and complete_version(fd) == version))
 
 
 def free_slot(
     slots: Sequence[int], committed: Version | None, abandoned: Collection[int], kept: int = EMPTY
 ) -> int | None:
-    """Return the slot that may be overwritten, the one with the oldest version first; None if neither may.
+    """Return the slot to overwrite, with the oldest version; None if neither may be overwritten.
 
-    A slot whose version is at or above the newest committed one is needed: a peer may yet die and leave that version
-    as the only one that all have. An abandoned one, which some rank will never hold, is not, provided that it is above
-    the committed one: that is held by all, so that it was abandoned before a rollback and has been made again.
-    A `kept` version (`Board.kept`) is not overwritten either.
+    A version at or above the newest committed one is needed: if a peer dies, it may be the only one that all ranks have.
+    An abandoned version above the committed one is not needed, because some rank will never hold it. (The committed version
+    may be listed as abandoned too, from before a rollback.) A `kept` version (`StatusPage.kept`) is not overwritten.
     """
     newest = EMPTY if committed is None else committed
     free = [
@@ -272,7 +276,7 @@ def free_slot(
 
 
 def encode_entries(entries: Sequence[TensorEntry]) -> bytes:
-    """Return the JSON of tensor entries; the same entries stay the same bytes, so a writer may keep them."""
+    """Return the JSON of tensor entries; a writer may reuse it."""
     return json.dumps([asdict(entry) for entry in entries], separators=(",", ":")).encode()
 
 
@@ -292,18 +296,18 @@ def encode_manifest(  # noqa: PLR0913 - the parts of a manifest
 
 
 def read_manifest(fd: int, version: Version) -> Manifest:
-    """Return the manifest of the slot, which must hold `version` complete. Raises `SnapshotError`."""
+    """Return the manifest of the slot. Raises `SnapshotError` if the slot does not hold `version` complete."""
     header = read_header(fd)
     if header is None or header.state is not SegmentState.COMPLETE or header.version != version:
-        raise SnapshotError(f"the slot does not hold snapshot {version} complete: its header says {header}")
+        raise SnapshotError(f"the slot does not hold a complete snapshot {version}: its header is {header}")
     return parse_manifest(read_exactly(fd, header.manifest_bytes, header.manifest_offset), header)
 
 
 def parse_manifest(body: bytes, header: SlotHeader) -> Manifest:
-    """Return the manifest that a slot with this header has as `body`. Raises `SnapshotError`."""
+    """Return the manifest encoded in `body`, of a slot with this header. Raises `SnapshotError`."""
     version = header.version
     if digest_of(body) != header.digest:
-        raise SnapshotError(f"the manifest of snapshot {version} does not have the digest that its header says")
+        raise SnapshotError(f"the manifest of snapshot {version} is damaged: its digest is not the one in the header")
     try:
         parts = json.loads(body)
         manifest = Manifest(
@@ -318,12 +322,11 @@ def parse_manifest(body: bytes, header: SlotHeader) -> Manifest:
         raise SnapshotError(f"the manifest of snapshot {version} is not of format {FORMAT}") from error
     for offset, nbytes in manifest.ranges():
         if offset < HEADER_BYTES or nbytes < 0 or offset + nbytes > header.manifest_offset:
-            raise SnapshotError(f"the manifest of snapshot {version} names bytes outside of its slot")
+            raise SnapshotError(f"the manifest of snapshot {version} refers to bytes outside of its slot")
     return manifest
 
 
 def _entry(parts: dict[str, Any]) -> TensorEntry:
-    """Return an entry from its JSON."""
     placement = parts["placement"]
     if placement is not None:
         names = placement["names"]
@@ -344,7 +347,7 @@ def _entry(parts: dict[str, Any]) -> TensorEntry:
 
 
 def write_blob(fd: int, data: bytes) -> None:
-    """Replace what the blob segment holds; a writer that dies on the way leaves it empty."""
+    """Replace the blob; a writer that dies half-way leaves none."""
     _write_blob_header(fd, SegmentState.BUSY, b"")
     write_all(fd, data, HEADER_BYTES)
     _write_blob_header(fd, SegmentState.COMPLETE, data)
@@ -357,7 +360,7 @@ def clear_blob(fd: int) -> None:
 
 
 def blob_bytes(fd: int) -> int | None:
-    """Return the size of the segment up to its blob's end, or None if its header says that it holds none."""
+    """Return the size of the segment up to its blob's end; None if it holds no blob."""
     head = os.pread(fd, _BLOB.size, 0)
     if len(head) < _BLOB.size:
         return None
@@ -368,12 +371,12 @@ def blob_bytes(fd: int) -> int | None:
 
 
 def blob_identity(fd: int) -> bytes:
-    """Return what tells a complete blob from any other: the digest of its content."""
+    """Return the digest of the blob, which identifies it."""
     return os.pread(fd, _DIGEST_BYTES, _BLOB.size - _DIGEST_BYTES)
 
 
 def read_blob(fd: int) -> bytes | None:
-    """Return what the blob segment holds, or None if it holds nothing whole."""
+    """Return the blob; None if there is no complete one."""
     end = blob_bytes(fd)
     if end is None:
         return None

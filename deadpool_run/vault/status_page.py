@@ -1,12 +1,12 @@
-"""The status page: one shared page range per node, a rank entry per rank, written with plain stores and read by all.
+"""The status page: shared memory of a node with an entry per rank, written with plain stores.
 
-A worker says here, without a system call, where it is and which snapshots it holds; its peers on the node read from it
-which snapshot is committed; the agent reads it for status and health. A rank entry has one writer at a time: the worker that
-holds the rank (the agent only while no worker does, or while the worker waits for what the agent brings). Every word is
-an aligned 8-byte integer, so that a reader sees either the old or the new value, never a mixture.
+A worker publishes its phase and its snapshots without a system call; its peers on the node derive the committed version
+from them; the agent reads them for status and hang detection. An entry has one writer at a time: the worker that holds the
+rank (the agent only while no worker does, or while the worker waits for the agent). Every word is an aligned 8-byte
+integer, so that a reader sees either the old or the new value.
 
-Where a job spans nodes, its peers' rank entries are on other status pages. What is committed is then told by the agent in the header,
-and the rank entries of ranks that live elsewhere are mirrored, for status only.
+If a job spans nodes, other ranks' entries are on other status pages. Then the agent publishes the committed version in the
+header, and mirrors the entries of other nodes' ranks, for status only.
 """
 
 import mmap
@@ -18,14 +18,16 @@ from deadpool_run.ids import Version
 
 WORDS = 16
 RANK_ENTRY_BYTES = WORDS * 8
+_SLOT0, _SKIPPED, _COPYING = 6, 8, 12
+"""Indices of words in a rank entry, as in `RankEntry`."""
 _HEADER_WORDS = 64
 _COMMITTED = 1
 _ABANDONED_COUNT = 2
 _KEPT = 3
-"""One more than `StatusPage.kept`, so that 0 is none."""
+"""Holds `StatusPage.kept` plus 1, so that 0 is none."""
 _ABANDONED = 8
 MAX_ABANDONED = _HEADER_WORDS - _ABANDONED
-"""Abandoned versions that the header has room for."""
+"""The number of abandoned versions that fit into the header."""
 _MAGIC = 0x6465_6164_706F_6F6C
 
 EMPTY = -1
@@ -33,11 +35,11 @@ EMPTY = -1
 BUSY = -2
 """A slot that is being written."""
 FROM_RANK_ENTRIES = -2
-"""In the place of the committed version: it is to be read from the rank entries, all of which are written here."""
+"""In place of the committed version: read it from the rank entries, all of which are written here."""
 
 
 class Phase(IntEnum):
-    """Where a rank's worker is."""
+    """The phase of a rank's worker."""
 
     NONE = 0
     SETUP = 1
@@ -52,7 +54,7 @@ class Phase(IntEnum):
 
 
 class Copying(IntEnum):
-    """What a rank's copier does."""
+    """The state of a rank's copy thread."""
 
     NOTHING = 0
     WAITING = 1
@@ -60,28 +62,10 @@ class Copying(IntEnum):
     WRITING = 2
 
 
-class _Word(IntEnum):
-    WORKER = 0
-    EPOCH = 1
-    PHASE = 2
-    COMPLETED = 3
-    ISSUED = 4
-    WAITED = 5
-    SLOT0 = 6
-    SLOT1 = 7
-    SKIPPED = 8
-    STEP_ENDED_NS = 9
-    STEP_NS = 10
-    CAPTURE_NS = 11
-    COPYING = 12
-    MARKED_STEP = 13
-    MARK = 14
-
-
 class _Field:
-    """One word of a rank entry as an attribute."""
+    """A word of a rank entry, as an attribute."""
 
-    def __init__(self, word: _Word) -> None:
+    def __init__(self, word: int) -> None:
         self._word = word
 
     def __get__(self, rank_entry: "RankEntry", owner: type["RankEntry"]) -> int:
@@ -92,35 +76,34 @@ class _Field:
 
 
 class RankEntry:
-    """One rank's words. Reads and writes are single stores; nothing here blocks."""
+    """The words of one rank. Every read or write is one load or store; nothing blocks."""
 
     __slots__ = ("_base", "_words")
 
-    worker = _Field(_Word.WORKER)  # the worker that holds the rank
-    epoch = _Field(_Word.EPOCH)  # the epoch that its communicators are attached to
-    phase = _Field(_Word.PHASE)  # where it is; a Phase
-    completed = _Field(_Word.COMPLETED)  # steps completed
-    issued = _Field(_Word.ISSUED)  # collectives issued in this epoch
-    waited = _Field(_Word.WAITED)  # those of them that have completed
-    skipped = _Field(_Word.SKIPPED)  # the newest version whose capture was skipped, or EMPTY
-    step_ended_ns = _Field(_Word.STEP_ENDED_NS)  # CLOCK_MONOTONIC at the end of the last step
-    step_ns = _Field(_Word.STEP_NS)  # duration of the last step
-    capture_ns = _Field(_Word.CAPTURE_NS)  # duration of the last capture
-    copying = _Field(_Word.COPYING)  # a Copying: from the order to capture a version until it is held or skipped
-
-    marked_step = _Field(_Word.MARKED_STEP)  # one more than the newest step that has a mark; 0: none has
-    mark = _Field(_Word.MARK)  # what that step computed first, as a digest
+    worker = _Field(0)  # the worker that holds the rank
+    epoch = _Field(1)  # the epoch that its communicators are attached to
+    phase = _Field(2)  # a Phase
+    completed = _Field(3)  # steps completed
+    issued = _Field(4)  # collectives issued in this epoch
+    waited = _Field(5)  # those of them that have completed
+    skipped = _Field(_SKIPPED)  # the newest version whose capture was skipped, or EMPTY
+    step_ended_ns = _Field(9)  # CLOCK_MONOTONIC at the end of the last step
+    step_ns = _Field(10)  # duration of the last step
+    capture_ns = _Field(11)  # duration of the last capture
+    copying = _Field(_COPYING)  # a Copying: from the start of a capture until its version is held or skipped
+    marked_step = _Field(13)  # the newest step with a mark, plus 1; 0: none
+    mark = _Field(14)  # the mark of that step: see worker.groups.marks
 
     def __init__(self, words: memoryview, rank: int) -> None:
         self._words = words
         self._base = _HEADER_WORDS + rank * WORDS
 
     def clear(self, *, keep_slots: bool) -> None:
-        """Forget the last owner of the rank; its snapshots, and what its last step computed, too unless `keep_slots`."""
+        """Reset the entry for a new owner; with `keep_slots`, keep the snapshots and the mark."""
         slots, marked = self.slots, (self.marked_step, self.mark)
         for word in range(WORDS):
             self._words[self._base + word] = 0
-        self._words[self._base + _Word.SKIPPED] = EMPTY
+        self._words[self._base + _SKIPPED] = EMPTY
         for slot in (0, 1):
             self.set_slot(slot, slots[slot] if keep_slots else EMPTY)
         if keep_slots:
@@ -129,22 +112,22 @@ class RankEntry:
     @property
     def slots(self) -> tuple[int, int]:
         """The version that each slot holds complete, or `EMPTY` or `BUSY`."""
-        return self._words[self._base + _Word.SLOT0], self._words[self._base + _Word.SLOT1]
+        return self._words[self._base + _SLOT0], self._words[self._base + _SLOT0 + 1]
 
     def set_slot(self, slot: int, version: int) -> None:
-        """Say what a slot holds. `BUSY` must be said before the first byte changes, the version after the last."""
-        self._words[self._base + _Word.SLOT0 + slot] = version
+        """Publish what a slot holds: `BUSY` before its first byte changes, the version after the last."""
+        self._words[self._base + _SLOT0 + slot] = version
 
     def words(self) -> tuple[int, ...]:
-        """Return all words, to be mirrored on another node's status page."""
+        """Return all words, for a mirror on another node's status page."""
         return tuple(self._words[self._base : self._base + WORDS])
 
     def put(self, words: Sequence[int]) -> None:
-        """Become a mirror of a rank entry elsewhere. Nobody here waits for copies that are made there."""
+        """Mirror a rank entry of another node, except its copying: nothing here waits for copies made there."""
         if len(words) != WORDS:
             raise ValueError(f"a rank entry has {WORDS} words, not {len(words)}")
         for word, value in enumerate(words):
-            self._words[self._base + word] = 0 if word == _Word.COPYING else value
+            self._words[self._base + word] = 0 if word == _COPYING else value
 
     @property
     def held(self) -> tuple[Version, ...]:
@@ -153,10 +136,10 @@ class RankEntry:
 
 
 class StatusPage:
-    """A view of a node's status page. `close` releases the mapping; the descriptor stays the caller's."""
+    """A view of a node's status page. `close` unmaps it; the caller keeps the descriptor."""
 
     def __init__(self, fd: int, world_size: int) -> None:
-        """Map the status page behind `fd`; its size must be that of `world_size` rank entries (raises ValueError)."""
+        """Map the status page. Raises ValueError unless its size is that of `world_size` ranks."""
         size = status_page_bytes(world_size)
         if os.fstat(fd).st_size != size:
             raise ValueError(f"a status page of {world_size} ranks has {size} bytes, not {os.fstat(fd).st_size}")
@@ -164,11 +147,11 @@ class StatusPage:
         self._words = memoryview(self._mmap).cast("q")
         self.rank_entries = tuple(RankEntry(self._words, rank) for rank in range(world_size))
 
-    def tell(self, committed: Version | None, abandoned: Collection[int]) -> None:
-        """Say what is committed and which versions above it never will be. By the agent only; from now on the rank entries do not count.
+    def publish(self, committed: Version | None, abandoned: Collection[int]) -> None:
+        """Publish the committed version, and versions above it that never will be. For the agent.
 
-        Of more than `MAX_ABANDONED` abandoned versions the newest are kept. A reader may see part of the old list with
-        part of the new one: both were true.
+        From now on these replace the rank entries. Only the newest `MAX_ABANDONED` abandoned versions are kept. A reader may
+        see parts of the old and of the new list: both are valid.
         """
         newest = sorted(abandoned)[-MAX_ABANDONED:]
         self._words[_COMMITTED] = EMPTY if committed is None else committed
@@ -179,16 +162,16 @@ class StatusPage:
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether what is committed is told, because peers live on other nodes."""
+        """Whether the agent publishes the committed version, because peers live on other nodes."""
         return bool(self._words[_COMMITTED] != FROM_RANK_ENTRIES)
 
     def mirror(self, rank: int, words: Sequence[int]) -> None:
-        """Show the rank entry of a rank that lives on another node, as its agent last sent it. Raises ValueError."""
+        """Mirror the entry of a rank on another node, as its agent last sent it. Raises ValueError."""
         self.rank_entries[rank].put(words)
 
     @property
     def kept(self) -> int:
-        """The version that is being copied for a durable checkpoint: its slots are not overwritten. Else `EMPTY`."""
+        """The version that is being copied for a durable checkpoint and must not be overwritten; `EMPTY`: none."""
         return self._words[_KEPT] - 1
 
     @kept.setter
@@ -196,10 +179,10 @@ class StatusPage:
         self._words[_KEPT] = version + 1
 
     def committed(self) -> Version | None:
-        """Return the newest version that every rank holds complete (and, over several nodes, its buddies), or None."""
-        told = self._words[_COMMITTED]
-        if told != FROM_RANK_ENTRIES:
-            return Version(told) if told >= 0 else None
+        """Return the newest version that every rank holds complete (and, with several nodes, its buddies), or None."""
+        published = self._words[_COMMITTED]
+        if published != FROM_RANK_ENTRIES:
+            return Version(published) if published >= 0 else None
         common = set(self.rank_entries[0].slots)
         for rank_entry in self.rank_entries[1:]:
             common.intersection_update(rank_entry.slots)
@@ -207,16 +190,16 @@ class StatusPage:
         return Version(newest) if newest >= 0 else None
 
     def skipped(self) -> set[int]:
-        """Return versions that some rank announced it will never hold."""
+        """Return the versions that some rank announced to skip."""
         return {rank_entry.skipped for rank_entry in self.rank_entries} - {EMPTY}
 
     def abandoned(self) -> set[int]:
-        """Return versions on the status page that some rank will never hold: it skipped them, or has gone on without them.
+        """Return the versions that some rank will never hold: it announced a skip, or has a newer version without this one.
 
-        The second matters as much as the first: only the newest skip is announced, and a rank whose capture interval
-        is another one for a moment passes over a version without a word.
+        The second case matters too: only the newest skip is announced, and a rank that has another capture interval for a
+        moment passes over a version without announcing it.
         """
-        if self._words[_COMMITTED] != FROM_RANK_ENTRIES:
+        if self.spans_nodes:
             count = min(self._words[_ABANDONED_COUNT], MAX_ABANDONED)
             return set(self._words[_ABANDONED : _ABANDONED + count])
         held = {version for rank_entry in self.rank_entries for version in rank_entry.slots if version >= 0}

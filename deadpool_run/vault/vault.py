@@ -1,8 +1,8 @@
-"""The memory that outlives a worker: the node's status page and, for each rank that lives here, two slots and a transcript.
+"""The node's memory that outlives workers: the status page and, for each rank here, two slots and a transcript.
 
-All are memfds that this process holds and hands to the rank's workers; they take no name and no disk, and are gone with
-their last holder. A rank's are made when they are first asked for, and a slot is empty until its worker gives it a size.
-Other threads read slots to send them elsewhere; they are given duplicates, so that none can be closed under them.
+All are memfds that this process holds and passes to the rank's workers; they have no path, use no disk, and disappear with
+their last holder. A rank's segments are created on first use, and a slot is empty until its worker sizes it. Threads that
+send slots to other nodes get duplicates, so that no descriptor is closed while it is in use.
 """
 
 import os
@@ -26,7 +26,7 @@ from deadpool_run.vault.status_page import BUSY, EMPTY, StatusPage, create_statu
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One snapshot that a slot holds complete. `token` tells its content from any other; `nbytes` is its size."""
+    """A complete snapshot in a slot. `token` identifies its content; `nbytes` is its size."""
 
     version: Version
     token: bytes
@@ -42,13 +42,13 @@ class Segments:
     transcript: int
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close them."""
         for fd in (*self.slots, self.transcript):
             os.close(fd)
 
 
 class Vault:
-    """Holder of one generation's memory at a time. Descriptors stay the vault's: duplicate what you give away."""
+    """Holds the memory of one generation at a time, and owns the descriptors."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -64,25 +64,20 @@ class Vault:
         self.close()
 
     def descriptors(self, rank: Rank) -> dict[str, int]:
-        """Return what a worker of this rank needs: `status_page`, `slot0`, `slot1`, `transcript`."""
+        """Return the descriptors for a worker of this rank: `status_page`, `slot0`, `slot1`, `transcript`."""
         with self._lock:
             own = self._ranks.get(rank)
             if own is None:
                 own = self._ranks[rank] = _create(rank)
         return {
-            "status_page": self._status_page_fd,
+            "status_page": self.status_page_fd,
             "slot0": own.slots[0],
             "slot1": own.slots[1],
             "transcript": own.transcript,
         }
 
-    @property
-    def status_page_fd(self) -> int:
-        """The status page's descriptor."""
-        return self._status_page_fd
-
     def lives_here(self, rank: Rank) -> bool:
-        """Tell whether there is memory of the rank's own, whatever it holds."""
+        """Return whether the rank has memory here, whatever it holds."""
         return rank in self._ranks
 
     def ranks(self) -> list[Rank]:
@@ -91,23 +86,21 @@ class Vault:
             return sorted(self._ranks)
 
     def is_past(self, rank: Rank, version: Version) -> bool:
-        """Tell whether the rank holds this version or a newer one, or will never hold it; so does one that holds nothing."""
+        """Return whether the rank holds this version or a newer one, will never hold it, or holds nothing."""
         with self._lock:
             if rank not in self._ranks:
                 return True
             rank_entry = self.status_page.rank_entries[rank]
-            return max(*rank_entry.slots, rank_entry.skipped) >= version or all(
-                held == EMPTY for held in rank_entry.slots
-            )
+            return max(*rank_entry.slots, rank_entry.skipped) >= version or rank_entry.slots == (EMPTY, EMPTY)
 
     def captured(self, rank: Rank) -> tuple[Version, ...]:
-        """Return, oldest first, the versions that a rank whose worker is dead has left complete."""
+        """Return, oldest first, the complete versions of a rank whose worker is dead."""
         with self._lock:
             own = self._ranks.get(rank)
             return () if own is None else complete_versions(own.slots, self.status_page.rank_entries[rank])
 
     def vacate(self, rank: Rank) -> None:
-        """Forget the rank's dead owner, not its snapshots; what it was writing when it died is none."""
+        """Reset the entry of a dead worker, but keep its complete snapshots."""
         rank_entry = self.status_page.rank_entries[rank]
         rank_entry.clear(keep_slots=True)
         for slot, version in enumerate(rank_entry.slots):
@@ -115,25 +108,25 @@ class Vault:
                 rank_entry.set_slot(slot, EMPTY)
 
     def held(self, rank: Rank) -> tuple[Held, ...]:
-        """Return what the rank's own slots hold complete, oldest first."""
+        """Return the complete snapshots in the rank's slots, oldest first."""
         with self._lock:
             return self._held(rank)
 
     def open(self, rank: Rank, held: Held) -> int | None:
-        """Return a duplicate, which the caller closes, of the slot that holds this; None if none does any more."""
+        """Return a duplicate, which the caller closes, of the slot with this snapshot; None if it has gone."""
         with self._lock:
             if held not in self._held(rank):
                 return None
             return os.dup(self._ranks[rank].slots[held.slot])
 
     def open_slot(self, rank: Rank, slot: int) -> int | None:
-        """Return a duplicate, which the caller closes, of a slot, whatever it holds; None if the rank is not here."""
+        """Return a duplicate, which the caller closes, of a slot; None if the rank is not here."""
         with self._lock:
             own = self._ranks.get(rank)
             return None if own is None else os.dup(own.slots[slot])
 
     def still(self, rank: Rank, held: Held) -> bool:
-        """Tell whether the slot has not been touched since it was found to hold this."""
+        """Return whether the slot still holds this snapshot."""
         with self._lock:
             own = self._ranks.get(rank)
             return (
@@ -143,7 +136,7 @@ class Vault:
             )
 
     def open_transcript(self, rank: Rank) -> int | None:
-        """Return a duplicate, which the caller closes, of the rank's transcript; None if it has none complete here."""
+        """Return a duplicate, which the caller closes, of the rank's transcript; None if there is no complete one here."""
         with self._lock:
             own = self._ranks.get(rank)
             if own is None or blob_bytes(own.transcript) is None:
@@ -151,15 +144,15 @@ class Vault:
             return os.dup(own.transcript)
 
     def has_transcript(self, rank: Rank) -> bool:
-        """Tell whether the rank's transcript is complete here."""
+        """Return whether the rank's transcript is complete here."""
         with self._lock:
             own = self._ranks.get(rank)
             return own is not None and blob_bytes(own.transcript) is not None
 
     def set_slot(self, rank: Rank, slot: int, fd: int, version: int) -> None:
-        """Say on the status page what a slot of the rank holds, which has no worker now or one that waits for this.
+        """Publish what a slot holds, for a rank without a worker, or whose worker waits for this.
 
-        `fd` is of the slot; if the rank has other memory by now, nothing is said.
+        `fd` is the slot's descriptor; nothing is published if the rank has other memory by now.
         """
         with self._lock:
             own = self._ranks.get(rank)
@@ -167,59 +160,65 @@ class Vault:
                 self.status_page.rank_entries[rank].set_slot(slot, version)
 
     def committed(self) -> Version | None:
-        """Return what the status page says is committed; None if it is closed."""
+        """Return the committed version; None if there is none, or after `close`."""
         with self._lock:
             return self.status_page.committed() if self._ranks else None
 
     def take(self, rank: Rank) -> Segments | None:
-        """Let the rank go: return its memory, which becomes the caller's, and show it as empty."""
+        """Remove the rank: return its memory, which becomes the caller's, and publish it as empty."""
         with self._lock:
             own = self._ranks.pop(rank, None)
             self.status_page.rank_entries[rank].clear(keep_slots=False)
             return own
 
     def put(self, rank: Rank, slots: tuple[int | None, int | None], transcript: int | None) -> None:
-        """Give the rank memory that was filled elsewhere, in the place of what it had; None: an empty one."""
-        fresh = _create(rank, slots, transcript)
+        """Replace the rank's memory with segments that were filled elsewhere; None: a new, empty one."""
+        new = _create(rank, slots, transcript)
         with self._lock:
             old = self._ranks.pop(rank, None)
-            self._ranks[rank] = fresh
+            self._ranks[rank] = new
             rank_entry = self.status_page.rank_entries[rank]
             rank_entry.clear(keep_slots=False)
-            for slot, fd in enumerate(fresh.slots):
+            for slot, fd in enumerate(new.slots):
                 version = complete_version(fd)
                 rank_entry.set_slot(slot, EMPTY if version is None else version)
         if old is not None:
             old.close()
 
     def renew(self) -> None:
-        """Forget everything: fresh memory, so that no straggler of the last generation can reach this one's."""
+        """Replace all memory, so that no late worker of the last generation can write into this one's."""
         self.close()
         self._fill()
 
     def close(self) -> None:
-        """Let go of all of it."""
+        """Close everything."""
         with self._lock:
             self.status_page.close()
-            os.close(self._status_page_fd)
+            os.close(self.status_page_fd)
             for own in self._ranks.values():
                 own.close()
             self._ranks.clear()
 
     def _held(self, rank: Rank) -> tuple[Held, ...]:
         own = self._ranks.get(rank)
+        if own is None:
+            return ()
         found = []
-        for slot, said in enumerate(self.status_page.rank_entries[rank].slots if own is not None else ()):
-            assert own is not None
+        for slot, version in enumerate(self.status_page.rank_entries[rank].slots):
             header, token = read_identified(own.slots[slot])
-            if said >= 0 and header is not None and header.state is SegmentState.COMPLETE and header.version == said:
-                found.append(Held(Version(said), token, header.used_bytes, slot))
+            if (
+                version >= 0
+                and header is not None
+                and header.state is SegmentState.COMPLETE
+                and header.version == version
+            ):
+                found.append(Held(Version(version), token, header.used_bytes, slot))
         return tuple(sorted(found, key=lambda held: held.version))
 
     def _fill(self) -> None:
         with self._lock:
-            self._status_page_fd = create_status_page(self.world_size)
-            self.status_page = StatusPage(self._status_page_fd, self.world_size)
+            self.status_page_fd = create_status_page(self.world_size)
+            self.status_page = StatusPage(self.status_page_fd, self.world_size)
             self._ranks: dict[Rank, Segments] = {}
 
 

@@ -1,8 +1,8 @@
-"""Trees of plain values: what `state_dict()` returns, copied in memory and written as JSON without pickle.
+"""Encodes trees of plain values, such as a `state_dict()`, as JSON with raw bytes and without pickle; copies them too.
 
-JSON holds what it can. Tensors, arrays and byte strings are kept as raw bytes beside it and referred to by index.
-Whatever else torch's `weights_only` loader accepts (sets, dtypes, sizes) goes through `torch.save`. A JSON object with
-the key `!` stands for something that JSON has no word for.
+Tensors, arrays and byte strings are raw bytes outside of the JSON, which refers to them by index. All other values that
+torch's `weights_only` loader accepts (sets, dtypes, sizes) are saved with `torch.save`. A JSON object with the key `!`
+encodes a value that JSON does not have.
 """
 
 import copy
@@ -11,7 +11,7 @@ import io
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pickle import PicklingError, UnpicklingError
 from typing import Any
 
@@ -26,18 +26,27 @@ _ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex, torch.dty
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
-    """Return the bytes of a dense tensor's elements, in order. Without numpy, which torch does not need either."""
+    """Return the bytes of a dense tensor's elements, in order. Does not need numpy."""
     flat = tensor.detach().cpu().contiguous()
     return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""
 
 
 def has_state(obj: object) -> bool:
-    """Tell whether an object has `state_dict()` and `load_state_dict()`."""
+    """Return whether an object has `state_dict()` and `load_state_dict()`."""
     return callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
 
 
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested dicts, lists and tuples."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping | list | tuple):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from tensors_in(value)
+
+
 def copied(tree: Any) -> Any:  # noqa: PLR0911 - one line for each kind
-    """Return a copy of `tree` that shares nothing that can change with it. Tensors are cloned on their device."""
+    """Return a deep copy of `tree`. Tensors are cloned on their device."""
     kind = type(tree)
     if kind in _ATOMS:
         return tree
@@ -60,14 +69,14 @@ def copied(tree: Any) -> Any:  # noqa: PLR0911 - one line for each kind
 
 
 class TreeWriter:
-    """Turns trees into JSON, collecting the `blobs` and `tensors` that the JSON refers to by index."""
+    """Encodes trees as JSON, and collects the `blobs` and `tensors` that the JSON refers to."""
 
     def __init__(self) -> None:
         self.blobs: list[bytes] = []
         self.tensors: list[Tensor] = []
 
     def encode(self, tree: Any, path: str) -> Any:
-        """Return the JSON of `tree`; `path` names it in the `ScriptError` raised for what cannot be kept."""
+        """Return the JSON of `tree`. `path` names it in the `ScriptError` for an unsupported value."""
         kind = type(tree)
         if kind in (type(None), bool, int, str) or (kind is float and math.isfinite(tree)):
             return tree
@@ -104,10 +113,9 @@ class TreeWriter:
 
 
 class TreeReader:
-    """Turns JSON back into trees; `blob` and `tensor` fetch by index what the JSON refers to.
+    """Decodes trees from JSON; `blob` and `tensor` return what the JSON refers to, by index.
 
-    `tensor` is also given the live value at that place, if there is one: it says on which device, and if it is a
-    DTensor on which mesh, the tensor belongs.
+    `tensor` also gets the live value in the same place, if there is one: its device and mesh are those of the result.
     """
 
     def __init__(self, *, blob: Callable[[int], bytes], tensor: Callable[[int, Any], Tensor]) -> None:
@@ -115,7 +123,7 @@ class TreeReader:
         self._tensor = tensor
 
     def decode(self, node: Any, like: Any = None) -> Any:
-        """Return the tree of a JSON node. Raises `SnapshotError` for a node that no `TreeWriter` makes."""
+        """Return the tree of a JSON node. Raises `SnapshotError` for a node of an unknown kind."""
         if isinstance(node, list):
             return [self.decode(value, _child(like, index)) for index, value in enumerate(node)]
         if not isinstance(node, dict):
@@ -146,11 +154,12 @@ class TreeReader:
             case "torch":
                 return torch.load(io.BytesIO(self._blob(node["at"])), weights_only=True)
             case other:
-                raise SnapshotError(f"a snapshot holds a value of the unknown kind {other!r}")
+                raise SnapshotError(
+                    f"a snapshot holds a value of the unknown kind {other!r}: another version of deadpool-run wrote it"
+                )
 
 
 def _child(tree: Any, key: Any) -> Any:
-    """Return `tree[key]`, or None if there is no such thing."""
     if isinstance(tree, dict):
         return tree.get(key)
     if isinstance(tree, list | tuple) and isinstance(key, int) and key < len(tree):
@@ -160,10 +169,10 @@ def _child(tree: Any, key: Any) -> Any:
 
 def _array_parts(value: Any) -> tuple[str, list[int], bytes] | None:
     """Return dtype, shape and bytes of a numpy array or scalar of plain numbers; None for anything else."""
-    numpy = sys.modules.get("numpy")  # what is not imported cannot have made the value
+    numpy = sys.modules.get("numpy")  # if numpy is not imported, the value is not numpy's
     if numpy is None or not isinstance(value, numpy.ndarray | numpy.generic) or value.dtype.kind not in "biufc":
         return None
-    # A scalar is told from a 0-dimensional array by its missing shape.
+    # The shape [-1] stands for a scalar, as opposed to a 0-dimensional array.
     shape = list(value.shape) if isinstance(value, numpy.ndarray) else [-1]
     return value.dtype.str, shape, value.tobytes()
 
@@ -176,7 +185,7 @@ def _array(dtype: str, shape: list[int], data: bytes) -> Any:
 
 
 def _saved(value: Any, path: str) -> bytes:
-    """Return `value` as torch saves it, having made sure that it can be loaded without unpickling code."""
+    """Return `value` as saved by torch. Raises `ScriptError` if it cannot be loaded as `weights_only`."""
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
@@ -185,6 +194,6 @@ def _saved(value: Any, path: str) -> bytes:
     except (PicklingError, UnpicklingError, TypeError, AttributeError, RuntimeError) as error:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise ScriptError(
-            f"{path} is a {kind}, which a snapshot cannot hold: a snapshot is never pickled.\n{_REMEDY}"
+            f"{path} is a {kind}, which a snapshot cannot hold, because snapshots are never pickled.\n{_REMEDY}"
         ) from error
     return buffer.getvalue()

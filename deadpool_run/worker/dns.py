@@ -1,9 +1,7 @@
-"""Not to wait for name servers that do not answer.
+"""Short timeouts for DNS look-ups that torch makes only for its log.
 
-Torch asks for the names of the addresses that it connects to, only to log them, and we give it numbers. Where no name
-server answers, that takes ten seconds and more.
-
-`RES_OPTIONS` would do, but it holds for the whole process: the user's own look-ups have to stay as patient as they were.
+Torch looks up the names of the addresses it connects to. If no name server answers, that takes ten seconds and more.
+`RES_OPTIONS` would shorten the look-ups of the whole process, the user's too.
 """
 
 import contextlib
@@ -16,7 +14,7 @@ _ATTEMPTS = 1
 
 
 class _ResState(ctypes.Structure):
-    """The beginning of glibc's `struct __res_state` (resolver(3)): of each thread one, the same layout since ever."""
+    """The first fields of glibc's `struct __res_state` (resolver(3)), one per thread; the layout has never changed."""
 
     _fields_ = (
         ("retrans", ctypes.c_int),  # seconds until a server is asked again
@@ -26,8 +24,8 @@ class _ResState(ctypes.Structure):
 
 
 @contextlib.contextmanager
-def in_a_hurry() -> Iterator[None]:
-    """Have this thread's look-ups take a second for each name server at most. Other C libraries than glibc: no effect."""
+def short_timeout() -> Iterator[None]:
+    """Limit this thread's look-ups to one second per name server. No effect without glibc."""
     state = _state_of_thread()
     if state is None:
         yield
@@ -40,8 +38,8 @@ def in_a_hurry() -> Iterator[None]:
         state.retrans, state.retry = before
 
 
-def none_in_process() -> None:
-    """Have this process ask no name server ever; names are those of /etc/hosts. Other C libraries: no effect."""
+def disable() -> None:
+    """Let this process resolve names from /etc/hosts only. No effect without glibc."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None)["__nss_configure_lookup"](b"hosts", b"files")
 

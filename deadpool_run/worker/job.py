@@ -1,7 +1,7 @@
-"""What a training script uses: `init()`, `Job`, `Step`.
+"""The API for training scripts: `init()`, `Job`, `Step`.
 
-The same script runs under plain `python` (a world of one), under `torchrun` (its world, unprotected) and under
-`deadpool-run`; only there a `LoopMember` stands behind the job.
+The same script runs under plain `python` (a world of one), under `torchrun` (unprotected) and under `deadpool-run`. Only
+there the job has a `LoopMember`.
 """
 
 import atexit
@@ -21,22 +21,22 @@ from deadpool_run.worker.check import probe
 from deadpool_run.worker.codec import has_state
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import gloo
+from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.loop.batches import NAME, Batches
-from deadpool_run.worker.loop.member import REHEARSAL_STEPS, LoopMember
+from deadpool_run.worker.loop.member import LoopMember
 from deadpool_run.worker.process import session
 
 _job: "Job | None" = None
 
 
 def init(*, timeout: timedelta | None = None, verify: bool = True) -> "Job":
-    """Join the job; use it in place of `torch.distributed.init_process_group()`.
+    """Join the job; call it in place of `torch.distributed.init_process_group()`.
 
-    timeout: bound of each collective, as `init_process_group` takes it; torch's default if None.
-    verify: run a step, mostly step 1, twice on each start, from the same state, and refuse to go on if the results differ: a step that is
-    repeated after a loss would then not be exact either. `job.rehearsing` is true in the first of the two runs.
+    timeout: of each collective, as in `init_process_group`; torch's default if None.
+    verify: run one step twice after each start, mostly step 1, from the same state, and stop the job if the results differ:
+    a step that is repeated after a loss would not be exact either. `job.rehearsing` is true in the first of the two runs.
 
-    Returns the process's one `Job`, the same at each call. Raises ScriptError if torch.distributed was initialized
-    before by other means.
+    Returns the process's one `Job`, the same at each call. Raises ScriptError if torch.distributed is already initialized.
     """
     global _job  # noqa: PLW0603 - one job a process, as torch.distributed has one default group
     if _job is None:
@@ -78,7 +78,7 @@ class Job:
         self.local_rank = local_rank
 
     def _leave(self) -> tuple[int, list[int]]:
-        """Take down what this run of the script made: another begins. Returns the steps done and the versions held."""
+        """Tear down this run of the script, before the next. Returns the steps completed and the versions held."""
         global _job  # noqa: PLW0603 - see `init`
         assert self._member is not None
         _job = None
@@ -87,34 +87,34 @@ class Job:
 
     @property
     def rehearsing(self) -> bool:
-        """Whether a step is run for practice: by a replacement, before a checkpoint is loaded, or to verify it.
+        """Whether the step is a rehearsal: of a replacement, before a checkpoint is loaded, or to verify the script.
 
-        Do the same work, but write no files now.
+        Do the same work as in any step, but don't write files or logs.
         """
         member = self._member
         return member is not None and (member.rehearsing or member.practising or member.trial.running)
 
     @property
     def interrupted(self) -> bool:
-        """Whether a peer was lost in the running step, which will be repeated: keep nothing that it came to."""
+        """Whether a peer was lost in the running step, which will be repeated: discard its results."""
         return self._member is not None and self._member.step_failed
 
     @property
     def protected(self) -> bool:
-        """Whether a lost rank is replaced: True under deadpool-run only."""
+        """Whether a lost rank is replaced: true only under deadpool-run."""
         return self._member is not None
 
     @property
     def rebuilds(self) -> int:
-        """How often this process's communicators have been rebuilt (a replacement's first attach counts)."""
+        """How often this process has rebuilt its communicators. A replacement's first attach counts."""
         return self._rebuilds
 
     def protect(self, **objects: object) -> None:
-        """Name the objects whose state makes up a rank: modules, optimizers, anything with a state_dict.
+        """Protect the objects whose state makes up a rank: modules, optimizers, anything with a state_dict.
 
-        Random number generators (python, numpy, torch) are protected without asking. A protected parameter may change
-        only in or after `optimizer.step()`. Raises ScriptError for state that no snapshot could hold, a name used twice,
-        or a call from within the step loop.
+        The global random number generators (python, numpy, torch) are always protected. A protected parameter may change
+        only in or after `optimizer.step()`. Raises ScriptError for state that cannot be snapshotted, for a name used twice,
+        and for a call inside the step loop.
         """
         if self._looping:
             raise ScriptError(
@@ -122,28 +122,32 @@ class Job:
             )
         for name, obj in objects.items():
             if name in self._names:
-                raise ScriptError(f"protect(): the name {name!r} is taken.\nGive each object a name of its own.")
+                raise ScriptError(
+                    f"protect(): an object named {name!r} is protected already.\nGive each object its own name."
+                )
             if not has_state(obj) and not isinstance(obj, torch.Generator):
                 raise ScriptError(
                     f"protect(): {name}={type(obj).__name__} has no state_dict() and load_state_dict().\n"
-                    "Give it both, or keep its state in an object that has them."
+                    "Add both methods, or keep its state in an object that has them."
                 )
             self._names.add(name)
             if self._member is not None:
                 self._member.snapshots.protect(name, obj)
 
     def on_rebuild(self, callback: Callable[[], object]) -> None:
-        """Call this on every rank after its communicators were rebuilt, before its next step."""
+        """Call `callback` on every rank after its communicators were rebuilt, before its next step."""
         self._on_rebuild.append(callback)
 
     def steps(self, total: int) -> "Iterator[Step]":
-        """Yield a `Step` for each step index from the first one not yet done to `total` - 1.
+        """Yield a `Step` for each step index from the first one not completed up to `total` - 1.
 
-        After a recovery the index goes on where training does: at the interrupted step, or the one before. A replacement
-        first plays steps 0 and 1 as rehearsal. Raises ScriptError if a second loop is begun.
+        After a recovery the loop continues at the interrupted step, or at the one before. A replacement first rehearses
+        steps 0 and 1. Raises ScriptError for a second loop.
         """
         if self._looping:
-            raise ScriptError("job.steps() was called twice.\nUse one step loop; nest others inside its steps.")
+            raise ScriptError(
+                "job.steps() was called twice, and a job has one step loop.\nNest other loops inside its steps."
+            )
         self._looping = True
         if self._member is None:
             yield from (Step(self, index) for index in range(total))
@@ -153,14 +157,17 @@ class Job:
     def batches(
         self, loader: Iterable[Any], *, epochs: int | None = None, steps: int | None = None, replay: bool = False
     ) -> "Iterator[tuple[Step, Any]]":
-        """Yield each step with its batch: `epochs` times all of a loader, or `steps` batches of as many epochs as it takes.
+        """Yield each step with its batch: all batches of `epochs` epochs, or `steps` batches.
 
-        In place of `steps()`. After a recovery the loader is put back: a map-style DataLoader by index, without loading
-        what is skipped; one with `state_dict` by itself; any other is refused, unless `replay` allows to read it again
-        from the beginning of the epoch. Samplers are told the epoch. Raises ScriptError.
+        Use it in place of `steps()`. After a recovery the loader continues at the repeated batch: a map-style DataLoader by
+        index, without loading the skipped batches; a loader with `state_dict` by itself. Any other loader raises
+        ScriptError, unless `replay` allows reading it again from the start of the epoch. Samplers get `set_epoch` calls.
         """
         if (epochs is None) == (steps is None):
-            raise ScriptError("batches() takes either epochs=... or steps=....\nGive one of them.")
+            raise ScriptError(
+                f"batches() was given {'neither epochs nor steps' if steps is None else 'both epochs and steps'}.\n"
+                "Pass one of them: epochs=... or steps=...."
+            )
         source = Batches(loader, replay=replay)
         total = steps if steps is not None else (epochs or 0) * source.per_epoch()
         self.protect(**{NAME: source})
@@ -174,15 +181,14 @@ class Job:
 
     def _protected_steps(self, member: LoopMember, total: int) -> "Iterator[Step]":
         member.enter_loop()
-        if member.rehearsing:
+        if member.rehearsing or member.practising:
             for index in range(min(REHEARSAL_STEPS, total)):
                 yield from self._one_step(member, index)
-            member.join()
-            self._rebuilt(member)
-        elif member.practising:
-            for index in range(min(REHEARSAL_STEPS, total)):
-                yield from self._one_step(member, index)
-            member.go_on()
+            if member.rehearsing:
+                member.join()
+                self._rebuilt(member)
+            else:
+                member.resume()
         while True:
             if member.interrupted:
                 member.repair()
@@ -212,16 +218,16 @@ class Job:
 
 
 class Step:
-    """One step, as a context manager: a peer lost within is handled at its end."""
+    """One step, as a context manager that handles the loss of a peer at its end."""
 
     def __init__(self, job: Job, index: int) -> None:
         self.index = index
         self.epoch: int | None = None
-        """How many times the loader of `job.batches` was used up before; None in `job.steps`."""
+        """The epoch of the loader of `job.batches`; None in `job.steps`."""
         self._job = job
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Begin the step."""
         if self._job._member is not None:  # noqa: SLF001 - same module
             self._job._member.enter_step()  # noqa: SLF001 - same module
         return self
@@ -229,7 +235,7 @@ class Step:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """End; swallow what only says that the step was interrupted."""
+        """End the step; swallow the exception that interrupts it after a loss."""
         member = self._job._member  # noqa: SLF001 - same module
         return member is not None and member.exit_step(error)
 
@@ -242,7 +248,8 @@ def _init_unprotected(timeout: timedelta | None) -> None:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if os.environ["RANK"] == "0":
             warnings.warn(
-                "this job does not run under deadpool-run: a lost rank will not be replaced",
+                "this job does not run under deadpool-run, so a lost rank is not replaced.\n"
+                "Start it with deadpool-run in place of torchrun.",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 
 class Sequences(Dataset):
-    """Sequences that count up from a random number: made when they are asked for, always the same."""
+    """Sequences that count up from a random number: created on access, always the same."""
 
     def __init__(self, count, length=32, words=64):
         self.count, self.length, self.words = count, length, words

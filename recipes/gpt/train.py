@@ -61,7 +61,7 @@ def digest(model, optimizer):
 
 
 class Recorder:
-    """What rank 0 prints, and what the benchmarks read. Says nothing while a newcomer rehearses."""
+    """What rank 0 prints, and what the benchmarks read. Prints nothing while a replacement rehearses."""
 
     def __init__(self, job, args, tokens):
         self.job, self.args, self.tokens = job, args, tokens

@@ -13,7 +13,7 @@ from deadpool_run.integrations.lightning import ProtectedDDPStrategy
 
 
 class Waves(Dataset):
-    """Points and the sine of their sum: made when they are asked for, always the same."""
+    """Points and the sine of their sum: created on access, always the same."""
 
     def __init__(self, count):
         self.count = count

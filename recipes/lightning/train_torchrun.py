@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Waves(Dataset):
-    """Points and the sine of their sum: made when they are asked for, always the same."""
+    """Points and the sine of their sum: created on access, always the same."""
 
     def __init__(self, count):
         self.count = count

@@ -50,7 +50,7 @@ def clip(parameters, stages, limit=1.0):
 
 
 def due(args, number):
-    """Return whether a checkpoint is written behind this step."""
+    """Return whether a checkpoint is written after this step."""
     return args.checkpoint_every and (number + 1) % args.checkpoint_every == 0
 
 

@@ -16,7 +16,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from deadpool_run.vault.status_page import StatusPage, create_status_page
-from deadpool_run.worker.groups.registry import Registry, install
+from deadpool_run.worker.groups.backend import install
+from deadpool_run.worker.groups.registry import Registry
 
 BLOCK = 100
 TURNS = 3

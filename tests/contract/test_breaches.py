@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "breaches.py"
 NAMES = findall(r'^@breach\("(.+)"\)$', SCRIPT.read_text(encoding="utf-8"), flags=8)
 REFUSED = 94
 SAID = {
-    "nothing is protected": "the optimizer 'optimizer' (Adam) updated weights in step 0, but nobody protects it",
+    "nothing is protected": "the optimizer 'optimizer' (Adam) updated weights in step 0, but is not protected",
     "the optimizer is not protected": "job.protect(optimizer=optimizer)",
     "the optimizer is not protected, and first steps in step 1": "the optimizer 'second' (Adam) updated weights in step 1",
     "the model under DDP is not protected": "job.protect(model=model)",
@@ -22,7 +22,7 @@ SAID = {
     "a collective is waited for in the next step": "allreduce: this collective was issued in an earlier step",
 }
 """What the refusal names; all others are found by the trial of step 1."""
-BY_TRIAL = "step 1 was run twice from the same state and came to different results"
+BY_TRIAL = "step 1 was run twice from the same state and gave different results"
 
 
 @pytest.mark.parametrize("name", NAMES)

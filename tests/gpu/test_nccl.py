@@ -70,7 +70,7 @@ def attached_twice(member):
         assert flags.tolist() == [member.size - 1, 7]
         registry.attach(member.store, f"e{epoch}", TIMEOUT)
     registry.shut_down()
-    return len(Transcript.from_bytes(registry.recording.to_bytes())._slots["0"]) > 0
+    return len(Transcript.from_bytes(registry.recording.to_bytes())._entries["0"]) > 0
 
 
 def test_groups_on_cuda_are_attached_again_under_a_live_model(make_world):

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from deadpool_run.agent.spec import DEFAULT_PRELOAD
-from deadpool_run.worker.groups.registry import GroupState, Registry, install
+from deadpool_run.worker.groups.backend import install
+from deadpool_run.worker.groups.registry import GroupState, Registry
 
 # Torch's stores look up the name of each other end; where no name server answers, do not wait long for it.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")

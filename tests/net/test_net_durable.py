@@ -56,8 +56,8 @@ def test_a_job_that_lost_every_host_is_started_again_from_the_newest_that_every_
     for host in range(3):
         job.power_off(host)
     job.wait_exit([0, 1, 2])
-    step_failed = place / f"step-{newest(place):08d}" / "rank-00002.deadpool"  # which only the last host needs
-    os.truncate(step_failed, step_failed.stat().st_size // 2)
+    damaged = place / f"step-{newest(place):08d}" / "rank-00002.deadpool"  # which only the last host needs
+    os.truncate(damaged, damaged.stat().st_size // 2)
     first = sorted(versions(place))[-2]
     again = train(fleet, place)
     again.check_repaired(expected(reference, first=first), [], [0, 1, 2])

@@ -213,7 +213,7 @@ def test_a_world_of_another_size_is_refused_before_training(cluster, killed):
     kept = killed("ddp-full")
     job = cluster("--layout", "ddp-full", "--steps", "12", nproc=2, spares=0, options=durable(kept))
     assert job.wait_exit() == 1
-    assert "it is of 4 ranks, and this world has 2" in job.stderr
+    assert "it has 4 ranks, and this world has 2" in job.stderr
     assert not job.account.of("start")
     job.check_nothing_left()
 
@@ -232,7 +232,7 @@ def test_another_model_is_refused(cluster, killed):
     kept = killed("ddp-full")
     job = cluster("--layout", "fsdp", "--steps", "12", spares=0, options=durable(kept))
     assert job.wait_exit() == 1
-    assert "is not one of these objects" in job.stderr
+    assert "does not fit the objects" in job.stderr
     assert not job.account.of("state")
     assert names(kept)[-1] == f"step-{HELD:08d}"
 

@@ -7,7 +7,11 @@ import pytest
     ("words", "code", "reason"),
     [
         ([], 94, "deadpool-run: stopping the job:\n  the optimizer is protected by nobody.\n  Write job.protect("),
-        (["--misuse"], 1, "deadpool-run: stopping the job:\n  protect(): the name 'model' is taken.\n  Give each"),
+        (
+            ["--misuse"],
+            1,
+            "deadpool-run: stopping the job:\n  protect(): an object named 'model' is protected already.\n  Give each",
+        ),
     ],
     ids=["refusal", "misuse"],
 )

@@ -47,7 +47,7 @@ BREACHES = {
     "data-write": "data",
     "attribute": "attribute|buffer|variable",
     "stepped-in-backward": "backward",
-    "swallows": "except|swallow",
+    "swallows": "except|swallow|computes something else",
     "range": "job.steps",
 }
 """What a script must not do. Whoever does is to be refused, with a text that has one of these words, or is to be exact all the same."""

@@ -59,7 +59,7 @@ class Job:
 
     def tell(self):
         for node in self.nodes.values():
-            node.vault.status_page.tell(self.commits.committed, self.commits.abandoned)
+            node.vault.status_page.publish(self.commits.committed, self.commits.abandoned)
 
     def node_of(self, rank):
         return self.nodes[self.homes[rank]]
@@ -234,7 +234,7 @@ async def test_what_is_delivered_is_what_was_captured(seed, monkeypatch):
         spared = 0
         for _ in range(8):
             await job.until_protected()
-            spared = max(spared, *(node.replicator.report()["spared_bytes"] for node in job.nodes.values()))
+            spared = max(spared, *(node.replicator.status()["spared_bytes"] for node in job.nodes.values()))
             for _ in range(job.rng.randint(0, 6)):
                 job.train()
                 await job.let_run()

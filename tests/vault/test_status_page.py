@@ -35,20 +35,20 @@ def test_what_an_agent_says_counts_more_than_the_rank_entries(status_pages):
     for rank_entry in status_page.rank_entries:
         rank_entry.set_slot(0, 4)
         rank_entry.skipped = 5
-    status_page.tell(None, ())
+    status_page.publish(None, ())
     assert (status_page.committed(), status_page.abandoned()) == (None, set())
-    status_page.tell(3, {5, 7})
+    status_page.publish(3, {5, 7})
     assert (status_page.committed(), status_page.abandoned()) == (3, {5, 7})
-    status_page.tell(7, {8})
+    status_page.publish(7, {8})
     assert (status_page.committed(), status_page.abandoned()) == (7, {8})
     assert free_slot((7, 8), status_page.committed(), status_page.abandoned()) == 1
-    status_page.tell(0, ())
+    status_page.publish(0, ())
     assert (status_page.committed(), status_page.abandoned()) == (0, set())
 
 
 def test_of_many_abandoned_versions_the_newest_are_kept(status_pages):
     status_page, _ = status_pages
-    status_page.tell(0, range(1, 200))
+    status_page.publish(0, range(1, 200))
     assert status_page.abandoned() == set(range(200 - MAX_ABANDONED, 200))
     assert [rank_entry.slots for rank_entry in status_page.rank_entries] == [(EMPTY, EMPTY)] * 3, (
         "the list ends before the rank entries"

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from kit.world import TIMEOUT, World
 from torch.distributed import distributed_c10d as c10d
 
-from deadpool_run.worker.groups.registry import GroupState, Registry, uninstall
+from deadpool_run.worker.groups.backend import uninstall
+from deadpool_run.worker.groups.registry import GroupState, Registry
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 COLLECTIVE_TIMEOUT = timedelta(seconds=20)

@@ -177,7 +177,7 @@ class Participation:
         else:
             leader.submit(CoordinatorMoved(term, self._situation.node))
             leader.submit(self.node.resynced())
-            self._replicator.tell_all()
+            self._replicator.report_all()
             leader.begin()
             self._do(self.advertisement.lead(leader, term))
         callers, self._callers = self._callers, []
@@ -276,7 +276,7 @@ class Participation:
             return False
         follower = Follower(sock, peers.Rejoin(self._situation.node, self._place, self.node.resynced()))
         self._obey(follower)
-        self._replicator.tell_all()
+        self._replicator.report_all()
         if await follower.answered():
             self._pass_on_wishes(follower)
             return True

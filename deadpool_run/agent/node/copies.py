@@ -28,14 +28,14 @@ class Copies(Protocol):
     def sealed(self, rank: Rank) -> None:
         """Send a transcript that a worker here has just completed."""
 
-    def at_home(self) -> set[Rank]:
-        """Return the ranks that live here, or that replacements here were to have."""
+    def local_ranks(self) -> set[Rank]:
+        """Return the ranks that live here, or whose state is being fetched."""
 
     def left(self, rank: Rank) -> None:
         """Note that the rank lives elsewhere now."""
 
     def discard_above(self, timeline: int, version: Version) -> None:
-        """Forget what was made after this version in an older life."""
+        """Drop newer versions of older timelines."""
 
     def renew(self, timeline: int) -> None:
         """Forget everything: the world begins from the top."""
@@ -49,10 +49,10 @@ class Copies(Protocol):
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """Bring a snapshot into the rank's memory here."""
 
-    def tell_all(self) -> None:
-        """Say again what is safe, to a coordinator that has not heard it."""
+    def report_all(self) -> None:
+        """Report all ranks again, to a coordinator that does not know."""
 
-    def report(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """Return what there is to see of it."""
 
     def close(self) -> None:

@@ -126,7 +126,7 @@ class LocalNode:
                 self._begin_timeline(self._world_timeline)
                 self._performer.perform(effect, capture_interval, source)
                 if self.copies is not None:
-                    self.vault.status_page.tell(
+                    self.vault.status_page.publish(
                         None, ()
                     )  # the rank entries of the status page do not tell what is committed
             case _:
@@ -142,16 +142,16 @@ class LocalNode:
         """Take in whom to send copies to, and whose to hold."""
         if self.copies is None:
             return
-        for rank in self.copies.at_home() - told.mine.keys():  # replacements' that were ended here among them
+        for rank in self.copies.local_ranks() - told.mine.keys():  # replacements' that were ended here among them
             self.copies.left(rank)
         self.copies.keep(told.keep)
         self.copies.set_buddies(told.mine)
-        self.copies.tell_all()  # what was said before was of the buddies of before, or to another coordinator
+        self.copies.report_all()  # what was said before was of the buddies of before, or to another coordinator
 
     def committed(self, told: Committed) -> None:
         """Let the node's workers know which of their snapshots are needed."""
         if told.timeline == self._timeline:
-            self.vault.status_page.tell(Version(told.version) if told.version >= 0 else None, told.abandoned)
+            self.vault.status_page.publish(Version(told.version) if told.version >= 0 else None, told.abandoned)
 
     def share_anew(self) -> None:
         """Give up what the last coordinator wanted of durable checkpoints."""
@@ -192,7 +192,7 @@ class LocalNode:
         """Return what went between this node's copies and others'; None if there are none."""
         if self.copies is None:
             return None
-        report = self.copies.report()
+        report = self.copies.status()
         return Traffic(**{name: report[name] for name in Traffic.__struct_fields__})
 
     def resynced(self) -> NodeResynced:

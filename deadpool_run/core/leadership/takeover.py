@@ -4,7 +4,6 @@ The log may lack the last coordinator's last orders, so the workers that each ag
 has sent its inventory, or is lost, nothing is decided, and other events wait.
 """
 
-
 from msgspec import structs
 
 from deadpool_run.core import effects as do

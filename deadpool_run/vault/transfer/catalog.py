@@ -1,4 +1,4 @@
-"""What can be sent from this node, found wherever it lies; and whether what came is what was announced."""
+"""Finds the snapshots and transcripts of this node that can be sent, and checks those that arrived."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ from deadpool_run.vault.vault import Held, Vault
 
 
 class Timeline:
-    """The number of the present life: it grows with each roll-back and each generation."""
+    """The number of the present timeline, which grows with each rollback and each generation."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -27,41 +27,41 @@ class Timeline:
 
     @property
     def number(self) -> int:
-        """The present life."""
+        """The present timeline."""
         return self._number
 
     def begin(self, number: int) -> None:
-        """Begin a life."""
+        """Begin a timeline."""
         with self._changed:
             self._number = number
             self._changed.notify_all()
 
     def wait_for(self, number: int, timeout_s: float) -> None:
-        """Wait until this life, or a later one, has begun, at most so long."""
+        """Wait up to `timeout_s` until this timeline or a later one has begun."""
         with self._changed:
             self._changed.wait_for(lambda: self._number >= number, timeout_s)
 
 
 class Captures:
-    """Tells threads that a rank which lives here has captured a version, or has not."""
+    """Notifies threads when a rank that lives here has captured or skipped a version."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
 
-    def tell(self) -> None:
-        """Have everybody look who waits."""
+    def notify(self) -> None:
+        """Wake all waiting threads."""
         with self._changed:
             self._changed.notify_all()
 
     def wait_for(self, true: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until something is true that changes when something is told, at most so long."""
+        """Wait up to `timeout_s` for a condition that changes with captures."""
         with self._changed:
             self._changed.wait_for(true, timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the threads of a replicator share."""
+    """The state that a replicator's threads share."""
 
     vault: Vault
     replicas: Replicas
@@ -69,18 +69,18 @@ class Shared:
     captures: Captures
     striped_receives: StripedReceives
     streams: int
-    """Connections for one segment, at most."""
+    """The maximum number of connections for one segment."""
     bucket: Bucket
     sent: Meter
     received: Meter
-    spared: Meter
-    """What buddies had already."""
+    deduplicated: Meter
+    """Bytes that buddies had already."""
     closing: threading.Event
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A snapshot or transcript open for reading. `still` tells whether it has not changed since."""
+    """A snapshot or transcript open for reading. `still` returns whether it is unchanged."""
 
     fd: int
     nbytes: int
@@ -97,7 +97,7 @@ class Source:
         wanted: Callable[[], bool] = lambda: True,
         end: bool = True,
     ) -> Outcome:
-        """Send these ranges of it (None: all of it), while it is wanted. Raises OSError."""
+        """Send these ranges (None: everything) while it is wanted. Raises OSError."""
         return framing.send_segment(
             sock,
             self.fd,
@@ -110,14 +110,14 @@ class Source:
 
 
 def find(shared: Shared, rank: Rank, version: Version | None) -> Source | None:
-    """Open the rank's snapshot (None: transcript): its own if it lives here, else the copy that is held."""
+    """Open the rank's snapshot (None: transcript): its own if it lives here, else a copy."""
     vault = shared.vault
     own = open_transcript(vault, rank) if version is TRANSCRIPT else _open_own(vault, rank, version)
     return own or _open_copy(shared.replicas, rank, version)
 
 
 def open_held(vault: Vault, rank: Rank, held: Held) -> Source | None:
-    """Open one of the rank's own slots, while it holds this."""
+    """Open the rank's own slot with this snapshot."""
     fd = vault.open(rank, held)
     if fd is None:
         return None
@@ -140,14 +140,14 @@ def open_transcript(vault: Vault, rank: Rank) -> Source | None:
     return Source(fd, nbytes, token, still, lambda: os.close(fd))
 
 
-def like(shared: Shared, rank: Rank, version: Version, *, patience_s: float) -> list[Callable[[], Source | None]]:
-    """Return how to open what may have much in common with this snapshot of a rank that lives elsewhere.
+def similar(shared: Shared, rank: Rank, version: Version, *, timeout_s: float) -> list[Callable[[], Source | None]]:
+    """Return functions that open segments with probably many equal chunks to this snapshot of another node's rank.
 
-    That is: the same version of each rank that lives here, of which those that are late are waited for a while; older
-    copies of the rank itself; and copies of this version of other ranks.
+    Those are: the same version of each rank that lives here, for which it waits up to `timeout_s`; older copies of the
+    rank itself; and copies of this version of other ranks.
     """
     vault, replicas = shared.vault, shared.replicas
-    shared.captures.wait_for(lambda: all(vault.is_past(each, version) for each in vault.ranks()), patience_s)
+    shared.captures.wait_for(lambda: all(vault.is_past(each, version) for each in vault.ranks()), timeout_s)
     held = replicas.held()
     return [
         *(partial(_open_own, vault, each, version) for each in vault.ranks()),
@@ -170,7 +170,7 @@ def _open_copy(replicas: Replicas, rank: Rank, version: Version | None) -> Sourc
 
 
 def is_sound(fd: int, version: Version | None, token: bytes, nbytes: int) -> bool:
-    """Tell whether a segment that came is complete, of this version, content and size, and can be read."""
+    """Return whether a received segment is complete, readable, and of this version, content and size."""
     if version is TRANSCRIPT:
         return (
             segments.blob_bytes(fd) == nbytes

@@ -1,9 +1,8 @@
-"""What a buddy has already is not sent: the owner says what it looks for, and the buddy searches its own memory for it.
+"""Deduplication: the owner sends digests of its chunks, and the buddy searches its own memory for equal chunks.
 
-Ranks of a replicated model (DDP, the replicate dimension of HSDP) have the same bytes at the same places of their
-snapshots, and so has a rank that does not train a weight from one snapshot to the next. Nothing of this is declared: a
-chunk counts as found when the bytes that were copied for it have the digest that the owner has sent (SHA-256, of which
-16 bytes are used), so that what only looks alike is sent as ever.
+Ranks of a replicated model (DDP, the replicate dimension of HSDP) have the same bytes at the same offsets of their
+snapshots. So has a rank from one snapshot to the next, in weights that it does not train. The owner declares none of this:
+a chunk is found if the bytes that were copied for it have the digest that the owner sent (16 bytes of SHA-256).
 
     owner                                                     buddy
     Put(..., compare=True)                   ->
@@ -12,8 +11,8 @@ chunk counts as found when the bytes that were copied for it have the digest tha
                                              <-               a bit for each      two blocks at most are unanswered
     the bytes of all other chunks            ->               as `framing` has them
 
-Digests cost the owner a pass over its memory. So it asks for all chunks at first, then for those that have been found of
-late, and now and then for all of them again.
+Digests cost the owner a pass over its memory. So it asks for all chunks at first, then for those that were found recently,
+and from time to time for all of them again.
 """
 
 import hashlib
@@ -30,31 +29,31 @@ from deadpool_run.vault.transfer.catalog import Source
 from deadpool_run.vault.transfer.framing import Range
 
 CHUNK_BYTES = 256 << 10
-"""Small enough that what differs, at a snapshot's end, does not cost much; the first chunk begins behind the header."""
+"""Small, so that the different bytes at a snapshot's end cost little. The first chunk begins after the header."""
 _BLOCK_CHUNKS = 256
 _DIGEST_BYTES = 16
 _COUNT = struct.Struct(">I")
 _CHUNK = struct.Struct(f">I{_DIGEST_BYTES}s")
 _ALL_EVERY = 32
 _STRIKES = 3
-"""Times that a chunk may be missed on end before it is no longer asked for: the buddy's own ranks may have been late."""
+"""Consecutive misses before a chunk is not asked for any more; the buddy's own ranks may have been late."""
 _PROBES = 16
-"""Chunks in which something must have been right at least once, to be looked at further."""
+"""A source without a hit in this many chunks is not searched any more."""
 
 
 def chunk(index: int, nbytes: int) -> Range:
-    """Return where a chunk of a segment of so many bytes begins and ends."""
+    """Return the range of a chunk in a segment of `nbytes` bytes."""
     begin = HEADER_BYTES + index * CHUNK_BYTES
     return begin, min(begin + CHUNK_BYTES, nbytes)
 
 
 def chunks(nbytes: int) -> int:
-    """Return how many there are."""
+    """Return the number of chunks."""
     return max(0, -(-(nbytes - HEADER_BYTES) // CHUNK_BYTES))
 
 
 def rest(nbytes: int, found: Collection[int]) -> list[Range]:
-    """Return what is left to send when these chunks were found, as few ranges in order."""
+    """Return the ranges to send besides the found chunks: merged, in order."""
     ranges = [(0, min(HEADER_BYTES, nbytes))]
     for index in range(chunks(nbytes)):
         if index not in found:
@@ -69,14 +68,14 @@ def rest(nbytes: int, found: Collection[int]) -> list[Range]:
 
 
 class ChunkHistory:
-    """Which chunks one buddy may have, as far as earlier snapshots tell."""
+    """The chunks that one buddy had in earlier snapshots."""
 
     def __init__(self) -> None:
         self._missed: dict[int, int] = {}
         self._times = 0
 
     def worth_asking(self, nbytes: int) -> list[int]:
-        """Return the chunks to ask for: a few from all over it first, so that the buddy learns soon where to look."""
+        """Return the chunks to ask for, with a few spread ones first: they show the buddy which sources to search."""
         self._times += 1
         everything = self._times % _ALL_EVERY == 0
         wanted = [index for index in range(chunks(nbytes)) if everything or self._missed.get(index, 0) < _STRIKES]
@@ -86,7 +85,7 @@ class ChunkHistory:
         return first + [index for index in wanted if index not in probed]
 
     def learn(self, asked: Collection[int], found: Collection[int]) -> None:
-        """Note what came of it."""
+        """Note the result."""
         for index in asked:
             if index in found:
                 self._missed.pop(index, None)
@@ -95,7 +94,7 @@ class ChunkHistory:
 
 
 def ask(sock: socket.socket, fd: int, nbytes: int, wanted: Sequence[int], still: Callable[[], bool]) -> set[int]:
-    """Return which of the wanted chunks the buddy has found. Stops early once `still` is false. Raises OSError."""
+    """Ask for the wanted chunks; return the found ones. Stops early once `still` is false. Raises OSError."""
     found: set[int] = set()
     unanswered: list[Sequence[int]] = []
     buffer = memoryview(bytearray(CHUNK_BYTES))
@@ -124,8 +123,8 @@ def _answer(sock: socket.socket, block: Sequence[int]) -> Iterator[int]:
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
-    """Where to look."""
+class _Candidate:
+    """A source to search."""
 
     open: Callable[[], Source | None]
     memory: Source | None = None
@@ -133,25 +132,25 @@ class _Place:
     misses: int = 0
 
     @property
-    def is_hopeless(self) -> bool:
+    def is_useless(self) -> bool:
         return not self.hits and self.misses >= _PROBES
 
 
 class ChunkLookup:
-    """Looks for chunks in memory that is here, at the same offsets. Places are opened when they are first looked at."""
+    """Searches sources on this node for chunks, at the same offsets. A source is opened when it is first searched."""
 
-    def __init__(self, places: Sequence[Callable[[], Source | None]]) -> None:
-        self._places = [_Place(each) for each in places]
+    def __init__(self, sources: Sequence[Callable[[], Source | None]]) -> None:
+        self._candidates = [_Candidate(each) for each in sources]
 
     def close(self) -> None:
-        """Let go of what was opened."""
-        for place in self._places:
-            if place.memory is not None:
-                place.memory.close()
-        self._places = []
+        """Close the opened sources."""
+        for candidate in self._candidates:
+            if candidate.memory is not None:
+                candidate.memory.close()
+        self._candidates = []
 
     def answer(self, sock: socket.socket, view: memoryview) -> set[int]:
-        """Fill `view`, of the segment's size, with what is here of the chunks that are asked for; return which those are.
+        """Answer the owner's requests: fill `view`, of the segment's size, with the found chunks, and return them.
 
         Raises OSError and `ProtocolError`.
         """
@@ -176,31 +175,31 @@ class ChunkLookup:
             sock.sendall(bits)
 
     def _find(self, where: Range, digest: bytes, view: memoryview) -> bool:
-        """Copy the chunk from wherever it is. What counts are the bytes as they were copied."""
-        for place in self._places:
-            if place.is_hopeless:
+        """Copy the chunk from a source that has it. The digest is checked after the copy, because sources may change."""
+        for candidate in self._candidates:
+            if candidate.is_useless:
                 continue
-            if place.memory is None:
-                place.memory = place.open()
-            if place.memory is None or place.memory.nbytes < where[1]:
-                place.misses += 1
+            if candidate.memory is None:
+                candidate.memory = candidate.open()
+            if candidate.memory is None or candidate.memory.nbytes < where[1]:
+                candidate.misses += 1
                 continue
             with view[slice(*where)] as target:
-                if _read(place.memory.fd, where, target) == digest:
-                    place.hits += 1
-                    self._prefer(place)
+                if _read(candidate.memory.fd, where, target) == digest:
+                    candidate.hits += 1
+                    self._prefer(candidate)
                     return True
-            place.misses += 1
+            candidate.misses += 1
         return False
 
-    def _prefer(self, place: _Place) -> None:
-        if self._places[0] is not place:
-            self._places.remove(place)
-            self._places.insert(0, place)
+    def _prefer(self, candidate: _Candidate) -> None:
+        if self._candidates[0] is not candidate:
+            self._candidates.remove(candidate)
+            self._candidates.insert(0, candidate)
 
 
 def _read(fd: int, where: Range, target: memoryview) -> bytes:
-    """Read bytes of a file to the beginning of `target`, and return their digest. Raises OSError if there are fewer."""
+    """Read a range of a file into `target`; return its digest. Raises OSError if the file is too short."""
     begin, end = where
     with target[: end - begin] as part:
         at = 0

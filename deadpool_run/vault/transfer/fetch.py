@@ -1,4 +1,4 @@
-"""Bringing to this node what a replacement of a rank needs: each in a thread of its own, which ends with it."""
+"""Fetches the transcript or snapshot of a rank for a replacement here, each in its own thread."""
 
 import mmap
 import os
@@ -21,9 +21,9 @@ from deadpool_run.wire.peers import Peer
 
 
 class FetchTask:
-    """One thing that is brought from a peer, once the fetch task before it has ended.
+    """Fetches one segment from a peer, after the rank's last fetch task has ended.
 
-    `on_end` is called on its thread with what went wrong, or None.
+    `on_end` is called on the task's thread with the error, or None.
     """
 
     def __init__(  # noqa: PLR0913 - what it asks, does and tells
@@ -36,7 +36,7 @@ class FetchTask:
         on_end: Callable[[str | None], object],
         after: "FetchTask | None",
     ) -> None:
-        """Begin. `act` is given a connection, and means to have further ones."""
+        """Start. `act` gets a connection, and a pool for further ones."""
         self._peer, self._dial, self._act, self._on_end, self._after = peer, dial, act, on_end, after
         self._stream_pool = StreamPool(lambda: dial(peer.address, peer.port))
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class FetchTask:
         self.thread.start()
 
     def stop(self) -> None:
-        """Have it end, and fail if it is not over."""
+        """End the thread; the task fails unless it is complete."""
         with self._lock:
             self._stopping = True
             if self._sock is not None:
@@ -55,9 +55,9 @@ class FetchTask:
 
     def _run(self) -> None:
         if self._after is not None:
-            self._after.thread.join()  # it was stopped: two must not write to the same memory
+            self._after.thread.join()  # it was stopped; two tasks must not write to the same memory
             self._after = None
-        failure: str | None = "an error that was not foreseen"
+        failure: str | None = "an unexpected error"
         try:
             self._connect_and_act()
             failure = None
@@ -68,11 +68,11 @@ class FetchTask:
 
     def _connect_and_act(self) -> None:
         if self._stopping:
-            raise ConnectionError("no longer wanted")
+            raise ConnectionError("the fetch was cancelled")
         with self._dial(self._peer.address, self._peer.port) as sock:
             with self._lock:
                 if self._stopping:
-                    raise ConnectionError("no longer wanted")
+                    raise ConnectionError("the fetch was cancelled")
                 self._sock = sock
             try:
                 framing.prepare(sock)
@@ -83,8 +83,8 @@ class FetchTask:
                     self._sock = None
 
 
-def bring_transcript(sock: socket.socket, shared: Shared, rank: Rank, timeline: int) -> Memory:
-    """Return the rank's transcript, in memory that becomes the caller's. Raises OSError and `DeadpoolError`."""
+def fetch_transcript(sock: socket.socket, shared: Shared, rank: Rank, timeline: int) -> Memory:
+    """Return the rank's transcript in memory that the caller owns. Raises OSError and `DeadpoolError`."""
     memory = Memory(segments.create_memory(f"{rank}-transcript"))
     try:
         nbytes, token, _ = _ask(sock, rank, TRANSCRIPT, timeline, of=1)
@@ -97,20 +97,20 @@ def bring_transcript(sock: socket.socket, shared: Shared, rank: Rank, timeline: 
     return memory
 
 
-def bring_snapshot(  # noqa: PLR0913, PLR0917 - what is asked for, of whom, and by what means
+def fetch_snapshot(  # noqa: PLR0913, PLR0917 - what is fetched, and from where
     sock: socket.socket, stream_pool: StreamPool, shared: Shared, rank: Rank, version: Version, timeline: int
 ) -> int:
-    """Replace what the rank's slots hold by this version; return its bytes. Raises OSError and `DeadpoolError`.
+    """Fetch this version into the rank's slots; return its size. Raises OSError and `DeadpoolError`.
 
-    It comes in the place of the older of them; the other is emptied once it is whole. The worker may have the slots'
-    descriptors already, so that they stay the same files.
+    It replaces the older snapshot; the other slot is emptied when it is complete. The slots stay the same files, because the
+    worker may already have their descriptors.
     """
     content = _ask(sock, rank, version, timeline, of=shared.streams)
     nbytes, token, of = content
     ranges = streams.cut([(0, nbytes)], of)
     helpers = stream_pool.open(of - 1)
 
-    def bring(part: int, view: memoryview, sock: socket.socket) -> None:
+    def fetch_part(part: int, view: memoryview, sock: socket.socket) -> None:
         same = _ask(sock, rank, version, timeline, part=part, of=of) == content
         _check(same, f"part {part} of snapshot {version} of rank {rank}")
         _receive(sock, shared, view, ranges[part])
@@ -118,16 +118,16 @@ def bring_snapshot(  # noqa: PLR0913, PLR0917 - what is asked for, of whom, and 
     def fill(view: memoryview) -> None:
         def own() -> None:
             _receive(sock, shared, view, ranges[0])
-            for part in range(1 + helpers, of):  # there are not as many connections as there should be
-                bring(part, view, sock)
+            for part in range(1 + helpers, of):  # fewer connections than parts
+                fetch_part(part, view, sock)
 
-        stream_pool.work([partial(bring, part, view) for part in range(1, 1 + helpers)], own)
+        stream_pool.work([partial(fetch_part, part, view) for part in range(1, 1 + helpers)], own)
 
     vault = shared.vault
     fds = [fd for slot in (0, 1) if (fd := vault.open_slot(rank, slot)) is not None]
     try:
         if len(fds) < 2:
-            raise SnapshotError(f"rank {rank} does not live here any more")
+            raise SnapshotError(f"rank {rank} does not live on this node any more")
         held = {each.slot: each.version for each in vault.held(rank)}
         slot = min((0, 1), key=lambda slot: held.get(slot, EMPTY))
         _empty(shared, rank, slot, fds[slot], BUSY)
@@ -147,15 +147,15 @@ def bring_snapshot(  # noqa: PLR0913, PLR0917 - what is asked for, of whom, and 
     return nbytes
 
 
-def _empty(shared: Shared, rank: Rank, slot: int, fd: int, said: int) -> None:
-    """Have a slot hold nothing, and say so on the status page, or that it is about to hold something."""
-    shared.vault.set_slot(rank, slot, fd, said)
+def _empty(shared: Shared, rank: Rank, slot: int, fd: int, state: int) -> None:
+    """Empty a slot, and publish it as `EMPTY` or `BUSY`."""
+    shared.vault.set_slot(rank, slot, fd, state)
     segments.mark_empty(fd)
 
 
 def _check(sound: bool, what: str) -> None:
     if not sound:
-        raise SnapshotError(f"{what} came damaged")
+        raise SnapshotError(f"{what} arrived damaged")
 
 
 def _fill(fd: int, nbytes: int, fill: Callable[[memoryview], None]) -> None:
@@ -183,4 +183,4 @@ def _ask(  # noqa: PLR0913 - what is asked for
 def _receive(sock: socket.socket, shared: Shared, view: memoryview, ranges: list[Range]) -> None:
     outcome = framing.receive_segment(sock, view, shared.received, ranges)
     if outcome is not Outcome.WHOLE:
-        raise ProtocolError(f"what was asked for came {outcome.name.lower()}")
+        raise ProtocolError(f"the peer sent a {outcome.name.lower()} segment")

@@ -12,18 +12,18 @@ from typing import assert_never
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank
 from deadpool_run.vault.transfer import dedup, framing, headers, streams
-from deadpool_run.vault.transfer.catalog import Shared, find, is_sound, like
+from deadpool_run.vault.transfer.catalog import Shared, find, is_sound, similar
 from deadpool_run.vault.transfer.framing import Outcome, Range
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Copy
 
 _LOG = logging.getLogger("deadpool_run")
 _TIMELINE_WAIT_S = 5.0
 _CAPTURE_WAIT_S = 2.0
-"""How long an owner is kept waiting for ranks that live here and are late with the same step."""
+"""An owner waits up to this long for ranks here that are late with the same step."""
 
 
 class Served:
-    """One connection of a peer, on a thread of its own."""
+    """One connection from a peer, on its own thread."""
 
     def __init__(self, sock: socket.socket, shared: Shared) -> None:
         self._sock = sock
@@ -32,7 +32,7 @@ class Served:
         self.thread.start()
 
     def stop(self) -> None:
-        """Have the thread end."""
+        """End the thread."""
         framing.shut_down(self._sock)
 
     def _run(self) -> None:
@@ -47,7 +47,7 @@ class Served:
                         return
                     self._obey(request)
             except ProtocolError as error:
-                _LOG.warning("a connection between vaults is given up: %s", error)
+                _LOG.warning("closing a connection between vaults: %s", error)
             except OSError as error:
                 _LOG.debug("a connection between vaults broke: %s", error)
 
@@ -68,7 +68,9 @@ class Served:
         replicas, rank, timeline = self._shared.replicas, put.rank, put.timeline
         if put.of > 1 and put.delivery is None:
             raise ProtocolError("a delivery in several parts has no token")
-        refusal = "it lives here" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, timeline)
+        refusal = (
+            "the rank lives on this node" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, timeline)
+        )
         if refusal is None and not replicas.has(rank, put.version, put.token, timeline):
             headers.send(self._sock, headers.Go())
             copy = Copy(put.version, put.token, put.nbytes, timeline, replicas.spare(rank, put.version))
@@ -80,7 +82,7 @@ class Served:
         headers.send(self._sock, headers.Held(left, replicas.transcript(rank)))
 
     def _receive(self, put: headers.Put, copy: Copy) -> str | None:
-        """Receive a copy and take it among the others; return why not."""
+        """Receive a copy and add it; return the reason if that fails."""
         rank, whole = put.rank, False
         try:
             with copy.memory.view(copy.nbytes) as view:
@@ -96,7 +98,7 @@ class Served:
         return self._shared.replicas.add(rank, copy)
 
     def _receive_parts(self, delivery: bytes | None, view: memoryview, parts: list[list[Range]]) -> Outcome:
-        """Receive the first part here, while other connections bring the others."""
+        """Receive the first part here, and the others on other connections."""
         striped_receives, meter = self._shared.striped_receives, self._shared.received
         if delivery is None or len(parts) == 1:
             return framing.receive_segment(self._sock, view, meter, parts[0])
@@ -112,17 +114,16 @@ class Served:
         striped_receive.bring(part.part, part.of, self._sock, self._shared.received)
 
     def _search(self, rank: Rank, copy: Copy, view: memoryview) -> set[int]:
-        """Fill in what is here already; return which chunks that is."""
         assert copy.version is not TRANSCRIPT
-        places = like(self._shared, rank, copy.version, patience_s=_CAPTURE_WAIT_S)
-        with contextlib.closing(dedup.ChunkLookup(places)) as search:
+        sources = similar(self._shared, rank, copy.version, timeout_s=_CAPTURE_WAIT_S)
+        with contextlib.closing(dedup.ChunkLookup(sources)) as search:
             return search.answer(self._sock, view)
 
     # --- get -----------------------------------------------------------------------------------------------------
 
     def _give(self, get: headers.Get) -> None:
         rank, version = get.rank, get.version
-        # This node may have been told less than the one that asks: it must not give what is void there.
+        # The requesting node may know a newer timeline: what is void there must not be sent.
         self._shared.timeline.wait_for(get.timeline, _TIMELINE_WAIT_S)
         source = find(self._shared, rank, version)
         if source is None:

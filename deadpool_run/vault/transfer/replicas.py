@@ -1,7 +1,7 @@
 """Copies of snapshots and transcripts of ranks that live on other nodes.
 
-A complete copy is never touched: a new one is received into memory of its own and takes its place among the copies only
-when it is whole. So each rank takes two copies and one spare, which rotate. All methods are safe to use from any thread.
+A complete copy is never overwritten: a new one is received into separate memory, and added when it is complete. So each
+rank has memory for two copies and a spare, which rotate. All methods are thread-safe.
 """
 
 import mmap
@@ -11,34 +11,34 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.segments import blob_bytes, blob_identity, create_memory
+from deadpool_run.vault.segments import blob_bytes, blob_identity, create_memory, whole_pages
 from deadpool_run.vault.vault import Held, Segments, Vault
 
 Token = bytes
 TRANSCRIPT = None
-"""In the place of a version: the rank's transcript."""
+"""In place of a version: the rank's transcript."""
 _MAX_SPARES = 1
 
 
 class Memory:
-    """A memory file and, while copies rotate, its mapping, so that its pages are found again without a fault each."""
+    """A memory file and its mapping, which is kept while copies rotate to avoid page faults."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._mapped: mmap.mmap | None = None
 
     def view(self, nbytes: int) -> memoryview:
-        """Return the first `nbytes` bytes, which the caller releases. Raises OSError if there is no room for them."""
+        """Return the first `nbytes` bytes, which the caller releases. Raises OSError without memory for them."""
         if self._mapped is None or len(self._mapped) < nbytes:
             self.unmap()
-            size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            size = whole_pages(nbytes)
             if size > os.fstat(self.fd).st_size:
                 os.ftruncate(self.fd, size)
             self._mapped = mmap.mmap(self.fd, size)
         return memoryview(self._mapped)[:nbytes]
 
     def unmap(self) -> None:
-        """Give back the mapping; the content stays."""
+        """Unmap; the content stays."""
         if self._mapped is not None:
             self._mapped.close()
             self._mapped = None
@@ -49,16 +49,16 @@ class Memory:
         return self.fd
 
     def close(self) -> None:
-        """Let go of it."""
+        """Unmap and close."""
         self.unmap()
         os.close(self.fd)
 
 
 @dataclass(slots=True)
 class Copy:
-    """A complete copy. `timeline` is that in which its owner sent it.
+    """A complete copy. `timeline` is the one in which its owner sent it.
 
-    `left`: nobody sent it: the rank left it behind, and may have gone on elsewhere.
+    `left_behind`: no owner sent it. The rank lived here before, and may have newer versions elsewhere.
     """
 
     version: Version | None
@@ -67,7 +67,7 @@ class Copy:
     timeline: int
     memory: Memory
     readers: int = 0
-    left: bool = False
+    left_behind: bool = False
 
 
 @dataclass(slots=True)
@@ -86,17 +86,17 @@ class Replicas:
         self._kept: frozenset[Rank] = frozenset()
         self._timeline = 0
 
-    # --- the loop's ----------------------------------------------------------------------------------------------
+    # --- for the loop---------------------------------------------------------------------------------------------
 
     def keep(self, ranks: Collection[Rank]) -> None:
-        """Hold copies of these ranks from now on, and none of any other."""
+        """Hold copies of only these ranks from now on."""
         with self._lock:
             self._kept = frozenset(ranks)
             for rank in self._ranks.keys() - self._kept:
                 self._drop(rank)
 
     def discard_above(self, timeline: int, version: Version) -> None:
-        """Forget newer versions of older lives, and refuse from now on what older lives send."""
+        """Drop newer versions of older timelines, and refuse later deliveries of older timelines."""
         with self._lock:
             self._timeline = timeline
             for own in self._ranks.values():
@@ -105,7 +105,7 @@ class Replicas:
                         self._free(own, own.copies.pop(copy.version))
 
     def renew(self, timeline: int) -> None:
-        """Forget everything of older lives."""
+        """Drop everything of older timelines."""
         with self._lock:
             self._timeline = timeline
             for rank, own in list(self._ranks.items()):
@@ -116,7 +116,7 @@ class Replicas:
                     self._drop(rank)
 
     def versions(self, rank: Rank) -> tuple[Version, ...]:
-        """Return, oldest first, the versions of a rank whose transcript is here as well."""
+        """Return, oldest first, the versions of a rank; none without its transcript."""
         with self._lock:
             own = self._ranks.get(rank)
             if own is None or TRANSCRIPT not in own.copies:
@@ -124,11 +124,11 @@ class Replicas:
             return tuple(sorted(version for version in own.copies if version is not TRANSCRIPT))
 
     def ranks(self) -> dict[Rank, tuple[Version, ...]]:
-        """Return what is held of whom."""
+        """Return `versions` of each rank."""
         return {rank: self.versions(rank) for rank in sorted(self._ranks)}
 
     def held(self) -> dict[Rank, tuple[Version, ...]]:
-        """Return which versions are held of whom, with a transcript or without."""
+        """Return the versions of each rank, with a transcript or without."""
         with self._lock:
             return {
                 rank: tuple(version for version in own.copies if version is not TRANSCRIPT)
@@ -136,20 +136,20 @@ class Replicas:
             }
 
     def drop(self, rank: Rank) -> None:
-        """Forget what is held of the rank."""
+        """Drop all copies of the rank."""
         with self._lock:
             self._drop(rank)
 
     def move_to(self, vault: Vault, rank: Rank, *, left: bool = True) -> bool:
-        """Make the copies of a rank its own memory here; False if they are not enough to begin with.
+        """Turn the copies of a rank into its own memory here; False without a snapshot and a transcript.
 
-        Without `left`, snapshots that it left behind do not count.
+        Without `left`, snapshots that the rank left behind do not count.
         """
         with self._lock:
             own = self._ranks.get(rank)
             found = {} if own is None else own.copies
             newest = sorted(
-                (v for v, copy in found.items() if v is not TRANSCRIPT and (left or not copy.left)), reverse=True
+                (v for v, copy in found.items() if v is not TRANSCRIPT and (left or not copy.left_behind)), reverse=True
             )
             if own is None or TRANSCRIPT not in found or not newest:
                 return False
@@ -161,7 +161,7 @@ class Replicas:
         return True
 
     def take_over(self, rank: Rank, timeline: int, segments: Segments, held: Collection[Held]) -> None:
-        """Hold what a rank leaves behind that lives elsewhere from now on, until it is no longer kept."""
+        """Hold the segments of a rank that moved to another node, until it is no longer kept."""
         parts = {each.slot: each for each in held}
         with self._lock:
             own = self._ranks.setdefault(rank, _Rank())
@@ -169,7 +169,7 @@ class Replicas:
             for slot, fd in enumerate(segments.slots):
                 if slot in parts:
                     part = parts[slot]
-                    self._add(own, Copy(part.version, part.token, part.nbytes, timeline, Memory(fd), left=True))
+                    self._add(own, Copy(part.version, part.token, part.nbytes, timeline, Memory(fd), left_behind=True))
                 else:
                     os.close(fd)
             nbytes = blob_bytes(segments.transcript)
@@ -180,21 +180,21 @@ class Replicas:
                 self._add(own, Copy(TRANSCRIPT, token, nbytes, timeline, Memory(segments.transcript)))
 
     def close(self) -> None:
-        """Let go of all of it."""
+        """Drop everything."""
         with self._lock:
             self._kept = frozenset()
             for rank in list(self._ranks):
                 self._drop(rank)
 
-    # --- for what arrives ----------------------------------------------------------------------------------------
+    # --- for receivers -------------------------------------------------------------------------------------------
 
     def refusal(self, rank: Rank, timeline: int) -> str | None:
-        """Return why nothing is taken from this life of the rank; None if it is."""
+        """Return why deliveries of the rank in this timeline are refused; None if they are not."""
         with self._lock:
             return self._refusal(rank, timeline)
 
     def spare(self, rank: Rank, version: Version | None) -> Memory:
-        """Return memory to receive into: the caller's until it is given to `add` or `put_back`."""
+        """Return memory to receive into; the caller owns it until `add` or `put_back`."""
         with self._lock:
             own = self._ranks.get(rank)
             if own is not None and own.spares and version is not TRANSCRIPT:
@@ -202,7 +202,7 @@ class Replicas:
         return Memory(create_memory(f"{rank}-copy"))
 
     def put_back(self, rank: Rank, memory: Memory) -> None:
-        """Give back memory that nothing whole came into."""
+        """Return memory in which nothing complete arrived."""
         with self._lock:
             own = self._ranks.get(rank)
             if own is None:
@@ -211,18 +211,18 @@ class Replicas:
                 self._spare(own, memory)
 
     def has(self, rank: Rank, copy: Version | None, token: Token, timeline: int) -> bool:
-        """Tell whether this very content is here; it is then of this life as well."""
+        """Return whether this content is here; it then belongs to this timeline, too."""
         with self._lock:
             own = self._ranks.get(rank)
             held = None if own is None else own.copies.get(copy)
             if own is None or held is None or held.token != token:
                 return False
             held.timeline = own.timeline = max(own.timeline, timeline)
-            held.left = False
+            held.left_behind = False
             return True
 
     def add(self, rank: Rank, copy: Copy) -> str | None:
-        """Take a copy that is whole among the others; return why not if it has become unwelcome. Memory is then freed."""
+        """Add a complete copy. Or free it, and return why it is refused by now."""
         with self._lock:
             refusal = self._refusal(rank, copy.timeline)
             if refusal is not None:
@@ -234,7 +234,7 @@ class Replicas:
             return None
 
     def trim(self, rank: Rank, timeline: int, kept: Collection[tuple[Version, Token]]) -> list[tuple[Version, Token]]:
-        """Forget what the rank's owner does not hold (any more), unless a newer life speaks; return what is left."""
+        """Drop copies that the owner does not hold, unless a newer timeline is known; return the rest."""
         with self._lock:
             own = self._ranks.get(rank)
             if own is None:
@@ -256,10 +256,10 @@ class Replicas:
             copy = None if own is None else own.copies.get(TRANSCRIPT)
             return None if copy is None else copy.token
 
-    # --- for what is sent from here ------------------------------------------------------------------------------
+    # --- for senders ---------------------------------------------------------------------------------------------
 
     def open(self, rank: Rank, version: Version | None) -> tuple[Copy, int] | None:
-        """Return a copy and a descriptor to read it by, which must be given to `shut`; None if it is not here."""
+        """Return a copy and a descriptor to read it, both for `shut`; None if it is not here."""
         with self._lock:
             own = self._ranks.get(rank)
             copy = None if own is None else own.copies.get(version)
@@ -269,13 +269,13 @@ class Replicas:
             return copy, os.dup(copy.memory.fd)
 
     def still(self, rank: Rank, copy: Copy) -> bool:
-        """Tell whether the copy is still one."""
+        """Return whether the copy is still held."""
         with self._lock:
             own = self._ranks.get(rank)
             return own is not None and own.copies.get(copy.version) is copy
 
     def shut(self, copy: Copy, fd: int) -> None:
-        """Note that a reader has done."""
+        """Close a reader's descriptor."""
         os.close(fd)
         with self._lock:
             copy.readers -= 1
@@ -284,10 +284,10 @@ class Replicas:
 
     def _refusal(self, rank: Rank, timeline: int) -> str | None:
         if rank not in self._kept:
-            return "not kept here"
+            return "this node does not keep copies of the rank"
         own = self._ranks.get(rank)
         newest = max(self._timeline, 0 if own is None else own.timeline)
-        return f"of life {timeline}, before {newest}" if timeline < newest else None
+        return f"timeline {timeline} is older than {newest}" if timeline < newest else None
 
     def _add(self, own: _Rank, copy: Copy) -> None:
         old = own.copies.pop(copy.version, None)
@@ -296,7 +296,7 @@ class Replicas:
             self._free(own, old)
 
     def _free(self, own: _Rank, copy: Copy) -> None:
-        """Use a copy's memory again, unless somebody still reads it, by a descriptor of their own."""
+        """Reuse a copy's memory, unless a reader still uses it."""
         if copy.readers or copy.version is TRANSCRIPT:
             copy.memory.close()
         else:

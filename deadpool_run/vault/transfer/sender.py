@@ -1,7 +1,7 @@
-"""The side of a vault that sends: for each rank that lives here and each of its buddies, a thread that keeps it up to date.
+"""The sending side of a vault: a thread for each rank that lives here and each of its buddies.
 
-What is to be sent is not queued but looked up when the last delivery has ended: the newest snapshot, so that one which
-waited is replaced by a newer one, and training never waits. Within a life none is sent that is older than one that was.
+There is no queue: when a delivery has ended, the thread picks the newest snapshot. So a newer snapshot replaces one that
+waited, and training never waits. Within a timeline, no snapshot is sent after a newer one.
 """
 
 import logging
@@ -33,10 +33,10 @@ Dial = Callable[[str, int], socket.socket]
 
 
 class LocalVersions:
-    """What counts of the snapshots of a rank that lives here. Safe to use from any thread.
+    """The valid snapshots of a rank that lives here. Thread-safe.
 
-    After a roll-back to version v, a slot may still hold a newer version of the life before, until the worker has
-    emptied it: above v, only what was captured since counts.
+    After a rollback to version v, a slot may hold a newer version of the last timeline until the worker has emptied it:
+    above v, only snapshots captured since are valid.
     """
 
     def __init__(self, vault: Vault, rank: Rank, floor: Version | None) -> None:
@@ -47,18 +47,18 @@ class LocalVersions:
         self._since: set[Version] = set()
 
     def captured(self, version: Version) -> None:
-        """Note a version of this life."""
+        """Note a version of this timeline."""
         with self._lock:
             held = {each.version for each in self._vault.held(self._rank)}
             self._since = {each for each in self._since if each in held} | {version}
 
     def discard_above(self, version: Version) -> None:
-        """Note that newer versions are of a life that is over."""
+        """Note that newer versions belong to an old timeline."""
         with self._lock:
             self._floor, self._since = version, set()
 
     def held(self) -> list[Held]:
-        """Return what counts, oldest first."""
+        """Return the valid snapshots, oldest first."""
         with self._lock:
             found = self._vault.held(self._rank)
             return [
@@ -70,7 +70,7 @@ class LocalVersions:
 
 @dataclass(slots=True)
 class _Known:
-    """What the buddy is known to hold, of one life."""
+    """The segments that the buddy is known to hold, in one timeline."""
 
     timeline: int
     held: list[Identity] = field(default_factory=list)
@@ -87,47 +87,47 @@ class _Offer:
 
 
 class ReplicationLink:
-    """Keeps one buddy of one rank up to date. All methods are the loop's."""
+    """Keeps one buddy of one rank up to date. For the loop."""
 
     def __init__(  # noqa: PLR0913 - what it reads, writes and tells
         self,
         *,
         rank: Rank,
         peer: Peer,
-        home: LocalVersions,
+        local: LocalVersions,
         shared: Shared,
         dial: Dial,
-        on_change: Callable[[Rank], None],
+        on_change: Callable[[Rank], object],
     ) -> None:
-        """Begin. `on_change` is called on the link's thread when the buddy holds something else than before."""
+        """Start. `on_change` is called on the link's thread when the buddy's segments have changed."""
         self._rank = rank
         self._peer = peer
-        self._home = home
+        self._local = local
         self._shared = shared
         self._dial = dial
         self._on_change = on_change
         self._changed = threading.Condition()
         self._known = _Known(shared.timeline.number)
-        self._hopes = ChunkHistory()
+        self._history = ChunkHistory()
         self._stream_pool = StreamPool(lambda: dial(peer.address, peer.port))
         self._sock: socket.socket | None = None
         self._stopping = False
         self._woken = True
         self._failed_at = 0.0
         self._retry_s = _RETRY_S[0]
-        """How long to wait since then, if that is still to be repeated."""
+        """The wait before a retry."""
         self._failed = False
         self.thread = threading.Thread(target=self._run, name=f"deadpool-send-{rank}", daemon=True)
         self.thread.start()
 
     def wake(self) -> None:
-        """Look at once whether there is something to send."""
+        """Look for something to send now."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Have the thread end."""
+        """End the thread."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -136,7 +136,7 @@ class ReplicationLink:
         self._stream_pool.shut_down()
 
     def safe(self, timeline: int) -> tuple[frozenset[Identity], bytes | None]:
-        """Return what the buddy holds of this life, and the token of its transcript."""
+        """Return the snapshots that the buddy holds in this timeline, and the token of its transcript."""
         with self._changed:
             known = self._known
             return (frozenset(known.held), known.transcript) if known.timeline == timeline else (frozenset(), None)
@@ -161,7 +161,7 @@ class ReplicationLink:
         self._hang_up()
 
     def _await_offer(self) -> _Offer | None:
-        """Wait until there is something to send; None: the end."""
+        """Wait until there is something to send; None: stop."""
         with self._changed:
             while not self._stopping:
                 wait_s = _RETRY_S[0] if self._woken else self._retry_s
@@ -181,7 +181,7 @@ class ReplicationLink:
         timeline = self._shared.timeline.number
         if self._known.timeline != timeline:
             self._known = _Known(timeline)
-        known, held = self._known, self._home.held()
+        known, held = self._known, self._local.held()
         identities = [(each.version, each.token) for each in held]
         if known.transcript is None:
             source = open_transcript(self._shared.vault, self._rank)
@@ -196,16 +196,16 @@ class ReplicationLink:
         return None
 
     def _urgency(self, held: Held) -> tuple[bool, Version]:
-        """Sort the newest last; behind it, for a buddy that has nothing, the committed one, which nobody may give up."""
+        """Order by version; for a buddy without any, the committed version is first, because no rank may lose it."""
         return self._known.last is None and held.version == self._shared.vault.committed(), held.version
 
     def _deliver(self, offer: _Offer) -> bool:
-        """Send what the buddy does not hold. False: try again later. Raises OSError and `ProtocolError`."""
+        """Send the chunks that the buddy does not have. False: try again later. Raises OSError and `ProtocolError`."""
         sock = self._connected()
         nbytes = offer.source.nbytes
-        asked = [] if offer.version is TRANSCRIPT else self._hopes.worth_asking(nbytes)
+        asked = [] if offer.version is TRANSCRIPT else self._history.worth_asking(nbytes)
         found: set[int] | None = None
-        spared = 0
+        deduplicated = 0
         delivery = secrets.token_bytes(headers.TOKEN_BYTES)
         parts = 1 + self._stream_pool.open(streams.worthwhile(nbytes, self._shared.streams) - 1)
         put = headers.Put(
@@ -226,20 +226,20 @@ class ReplicationLink:
             left = dedup.rest(nbytes, found)
             self._send(sock, offer, delivery, streams.cut(left, parts))
             answer = headers.receive_answer(sock)
-            spared = nbytes - sum(end - begin for begin, end in left)
+            deduplicated = nbytes - sum(end - begin for begin, end in left)
         if not isinstance(answer, headers.Held):
             _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer)
             return False
-        if found is not None:  # else the buddy had all of it, and looked for nothing
-            self._hopes.learn(asked, found)
-            self._shared.spared.add(spared)
+        if found is not None:  # else the buddy had all of it and did not search
+            self._history.learn(asked, found)
+            self._shared.deduplicated.add(deduplicated)
         self._learn(offer, answer)
         return True
 
     def _send(self, sock: socket.socket, offer: _Offer, delivery: bytes, parts: list[list[Range]]) -> None:
-        """Send each part over a connection of its own. Raises OSError.
+        """Send each part over its own connection. Raises OSError.
 
-        The first part ends when all have: a buddy that waits for its end learns at once if another's connection breaks.
+        The first part ends last: the buddy waits for its end, and so learns at once if another connection breaks.
         """
         outcomes: list[Outcome] = []
 
@@ -261,7 +261,7 @@ class ReplicationLink:
 
     def _learn(self, offer: _Offer, answer: headers.Held) -> None:
         if offer.version is TRANSCRIPT and answer.transcript != offer.source.token:
-            raise ProtocolError("a transcript that was taken is not held")
+            raise ProtocolError("a buddy does not hold the transcript that it accepted")
         with self._changed:
             if self._known.timeline != offer.timeline:
                 return
@@ -276,7 +276,7 @@ class ReplicationLink:
             with self._changed:
                 self._sock = sock
                 if self._stopping:
-                    raise ConnectionError("no longer wanted")
+                    raise ConnectionError("the link was stopped")
             framing.prepare(sock)
         return self._sock
 

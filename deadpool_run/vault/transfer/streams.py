@@ -1,8 +1,8 @@
-"""Several connections for one segment, where one does not fill the link: each carries a part of its bytes.
+"""Several connections for one segment, each with a part of its bytes: one connection may not fill the link.
 
-The first connection of a delivery is the one that talks, and says how many parts there are (`of`). Each of the others says
-which part of which delivery it brings (`headers.Part`), and the bytes follow as `framing` has them.
-Both ends cut what is to be sent into parts in the same way, so that nothing more needs to be said.
+The first connection of a delivery carries the messages, with the number of parts (`of`). Each of the others announces
+which part of which delivery it brings, `headers.Part`, and the bytes follow as `framing` has them.
+Both ends divide the bytes in the same way, so that no further message is needed.
 """
 
 import socket
@@ -14,17 +14,17 @@ from deadpool_run.vault.transfer import framing
 from deadpool_run.vault.transfer.framing import Outcome, Range
 
 MIN_PART_BYTES = 32 << 20
-"""What is smaller is not worth a further connection."""
+"""A smaller part is not worth a connection."""
 MAX_PARTS = 16
 
 
 def worthwhile(nbytes: int, most: int) -> int:
-    """Return into how many parts to cut so many bytes, if there may be `most`."""
+    """Return the number of parts for `nbytes` bytes, up to `most`."""
     return max(1, min(most, nbytes // MIN_PART_BYTES, MAX_PARTS))
 
 
 def cut(ranges: Sequence[Range], count: int) -> list[list[Range]]:
-    """Return the ranges as so many parts of about the same number of bytes, in order."""
+    """Divide the ranges into `count` parts of about equal size, in order."""
     share = -(-sum(end - begin for begin, end in ranges) // count)
     parts: list[list[Range]] = [[]]
     room = share
@@ -42,7 +42,7 @@ def cut(ranges: Sequence[Range], count: int) -> list[list[Range]]:
 
 
 class StreamPool:
-    """Connections beside the one that talks, and threads that work with them. One thread's, but for `shut_down`."""
+    """The further connections of a delivery, and threads that use them. For one thread, except `shut_down`."""
 
     def __init__(self, dial: Callable[[], socket.socket]) -> None:
         self._dial = dial
@@ -51,7 +51,7 @@ class StreamPool:
         self._stopping = False
 
     def open(self, count: int) -> int:
-        """Have so many connections, or as many of them as can be had; return how many there are."""
+        """Open up to `count` connections; return their number."""
         try:
             while len(self._socks) < count:
                 sock = self._dial()
@@ -60,15 +60,12 @@ class StreamPool:
                     if self._stopping:
                         framing.shut_down(sock)
                 framing.prepare(sock)
-        except OSError:  # what there is must do
+        except OSError:  # continue with fewer
             pass
         return min(count, len(self._socks))
 
     def work(self, tasks: Sequence[Callable[[socket.socket], object]], own: Callable[[], object]) -> None:
-        """Do a task on each of as many connections, and `own` in this thread. Raises what went wrong first.
-
-        Connections on which anything went wrong are of no use any more: `close` then.
-        """
+        """Run each task on a connection of its own, and `own` in this thread. Raises the first error; call `close` then."""
         failures: list[Exception] = []
 
         def run(task: Callable[[socket.socket], object], sock: socket.socket) -> None:
@@ -102,7 +99,7 @@ class StreamPool:
         self._shut_down_now()
 
     def close(self) -> None:
-        """Give the connections up; others may be opened."""
+        """Close the connections; others may be opened."""
         with self._lock:
             socks, self._socks = self._socks, []
             self._stopping = False
@@ -116,7 +113,7 @@ class StreamPool:
 
 
 class StripedReceive:
-    """A segment that comes in parts. The first part's thread waits for the others, which write to the same memory."""
+    """A segment received in parts. The first part's thread waits for the others, which write to the same memory."""
 
     def __init__(self, view: memoryview, parts: Sequence[Sequence[Range]]) -> None:
         self._view = view
@@ -127,10 +124,10 @@ class StripedReceive:
         self._over = False
 
     def bring(self, part: int, of: int, sock: socket.socket, meter: framing.Meter) -> None:
-        """Receive a part, on its own thread. Raises OSError and `ProtocolError`."""
+        """Receive a part, in the thread of its connection. Raises OSError and `ProtocolError`."""
         with self._changed:
             if self._over or of != len(self._parts) or not 0 < part < of or part in self._taken:
-                raise ProtocolError(f"part {part} of {of} is not due")
+                raise ProtocolError(f"part {part} of {of} is not expected")
             self._taken[part] = sock
         outcome = None
         try:
@@ -141,7 +138,7 @@ class StripedReceive:
                 self._changed.notify_all()
 
     def outcome(self, first: Outcome) -> Outcome:
-        """Wait for all parts; return what became of the whole. A part whose connection broke leaves it torn."""
+        """Wait for all parts; return the outcome of the whole. It is torn if the connection of a part broke."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._ended) == len(self._parts) - 1, framing.TIMEOUT_S)
             found = {first, *(Outcome.TORN if each is None else each for each in self._ended.values())}
@@ -150,7 +147,7 @@ class StripedReceive:
         return max(found)
 
     def close(self) -> None:
-        """Return when nobody writes to the memory any more."""
+        """Wait until no thread writes to the memory any more."""
         with self._changed:
             self._over = True
             for part, sock in self._taken.items():
@@ -160,7 +157,7 @@ class StripedReceive:
 
 
 class StripedReceives:
-    """Where the connections that bring parts find what these are parts of."""
+    """The running striped receives, by delivery."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -168,29 +165,29 @@ class StripedReceives:
         self._closed = False
 
     def begin(self, delivery: bytes, striped_receive: StripedReceive) -> None:
-        """Let parts of this delivery come."""
+        """Accept parts of this delivery."""
         with self._changed:
             self._found[delivery] = striped_receive
             self._changed.notify_all()
 
     def end(self, delivery: bytes) -> None:
-        """Let no further ones come, and return when none does any more."""
+        """Accept no further parts, and wait for the running ones."""
         with self._changed:
             striped_receive = self._found.pop(delivery, None)
         if striped_receive is not None:
             striped_receive.close()
 
     def find(self, delivery: bytes) -> StripedReceive:
-        """Return it once it has begun. Raises `ProtocolError` if it does not in good time."""
+        """Wait for the delivery to begin. Raises `ProtocolError` if it does not within the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or delivery in self._found, framing.TIMEOUT_S)
             found = self._found.get(delivery)
         if found is None:
-            raise ProtocolError("a part of a delivery that is not on its way")
+            raise ProtocolError("a part belongs to an unknown delivery")
         return found
 
     def close(self) -> None:
-        """Have nobody wait any more."""
+        """End all waits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

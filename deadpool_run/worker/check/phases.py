@@ -1,10 +1,10 @@
-"""Places in a training step where `deadpool-run check` kills a rank.
+"""The phases of a training step in which `deadpool-run check` kills a rank.
 
-Each function installs hooks that call `die` in its phase, in a process that ends in the same step. They are installed when
-that step begins, so that all steps before it run as they do without a check.
+Each function installs hooks that call `die` in its phase, when the step of the death begins: earlier steps run as without
+a check. The process ends in that step, so hooks are not removed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,25 +13,27 @@ from torch.nn.modules import module as hooks
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat.modules import DispatchMode, inside_compiled
 from deadpool_run.worker.groups.collectives import COLLECTIVES
 from deadpool_run.worker.groups.group import Group
-from deadpool_run.worker.snapshot.capture import SlotMemory, StateCapture, Writer
+from deadpool_run.worker.snapshot.slot_memory import SlotMemory
+from deadpool_run.worker.snapshot.writer import StateCapture, Writer
 
 Die = Callable[[], None]
 
 _KERNELS = 12
-"""About as many as an optimizer's step has that works on lists of tensors."""
+"""About the number of kernels in a step of an optimizer with foreach kernels."""
 
 
 def in_forward(die: Die, calls: int) -> None:
-    """Die in a forward, before the module that comes after so many, or where the outermost module has ended."""
+    """Die in a forward, before the module after this many, or when the outermost module ends."""
     seen = depth = 0
 
     def before(module: nn.Module, _args: Any) -> None:
         nonlocal seen, depth
         if torch.is_grad_enabled():
-            if seen >= calls or inside_compiled(module) is not None:  # compiled: the hook would have it compiled again
+            if seen >= calls or inside_compiled(module) is not None:  # compiled: the hook would recompile it
                 die()
             seen += 1
             depth += 1
@@ -48,7 +50,7 @@ def in_forward(die: Die, calls: int) -> None:
 
 
 def in_backward(die: Die, fraction: float) -> None:
-    """Die in a backward, where it has come to this part of the modules' outputs."""
+    """Die in a backward, after this fraction of the modules' outputs."""
     outputs = reached = 0
 
     def on_gradient(_gradient: Tensor) -> None:
@@ -59,7 +61,7 @@ def in_backward(die: Die, fraction: float) -> None:
 
     def after(_module: nn.Module, _args: Any, output: Any) -> None:
         nonlocal outputs
-        for tensor in _tensors(output):
+        for tensor in tensors_in(output):
             if tensor.requires_grad:
                 outputs += 1
                 tensor.register_hook(on_gradient)
@@ -68,7 +70,7 @@ def in_backward(die: Die, fraction: float) -> None:
 
 
 def in_collective(die: Die, calls: int) -> None:
-    """Die with a collective under way, after so many others."""
+    """Die while a collective runs, after this many others."""
     seen = 0
 
     def watched(issue: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,12 +86,12 @@ def in_collective(die: Die, calls: int) -> None:
 
     for collective in COLLECTIVES:
         for name in collective.names:
-            if hasattr(Group, name):  # some come with a newer torch
+            if hasattr(Group, name):  # some exist in newer torch only
                 setattr(Group, name, watched(getattr(Group, name)))
 
 
 def in_optimizer(die: Die, fraction: float) -> None:
-    """Die between two kernels of an optimizer's step, or after a step that has fewer."""
+    """Die between two kernels of an optimizer's step, or after a step with fewer kernels."""
     kernels = _Kernels(die, int(fraction * _KERNELS))
 
     def before(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -119,7 +121,7 @@ class _Kernels(DispatchMode):
 
 
 def in_capture(die: Die, step: int) -> None:
-    """Die in the middle of the copy of the state that this step leaves, or of the first one after it."""
+    """Die in the middle of the copy of this step's result, or of the first copy after it."""
     write, copy = Writer.write, Writer._copy  # noqa: SLF001 - the thread that copies has no hooks of its own
     versions = [-1]
 
@@ -135,14 +137,3 @@ def in_capture(die: Die, step: int) -> None:
         copy(self, targets[half:], sources[half:])
 
     Writer.write, Writer._copy = noted, halved  # type: ignore[method-assign] # noqa: SLF001 - as above
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from _tensors(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from _tensors(value)

@@ -1,6 +1,6 @@
-"""The worker's part of `deadpool-run check`: fewer steps, a digest of each version's state, and one death.
+"""The worker's part of `deadpool-run check`: fewer steps, digests of each version's state, and one death.
 
-Without the variable `DEADPOOL_CHECK` nothing of this is loaded, and a step loop is what `Job` makes it.
+Without the environment variable `DEADPOOL_CHECK` the step loop is not changed.
 """
 
 import json
@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import typed
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 
 
 class _Step(Protocol):
-    """What a probe needs of a step."""
+    """The part of a step that a probe uses."""
 
     @property
     def index(self) -> int:
-        """The number of the step."""
+        """The step's index."""
 
 
 S = TypeVar("S", bound=_Step)
 
 CHEAP_BYTES = 1 << 29
-"""State that is hashed at every version. Of N times as much, every Nth version is hashed."""
+"""State up to this size is hashed at every version; N times as much at every Nth version."""
 
 _LATE = 0.5
-"""Between two steps: below, before the step that ends is counted; from here on, after that."""
+"""Between two steps: a smaller fraction is before the ended step is counted, any other after that."""
 
 
 def watched(member: "LoopMember", total: int, steps: "Callable[[LoopMember, int], Iterator[S]]") -> Iterator[S]:
-    """Return the step loop of this total; under `deadpool-run check` a shorter one that is watched."""
+    """Return the step loop; under `deadpool-run check` a shorter loop with digests and a death."""
     text = os.environ.get(VARIABLE)
     if text is None:
         return steps(member, total)
     try:
         plan = typed.Decoder[CheckPlan](CheckPlan, "a plan of deadpool-run check").decode(os.fsencode(text))
     except ProtocolError as error:
-        raise ProtocolError(f"{VARIABLE}: {error}\nUnset it.") from error
+        raise ProtocolError(f"{VARIABLE}: {error}\nUnset {VARIABLE}.") from error
     return _Watch(member, plan, min(total, plan.steps)).run(total, steps)
 
 
 class _Watch:
-    """One run of a script's step loop."""
+    """One run of the step loop."""
 
     def __init__(self, member: "LoopMember", plan: CheckPlan, limit: int) -> None:
         from deadpool_run.worker.check.states import States  # noqa: PLC0415 - only a check needs it
@@ -57,10 +57,9 @@ class _Watch:
         self._plan = plan
         self._limit = limit
         self._states = States(member.snapshots)
-        self._issued = 0  # collectives of this rank before the step that runs
+        self._issued = 0  # this rank's collectives before the running step
 
     def run(self, total: int, steps: "Callable[[LoopMember, int], Iterator[S]]") -> Iterator[S]:
-        """Yield the steps."""
         if self._is_real and self._member.session.rank == 0:
             about = {"script_steps": total, "steps": self._limit}
             Path(self._plan.folder, LOOP_FILE).write_text(json.dumps(about), encoding="utf-8")
@@ -85,7 +84,7 @@ class _Watch:
         return not (member.rehearsing or member.practising or member.trial.running)
 
     def _record(self, version: int) -> None:
-        """Write the digests of this version's state, unless it is too much to be hashed each time."""
+        """Write the digests of this version's state, unless the state is too large to hash each time."""
         stride = max(1, -(-self._states.nbytes() // CHEAP_BYTES))
         if version % stride and version != self._limit:
             return
@@ -95,9 +94,8 @@ class _Watch:
             file.write(line)
 
     def _prepare(self, index: int) -> "_Death | None":
-        """Prepare the death that is planned for this step of this rank."""
         fault, issued = self._plan.fault, self._issued
-        self._issued = self._member._rank_entry.issued  # noqa: SLF001 - a counter that nobody else asks for
+        self._issued = self._member._rank_entry.issued  # noqa: SLF001 - a counter that nothing else reads
         if fault is None or fault.rank != self._member.session.rank or index < fault.step:
             return None
         death = _Death(self._plan.folder, fault)
@@ -111,19 +109,18 @@ class _Watch:
 
 
 class _Death:
-    """The end of this process, once in a run."""
+    """The planned death of a rank's process, once per run."""
 
     def __init__(self, folder: str, fault: Fault) -> None:
         self._file = Path(folder, FAULT_FILE)
         self._fault = fault
 
     def is_due(self) -> bool:
-        """Say whether nobody has died of it yet."""
         return not self._file.exists()
 
     def prepare(self, modules: int, collectives: int) -> None:
-        """Have the process end as soon as it comes to the phase. It does not outlive the step, so no hook is removed."""
-        from deadpool_run.worker.check import phases  # noqa: PLC0415 - only who dies needs it
+        """Make the process die when it reaches the phase."""
+        from deadpool_run.worker.check import phases  # noqa: PLC0415 - only a death needs it
 
         fault = self._fault
         if fault.phase is FaultPhase.FORWARD:
@@ -138,31 +135,25 @@ class _Death:
             phases.in_capture(self.die, fault.step)
 
     def step_is_over(self, index: int, *, last: bool) -> None:
-        """End here, as the script asks for the next step, if that is the phase or if the phase was not met."""
+        """Die when the script asks for the next step, if that is the phase, or if the phase was not reached."""
         fault = self._fault
         if fault.phase is FaultPhase.CAPTURE:
-            waits = not last  # the copy begins after this, and with a longer interval after a later step
+            waits = not last  # the copy starts after this, with a longer interval even after a later step
         else:
             waits = fault.phase is FaultPhase.BETWEEN and index == fault.step and fault.fraction >= _LATE and not last
         if not waits:
             self.die(met=fault.phase is FaultPhase.BETWEEN)
 
     def step_is_counted(self) -> None:
-        """End here, with the step counted and before the script is given the next one, if that is the phase."""
+        """Die after the step was counted and before the next one, if that is the phase."""
         if self._fault.phase is FaultPhase.BETWEEN:
             self.die()
 
     def die(self, *, met: bool = True) -> None:
-        """End this process as a lost one ends, unless that has happened in this run."""
         try:
             fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return
         os.write(fd, json.dumps({"met": met, "pid": os.getpid()}).encode())
         os.close(fd)
-        _end()
-
-
-def _end() -> NoReturn:
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError  # SIGKILL is delivered before the call returns
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Digests of all that a rank's next step may depend on, for `deadpool-run check`.
+"""Digests of all state on which a rank's next step may depend, for `deadpool-run check`.
 
-Besides what is protected, these are the optimizers that nobody protects, and tensors that protected modules hold as plain
-attributes: a repair does not bring those back, and a user wants to read their names.
+Besides protected state, that is unprotected optimizers, and tensors in plain attributes of protected modules: a repair does
+not restore those, and the report names them.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from deadpool_run.worker.state.optimizers import OptimizerState
 from deadpool_run.worker.state.rng import rng_tree, take_rng
 
 Digests = dict[str, dict[str, str]]
-"""By kind, then by name. The kinds: weights, optimizer, gradients, buffers, values, generators, attributes."""
+"""By kind, then by name. Kinds: weights, optimizer, gradients, buffers, values, generators, attributes."""
 
 MAX_OPTIMIZERS = 64
 _DIGEST_BYTES = 8
@@ -31,24 +31,24 @@ _MODULE_OWN = frozenset(vars(nn.Module()))
 
 
 class States:
-    """What is hashed of one rank. Optimizers are known once they have stepped, unless they are protected."""
+    """The state of one rank. An unprotected optimizer is included after its first step."""
 
     def __init__(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
-        self._protected = snapshots._protected  # noqa: SLF001 - to look at, nobody else asks for it
+        self._protected = snapshots._protected  # noqa: SLF001 - read-only, and nothing else needs it
         self._unprotected: list[OptimizerState] = []
         self._hook = register_optimizer_step_pre_hook(self._note_optimizer)
 
     def close(self) -> None:
-        """Stop to look out for optimizers."""
+        """Stop watching for optimizers."""
         self._hook.remove()
 
     def modules(self) -> int:
-        """Return how many modules there are, children counted."""
+        """Return the number of protected modules, children included."""
         return sum(len(list(module.all_modules())) for module in self._protected.modules.values())
 
     def nbytes(self) -> int:
-        """Return about how much there is to hash."""
+        """Return about the size of the hashed state."""
         tensors = [*self._protected.parameters().values(), *self._protected.buffer_values()]
         tensors += [
             value for optimizer in self._optimizers() for state in optimizer.state.values() for value in _tensors(state)
@@ -56,7 +56,7 @@ class States:
         return sum(local(tensor).nbytes for tensor in tensors)
 
     def digests(self) -> Digests:
-        """Return the digests of this moment."""
+        """Return the digests of the present state."""
         with torch.no_grad():
             parameters = self._protected.parameters()
             names = {id(parameter): name for name, parameter in parameters.items()}
@@ -106,7 +106,7 @@ class States:
                 found["optimizer"][f"{optimizer.name}/groups.{number}.{key}"] = _of_tree(value, key)
 
     def _gradients(self, names: dict[int, str]) -> dict[str, str]:
-        kept = self._snapshots._values.get("gradients", ())  # noqa: SLF001 - those that are state
+        kept = self._snapshots._values.get("gradients", ())  # noqa: SLF001 - only gradients that are state
         return {names.get(id(parameter), "a parameter"): digest(gradient) for parameter, gradient in kept}
 
     def _attributes(self) -> Iterator[tuple[str, str]]:
@@ -122,7 +122,7 @@ class States:
 
 
 def digest(tensor: Tensor) -> str:
-    """Return a digest of what this rank holds of a tensor: kind, shape and bytes."""
+    """Return a digest of this rank's part of a tensor: dtype, shape and bytes."""
     own = local(tensor).detach()
     sha = hashlib.blake2b(f"{own.dtype}{tuple(own.shape)}".encode(), digest_size=_DIGEST_BYTES)
     flat = own.cpu().contiguous()
@@ -132,7 +132,7 @@ def digest(tensor: Tensor) -> str:
 
 
 def _of_tree(tree: Any, name: str) -> str:
-    """Return a digest of plain values; of such that no snapshot could hold only the type counts."""
+    """Return a digest of plain values; of an unsupported value only its type counts."""
     writer = TreeWriter()
     try:
         text = json.dumps(writer.encode(tree, name))
@@ -147,7 +147,6 @@ def _of_tree(tree: Any, name: str) -> str:
 
 
 def _of_object(name: str, state: Any) -> Iterator[tuple[str, str]]:
-    """Yield a digest for each key of what `state_dict()` returned."""
     if isinstance(state, dict):
         for key, value in state.items():
             yield f"{name}.{key}", _of_tree(value, f"{name}.{key}")
@@ -156,7 +155,6 @@ def _of_object(name: str, state: Any) -> Iterator[tuple[str, str]]:
 
 
 def _held(value: Any, where: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of an attribute: itself, its items, or those of modules that are kept in a list."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for place, each in [(where, value), *((f"{where}.{key}", each) for key, each in items)]:
         if isinstance(each, Tensor):

@@ -1,7 +1,7 @@
 """The checkpointer: a process, forked for one checkpoint, that writes it from slots or fills slots from it.
 
-It is lent the status page and the slots of the node's ranks, asked for one thing after the other, and answers each. Workers
-never wait for it. It ends when the agent lets go.
+It gets the status page and the slots of the node's ranks, and answers one request after the other. Workers never wait for
+it. It ends when the agent closes the control socket.
 """
 
 import array
@@ -39,14 +39,14 @@ _Order = WriteCheckpoint | LoadCheckpoint | ChooseCheckpoint | FillSlots | TakeS
 _MAX_FDS = 2
 _PR_SET_NAME = 15
 _NAME = b"deadpool-save"
-_POLITE = 10
-"""Niceness once the copy is made: what remains can wait, and training cannot."""
+_NICENESS = 10
+"""Niceness after the copy: writing can wait, and training cannot."""
 
 
 def main(control_fd: int) -> None:
-    """Serve until the agent lets go."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's writer would ask the driver, and nothing here is on a device
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME, 0, 0, 0)  # what top and a user who looks for it show
+    """Serve until the agent closes the control socket."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's writer would query the driver, and nothing here is on a device
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME, 0, 0, 0)  # the name in top and ps
     control = socket.socket(fileno=control_fd)
     status_page: StatusPage | None = None
     share: SharedCheckpoint | None = None
@@ -63,11 +63,11 @@ def main(control_fd: int) -> None:
                 share = share or SharedCheckpoint(status_page, slots)
                 control.sendall(encode(_answered(message, status_page, slots, share)))
             case _:
-                raise AssertionError(f"a checkpointer was sent {type(message).__name__}")
+                raise AssertionError(f"a checkpointer received the unexpected message {type(message).__name__}")
 
 
 def _receive(control: socket.socket) -> tuple[Message, list[int]] | None:
-    """Return the next message with its descriptors; reads not one byte beyond it, since those may carry others'."""
+    """Return the next message with its descriptors. Reads no byte after it, which may carry other descriptors."""
     frames = FrameBuffer()
     fds = array.array("i")
     while True:
@@ -88,7 +88,7 @@ def _answered(
         return CheckpointFailed(str(error), again=True)
     except DeadpoolError as error:
         return CheckpointFailed(str(error))
-    except Exception as error:  # noqa: BLE001 - storage behind URLs raises what it likes; the job goes on without
+    except Exception as error:  # noqa: BLE001 - storage behind URLs may raise anything; the job goes on without a checkpoint
         where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         return CheckpointFailed(f"{type(error).__name__}: {where}")
 
@@ -115,7 +115,7 @@ def _write(order: WriteCheckpoint, status_page: StatusPage, slots: dict[Rank, tu
     copies = copy_committed(status_page, slots, Version(order.above))
     if copies is None:
         return CheckpointWritten(NOTHING, "", 0)
-    os.nice(_POLITE)
+    os.nice(_NICENESS)
     storage = storage_at(order.target)
     name, nbytes = write(storage, copies, order.run)
     version = Version(copies[0].header.version)
@@ -126,7 +126,7 @@ def _write(order: WriteCheckpoint, status_page: StatusPage, slots: dict[Rank, tu
 def _take(order: TakeStep, share: SharedCheckpoint) -> StepTaken:
     taken = share.take(order)
     if order.step == CheckpointStep.COPY:
-        os.nice(_POLITE)
+        os.nice(_NICENESS)
     return taken
 
 

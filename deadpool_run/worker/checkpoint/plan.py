@@ -1,9 +1,9 @@
-"""Which tensor of which rank becomes which item of a torch.distributed.checkpoint.
+"""Assigns each rank's tensors to items of a torch.distributed.checkpoint.
 
-Names are those that a script's own `dcp.save({"model": ..., "optimizer": get_optimizer_state_dict(...)})` would give:
-`model.0.weight`, `optimizer.state.0.weight.exp_avg`. Shards are chunks of one global tensor. What several ranks hold
-alike, byte for byte, is written once; what goes by the same name and is not alike (pipeline stages that count their
-layers from 0, buffers that differ) is written for the first rank under that name, for others under `rank00001.`.
+Names are those of a script's own `dcp.save({"model": ..., "optimizer": get_optimizer_state_dict(...)})`:
+`model.0.weight`, `optimizer.state.0.weight.exp_avg`. Shards are chunks of one global tensor. A tensor that is equal, byte for
+byte, on several ranks is written once. If tensors of one name differ (pipeline stages that count their layers from 0,
+different buffers), the first rank's has that name, and those of other ranks have a prefix like `rank00001.`.
 """
 
 import re
@@ -12,36 +12,36 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import Placement
 
 from deadpool_run.ids import Rank
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry
 from deadpool_run.worker.checkpoint.slots import SlotCopy
 from deadpool_run.worker.compat import checkpoints
+from deadpool_run.worker.snapshot.plan import parse_placement
 
-_SHARD = re.compile(r"S\((\d+)\)")
 _STRIDED = re.compile(r"_S\((\d+), (\d+)\)")
 
 Path = tuple[str | int, ...]
-"""Keys of the nested state dict that an item has; joined by dots they are its name."""
+"""An item's keys in the nested state dict; joined by dots they are its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One tensor of one rank, with what it would be in the checkpoint if no other got in the way."""
+    """One tensor of one rank, with its item in the checkpoint if no other tensor conflicts."""
 
     rank: Rank
     entry: TensorEntry
     path: Path
     offsets: tuple[int, ...]
     size: tuple[int, ...]
-    """Of the whole tensor; `offsets` is where this piece begins in it."""
+    """Of the whole tensor; `offsets` is the start of this piece in it."""
     digest: str
 
     @property
     def sharded(self) -> bool:
-        """Whether it is a chunk of a tensor that other ranks may have others of."""
+        """Whether it is a chunk of a tensor, of which other ranks may have other chunks."""
         return self.entry.placement is not None and self.path[0] != private(self.rank)
 
     @property
@@ -50,19 +50,19 @@ class Piece:
         return fqn_of(self.path)
 
     @property
-    def likeness(self) -> tuple[Any, ...]:
-        """What pieces of one tensor have in common."""
+    def signature(self) -> tuple[Any, ...]:
+        """Equal for all pieces of one tensor."""
         mesh = self.entry.placement.mesh if self.sharded and self.entry.placement else None
         return self.entry.dtype, self.size, mesh
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """What pieces have in common of which one is enough."""
+        """Equal for pieces of which only one is written."""
         return self.digest, self.entry.shape, self.entry.stride
 
 
 def survey(copy: SlotCopy, pool: Executor) -> list[Piece]:
-    """Return the pieces of a rank's copy, in the manifest's order; those without bytes are left out."""
+    """Return the pieces of a rank's copy in the manifest's order, without empty ones."""
     entries = [entry for entry in copy.manifest.tensors if entry.nbytes]
     digests = pool.map(lambda entry: _digest(copy, entry), entries)
     owned = modules_by_optimizer(copy.manifest)
@@ -72,15 +72,15 @@ def survey(copy: SlotCopy, pool: Executor) -> list[Piece]:
 
 
 def assign(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Piece]]:
-    """Yield each piece with the one that is written for it: itself, one like it, or itself under a private name.
+    """Yield each piece with the piece that is written for it: itself, an equal one, or itself under a private name.
 
-    A pure function of the pieces of all ranks in order, so that nodes that know the same pieces agree.
+    A pure function of the ordered pieces of all ranks, so that all nodes come to the same result.
     """
     tensors: dict[str, tuple[Any, ...]] = {}
     chunks: dict[tuple[str, tuple[int, ...]], Piece] = {}
     for piece in pieces:
-        known = tensors.setdefault(piece.fqn, piece.likeness)
-        item = chunks.setdefault((piece.fqn, piece.offsets), piece) if known == piece.likeness else None
+        known = tensors.setdefault(piece.fqn, piece.signature)
+        item = chunks.setdefault((piece.fqn, piece.offsets), piece) if known == piece.signature else None
         if item is None or item.content != piece.content:
             alone = _alone(piece)
             item = chunks.setdefault((alone.fqn, alone.offsets), alone)
@@ -93,12 +93,12 @@ def fqn_of(path: Path) -> str:
 
 
 def private(rank: Rank) -> str:
-    """Return the first key of what only this rank has."""
+    """Return the first key of this rank's private items."""
     return f"rank{rank:05d}"
 
 
 def modules_by_optimizer(manifest: Manifest) -> dict[str, set[str]]:
-    """Return the modules whose parameters each optimizer has state of."""
+    """Return for each optimizer the modules of the parameters it has state for."""
     found: dict[str, set[str]] = {name: set() for name in manifest.values["optimizers"]}
     for entry in manifest.tensors:
         if entry.role is SlotRole.OPTIMIZER:
@@ -108,12 +108,11 @@ def modules_by_optimizer(manifest: Manifest) -> dict[str, set[str]]:
 
 
 def parameter_key(parameter: str, modules: set[str]) -> str:
-    """Return a parameter's key in an optimizer's state: without its module's name, if it has but one module's."""
+    """Return a parameter's key in an optimizer's state; without the module's name if there is only one module."""
     return parameter.partition("/")[2] if len(modules) == 1 else parameter
 
 
 def _path_of(entry: TensorEntry, owned: dict[str, set[str]]) -> Path:
-    """Return the keys of a tensor, as `torch.distributed.checkpoint.state_dict` has them."""
     owner, _, rest = entry.name.partition("/")
     if entry.role is not SlotRole.OPTIMIZER:
         return owner, rest
@@ -122,7 +121,7 @@ def _path_of(entry: TensorEntry, owned: dict[str, set[str]]) -> Path:
 
 
 def meshes(entries: Iterable[TensorEntry]) -> tuple[str, ...]:
-    """Return every mesh that a sharded tensor is on, in words."""
+    """Describe every mesh of the sharded tensors."""
     found = {entry.placement for entry in entries if entry.placement is not None}
     return tuple(sorted({f"{'x'.join(map(str, at.mesh))} {','.join(at.names or ('unnamed',))}" for at in found}))
 
@@ -136,13 +135,12 @@ def _piece(rank: Rank, entry: TensorEntry, path: Path, digest: str) -> Piece:
 
 
 def _alone(piece: Piece) -> Piece:
-    """Return the piece as a tensor of its own."""
+    """Return the piece as a private tensor."""
     path = (private(piece.rank), *piece.path)
     return Piece(piece.rank, piece.entry, path, (0,) * len(piece.entry.shape), piece.entry.shape, piece.digest)
 
 
 def _offsets(entry: TensorEntry) -> tuple[int, ...] | None:
-    """Return where a shard begins in its whole tensor; None if that is not known."""
     assert entry.placement is not None
     at = entry.placement
     placements = [_placement(text) for text in at.placements]
@@ -154,14 +152,10 @@ def _offsets(entry: TensorEntry) -> tuple[int, ...] | None:
 
 
 def _placement(text: str) -> Placement | None:
-    """Return the placement that torch writes so; None for one that is no shard and no replica."""
-    if text == "R":
-        return Replicate()
-    if match := _SHARD.fullmatch(text):
-        return Shard(int(match[1]))
+    """Return the placement that torch prints as `text`; None if it is neither a shard nor a replica."""
     if match := _STRIDED.fullmatch(text):
         return checkpoints.strided_shard(int(match[1]), int(match[2]))
-    return None
+    return parse_placement(text)
 
 
 def _digest(copy: SlotCopy, entry: TensorEntry) -> str:

@@ -1,6 +1,6 @@
-"""Reading a durable checkpoint back into slots. What is torn, damaged or of something else is refused, and said where.
+"""Loads a durable checkpoint into slots. An incomplete, damaged or foreign one is rejected, with the place of the error.
 
-Nothing is unpickled: our own files say where each tensor is, and torch's slices are read as `weights_only`.
+Nothing is unpickled: our own files have the place of each tensor, and torch's slices are read as `weights_only`.
 """
 
 import io
@@ -35,7 +35,7 @@ AUTO, NEVER = "auto", "never"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the slots hold now; `version` is `durable.NOTHING` if there was no checkpoint."""
+    """The loaded checkpoint; `version` is `NOTHING` if there was none."""
 
     version: Version
     where: str
@@ -50,10 +50,9 @@ class _Candidate:
 
 
 def load(order: LoadCheckpoint, slots: Slots) -> Loaded:
-    """Fill the first slot of each rank from the checkpoint that the job is to go on from.
+    """Fill the first slot of each rank from the newest complete checkpoint, or from the one that `resume` names.
 
-    Of several, the newest that is whole. Raises `CheckpointError` if there are some and none is, or if the one that was
-    named cannot be used.
+    Raises `CheckpointError` if there are checkpoints and none can be used.
     """
     try:
         found = _first_good(order, (), lambda candidate, record: _fill(candidate, record, slots))
@@ -66,12 +65,12 @@ def load(order: LoadCheckpoint, slots: Slots) -> Loaded:
 
 
 def choose(order: ChooseCheckpoint) -> Loaded:
-    """Return which checkpoint the job is to go on from, by what is of the whole in it. Raises as `load`."""
+    """Return the checkpoint to resume from, by its record and metadata only. Raises as `load`."""
     return _first_good(order, order.but, _check_metadata)
 
 
 def fill(order: FillSlots, slots: Slots) -> Loaded:
-    """Fill the first slot of each rank from this checkpoint, or empty it. Raises `CheckpointError`, also for what the disk says."""
+    """Fill the first slot of each rank from this checkpoint. Empties them and raises `CheckpointError` on failure."""
     candidate = _named(order.where)
     assert candidate is not None
     try:
@@ -79,7 +78,7 @@ def fill(order: FillSlots, slots: Slots) -> Loaded:
         _fill_ranks(candidate, record, slots)
     except (CheckpointError, OSError) as error:
         _empty(slots)
-        raise CheckpointError(_said(error)) from error
+        raise CheckpointError(_message(error)) from error
     return Loaded(record.version, order.where, (), record.written)
 
 
@@ -91,11 +90,11 @@ def _empty(slots: Slots) -> None:
 def _first_good(
     order: LoadCheckpoint | ChooseCheckpoint, but: Collection[str], use: Callable[[_Candidate, Record], None]
 ) -> Loaded:
-    """Use the newest checkpoint that can be, but for these; return it. Raises `CheckpointError`."""
+    """Call `use` on checkpoints, newest first, until it succeeds; return that one. Raises `CheckpointError`."""
     if order.first:
         if order.target:
             storage_at(order.target).prepare()
-        _refuse_what_is_in_the_way(order.target, order.resume)
+        _refuse_newer(order.target, order.resume)
     refused, passed_over = [], False
     for candidate in _candidates(order):
         where = candidate.storage.where(candidate.name)
@@ -106,28 +105,28 @@ def _first_good(
             record = _record(candidate, order.world_size)
             use(candidate, record)
         except (CheckpointError, OSError) as error:
-            refused.append(f"checkpoint {where} is refused: {_said(error)}")
+            refused.append(f"checkpoint {where} is refused: {_message(error)}")
             continue
         return Loaded(record.version, where, tuple(refused), record.written)
     if not refused and not passed_over:
         return Loaded(checkpoint_format.NOTHING, "", ())
-    advice = "there is no other to go on from; to begin anew, give --durable another place"
+    advice = (
+        "There is no other checkpoint to resume from. To start from the beginning, pass another directory to --durable."
+    )
     raise CheckpointError("\n".join((*refused, advice)))
 
 
-def _said(error: CheckpointError | OSError) -> str:
+def _message(error: CheckpointError | OSError) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
     return str(error)
 
 
 def _versions(storage: Storage) -> list[Version]:
-    """Return the versions that there are checkpoints of, newest first."""
     return sorted((v for name in storage.names() if (v := version_in(name)) is not None), reverse=True)
 
 
 def _candidates(order: LoadCheckpoint | ChooseCheckpoint) -> Iterator[_Candidate]:
-    """Yield what may be gone on from, newest first."""
     named = _named(order.resume)
     if order.target and (order.resume == AUTO or not order.first):
         storage = storage_at(order.target)
@@ -153,8 +152,8 @@ def _is_of(candidate: _Candidate, run: str) -> bool:
         return False
 
 
-def _refuse_what_is_in_the_way(target: str, resume: str) -> None:
-    """Refuse a place that holds newer checkpoints than the job is to begin from: they would be taken for its own."""
+def _refuse_newer(target: str, resume: str) -> None:
+    """Reject a directory with newer checkpoints than the start: they would be mistaken for this run's."""
     if not target or resume == AUTO:
         return
     storage, named = storage_at(target), _named(resume)
@@ -162,8 +161,8 @@ def _refuse_what_is_in_the_way(target: str, resume: str) -> None:
     newer = [name_of(version) for version in _versions(storage) if version > start]
     if newer:
         raise CheckpointError(
-            f"{storage.where()} holds {', '.join(sorted(newer))}, which this run is not to go on from (--resume {resume})\n"
-            "move them away, give --durable another place, or give --resume auto"
+            f"{storage.where()} holds {', '.join(sorted(newer))}, which this run must not resume from (--resume {resume}).\n"
+            "Move them away, pass another directory to --durable, or pass --resume auto."
         )
 
 
@@ -180,22 +179,21 @@ def _read_record(candidate: _Candidate) -> Record:
 
 
 def _record(candidate: _Candidate, world_size: int) -> Record:
-    """Return the record, if this world can go on from it."""
     try:
         record = _read_record(candidate)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"it has no {checkpoint_format.RECORD}: it was never finished, or is of another program"
+            f"it has no {checkpoint_format.RECORD}: it was never finished, or another program wrote it"
         ) from error
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint_format.RECORD} is {error}") from error
     if record.world_size != world_size:
         raise CheckpointError(
-            f"it is of {record.world_size} ranks, and this world has {world_size}; "
-            "a checkpoint cannot be spread over another number of ranks yet"
+            f"it has {record.world_size} ranks, and this world has {world_size}: "
+            "a checkpoint cannot be loaded with another number of ranks"
         )
     if version_in(candidate.name) not in (None, record.version):
-        raise CheckpointError(f"its {checkpoint_format.RECORD} is of version {record.version}")
+        raise CheckpointError(f"its {checkpoint_format.RECORD} has version {record.version}")
     return record
 
 
@@ -205,8 +203,8 @@ def _fill(candidate: _Candidate, record: Record, slots: Slots) -> None:
 
 
 def _check_metadata(candidate: _Candidate, record: Record) -> None:
-    if segments.digest_of(_read(candidate, ".metadata")).hex() != record.metadata:
-        raise CheckpointError(".metadata is damaged: it does not have the digest that was recorded")
+    if segments.digest_of(_read(candidate, checkpoint_format.METADATA)).hex() != record.metadata:
+        raise CheckpointError(f"{checkpoint_format.METADATA} is damaged: its digest is not the recorded one")
 
 
 def _fill_ranks(candidate: _Candidate, record: Record, slots: Slots) -> None:
@@ -219,15 +217,17 @@ def _fill_rank(candidate: _Candidate, record: Record, rank: Rank, fd: int) -> No
     file = part_name(rank)
     data, stamp = _read(candidate, file), record.parts[rank]
     if len(data) != stamp.nbytes or segments.digest_of(data).hex() != stamp.digest:
-        raise CheckpointError(f"{file} is damaged: it is not the {stamp.nbytes} bytes that were recorded")
+        raise CheckpointError(
+            f"{file} is damaged: its {len(data)} bytes are not the {stamp.nbytes} bytes that were recorded"
+        )
     try:
         part = decode_part(data)
-        # The manifest of a slot comes right behind its small values.
+        # The manifest of a slot comes right after its small values.
         filling = Filling(fd, part.tail_offset + len(part.tail), part.manifest, record.version)
     except (CheckpointError, SnapshotError) as error:
         raise CheckpointError(f"{file} is {error}") from error
     if (part.rank, part.version, filling.manifest.rank) != (rank, record.version, rank):
-        raise CheckpointError(f"{file} is of rank {part.rank} at version {part.version}")
+        raise CheckpointError(f"{file} belongs to rank {part.rank} at version {part.version}")
     _put_tensors(candidate, filling, list(zip(filling.manifest.tensors, part.places, strict=True)))
     filling.complete(part.tail_offset, part.tail)
 
@@ -252,12 +252,12 @@ def _put(filling: Filling, entry: TensorEntry, place: PartPlace, stream: IO[byte
     stream.seek(place.offset)
     data = stream.read(place.nbytes)
     if len(data) != place.nbytes:
-        raise CheckpointError(f"{place.file} is cut short: {entry.name} is at byte {place.offset}")
+        raise CheckpointError(f"{place.file} is truncated: {entry.name} is at byte {place.offset}")
     try:
         digest = filling.put(entry, torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
     except (RuntimeError, UnpicklingError, ValueError, TypeError, EOFError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{place.file} is damaged at byte {place.offset} ({entry.name}): {error}") from error
     if digest.hex() != place.digest:
         raise CheckpointError(
-            f"{place.file} is damaged at byte {place.offset}: {entry.name} has not the digest recorded"
+            f"{place.file} is damaged at byte {place.offset}: the digest of {entry.name} is not the recorded one"
         )

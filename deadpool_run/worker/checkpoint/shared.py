@@ -1,7 +1,7 @@
 """One node's part in a checkpoint that several nodes write together, step by step.
 
-Each step begins when every node has done the one before. What nodes tell each other is in files beside the checkpoint's,
-which are removed in the end: every node writes to the same place anyhow, and what they hold is in no order of the agents.
+Each step begins when every node has completed the last one. Nodes exchange their results in files next to the
+checkpoint's, which are removed at the end: all nodes write to the same directory anyway.
 """
 
 import json
@@ -24,28 +24,28 @@ from deadpool_run.worker.checkpoint import write
 from deadpool_run.worker.checkpoint.plan import Path, Piece, meshes, survey
 from deadpool_run.worker.checkpoint.slots import THREADS, SlotCopy, Slots, copy_kept, rooms
 from deadpool_run.worker.checkpoint.storage import storage_at
-from deadpool_run.worker.checkpoint.write import Homes
+from deadpool_run.worker.checkpoint.write import Owners
 from deadpool_run.worker.compat import checkpoints
 
-_TOLD = (CheckpointStep.SURVEY, CheckpointStep.WRITE, CheckpointStep.PARTS)
-"""Steps whose outcome is told in a file."""
+_EXCHANGED = (CheckpointStep.SURVEY, CheckpointStep.WRITE, CheckpointStep.PARTS)
+"""Steps with a result file for each node."""
 
 
 class SharedCheckpoint:
-    """Made for one checkpoint; its steps are taken in order. They raise OSError and `CheckpointError`."""
+    """One checkpoint, whose steps are taken in order. They raise OSError and `CheckpointError`."""
 
     def __init__(self, status_page: StatusPage, slots: Slots) -> None:
-        """Take part with these ranks, which live on this node."""
+        """`slots` are those of the ranks on this node."""
         self._status_page = status_page
         self._slots = slots
         self._memories: dict[Rank, mmap.mmap] = {}
         self._copies: list[SlotCopy] = []
         self._pieces: list[Piece] = []
         self._paths: list[Path] = []
-        self._homes: Homes = {}
+        self._owners: Owners = {}
 
     def take(self, order: TakeStep) -> StepTaken:
-        """Take the step."""
+        """Take a step."""
         nbytes, where = 0, ""
         match CheckpointStep(order.step):
             case CheckpointStep.PREPARE:
@@ -65,7 +65,7 @@ class SharedCheckpoint:
     def _copy(self, order: TakeStep) -> None:
         copies = copy_kept(self._status_page, self._slots, Version(order.version), self._memories)
         if copies is None:
-            raise VersionGoneError(f"version {order.version} is not held by every rank any more")
+            raise VersionGoneError(f"not every rank holds version {order.version} any more")
         self._copies = sorted(copies, key=lambda copy: copy.rank)
         if order.leads:
             storage_at(order.target).begin(checkpoint_format.name_of(Version(order.version)), order.attempt)
@@ -75,35 +75,35 @@ class SharedCheckpoint:
             pieces = [piece for copy in self._copies for piece in survey(copy, pool)]
         first = self._copies[0]
         paths = [] if first.rank else list(write.hyperparameters(first))
-        self._tell(order, {"pieces": [typed.to_plain(piece) for piece in pieces], "paths": paths})
+        self._put_result(order, {"pieces": [typed.to_plain(piece) for piece in pieces], "paths": paths})
 
     def _write(self, order: TakeStep) -> int:
         self._learn(order)
         objects = {} if self._copies[0].rank else write.hyperparameters(self._copies[0])
-        items = write.items_of(self._homes)
+        items = write.items_of(self._owners)
         writer = storage_at(order.target).writer(_unfinished(order))
         results = write.write_items(writer, order.world_size, self._copies, items, objects)
-        self._tell(order, {"results": [_told(result) for result in results]})
+        self._put_result(order, {"results": [_encode_result(result) for result in results]})
         return sum(result.size_in_bytes for result in results)
 
     def _write_parts(self, order: TakeStep) -> int:
-        places = write.places_of(write.items_of(self._homes), self._results(order))
-        parts = [write.part_of(copy, self._homes, places) for copy in self._copies]
+        places = write.places_of(write.items_of(self._owners), self._results(order))
+        parts = [write.part_of(copy, self._owners, places) for copy in self._copies]
         stamps = [write.write_part(storage_at(order.target), _unfinished(order), part) for part in parts]
-        self._tell(order, {"stamps": [typed.to_plain(stamp) for stamp in stamps]})
+        self._put_result(order, {"stamps": [typed.to_plain(stamp) for stamp in stamps]})
         return sum(stamp.nbytes for stamp in stamps)
 
     def _complete(self, order: TakeStep) -> str:
         storage, unfinished, version = storage_at(order.target), _unfinished(order), Version(order.version)
         self._learn(order)
-        items = write.items_of(self._homes)
+        items = write.items_of(self._owners)
         write.write_metadata(storage.writer(unfinished), items, self._paths, self._results(order))
         stamps = [
             typed.from_plain(PartStamp, stamp)
-            for told in self._all(order, CheckpointStep.PARTS)
-            for stamp in told["stamps"]
+            for each in self._results_of(order, CheckpointStep.PARTS)
+            for stamp in each["stamps"]
         ]
-        for step in _TOLD:
+        for step in _EXCHANGED:
             for first in order.firsts:
                 storage.discard(_file(order, step, first))
         write.complete(
@@ -117,14 +117,13 @@ class SharedCheckpoint:
         write.prune(storage, version, order.keep)
         return storage.where(checkpoint_format.name_of(version))
 
-    # --- what nodes tell each other ------------------------------------------------------------------------------
+    # --- results exchanged by nodes ------------------------------------------------------------------------------
 
-    def _tell(self, order: TakeStep, told: Mapping[str, Any]) -> None:
-        data = json.dumps(told, separators=(",", ":")).encode()
+    def _put_result(self, order: TakeStep, result: Mapping[str, Any]) -> None:
+        data = json.dumps(result, separators=(",", ":")).encode()
         storage_at(order.target).put(_file(order, CheckpointStep(order.step), self._copies[0].rank), data)
 
-    def _all(self, order: TakeStep, step: CheckpointStep) -> list[Any]:
-        """Return what all nodes have told in a step, in the order of their first ranks."""
+    def _results_of(self, order: TakeStep, step: CheckpointStep) -> list[Any]:
         storage, found = storage_at(order.target), []
         for first in sorted(order.firsts):
             with storage.open(_file(order, step, first)) as file:
@@ -132,17 +131,19 @@ class SharedCheckpoint:
         return found
 
     def _learn(self, order: TakeStep) -> None:
-        """Take in what there is on all nodes, and so what is written by whom."""
+        """Read all nodes' surveys, which determine the owner of each piece."""
         if self._pieces:
             return
-        told = self._all(order, CheckpointStep.SURVEY)
-        found: list[Piece] = [typed.from_plain(Piece, piece) for each in told for piece in each["pieces"]]
+        surveys = self._results_of(order, CheckpointStep.SURVEY)
+        found: list[Piece] = [typed.from_plain(Piece, piece) for each in surveys for piece in each["pieces"]]
         self._pieces = sorted(found, key=lambda piece: piece.rank)  # stable: each rank's stay in their order
-        self._paths = [tuple(path) for each in told for path in each["paths"]]
-        self._homes = write.homes_of(self._pieces)
+        self._paths = [tuple(path) for each in surveys for path in each["paths"]]
+        self._owners = write.owners_of(self._pieces)
 
     def _results(self, order: TakeStep) -> list[WriteResult]:
-        return [_result(told) for each in self._all(order, CheckpointStep.WRITE) for told in each["results"]]
+        return [
+            _decode_result(node) for each in self._results_of(order, CheckpointStep.WRITE) for node in each["results"]
+        ]
 
 
 def _unfinished(order: TakeStep) -> str:
@@ -153,14 +154,13 @@ def _file(order: TakeStep, step: CheckpointStep, first: int) -> str:
     return f"{_unfinished(order)}/{step}-{first:05d}.json"
 
 
-def _told(result: WriteResult) -> list[Any]:
-    """Return as JSON what a writer of torch's found."""
+def _encode_result(result: WriteResult) -> list[Any]:
     index, stored = result.index, result.storage_data
     offset = None if index.offset is None else list(index.offset)
     return [index.fqn, offset, result.size_in_bytes, stored.relative_path, stored.offset, stored.length]
 
 
-def _result(told: list[Any]) -> WriteResult:
-    fqn, offset, size, path, begin, length = told
+def _decode_result(node: list[Any]) -> WriteResult:
+    fqn, offset, size, path, begin, length = node
     index = MetadataIndex(fqn, None if offset is None else tuple(offset))
     return WriteResult(index, size, checkpoints.storage_info(path, begin, length))

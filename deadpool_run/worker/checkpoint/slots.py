@@ -1,4 +1,4 @@
-"""Slots as bytes: a copy of every rank's committed snapshot, taken while training goes on, and slots filled again."""
+"""Copies of committed slots, taken while training goes on, and slots filled from a checkpoint."""
 
 import mmap
 import os
@@ -15,20 +15,20 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import Manifest, SegmentState, SlotHeader, TensorEntry
 from deadpool_run.vault.status_page import EMPTY, StatusPage
-from deadpool_run.worker.snapshot.capture import dtype_of
+from deadpool_run.worker.snapshot.slot_memory import tensor_at
 
 Slots = Mapping[Rank, tuple[int, int]]
 """The descriptors of each rank's slots."""
 
 COPY_TIMEOUT_S = 60.0
-"""For so long a version is looked for that stands until it is copied."""
+"""Try up to this long to copy a version before it is overwritten."""
 _READ_BYTES = 1 << 28
 THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SlotCopy:
-    """The bytes of one rank's slot, which held its version from the first byte to the last."""
+    """A consistent copy of one rank's slot."""
 
     rank: Rank
     memory: mmap.mmap
@@ -44,18 +44,12 @@ class SlotCopy:
         return self.memory[offset : offset + nbytes]
 
 
-def tensor_at(base: Tensor, entry: TensorEntry) -> Tensor:
-    """Return the entry's bytes in `base`, a slot's, as a tensor of its dtype, shape and stride."""
-    flat = base[entry.offset : entry.offset + entry.nbytes].view(dtype_of(entry.dtype))
-    return flat.as_strided(entry.shape, entry.stride, flat.storage_offset())
-
-
 def copy_committed(status_page: StatusPage, slots: Slots, above: Version) -> list[SlotCopy] | None:
-    """Copy the newest committed version of the lent ranks; None if it is not above this one.
+    """Copy the newest committed version of these ranks; None if it is not above `above`.
 
-    A slot may be written anew while it is read: then all is void. At first nobody is asked to wait. If steps are too
-    short for that, the next version is kept: for as long as the copy takes, no rank overwrites it, and captures that
-    find no other slot are skipped. Raises `CheckpointError` if no copy could be made all the same.
+    If a slot is overwritten while it is read, the whole copy is void. The first attempt makes no rank wait. If steps are
+    too short for that, the next version is kept: during the copy no rank overwrites it, and captures that find no other
+    slot are skipped. Raises `CheckpointError` if no copy succeeds in `COPY_TIMEOUT_S`.
     """
     memories = rooms(slots)
     deadline = time.monotonic() + COPY_TIMEOUT_S
@@ -67,9 +61,11 @@ def copy_committed(status_page: StatusPage, slots: Slots, above: Version) -> lis
                 if copies is not None:
                     return copies
                 if time.monotonic() > deadline:
-                    raise CheckpointError(f"no version stood for as long as a copy takes, {COPY_TIMEOUT_S:.0f} s long")
+                    raise CheckpointError(
+                        f"every copy was overwritten before it was complete, for {COPY_TIMEOUT_S:.0f} s"
+                    )
                 version = status_page.committed()
-                # A rank may have begun to overwrite it just before this: then that copy is void too.
+                # A rank may have started to overwrite it just before this: then that copy is void too.
                 status_page.kept = EMPTY if version is None else version
     finally:
         status_page.kept = EMPTY
@@ -77,14 +73,14 @@ def copy_committed(status_page: StatusPage, slots: Slots, above: Version) -> lis
 
 
 def rooms(slots: Slots) -> dict[Rank, mmap.mmap]:
-    """Return memory for a copy of each rank, every page of it made."""
+    """Allocate memory for a copy of each rank, with every page present."""
     return {rank: _room(pair) for rank, pair in slots.items()}
 
 
 def copy_kept(
     status_page: StatusPage, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap]
 ) -> list[SlotCopy] | None:
-    """Copy this version, which the status page says is kept, of the lent ranks, and keep it no longer; None if it is not there."""
+    """Copy this version of these ranks, then release it: the status page has it as kept. None if it is not there."""
     try:
         with ThreadPoolExecutor(THREADS) as pool:
             return _copy_all(status_page, slots, version, memories, pool)
@@ -95,13 +91,15 @@ def copy_kept(
 def _copy_all(
     status_page: StatusPage, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap], pool: ThreadPoolExecutor
 ) -> list[SlotCopy] | None:
-    lives = [(status_page.rank_entries[rank].worker, status_page.rank_entries[rank].epoch) for rank in slots]
+    def owners() -> list[tuple[int, int]]:
+        entries = [status_page.rank_entries[rank] for rank in slots]
+        return [(entry.worker, entry.epoch) for entry in entries]
+
+    before = owners()
     orders = [(memories, rank, _slot_of(status_page, rank, version, pair), version) for rank, pair in slots.items()]
     whole = [raw for raw in pool.map(_copy, *zip(*orders, strict=True)) if raw is not None]
-    # A version that was made again after a rollback is another one, whatever its number.
-    if len(whole) < len(slots) or lives != [
-        (status_page.rank_entries[rank].worker, status_page.rank_entries[rank].epoch) for rank in slots
-    ]:
+    # After a rollback, a version of the same number is another one.
+    if len(whole) < len(slots) or before != owners():
         return None
     return [SlotCopy(raw.rank, raw.memory, raw.header, _manifest(raw)) for raw in whole]
 
@@ -114,7 +112,7 @@ class _Raw:
 
 
 def _room(pair: tuple[int, int]) -> mmap.mmap:
-    """Return memory for either slot, every page of it made: the copy itself must be quick."""
+    """Allocate memory for either slot, with every page present: the copy itself must be quick."""
     size = max(segments.HEADER_BYTES, *(os.fstat(fd).st_size for fd in pair))
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
 
@@ -125,7 +123,7 @@ def _slot_of(status_page: StatusPage, rank: Rank, version: Version, pair: tuple[
 
 
 def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int | None, version: Version) -> _Raw | None:
-    """Copy one slot; None if it did not hold the version all the while."""
+    """Copy one slot; None if it did not hold the version all the time."""
     before = None if fd is None else segments.read_header(fd)
     if fd is None or before is None or before.state is not SegmentState.COMPLETE or before.version != version:
         return None
@@ -142,16 +140,15 @@ def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int | None, version: 
 
 
 def _manifest(raw: _Raw) -> Manifest:
-    """Return the manifest of a copy."""
     body = raw.memory[raw.header.manifest_offset : raw.header.used_bytes]
     return segments.parse_manifest(body, raw.header)
 
 
 class Filling:
-    """A slot that is being given a snapshot. What it is given must be whole when `complete` is called."""
+    """A slot that is being filled with a snapshot, until `complete`."""
 
     def __init__(self, fd: int, manifest_offset: int, manifest: bytes, version: Version) -> None:
-        """Make the slot large enough, and say that it is being changed. Raises `SnapshotError`."""
+        """Mark the slot busy, and make it large enough. Raises `SnapshotError`."""
         segments.mark_busy(fd)
         digest = segments.digest_of(manifest)
         self._fd = fd
@@ -163,12 +160,12 @@ class Filling:
         self._base = torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def put(self, entry: TensorEntry, tensor: Tensor) -> bytes:
-        """Set a tensor, of the same shape and dtype, and return the digest of its bytes."""
+        """Copy a tensor of the same shape and dtype; return the digest of its bytes."""
         tensor_at(self._base, entry).copy_(tensor)
         return segments.digest_of(memoryview(self._memory)[entry.offset : entry.offset + entry.nbytes])
 
     def complete(self, tail_offset: int, tail: bytes) -> None:
-        """Set what is not a tensor, and say that the slot holds its version."""
+        """Write everything except tensors, and mark the slot complete."""
         segments.write_all(self._fd, tail, tail_offset)
         segments.write_all(self._fd, self._bytes, self._header.manifest_offset)
         segments.write_header(self._fd, self._header)

@@ -1,7 +1,7 @@
-"""Where durable checkpoints are kept: a directory, or a URL by way of fsspec.
+"""Storage of durable checkpoints: a directory, or a URL through fsspec.
 
-In a directory a checkpoint appears as a whole, by a rename, and is on the disk by then. Stores behind URLs know no
-rename: there the record, which comes last, says that a checkpoint is complete.
+In a directory, a rename makes a complete checkpoint appear after it was synced to disk. Object stores have no rename, so
+their checkpoint is complete once it has a record, which is written last.
 """
 
 import contextlib
@@ -19,34 +19,34 @@ from deadpool_run.worker.compat import checkpoints
 
 
 class Storage(Protocol):
-    """The checkpoints below one place. Paths are `name` or `name/file`. Everything raises OSError."""
+    """The checkpoints in one directory or URL. Paths are `name` or `name/file`. All methods raise OSError."""
 
     def where(self, path: str = "") -> str:
-        """Return what to call a path in a message."""
+        """Return a path as shown in messages."""
 
     def names(self) -> list[str]:
-        """Return what there is; nothing if the place does not exist."""
+        """Return the names in it; none if it does not exist."""
 
     def prepare(self) -> None:
-        """Make the place, so that a job learns before it trains that nothing can be written there."""
+        """Create the directory, so that a job fails before training if it cannot write there."""
 
     def begin(self, name: str, attempt: str = "") -> str:
-        """Make room for a checkpoint and return the name to write it under. What killed writers left is removed."""
+        """Create a checkpoint's directory; return its temporary name. Removes leftovers of killed writers."""
 
     def unfinished(self, name: str, attempt: str = "") -> str:
-        """Return the name that `begin` returns."""
+        """Return the temporary name that `begin` returns."""
 
     def writer(self, name: str) -> Any:
-        """Return torch's `StorageWriter` for files of this name."""
+        """Return torch's `StorageWriter` for this name."""
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a whole file; it is on the disk on return."""
+        """Write a file, and sync it to disk."""
 
     def complete(self, unfinished: str, name: str) -> None:
-        """Have what was written under `unfinished` be the checkpoint `name`."""
+        """Turn `unfinished` into the checkpoint `name`."""
 
     def open(self, path: str) -> IO[bytes]:
-        """Open a file for reading; it can seek."""
+        """Open a file for reading, with seek."""
 
     def discard(self, path: str) -> None:
         """Remove a file."""
@@ -56,7 +56,7 @@ class Storage(Protocol):
 
 
 def storage_at(target: str) -> Storage:
-    """Return the storage at a directory or URL. Raises `CheckpointError` if nothing here can reach the URL."""
+    """Return the storage at a directory or URL. Raises `CheckpointError` if fsspec cannot open the URL."""
     return _Remote(target) if "://" in target else _Directory(Path(target))
 
 
@@ -73,7 +73,7 @@ class _Directory:
     def prepare(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
         if not os.access(self._root, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "checkpoints cannot be written here", str(self._root))
+            raise PermissionError(errno.EACCES, "no permission to write checkpoints", str(self._root))
 
     def begin(self, name: str, attempt: str = "") -> str:
         self.prepare()
@@ -98,7 +98,7 @@ class _Directory:
     def complete(self, unfinished: str, name: str) -> None:
         _sync(self._root / unfinished)
         final, former = self._root / name, self._root / (name + checkpoint_format.SUPERSEDED)
-        if final.exists():  # refused when the job began, and now made again
+        if final.exists():  # rejected when the job started, and now written again
             final.rename(former)
         (self._root / unfinished).rename(final)
         _sync(self._root)
@@ -112,9 +112,8 @@ class _Directory:
         (self._root / path).unlink()
 
     def remove(self, name: str) -> None:
-        doomed = self._root / (
-            name + checkpoint_format.SUPERSEDED
-        )  # so that half a removal is not taken for a checkpoint
+        # Renamed first, so that a half-removed directory is not mistaken for a checkpoint.
+        doomed = self._root / (name + checkpoint_format.SUPERSEDED)
         (self._root / name).rename(doomed)
         shutil.rmtree(doomed)
 
@@ -136,7 +135,7 @@ class _Remote:
             self._fs, self._root = url_to_fs(self._url)
         except (ImportError, ValueError) as error:
             raise CheckpointError(
-                f"{url}: {error}\npip install 'deadpool-run[fsspec]' and what this URL needs"
+                f"{url}: {error}.\nRun pip install 'deadpool-run[fsspec]', and install the fsspec package for this kind of URL."
             ) from error
 
     def where(self, path: str = "") -> str:
@@ -155,11 +154,11 @@ class _Remote:
 
     def begin(self, name: str, attempt: str = "") -> str:
         with contextlib.suppress(FileNotFoundError):
-            self.remove(name)  # has no record, or was refused
+            self.remove(name)  # has no record, or was rejected
         self._fs.makedirs(self._path(name), exist_ok=True)
         return self.unfinished(name, attempt)
 
-    def unfinished(self, name: str, attempt: str = "") -> str:  # noqa: ARG002 - no rename: it has its name at once
+    def unfinished(self, name: str, attempt: str = "") -> str:  # noqa: ARG002 - no rename: the name is the final one
         return name
 
     def writer(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Writing a durable checkpoint from copies of slots: with torch's own writers, and our record last of all."""
+"""Writes a durable checkpoint from copies of slots: with torch's own writers, and our record last."""
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,15 +40,14 @@ from deadpool_run.worker.checkpoint.plan import (
 from deadpool_run.worker.checkpoint.slots import THREADS, SlotCopy
 from deadpool_run.worker.checkpoint.storage import Storage
 from deadpool_run.worker.codec import TreeReader
-from deadpool_run.worker.snapshot.capture import dtype_of
+from deadpool_run.worker.snapshot.slot_memory import dtype_of
 
-Homes = Mapping[tuple[Rank, str], Piece]
+Owners = Mapping[tuple[Rank, str], Piece]
+"""By rank and tensor: the piece that is written for it."""
 Where = tuple[str, tuple[int, ...]]
-"""A tensor's name in the checkpoint, and where the piece begins in it."""
+"""A tensor's name in the checkpoint, and the start of the piece in it."""
 Items = Mapping[Where, Piece]
 Places = Mapping[Where, PartPlace]
-
-_METADATA = ".metadata"
 
 
 def write(storage: Storage, copies: Sequence[SlotCopy], run: str) -> tuple[str, int]:
@@ -57,21 +56,21 @@ def write(storage: Storage, copies: Sequence[SlotCopy], run: str) -> tuple[str, 
     name = checkpoint_format.name_of(version)
     with ThreadPoolExecutor(THREADS) as pool:
         pieces = [piece for copy in copies for piece in survey(copy, pool)]
-    homes = homes_of(pieces)
-    items = items_of(homes)
+    owners = owners_of(pieces)
+    items = items_of(owners)
     objects = hyperparameters(copies[0])
     unfinished = storage.begin(name)
     results = write_items(storage.writer(unfinished), len(copies), copies, items, objects)
     write_metadata(storage.writer(unfinished), items, objects, results)
     places = places_of(items, results)
-    stamps = [write_part(storage, unfinished, part_of(copy, homes, places)) for copy in copies]
+    stamps = [write_part(storage, unfinished, part_of(copy, owners, places)) for copy in copies]
     found = meshes(piece.entry for piece in pieces)
     complete(storage, unfinished, run=run, version=version, stamps=stamps, found_meshes=found)
     return name, sum(result.size_in_bytes for result in results) + sum(stamp.nbytes for stamp in stamps)
 
 
 def write_part(storage: Storage, unfinished: str, part: Part) -> PartStamp:
-    """Write a rank's part and return what the record has of it."""
+    """Write a rank's part; return its stamp for the record."""
     data = checkpoint_format.encode_part(part)
     storage.put(f"{unfinished}/{checkpoint_format.part_name(part.rank)}", data)
     return PartStamp(part.rank, len(data), segments.digest_of(data).hex())
@@ -86,8 +85,8 @@ def complete(  # noqa: PLR0913 - what the record says
     stamps: Sequence[PartStamp],
     found_meshes: tuple[str, ...],
 ) -> None:
-    """Write the record, all else being written, and have the checkpoint appear."""
-    with storage.open(f"{unfinished}/{_METADATA}") as file:
+    """Write the record, after everything else, and make the checkpoint appear."""
+    with storage.open(f"{unfinished}/{checkpoint_format.METADATA}") as file:
         metadata = segments.digest_of(file.read()).hex()
     record = Record(
         run=run,
@@ -104,7 +103,7 @@ def complete(  # noqa: PLR0913 - what the record says
 
 
 def prune(storage: Storage, newest: Version, keep: int) -> list[str]:
-    """Remove all but the newest `keep` checkpoints up to this version; return their names."""
+    """Remove all except the newest `keep` checkpoints up to this version; return their names."""
     names = storage.names()
     known = sorted(version for name in names if (version := checkpoint_format.version_in(name)) is not None)
     doomed = [checkpoint_format.name_of(version) for version in known if version <= newest][:-keep]
@@ -113,23 +112,23 @@ def prune(storage: Storage, newest: Version, keep: int) -> list[str]:
     return doomed
 
 
-# --- torch's part: what is written where, by the steps that `dcp.save` takes -------------------------------------------
+# --- torch's files, written in the steps of `dcp.save` --------------------------------------------------------------------
 
 
-def homes_of(pieces: Iterable[Piece]) -> Homes:
-    """Return, by rank and tensor, what is written for it."""
+def owners_of(pieces: Iterable[Piece]) -> Owners:
+    """Return the piece that is written for each rank and tensor."""
     return {(piece.rank, piece.entry.name): item for piece, item in assign(pieces)}
 
 
-def items_of(homes: Homes) -> Items:
-    """Return what is written, once each."""
-    return {(piece.fqn, piece.offsets): piece for piece in homes.values()}
+def items_of(owners: Owners) -> Items:
+    """Return every written piece once."""
+    return {(piece.fqn, piece.offsets): piece for piece in owners.values()}
 
 
 def write_items(
     writer: Any, world_size: int, copies: Sequence[SlotCopy], items: Items, objects: Mapping[Path, Any]
 ) -> list[WriteResult]:
-    """Write the items that are these ranks' to write, and the objects with those of the first rank."""
+    """Write the items that these ranks own, and the objects with those of the first rank."""
     own = {copy.rank: copy for copy in copies}
     planner = _Planner(items, own, objects)
     plans = [_plan(Rank(rank), items.values(), {} if rank else objects) for rank in range(world_size)]
@@ -139,13 +138,13 @@ def write_items(
 
 
 def write_metadata(writer: Any, items: Items, paths: Iterable[Path], results: Sequence[WriteResult]) -> None:
-    """Write torch's `.metadata` of these items, and of objects with these paths."""
+    """Write torch's `.metadata` for these items, and for objects with these paths."""
     writer.set_up_storage_writer(is_coordinator=True)
     writer.finish(_metadata(items.values(), paths), [list(results)])
 
 
 def places_of(items: Items, results: Iterable[WriteResult]) -> Places:
-    """Return where the items are."""
+    """Return the items' places in torch's files."""
     places: dict[Where, PartPlace] = {}
     for result in results:
         where = (result.index.fqn, tuple(result.index.offset or ()))
@@ -156,7 +155,7 @@ def places_of(items: Items, results: Iterable[WriteResult]) -> Places:
 
 
 class _Planner(SavePlanner):
-    """Gives torch's writer what an item holds. The plans were made beforehand."""
+    """Gives an item's data to torch's writer. The plans already exist."""
 
     def __init__(
         self,
@@ -181,11 +180,11 @@ class _Planner(SavePlanner):
         """Nothing to set up."""
 
     def create_local_plan(self) -> SavePlan:
-        """Not asked for."""
+        """Never called."""
         return SavePlan([])
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Not asked for."""
+        """Never called."""
         return all_plans, Metadata({})
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
@@ -228,10 +227,10 @@ def _properties(piece: Piece) -> TensorProperties:
     return TensorProperties(dtype=dtype_of(piece.entry.dtype))
 
 
-def part_of(copy: SlotCopy, homes: Homes, places: Places) -> Part:
-    """Return what brings back the rank's slot."""
+def part_of(copy: SlotCopy, owners: Owners, places: Places) -> Part:
+    """Return the rank's part, which restores its slot."""
     entries = copy.manifest.tensors
-    found = [homes.get((copy.rank, entry.name)) for entry in entries]
+    found = [owners.get((copy.rank, entry.name)) for entry in entries]
     tail = max((entry.offset + entry.nbytes for entry in entries), default=segments.HEADER_BYTES)
     return Part(
         rank=copy.rank,
@@ -244,9 +243,9 @@ def part_of(copy: SlotCopy, homes: Homes, places: Places) -> Part:
 
 
 def hyperparameters(copy: SlotCopy) -> dict[Path, Any]:
-    """Return what the optimizers of the first rank hold beside their state, by path.
+    """Return the hyper-parameters of the first rank's optimizers by path.
 
-    A manifest does not say which parameters a group has; of an optimizer with one group they are those with state.
+    A manifest does not have the parameters of a group; in an optimizer with one group they are those with state.
     """
     manifest = copy.manifest
     reader = TreeReader(

@@ -1,1 +1,1 @@
-"""Torch's private names: the only modules that use them. All of worker may import it."""
+"""The only modules that use torch's private names. All of worker may import it."""

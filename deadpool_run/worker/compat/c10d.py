@@ -1,6 +1,6 @@
-"""Private names of `torch.distributed`: groups, backends, stores, and the few places where torch itself is patched.
+"""Private names of `torch.distributed`: groups, backends, stores, and the patches of torch itself.
 
-Only this module and its siblings `compat_*` use private names of torch, or ask for its version: torch 2.13 to 2.15.
+Only the modules of this folder use private names of torch, or read its version: torch 2.13 to 2.15.
 tests/worker/compat/test_torch_names.py checks each name in the files of every version.
 """
 
@@ -20,17 +20,17 @@ from torch.distributed import distributed_c10d as c10d
 from deadpool_run.worker import dns
 
 STORE_TIMEOUT = timedelta(minutes=5)
-"""Torch's own, for connecting to a store and for what is asked of it."""
+"""Torch's own default, for connecting to a store and for requests to it."""
 _INNER_BACKENDS = frozenset({"gloo", "nccl"})
 
 
 def has_method(name: str) -> bool:
-    """Whether this torch's ProcessGroup has the method (names of the single-tensor collectives change over versions)."""
+    """Return whether this torch's ProcessGroup has the method: single-tensor collectives change names between versions."""
     return hasattr(ProcessGroup, name)
 
 
 def gloo_options(device: Any, *, threads: int, timeout: timedelta) -> Any:
-    """Return Gloo's options; they have no public name, and are the only way to give Gloo a device."""
+    """Return Gloo's options, which have no public name and are the only way to set Gloo's device."""
     options: Any = native.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
     options._devices = [device]  # noqa: SLF001
     options._threads = threads  # noqa: SLF001
@@ -47,33 +47,33 @@ def plain_group(store: Store, rank: int, size: int, gloo: Any) -> ProcessGroup:
 
 
 def add_cuda_backend(group: ProcessGroup, nccl: Any) -> None:
-    """Let the group answer CUDA tensors too."""
+    """Register the group's backend for CUDA tensors."""
     group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)  # noqa: SLF001
 
 
 def backend_of(group: ProcessGroup, device: torch.device) -> Any:
-    """Return the backend of a group that communicates tensors of the device."""
+    """Return the group's backend for tensors of the device."""
     return group._get_backend(device)  # noqa: SLF001
 
 
 def start_coalescing(group: ProcessGroup, device: torch.device) -> None:
-    """Have the group collect what is issued from now on."""
+    """Start to collect the group's operations."""
     group._start_coalescing(device)  # noqa: SLF001
 
 
 def end_coalescing(group: ProcessGroup, device: torch.device) -> Any:
-    """Issue what was collected, as one work."""
+    """Issue the collected operations as one work."""
     return group._end_coalescing(device)  # noqa: SLF001
 
 
 def add_timeout(group: ProcessGroup, timeout: timedelta) -> None:
-    """Give the next collectives more time. Nothing asks for it before torch 2.14."""
+    """Extend the timeout of the next collectives. Torch 2.14 and later call this."""
     any_group: Any = group
     any_group._add_ephemeral_timeout(timeout)  # noqa: SLF001
 
 
 def nccl_options(timeout: timedelta) -> Any:
-    """Return NCCL's options with a time-out, as torch's own init_process_group sets it."""
+    """Return NCCL's options with a timeout, as in torch's init_process_group."""
     options: Any = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout  # noqa: SLF001
     return options
@@ -81,7 +81,7 @@ def nccl_options(timeout: timedelta) -> Any:
 
 @contextlib.contextmanager
 def nccl_group(backend: Any) -> Iterator[None]:
-    """Make one call of NCCL of all calls inside (ncclGroupStart)."""
+    """Group all NCCL calls inside (ncclGroupStart)."""
     backend._group_start()  # noqa: SLF001
     try:
         yield
@@ -95,7 +95,7 @@ def carrier() -> str:
 
 
 def patch(is_ours: Callable[[Any], bool], backend: str) -> None:
-    """Adapt the parts of torch.distributed that do not go through a group's methods; other groups are not affected."""
+    """Patch the parts of torch.distributed that don't go through a group's methods; other groups are not affected."""
     _replace("_new_process_group_helper", lambda torch_helper: _new_group(torch_helper, is_ours, backend))
     _replace("_store_based_barrier", lambda torch_barrier: _store_barrier(torch_barrier, is_ours))
     _replace("monitored_barrier", lambda torch_barrier: _monitored_barrier(torch_barrier, is_ours))
@@ -109,8 +109,8 @@ def patch(is_ours: Callable[[Any], bool], backend: str) -> None:
 
 
 def _keep_the_compiler_out() -> None:
-    """Have `torch.compile` run our frames as they are: it comes upon them under compiled code, in a DDP's reducer say."""
-    from torch._dynamo import trace_rules  # noqa: PLC0415 - imported by every optimizer, and ahead of it by the fork server
+    """Exclude our frames from `torch.compile`: compiled code reaches them, in a DDP's reducer, say."""
+    from torch._dynamo import trace_rules  # noqa: PLC0415 - every optimizer imports it, and the fork server before that
 
     trace_rules.add(__package__.partition(".")[0])
 
@@ -126,7 +126,7 @@ def _replace(name: str, wrap: Callable[[Any], Any]) -> None:
 
 
 def _new_group(torch_helper: Any, is_ours: Callable[[Any], bool], backend: str) -> Any:
-    """Make groups that a script asks of Gloo or NCCL by name ours too, else a lost peer would hang or break them."""
+    """Make groups with the backend gloo or nccl ours too: else a lost peer would hang or break them."""
 
     def helper(group_size: int, group_rank: int, ranks: list[int], asked: Any, *args: Any, **kwargs: Any) -> Any:
         kinds = {part.rpartition(":")[2] for part in str(asked).lower().split(",")}
@@ -139,7 +139,7 @@ def _new_group(torch_helper: Any, is_ours: Callable[[Any], bool], backend: str) 
 
 
 def _store_barrier(torch_barrier: Any, is_ours: Callable[[Any], bool]) -> Any:
-    """Torch ends `new_group` in a barrier of the whole world; a replacement would wait alone. Attaching is our barrier."""
+    """Skip the barrier of the whole world in `new_group`: a replacement would wait alone. Attaching is our barrier."""
 
     def barrier(*args: Any, **kwargs: Any) -> None:
         if not is_ours(dist.GroupMember.WORLD):
@@ -149,7 +149,7 @@ def _store_barrier(torch_barrier: Any, is_ours: Callable[[Any], bool]) -> Any:
 
 
 def _monitored_barrier(torch_barrier: Any, is_ours: Callable[[Any], bool]) -> Any:
-    """Torch refuses every backend that is not named gloo."""
+    """Allow our groups: torch rejects every backend that is not named gloo."""
 
     def barrier(group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         chosen: Any = group if group is not None else dist.GroupMember.WORLD
@@ -162,7 +162,7 @@ def _monitored_barrier(torch_barrier: Any, is_ours: Callable[[Any], bool]) -> An
 
 
 def _get_backend(torch_get: Any, is_ours: Callable[[Any], bool]) -> Any:
-    """Name what carries the tensors: scripts ask this to learn what works (Gloo has no mean of whole numbers)."""
+    """Return the name of the carrying backend: scripts use it to learn what is supported (Gloo has no mean of integers)."""
 
     def get_backend(group: Any = None) -> Any:
         name = torch_get(group)
@@ -174,7 +174,7 @@ def _get_backend(torch_get: Any, is_ours: Callable[[Any], bool]) -> Any:
 
 
 def _flight_recorder(torch_attach: Any, is_ours: Callable[[Any], bool]) -> Any:
-    """Torch 2.15 records in its dispatcher, which our collectives do not pass, and asks the group for a backend."""
+    """Skip the flight recorder of torch 2.15: our collectives bypass the dispatcher in which it records."""
 
     def attach(group: Any, *args: Any, **kwargs: Any) -> None:
         if not is_ours(group):
@@ -184,7 +184,7 @@ def _flight_recorder(torch_attach: Any, is_ours: Callable[[Any], bool]) -> Any:
 
 
 def _batch(torch_batch: Any, is_ours: Callable[[Any], bool]) -> Any:
-    """Torch coalesces a batch only on a plain ProcessGroup; NCCL deadlocks on crossing sends that are not coalesced."""
+    """Coalesce a batch: torch does so only on a plain ProcessGroup, and NCCL deadlocks on crossing sends without it."""
 
     def batch(p2p_op_list: list[Any]) -> list[Any]:
         first: Any = p2p_op_list[0] if p2p_op_list else None
@@ -202,12 +202,11 @@ def _batch(torch_batch: Any, is_ours: Callable[[Any], bool]) -> Any:
 
 
 def _splits() -> bool:
-    """Whether this torch splits groups of Gloo: before 2.15 it refuses, of ours too."""
     return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 
 
 def _split_group(torch_split: Any, is_ours: Callable[[Any], bool]) -> Any:
-    """Torch splits a group's backends, of which ours has none: each part is made as a new group of its members."""
+    """Make a new group of each part: torch splits a group's backends, and our groups have none."""
 
     def split_group(parent_pg: Any = None, split_ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         parent: Any = parent_pg or dist.GroupMember.WORLD
@@ -218,7 +217,7 @@ def _split_group(torch_split: Any, is_ours: Callable[[Any], bool]) -> Any:
         asked = inspect.signature(torch_split).bind(parent_pg, split_ranks, *args, **kwargs).arguments
         part = next((part for part in parts if rank in part), None)
         if part is None:
-            c10d._process_group_name(parts[0], use_hashed_name=True)  # noqa: SLF001 - counts a group, as the others do
+            c10d._process_group_name(parts[0], use_hashed_name=True)  # noqa: SLF001 - counts a group, as on the other ranks
             return dist.GroupMember.NON_GROUP_MEMBER
         return dist.new_group(
             [dist.get_global_rank(parent, each) for each in part],
@@ -236,7 +235,7 @@ def _may_be(part: list[int], size: int) -> bool:
 
 
 def _tensor_to_object(torch_function: Any) -> Any:
-    """No pickle is empty: an object of no bytes is the fake answer of an object collective, and stands for None."""
+    """Return None for an object of no bytes: no pickle is empty, so it is the fake result of an object collective."""
 
     def to_object(tensor: torch.Tensor, tensor_size: Any, *args: Any, **kwargs: Any) -> Any:
         if int(tensor_size) == 0:
@@ -247,22 +246,22 @@ def _tensor_to_object(torch_function: Any) -> Any:
 
 
 def serve_store(host: str, port: int, listener_fd: int) -> Store:
-    """Return a store that serves on a socket, which listens already, until it is dropped."""
+    """Return a store that serves on a listening socket until it is freed."""
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener_fd)
 
 
 def open_store(host: str, port: int, timeout: timedelta = STORE_TIMEOUT) -> Store:
-    """Return a connection to the store that serves there, made within `timeout`. Raises torch's `DistError`."""
-    with dns.in_a_hurry():
+    """Connect to a store within `timeout`. Raises torch's `DistError`."""
+    with dns.short_timeout():
         store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
     store.set_timeout(STORE_TIMEOUT)
     return store
 
 
 def clone_store(store: Store) -> Store:
-    """Return another connection to the same store, so that a blocked call on one does not block the other."""
+    """Return another connection to the same store: a blocked call on one does not block the other."""
     any_store: Any = store
-    with dns.in_a_hurry():
+    with dns.short_timeout():
         cloned: Store = any_store.clone()
     return cloned
 
@@ -276,24 +275,21 @@ def get_all(store: Store, keys: list[str]) -> list[bytes]:
 
 
 def in_backward() -> bool:
-    """Say whether this thread is in a backward pass: an exception would leave it half-way."""
+    """Return whether this thread is in a backward pass, which an exception would leave half-way."""
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001
 
 
 def fake_backend(rank: int, size: int) -> Any:
-    """Return torch's backend that communicates with nobody, for code that asks a group for its backend."""
+    """Return torch's fake backend, for code that asks a group for its backend."""
     return native.FakeProcessGroup._create_internal(rank, size)  # noqa: SLF001
 
 
 def alone(backend: str, timeout: timedelta | None) -> None:
-    """Make a world of this process."""
+    """Make a world of one: this process."""
     dist.init_process_group(backend, store=native.HashStore(), rank=0, world_size=1, timeout=timeout)
 
 
 def forget_world() -> None:
-    """Forget every process group of the process. Their owner has freed them before.
-
-    The next world's groups get the same names again.
-    """
+    """Drop all process groups, which their owner has freed, so that the next world's groups get the same names."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -12,24 +12,23 @@ from torch.distributed.tensor.placement_types import _StridedShard
 def shape_and_offsets(
     shape: Sequence[int], mesh: Sequence[int], at: Sequence[int], placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape of the shard at a place of a mesh, and where it begins in the whole tensor."""
+    """Return the shape of the shard at a mesh coordinate, and its offsets in the whole tensor."""
     local, offsets = _compute_local_shape_and_global_offset(tuple(shape), tuple(mesh), list(at), placements)
     return tuple(local), tuple(offsets)
 
 
 def strided_shard(dim: int, split_factor: int) -> Placement:
-    """Return the placement of a dimension that two dimensions of the mesh shard, in the order that FSDP2 and TP make."""
+    """Return the placement of a dimension that two mesh dimensions shard, in the order of FSDP2 with TP."""
     return _StridedShard(dim, split_factor=split_factor)
 
 
 def storage_info(path: str, offset: int, length: int) -> Any:
-    """Return what a checkpoint's metadata note of a tensor: where it is."""
+    """Return the place of a tensor for a checkpoint's metadata."""
     return _StorageInfo(path, offset, length)
 
 
 def remote_writer(url: str) -> Any:
     """Return torch's writer of checkpoints to a URL."""
-    # Imported where it is used: it needs fsspec.
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter  # noqa: PLC0415
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter  # noqa: PLC0415 - needs fsspec
 
     return FsspecWriter(url, per_thread_copy_ahead=0, sync_files=False)

@@ -1,4 +1,4 @@
-"""FSDP2's private names, and what it keeps from one step to the next."""
+"""FSDP2's private names: its state from one step to the next."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from torch.distributed.fsdp import FSDPModule
 
 
 def has_gradients(module: FSDPModule) -> bool:
-    """Whether FSDP2 holds back gradients that are not reduced, or that are reduced over the shards only."""
+    """Return whether FSDP2 keeps gradients that are unreduced, or reduced over the shards only."""
     return any(
         group._partial_reduce_output is not None or any(map(_has_gradient, group.fsdp_params))  # noqa: SLF001
         for group in _groups(module)
@@ -15,7 +15,7 @@ def has_gradients(module: FSDPModule) -> bool:
 
 
 def drop_gradients(module: FSDPModule) -> None:
-    """Forget gradients that are not reduced. `reset` leaves them before torch 2.15, whatever its documentation says."""
+    """Drop unreduced gradients. Before torch 2.15, `reset` keeps them, despite its documentation."""
     for group in _groups(module):
         for record in group.fsdp_params:
             own = _unsharded(record)
@@ -26,17 +26,17 @@ def drop_gradients(module: FSDPModule) -> None:
 
 
 def reset(modules: Iterable[FSDPModule]) -> None:
-    """Have FSDP2 stand as it does before the first forward; gradients may be lost, those of the shards too.
+    """Reset FSDP2 to its state before the first forward. Gradients may be lost, those of the shards too.
 
-    An interrupted backward leaves its notes: that its end is provided for, say, without which the next one reduces
-    nothing. An evaluation leaves the order of its forwards, by which the next backward gathers ahead.
+    An interrupted backward leaves a note that its final callback is queued, and with that the next backward would reduce
+    nothing. An evaluation leaves the order of its forwards, by which the next backward prefetches.
     """
     for root in _roots(modules):
         root.reset_iter_state()
 
 
 def _roots(modules: Iterable[FSDPModule]) -> Iterator[FSDPModule]:
-    """Yield the root of each tree that `modules` belong to, once; none where no forward has run yet."""
+    """Yield the root of each tree of `modules` once; none before the first forward."""
     known: set[int] = set()
     for module in modules:
         states = _state(module)._state_ctx.all_states  # noqa: SLF001
@@ -59,5 +59,5 @@ def _has_gradient(record: Any) -> bool:
 
 
 def _unsharded(record: Any) -> Any:
-    """Return the parameter that autograd sees; None before the first forward."""
+    """Return the parameter that autograd uses; None before the first forward."""
     return getattr(record, "_unsharded_param", None)

@@ -1,7 +1,7 @@
-"""What torch asks of a process group beyond its collectives, and a deadpool group answers by itself.
+"""The methods of a process group besides its collectives, as a deadpool group implements them.
 
-torch's C++ code would look for these in the group's backends, of which a Python group has none. Names and defaults are
-those of torch 2.13 to 2.15; tests/worker/compat/test_torch_names.py finds what a later version adds.
+torch's C++ code would look for these in the group's backends, and a Python group has none. Names and defaults are those of
+torch 2.13 to 2.15; tests/worker/compat/test_torch_names.py finds additions in later versions.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,15 @@ import torch.distributed as dist
 from deadpool_run.worker.compat import c10d
 
 BACKEND = "deadpool"
-Hook = Callable[[Any], None]
+
+
+def _refusal(what: str, instead: str = "") -> Callable[..., NoReturn]:
+    hint = f"\nCall {instead}." if instead else ""
+
+    def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"a process group of deadpool-run does not support {what}.{hint}")
+
+    return refuse
 
 
 class GroupApi(dist.ProcessGroup):
@@ -29,17 +37,17 @@ class GroupApi(dist.ProcessGroup):
 
     @property
     def supports_window(self) -> bool:
-        """Return False: memory of a peer that is mapped here would be lost with it."""
+        """Return False: mapped memory of a peer would be lost with the peer."""
         return False
 
     @property
     def supports_abort_hooks(self) -> bool:
-        """Return False: a drain is no abort."""
+        """Return False: a drain is not an abort."""
         return False
 
     @property
     def supports_completion_hooks(self) -> bool:
-        """Return False: completion is known to the backends, which change."""
+        """Return False: the backends know of completion, and they change."""
         return False
 
     @property
@@ -58,51 +66,27 @@ class GroupApi(dist.ProcessGroup):
     _get_backend_name = name
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's C++ name
-        """Return our own name: DDP's logger would ask a backend called "gloo" for its threads, and the group has none."""
+        """Return our own name: DDP's logger would ask a backend "gloo" for its threads, and the group has none."""
         return BACKEND
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """Give the next collectives more time."""
+        """Extend the timeout of the next collectives."""
         if self.inner is not None:
             c10d.add_timeout(self.inner, timeout)
 
-    def get_reconfigure_handle(self) -> NoReturn:
-        """Raise: see `supports_reconfigure`."""
-        _refuse("get_reconfigure_handle")
-
-    def reconfigure(self, opts: Any) -> NoReturn:  # noqa: ARG002 - torch's signature
-        """Raise: see `supports_reconfigure`."""
-        _refuse("reconfigure")
-
-    def new_window(self, tensor: torch.Tensor | None = None) -> NoReturn:  # noqa: ARG002 - torch's signature
-        """Raise: see `supports_window`."""
-        _refuse("new_window")
-
-    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> NoReturn:  # noqa: ARG002 - as above
-        """Raise: see `supports_abort_hooks`."""
-        _refuse("register_abort_hook")
-
-    unregister_abort_hook = register_abort_hook
-
-    def register_pre_hook(self, hook_id: int, hook: Hook) -> NoReturn:  # noqa: ARG002 - as above
-        """Raise: torch runs these hooks in its dispatcher, which collectives of a Python group do not pass."""
-        _refuse("register_pre_hook and register_post_hook")
-
-    register_post_hook = unregister_pre_hook = unregister_post_hook = register_pre_hook
-
-    def split_group(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        """Raise: `torch.distributed.split_group` makes a group of its own."""
-        _refuse("ProcessGroup.split_group", "torch.distributed.split_group or torch.distributed.new_group")
-
-    splitGroup = split_group  # noqa: N815
-
-    def merge_remote_group(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        """Raise: the other world belongs to another job."""
-        _refuse("merge_remote_group")
-
-    mergeRemoteGroup = merge_remote_group  # noqa: N815
-
-
-def _refuse(what: str, instead: str = "") -> NoReturn:
-    hint = f"\nCall {instead}." if instead else ""
-    raise NotImplementedError(f"a process group of deadpool-run does not have {what}.{hint}")
+    # The registry rebuilds communicators, for all groups at once.
+    get_reconfigure_handle = _refusal("get_reconfigure_handle")
+    reconfigure = _refusal("reconfigure")
+    # Mapped memory of a peer would be lost with the peer.
+    new_window = _refusal("new_window")
+    # A drain is not an abort.
+    register_abort_hook = unregister_abort_hook = _refusal("register_abort_hook")
+    # Torch runs these hooks in its dispatcher, which the collectives of a Python group bypass.
+    register_pre_hook = register_post_hook = _refusal("register_pre_hook and register_post_hook")
+    unregister_pre_hook = unregister_post_hook = register_pre_hook
+    # `torch.distributed.split_group` is patched instead.
+    split_group = splitGroup = _refusal(  # noqa: N815 - torch's name
+        "ProcessGroup.split_group", "torch.distributed.split_group or torch.distributed.new_group"
+    )
+    # The other world belongs to another job.
+    merge_remote_group = mergeRemoteGroup = _refusal("merge_remote_group")  # noqa: N815

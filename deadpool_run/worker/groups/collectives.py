@@ -1,8 +1,8 @@
-"""What is known of each collective: where its outputs are, and what to answer when no peer is there.
+"""The table of collectives: where the outputs of each are, and its fake result when no peer is there.
 
-A fake answer is deterministic and finite as far as the arguments allow: outputs become copies of this rank's input, or
-zeros; never memory that nobody wrote. In-place collectives leave floating-point tensors as they are (what the caller put
-there, non-finite values replaced by zero), because a rehearsing model should keep sane weights under a broadcast.
+A fake result is deterministic and, as far as the arguments allow, finite: outputs become copies of this rank's input, or
+zeros, never uninitialized memory. In-place collectives keep floating-point tensors (with non-finite values set to zero),
+because a rehearsing model should keep sane weights under a broadcast.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ Parts = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective. `names` are the methods that issue it, the one that every supported torch has, if there is one, first."""
+    """One collective. `names` are the methods that issue it; one that every supported torch has comes first."""
 
     names: tuple[str, ...]
     outputs: Callable[[Parts], list[torch.Tensor]]
@@ -26,7 +26,7 @@ class Collective:
 
     @property
     def name(self) -> str:
-        """The name by which a transcript knows it."""
+        """The name in transcripts."""
         return self.names[0]
 
 
@@ -57,7 +57,7 @@ def _root(parts: Parts) -> int:
     return 0
 
 
-# Values are written through `.data`: a real collective does not touch the version counters that autograd checks either.
+# Values are written through `.data`, because a real collective does not change the version counters of autograd either.
 
 
 def _zero(tensors: Sequence[torch.Tensor]) -> None:
@@ -173,13 +173,13 @@ REDUCED: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"), 1),
     }
 )
-"""Collectives that reduce data, and which of their arguments holds this rank's part."""
+"""Collectives that reduce data, with the index of the argument that holds this rank's input."""
 
 
 def answer(collective: Collective, parts: Parts, rank: int, size: int) -> None:
-    """Write the fake answer into the outputs. Never raises for arguments that a real collective might refuse."""
+    """Write the fake result into the outputs. Does not raise for arguments that a real collective might reject."""
     try:
         collective.fake(parts, rank, size)
     except (RuntimeError, IndexError, TypeError):
-        # Arguments that fit no collective, as a drained step may well make them: whatever is there becomes zeros.
+        # Arguments that fit no collective, as in a drained step: all outputs become zeros.
         _zero(collective.outputs(parts))

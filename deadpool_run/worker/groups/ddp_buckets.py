@@ -1,14 +1,12 @@
-"""The buckets of DDP: decided once, after the first backward that reduced, by rank 0 for all ranks.
+"""The buckets of DDP, which rank 0 decides once for all ranks, after the first backward that reduces.
 
-That is mostly in the second forward, which replacements rehearse. With a static graph, or where the first steps reduce
-nothing (`no_sync`), it comes later. So it is done at the end of the step, what rank 0 decided is kept as state, and a
-replacement that has not come to decide is told it.
+Usually that is in the second forward, which a replacement rehearses; with `static_graph` or `no_sync` later. So we let DDP
+decide at the end of the step, keep rank 0's decision with the snapshot, and replay it in a replacement that has not decided.
 """
 
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import cast
 
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -16,33 +14,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.worker.compat.modules import decide_buckets, has_buckets, note_all_gradients
+from deadpool_run.worker.groups.group import Group
+from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.groups.transcript import Transcript
 
 
-class Recorder(Protocol):
-    """What is needed of the groups' registry."""
-
-    recording: Transcript | None
-    playback: Transcript | None
-    step_failed: bool
-
-    def answered_by(self, group: Any, transcript: Transcript) -> AbstractContextManager[None]:
-        """Have the group answer by what was recorded."""
-
-
 class Wrappers:
-    """The DDPs that were made since, in order, as long as they live."""
+    """The DDPs that were made since this was, in order, without those that were freed."""
 
     def __init__(self) -> None:
         self._made: list[weakref.ref[DistributedDataParallel]] = []
         self._hook = register_module_module_registration_hook(self._note)
 
     def __iter__(self) -> Iterator[DistributedDataParallel]:
-        """Iterate over those that are left."""
+        """Iterate over them."""
         return (ddp for reference in self._made if (ddp := reference()) is not None)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._hook.remove()
 
     def _note(self, module: nn.Module, name: str, _child: nn.Module | None) -> None:
@@ -50,10 +39,10 @@ class Wrappers:
             self._made.append(weakref.ref(module))
 
 
-def settle(ddp: DistributedDataParallel, registry: Recorder) -> bytes | None:
-    """Let DDP decide its buckets, if it has all that it needs; return what was decided, if replacements are to be told.
+def decide(ddp: DistributedDataParallel, registry: Registry) -> bytes | None:
+    """Let DDP decide its buckets, if it can; return the decision, if replacements need it.
 
-    It is what the next forward would begin with, on every rank. Raises `SnapshotError` if a peer was lost meanwhile.
+    The next forward would begin with this, on every rank. Raises `SnapshotError` if a peer was lost meanwhile.
     """
     if has_buckets(ddp):
         return None
@@ -65,17 +54,17 @@ def settle(ddp: DistributedDataParallel, registry: Recorder) -> bytes | None:
         if rehearsed or registry.recording is None or not decided:
             return None
         if registry.step_failed:
-            raise SnapshotError("a peer was lost while DDP decided its buckets, which cannot be done again")
+            raise SnapshotError("a peer was lost while DDP decided its buckets, and DDP cannot decide them again")
         return registry.recording.to_bytes()
     finally:
         if not rehearsed:
             registry.recording = None
 
 
-def tell(ddp: DistributedDataParallel, decided: bytes, registry: Recorder) -> None:
-    """Have DDP make the buckets that were decided, unless it has made them."""
+def replay(ddp: DistributedDataParallel, decision: bytes, registry: Registry) -> None:
+    """Have DDP make the decided buckets, unless it has made them."""
     if has_buckets(ddp):
         return
-    with registry.answered_by(ddp.process_group, Transcript.from_bytes(decided)):
+    with registry.answered_by(cast("Group", ddp.process_group), Transcript.from_bytes(decision)):
         note_all_gradients(ddp)
         decide_buckets(ddp)

@@ -1,9 +1,9 @@
-"""The Gloo side of a group: one device per process, and a way to end what Gloo cannot abort.
+"""The Gloo backend of a group: one device per process, and a way to abort its collectives.
 
 Gloo has no abort: a collective ends early only when its connections break. So `sever` shuts down (never closes) the
-sockets between this process's device and its peers'. They are known by address: an accepted one has the device's own
-port, a connecting one has a peer's device at its other end. Listeners, and sockets of anyone else, match neither;
-shutting a listener down would make Gloo terminate the process.
+sockets between this process's device and its peers'. It knows them by address: an accepted socket has the device's own
+port, a connecting one has a peer's device at its other end. Listeners and other sockets match neither. Shutting down a
+listener would make Gloo terminate the process.
 """
 
 import os
@@ -24,16 +24,16 @@ from deadpool_run.errors import AttachError
 from deadpool_run.worker.compat import c10d
 
 ADDRESS_VARIABLE = "DEADPOOL_NODE_ADDR"
-"""The address, as a number, by which peers reach this node. The user's GLOO_SOCKET_IFNAME comes before it."""
+"""The numeric address by which peers reach this node. The user's GLOO_SOCKET_IFNAME overrides it."""
 _DEVICE_ATTEMPTS = 5
 _THREADS = 2
 _UNANSWERED_MS = 5000
-"""For how long the kernel goes on sending what a severed connection still held, where nothing answers any more."""
+"""The kernel stops sending the rest of a severed connection after this long without an answer."""
 _PEER_FAILURE = re.compile(
     r"gloo[/\\]transport|time[d]?[ -]?out|connection|broken pipe|socket|closed by peer", re.IGNORECASE
 )
 _WORK_THREAD = "pt_gloo_runloop"
-"""The name that torch gives to the threads that perform Gloo's collectives."""
+"""Torch's name for the threads that run Gloo's collectives."""
 _IDLE_WAIT_S = 1.0
 _IDLE_PAUSE_S = 0.001
 _BROKEN = re.compile(r"closed by peer|connection reset|broken pipe|pair closure", re.IGNORECASE)
@@ -51,18 +51,18 @@ class Device:
             before = {inode for inode, _ in _listeners()}
             self.handle = _create_device()
             new = [endpoint for inode, endpoint in _listeners() if inode not in before]
-            if len(new) == 1:  # else another thread opened a listener meanwhile, and ours is not known
+            if len(new) == 1:  # else another thread opened a listener too, and ours is not known
                 self.endpoint: Endpoint = new[0]
                 return
         raise AttachError(
-            "the listener of the Gloo device cannot be told from those that other threads open all the time.\n"
-            "Open listening sockets before deadpool_run.init(), or after it."
+            f"the listener of the Gloo device was not identified in {_DEVICE_ATTEMPTS} attempts: other threads of this process open "
+            "listening sockets at the same time.\nOpen listening sockets before deadpool_run.init(), or after it."
         )
 
     def connect(self, store: Store, rank: int, size: int, *, connect_timeout: timedelta, timeout: timedelta) -> Any:
-        """Return a Gloo backend connected to all its peers; blocks until they are there or `connect_timeout` is over.
+        """Return a Gloo backend connected to all its peers; blocks up to `connect_timeout`.
 
-        `timeout` is that of its collectives. Raises what Gloo raises.
+        `timeout` is that of its collectives. Raises Gloo's own errors.
         """
         options = c10d.gloo_options(self.handle, threads=_THREADS, timeout=connect_timeout)
         backend = ProcessGroupGloo(store, rank, size, options)
@@ -80,12 +80,12 @@ class Device:
                     sock.shutdown(socket.SHUT_RDWR)
                     severed += 1
             except OSError:
-                continue  # not connected: a listener, or an end that is gone already
+                continue  # not connected: a listener, or the other end has gone
         return severed
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether a collective failed because of a peer (a broken connection, a time-out) and not because of its arguments."""
+    """Return whether a collective failed because of a peer (a broken connection, a timeout), not because of its arguments."""
     if not isinstance(error, RuntimeError) or isinstance(error, _OWN_FAULT):
         return False
     if isinstance(error, dist.DistError):
@@ -95,31 +95,31 @@ def is_peer_failure(error: BaseException) -> bool:
 
 
 def is_broken(error: BaseException) -> bool:
-    """Whether a connection broke, as opposed to a time-out."""
+    """Return whether a connection broke; else the collective timed out."""
     return _BROKEN.search(str(error)) is not None
 
 
 def hold_until_idle(_group: Any) -> None:
-    """Return when Gloo's threads have nothing to do, or after a second. For torch's own groups, at the process's exit.
+    """Wait until Gloo's threads are idle, up to a second. For torch's own groups, at the process's exit.
 
-    A thread that is about to drop the tensors of the last collective needs the interpreter for it, and ends the process
-    by `terminate` if that is gone already. Ending the group first does not help: who knows it (DDP's reducer, FSDP)
-    keeps it. Nobody tells of a drop, hence the looking. The group is an argument so that whoever registers this at exit
-    holds it: ended by another's last reference, it may wait for its threads while they wait for the interpreter.
+    A thread that drops the last collective's tensors after the interpreter has gone calls `terminate`. Destroying the
+    group first does not help, because DDP's reducer or FSDP keeps it. Torch has no event for the drop, so poll. The
+    argument keeps the group alive until then: freed elsewhere, it may wait for its threads while they wait for the
+    interpreter.
     """
     idle = 0
     deadline = time.monotonic() + _IDLE_WAIT_S
-    while idle < 2 and time.monotonic() < deadline:  # twice: a thread that sleeps now may wait for a lock
-        time.sleep(_IDLE_PAUSE_S)  # without the interpreter's lock, which they may want
+    while idle < 2 and time.monotonic() < deadline:  # twice: a sleeping thread may be waiting for a lock
+        time.sleep(_IDLE_PAUSE_S)  # releases the interpreter's lock, which they may need
         idle = idle + 1 if all(state == "S" for state in _work_threads()) else 0
 
 
 def _work_threads() -> Iterator[str]:
-    """Yield the state of each thread that performs collectives (proc(5): R running, S sleeping)."""
+    """Yield the state of each thread that runs collectives (proc(5): R running, S sleeping)."""
     for task in Path("/proc/self/task").iterdir():
         try:
             name, _, rest = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")
-        except OSError:  # ended
+        except OSError:  # the thread has ended
             continue
         if name.partition("(")[2] == _WORK_THREAD:
             yield rest[0]
@@ -133,7 +133,7 @@ def _create_device() -> Any:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Yield a duplicate of each of the process's internet sockets; a duplicate stays the same socket while in use."""
+    """Yield a duplicate of each TCP socket of the process: the number of the original may be reused."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -144,7 +144,7 @@ def _sockets() -> Iterator[socket.socket]:
         try:
             sock = socket.socket(fileno=duplicate)
         except OSError:
-            os.close(duplicate)  # the number was used again for something that is no socket
+            os.close(duplicate)  # the number was reused, not for a socket
             continue
         with sock:
             if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
@@ -152,7 +152,6 @@ def _sockets() -> Iterator[socket.socket]:
 
 
 def _listeners() -> list[tuple[int, Endpoint]]:
-    """Return inode and address of each listening socket."""
     return [
         (os.fstat(sock.fileno()).st_ino, _endpoint(sock.getsockname()))
         for sock in _sockets()
@@ -161,7 +160,7 @@ def _listeners() -> list[tuple[int, Endpoint]]:
 
 
 def _endpoint(address: tuple[Any, ...]) -> Endpoint:
-    """Return the address in one spelling: IPv4 in IPv6 notation as IPv4, without scope."""
+    """Return the address in canonical form: IPv4-mapped IPv6 as IPv4, without scope."""
     ip = ip_address(str(address[0]).partition("%")[0])
     mapped = getattr(ip, "ipv4_mapped", None)
     return str(mapped or ip), int(address[1])

@@ -1,4 +1,4 @@
-"""One process group that outlives its communicators: attached to them while all members are there, fake while not."""
+"""A process group that outlives its communicators: connected while all members live, fake otherwise."""
 
 import threading
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.group_api import GroupApi
 from deadpool_run.worker.groups import nccl
 from deadpool_run.worker.groups.collectives import COLLECTIVES, REDUCED, Collective, Parts, answer, tensors_in
-from deadpool_run.worker.groups.connect import GroupPlan, Inner
+from deadpool_run.worker.groups.connect import EpochGroup, GroupSpec
 from deadpool_run.worker.groups.owner import GroupOwner
-from deadpool_run.worker.groups.works import DoneWork, GuardedWork, Issue, RecordedWork, ThreadedWork
+from deadpool_run.worker.groups.works import DoneWork, GuardedWork, RecordedWork, ThreadedWork, issued_in
 
 _UNSLICED = frozenset(
     {
@@ -28,42 +28,42 @@ _UNSLICED = frozenset(
 class Group(GroupApi):
     """A deadpool group. `inner` is None while its collectives are fake.
 
-    torch's C++ code calls a Python group's collectives by name, and asks it for its name, rank and size itself.
+    torch's C++ code calls the collectives of a Python group by name, and reads its name, rank and size.
     """
 
-    def __init__(self, registry: GroupOwner, plan: GroupPlan) -> None:
-        super().__init__(plan.rank, len(plan.ranks))  # type: ignore[call-arg] # the stub lacks this constructor
+    def __init__(self, registry: GroupOwner, spec: GroupSpec) -> None:
+        super().__init__(spec.rank, len(spec.ranks))  # type: ignore[call-arg] # the stub lacks this constructor
         self.registry = registry
-        self.plan = plan
+        self.spec = spec
         self.inner: dist.ProcessGroup | None = None
         self.generation = 0
-        """Counts the registry's communicators; a work belongs to those that it was issued on."""
+        """The registry's generation of communicators; a work belongs to the one on which it was issued."""
         self.destroyed = False
-        self._epoch: Inner | None = None
+        self._epoch: EpochGroup | None = None
         self._nccl: Any = None
         self._nccl_lock = threading.Lock()
         self._may_see_cuda = nccl.available()
-        self._name = plan.group
+        self._name = spec.group
         self._description = "undefined"
 
     # --- attaching -------------------------------------------------------------------------------------------------
 
-    def attach(self, inner: Inner, generation: int) -> None:
+    def attach(self, inner: EpochGroup, generation: int) -> None:
         """Use these communicators from now on."""
         self.generation = generation
         self._epoch = inner
         self._nccl = None
         self.inner = inner.group
 
-    def detach(self) -> tuple[Inner | None, Any]:
-        """Answer by the fake from now on; return the communicators and the NCCL backend, which the caller must free."""
+    def detach(self) -> tuple[EpochGroup | None, Any]:
+        """Give fake results from now on; return the communicators and the NCCL backend, which the caller must free."""
         with self._nccl_lock:
             epoch, backend = self._epoch, self._nccl
             self.inner = self._epoch = self._nccl = None
         return epoch, backend
 
     def cover(self) -> None:
-        """Answer by the fake, with the communicators kept."""
+        """Give fake results, but keep the communicators."""
         self.inner = None
 
     def uncover(self) -> None:
@@ -71,44 +71,37 @@ class Group(GroupApi):
         self.inner = None if self._epoch is None else self._epoch.group
 
     def _ensure_cuda(self) -> None:
-        """Make the NCCL backend of this epoch; its communicator is built by the first collective."""
-        if self._nccl is not None:
-            return
-        with self._nccl_lock:
-            if self._epoch is None or self._made_nccl():
-                return
-            plan = self.plan
-            self._nccl = nccl.create(
-                self._epoch.nccl_store,
-                plan.rank,
-                ranks=plan.ranks,
-                timeout=plan.timeout,
-                name=plan.group,
-            )
-            c10d.add_cuda_backend(self._epoch.group, self._nccl)
+        if self._nccl is None:
+            self._make_nccl()
 
-    def _made_nccl(self) -> bool:
-        return self._nccl is not None
+    def _make_nccl(self) -> None:
+        with self._nccl_lock:
+            epoch, spec = self._epoch, self.spec
+            if epoch is not None and self._nccl is None:
+                self._nccl = nccl.create(
+                    epoch.nccl_store, spec.rank, ranks=spec.ranks, timeout=spec.timeout, name=spec.group
+                )
+                c10d.add_cuda_backend(epoch.group, self._nccl)
 
     # --- collectives -----------------------------------------------------------------------------------------------
 
     @property
     def other_rank(self) -> int:
-        """A member that is not this rank, if there is one."""
-        return (self.plan.rank + 1) % len(self.plan.ranks)
+        """The rank of another member, if there is one."""
+        return (self.spec.rank + 1) % len(self.spec.ranks)
 
     def answer(self, collective: Collective, parts: Parts) -> None:
-        """Write the fake answer."""
-        answer(collective, parts, self.plan.rank, len(self.plan.ranks))
+        """Write the fake result."""
+        answer(collective, parts, self.spec.rank, len(self.spec.ranks))
 
     def pretend(self, collective: Collective, parts: Parts) -> DoneWork:
-        """Return a collective that was answered by the transcript that is played back, else by the fake.
+        """Return a collective with the result in the played-back transcript, or else a fake one.
 
         Raises `ScriptError` if the script has destroyed the group.
         """
         if self.destroyed:
             raise ScriptError(
-                f"{collective.name} was called on a process group that was destroyed before (destroy_process_group).\n"
+                f"{collective.name} was called on the process group {self._name!r} after destroy_process_group().\n"
                 "Destroy a group after its last use."
             )
         registry = self.registry
@@ -117,19 +110,19 @@ class Group(GroupApi):
         outputs = collective.outputs(parts)
         source = self.other_rank
         if registry.playback is not None:
-            slot = registry.playback.play(self._name, collective.name, outputs)
-            if slot is not None and slot.source is not None:
-                source = slot.source
-        return DoneWork(outputs, source, Issue(registry, collective.name))
+            entry = registry.playback.play(self._name, collective.name, outputs)
+            if entry is not None and entry.source is not None:
+                source = entry.source
+        return DoneWork(outputs, source, (registry, collective.name, issued_in(registry)))
 
     def issue_cuda(self, target: str, collective: Collective, args: Parts, kwargs: dict[str, Any], parts: Parts) -> Any:
-        """Issue on NCCL. The work is NCCL's own, so the host counts it as waited for at once: it never waits there."""
+        """Issue on NCCL. Returns NCCL's own work; it counts as waited for at once, because the host never waits for it."""
         registry = self.registry
         inner = self.inner
         if torch.cuda.is_current_stream_capturing():
             raise ScriptError(
-                f"{collective.name} was called while a CUDA graph is captured: the graph would hold communicators that a "
-                "repair replaces.\nLeave collectives out of the graph, or capture without deadpool_run.init()."
+                f"{collective.name} was called while a CUDA graph is captured: the graph would keep communicators that a repair "
+                "replaces.\nMove collectives out of the graph, or capture it without deadpool_run.init()."
             )
         try:
             self._ensure_cuda()
@@ -142,15 +135,15 @@ class Group(GroupApi):
         registry.count_waited()
         if registry.recording is not None and work is not None:
             outputs = collective.outputs(parts)
-            slot = registry.recording.reserve(self._name, collective.name, outputs)
-            return RecordedWork(work, registry.recording, slot, outputs)
+            entry = registry.recording.reserve(self._name, collective.name, outputs)
+            return RecordedWork(work, registry.recording, entry, outputs)
         return work
 
     def refused_peer(self, collective: Collective, parts: Parts) -> bool:
-        """Whether a send or receive named a rank that the group does not have: Gloo waits for it until it times out."""
+        """Whether a send or receive names a rank outside the group: Gloo would wait for it until the timeout."""
         if collective.name not in {"send", "recv"} or len(parts) < 2:
             return False
-        return not 0 <= int(parts[1]) < len(self.plan.ranks)
+        return not 0 <= int(parts[1]) < len(self.spec.ranks)
 
     def _start_coalescing(self, device: torch.device) -> None:
         if self.inner is None:
@@ -175,7 +168,7 @@ class Group(GroupApi):
     end_coalescing = _end_coalescing
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """See `torch.distributed.monitored_barrier`. A time-out is what it is there to report, so it raises."""
+        """See `torch.distributed.monitored_barrier`. It exists to report a timeout, so it raises one."""
         inner: Any = self.inner
         if inner is None:
             self.registry.note_fake()
@@ -187,24 +180,24 @@ class Group(GroupApi):
             self.registry.failed(error, "monitored_barrier", self.generation, may_time_out=True)
         self.registry.count_waited()
 
-    # --- what torch asks of a group ----------------------------------------------------------------------------------
+    # --- called by torch ---------------------------------------------------------------------------------------------
 
     def _get_backend(self, device: torch.device) -> Any:
         if self.inner is None:
-            return c10d.fake_backend(self.plan.rank, len(self.plan.ranks))
+            return c10d.fake_backend(self.spec.rank, len(self.spec.ranks))
         if device.type == "cuda" and self._may_see_cuda:
             self._ensure_cuda()
         return c10d.backend_of(self.inner, device)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time-out of later collectives, in this epoch and the following ones."""
-        plan = self.plan
-        self.plan = GroupPlan(plan.group, plan.rank, plan.ranks, timeout)
+        """Set the timeout of later collectives, in this epoch and later ones."""
+        spec = self.spec
+        self.spec = GroupSpec(spec.group, spec.rank, spec.ranks, timeout)
         if self.inner is not None:
             c10d.backend_of(self.inner, torch.device("cpu")).set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """Free the group: its user destroyed it."""
+        """Free the group, because the script destroyed it."""
         self.destroyed = True
         self.registry.forget(self)
 
@@ -212,11 +205,11 @@ class Group(GroupApi):
 
     def rank(self) -> int:
         """Return this process's rank in the group."""
-        return self.plan.rank
+        return self.spec.rank
 
     def size(self) -> int:
         """Return the number of members."""
-        return len(self.plan.ranks)
+        return len(self.spec.ranks)
 
     getRank = rank  # noqa: N815 - torch's name
     getSize = size  # noqa: N815
@@ -253,7 +246,7 @@ class Group(GroupApi):
 
     def __repr__(self) -> str:
         state = "fake" if self.inner is None else "attached"
-        return f"<deadpool group {self._name!r}, rank {self.plan.rank} of {len(self.plan.ranks)}, {state}>"
+        return f"<deadpool group {self._name!r}, rank {self.spec.rank} of {len(self.spec.ranks)}, {state}>"
 
 
 def _on_cuda(parts: Parts) -> bool:
@@ -267,7 +260,7 @@ def _on_cuda(parts: Parts) -> bool:
 
 
 def _method(collective: Collective, target: str) -> Callable[..., Any]:
-    """Return the method that issues the collective. This is the hot path: every collective of the user runs through it."""
+    """Return the method that issues the collective. Hot path: every collective of the script runs through it."""
     name = collective.name
     kind = ThreadedWork if name in _UNSLICED else GuardedWork
     reduced = REDUCED.get(name, -1)

@@ -1,7 +1,7 @@
-"""Marks: what each step computed first, so that a step that is run again after a loss is known to compute the same.
+"""Marks of steps: they show whether a step that is repeated after a loss computes the same as before.
 
-The mark of a step is a digest of what this rank puts into the step's first reduction of data: mostly gradients, which
-depend on the batch, the weights and all that was drawn. It is also on the status page, for whoever takes the rank over.
+The mark is a digest of this rank's input to the step's first reduction of data: mostly gradients, which depend on the batch,
+the weights and all random draws. It is also on the status page, for a replacement of the rank.
 """
 
 from collections import OrderedDict
@@ -13,43 +13,42 @@ from deadpool_run.vault.status_page import RankEntry
 from deadpool_run.worker.state.digest import sample
 
 DIFFERENT = (
-    "a step that was run again after a loss computes something else than before: this rank's part of its first {what} "
-    "differs.\n"
-    "The script carries something from one step to the next that no snapshot holds, such as the place of an iterator, a "
-    "batch fetched ahead, or a value in a variable: take batches from job.batches(loader), derive them from step.index, or "
+    "a step that was repeated after a loss computed a different result: this rank's input to its first {what} differs.\n"
+    "The script carries state from one step to the next that no snapshot holds, such as the position of an iterator, a "
+    "prefetched batch, or a value in a variable: take batches from job.batches(loader), derive them from step.index, or "
     "job.protect() an object that has the state. If the computation itself is not reproducible, call "
     "torch.use_deterministic_algorithms(True)."
 )
 _LEAST = 16
-"""Elements: smaller tensors are losses, norms, and flags that may depend on the clock."""
+"""Elements. Smaller tensors are losses, norms, and flags that may depend on the clock."""
 _KEPT = 64
-"""Steps of which the marks are kept."""
+"""The marks of this many steps are kept."""
 
 
 class Marks:
-    """The marks of one rank's steps. Collectives mark from any thread; a step has one mark."""
+    """The marks of one rank's steps, one per step; set from any thread."""
 
     def __init__(self, rank_entry: RankEntry | None) -> None:
         self.open = False
-        """Whether the step that runs has none yet."""
+        """Whether the running step has no mark yet."""
         self._rank_entry = rank_entry
         self._step = -1
         self._seen: OrderedDict[int, int] = OrderedDict()
 
     def begin_step(self, step: int, *, marking: bool) -> None:
-        """Note that a step begins; with `marking`, one that is to be marked."""
+        """Begin a step; `marking`: it needs a mark."""
         self._step, self.open = step, marking
 
     def inherit(self, rank_entry: RankEntry) -> None:
-        """Take over the rank's rank entry, with the mark that its last owner left."""
+        """Use this rank entry, and the mark that the rank's last owner left in it."""
         self._rank_entry = rank_entry
         if rank_entry.marked_step:
             self._seen[rank_entry.marked_step - 1] = rank_entry.mark
 
     def put(self, tensors: Sequence[Tensor]) -> bool:
-        """Mark the step by what it sends; False if the same step was marked otherwise before.
+        """Mark the step by its input; False if the same step had a different mark before.
 
-        Control-sized tensors, and those of a device that would have to be waited for, mark nothing.
+        Small tensors give no mark, nor do CUDA tensors, which would need a synchronization.
         """
         if any(tensor.is_cuda for tensor in tensors):
             self.open = False

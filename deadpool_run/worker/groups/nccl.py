@@ -1,7 +1,8 @@
-"""The NCCL side of a group.
+"""The NCCL backend of a group.
 
-Its works are handed out as they are: they do not raise on an abort, and their futures carry stream semantics that no
-wrapper keeps. All communicators of a process are aborted together: an abort of one can wait for a kernel that waits for another.
+Its works are returned unwrapped: they do not raise on an abort, and their futures have stream semantics that no wrapper
+keeps. All communicators of a process are aborted in one NCCL group, as far as torch's abort takes part in it: the abort of
+one can wait for a kernel that waits for another.
 """
 
 import os
@@ -25,21 +26,21 @@ _SETTINGS = {
 }
 
 _aborted: list[Any] = []
-"""Aborted backends are kept: destroying one that failed may block or crash."""
+"""Aborted backends, kept because destroying one may block or crash."""
 
 
 def available() -> bool:
-    """Whether CUDA tensors can be communicated here."""
+    """Whether NCCL and a CUDA device are available."""
     return dist.is_nccl_available() and torch.cuda.is_available()
 
 
 def configure() -> None:
-    """Set what torch reads from the environment when a backend is made."""
+    """Set the environment variables that torch reads when it makes a backend."""
     os.environ.update(_SETTINGS)
 
 
 def create(store: Store, rank: int, *, ranks: Sequence[int], timeout: timedelta, name: str) -> Any:
-    """Return an NCCL backend. Its communicator is built by the first collective, together with its peers."""
+    """Return an NCCL backend. Its first collective connects the communicator with the peers."""
     options = c10d.nccl_options(timeout)
     options.is_high_priority_stream = False
     options.global_ranks_in_group = list(ranks)
@@ -48,7 +49,7 @@ def create(store: Store, rank: int, *, ranks: Sequence[int], timeout: timedelta,
 
 
 def abort_all(backends: Sequence[Any]) -> threading.Thread | None:
-    """Abort the backends together, from a thread of its own; returns it, or None if there is nothing to abort."""
+    """Abort the backends together, in a thread; return that, or None without backends."""
     if not backends:
         return None
     _aborted.extend(backends)

@@ -1,4 +1,4 @@
-"""What a group needs of its registry, and a work of its group."""
+"""Protocols: the registry as a group sees it, and the group as its works see it."""
 
 from typing import Any, Protocol
 
@@ -6,52 +6,51 @@ import torch
 
 from deadpool_run.worker.groups.collectives import Collective, Parts
 from deadpool_run.worker.groups.marks import Marks
-from deadpool_run.worker.groups.releases import Releases
 from deadpool_run.worker.groups.transcript import Transcript
-from deadpool_run.worker.groups.waiters import Waiters
+from deadpool_run.worker.groups.waits import WaitCancellation, WaitThreads
 
 
 class GroupOwner(Protocol):
-    """What a group needs of the registry that it belongs to."""
+    """The registry that a group belongs to."""
 
     recording: Transcript | None
     playback: Transcript | None
-    waiters: Waiters
-    releases: Releases
+    wait_threads: WaitThreads
+    cancellation: WaitCancellation
     attempt: int
     marks: Marks
 
     def mark(self, what: str, tensors: list[torch.Tensor]) -> None:
-        """Mark the step that runs by what it reduces first."""
+        """Mark the running step by its first reduction."""
 
     def waited_late(self, what: str, attempt: int) -> None:
-        """Refuse a collective that is waited for in a later step than the one that issued it."""
+        """Stop the job: a collective is waited for in a later step."""
 
     def count_issued(self) -> None:
-        """Count a collective that is issued."""
+        """Count an issued collective."""
 
     def count_waited(self) -> None:
-        """Count a collective that has completed."""
+        """Count a completed collective."""
 
     def note_fake(self) -> None:
-        """Note that a collective is answered by the fake."""
+        """Note that a collective got a fake result."""
 
     def failed(self, error: RuntimeError, what: str, generation: int, *, may_time_out: bool = False) -> None:
-        """Drain if a peer is to blame, else raise the error."""
+        """Start a drain if a peer failed, else raise the error."""
 
     def forget(self, group: Any) -> None:
-        """Free a group that its user destroyed."""
+        """Free a group that the script destroyed."""
 
 
 class Issuer(Protocol):
-    """What a work needs of the group that issued it."""
+    """The group that issued a work."""
 
     registry: GroupOwner
     generation: int
 
     @property
     def other_rank(self) -> int:
-        """A rank that is not ours."""
+        """The rank of another member."""
 
     def answer(self, collective: Collective, parts: Parts) -> None:
-        """Answer a collective as the fake does."""
+        """Write the fake result."""

@@ -1,7 +1,7 @@
-"""Every deadpool group of this process: attached, cut and attached again together, under the user's live objects.
+"""The registry of this process's groups: they attach, drain and attach again together, under the user's live objects.
 
-States: REHEARSING (a replacement: answers are fake or from the transcript) -> ATTACHED -> DRAINING (a member was lost:
-answers are fake, nothing blocks, nothing raises) -> ATTACHED to the next epoch.
+States: REHEARSING (a replacement: results are fake or from the transcript) -> ATTACHED -> DRAINING (a member was lost:
+results are fake, nothing blocks, nothing raises) -> ATTACHED in the next epoch.
 """
 
 import itertools
@@ -12,130 +12,145 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, NoReturn
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from deadpool_run.errors import AttachError, RefusedError
 from deadpool_run.vault.status_page import RankEntry
-from deadpool_run.worker.compat import c10d
-from deadpool_run.worker.compat.group_api import BACKEND
 from deadpool_run.worker.groups import gloo, nccl
-from deadpool_run.worker.groups.connect import Build, GroupConnections, GroupMeeting, GroupPlan, Inner, Source
+from deadpool_run.worker.groups.connect import (
+    ConnectAttempt,
+    EpochGroup,
+    GroupConnections,
+    GroupSpec,
+    Rendezvous,
+    Source,
+)
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.marks import DIFFERENT, Marks
-from deadpool_run.worker.groups.releases import Releases
 from deadpool_run.worker.groups.transcript import Transcript
-from deadpool_run.worker.groups.waiters import Waiters
+from deadpool_run.worker.groups.waits import WaitCancellation, WaitThreads
 from deadpool_run.worker.groups.works import LATE
 
 _FREE_S = 1.0
-"""How long the freeing of old communicators is waited for. Gloo's threads end at once, unless one is stuck with a
-message that was cut in the middle."""
-_LOST_MEANWHILE = "a further member was lost while communicators were built"
+"""Wait up to this long until old communicators are freed. Gloo's threads end at once, unless one is stuck in a message
+that was cut in the middle."""
+_LOST_MEANWHILE = "another member was lost while communicators were being connected"
+
+
+def refuse(message: str) -> NoReturn:
+    """Raise `RefusedError`."""
+    raise RefusedError(message)
 
 
 class GroupState(Enum):
-    """What answers the collectives of this process."""
+    """Where the results of this process's collectives come from."""
 
     REHEARSING = "rehearsing"
     ATTACHED = "attached"
     DRAINING = "draining"
 
 
-class Registry:
-    """Every deadpool group of this process, in the order of their creation.
+def _go_on() -> None:
+    """Hold nothing."""
 
-    `step_failed`: since `begin_step` a collective failed, was answered by the fake, or was cut by `abort`.
+
+class Registry:
+    """All deadpool groups of this process, in the order of their creation.
+
+    `step_failed`: since `begin_step` a collective failed, got a fake result, or was aborted.
     `recording` and `playback`: at most one is set.
     """
 
     def __init__(
         self, *, rank_entry: RankEntry | None, on_failure: Callable[[str], None], timeout: timedelta | None = None
     ) -> None:
-        """`on_failure` is told once per epoch, from any thread, that a collective failed by itself.
+        """`on_failure` is called from any thread when a collective fails by itself, once per epoch.
 
-        `timeout` is that of the user's collectives; None takes what the script gives to `init_process_group`.
+        `timeout` is that of the user's collectives; None: as passed to `init_process_group`.
         """
         self.state = GroupState.REHEARSING
         self.step_failed = False
         self.attempt = 0
-        """Counts the steps that were begun, repeated ones too; 0 is set-up. A work belongs to the one that issued it."""
+        """Counts all steps that began, repeated ones too; 0 is set-up. A work belongs to the attempt that issued it."""
         self.in_rehearsed_steps = True
-        """Whether this is set-up or one of the first steps, which a replacement's rehearsal has too."""
+        """Whether this is set-up or one of the first steps, which a replacement rehearses too."""
         self.recording: Transcript | None = None
         self.playback: Transcript | None = None
         self.groups: list[Group] = []
-        self.waiters = Waiters()
-        self.releases = Releases(self.waiters)
+        self.wait_threads = WaitThreads()
+        self.cancellation = WaitCancellation(self.wait_threads)
         self.generation = 1
         self._rank_entry = rank_entry
         self.marks = Marks(rank_entry)
         self.on_failure = on_failure
-        self.refuse: Callable[[str], NoReturn] = _refuse
-        """Called with why the job cannot be kept exact; stops it."""
+        self.refuse: Callable[[str], NoReturn] = refuse
+        """Stops the job; called with the reason why it cannot be kept exact."""
+        self.hold: Callable[[], None] = _go_on
+        """Called, from any thread, before a collective returns a fake result; blocks where no step discards that."""
         self._timeout = timeout
         self._lock = threading.RLock()
         self._device: gloo.Device | None = None
-        self._meeting: GroupMeeting | None = None
+        self._rendezvous: Rendezvous | None = None
         self._connections: GroupConnections | None = None
         self._prefix = ""
         self._worlds = 0
         self._peers: tuple[gloo.Endpoint, ...] | None = None
-        self._build: Build | None = None
-        self._retired: list[Inner] = []
+        self._connecting: ConnectAttempt | None = None
+        self._retired: list[EpochGroup] = []
         self._issued = itertools.count(1)
         self._waited = itertools.count(1)
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def begin_step(self, step: int = -1, *, rehearsed: bool = False) -> None:
-        """Forget what happened to earlier collectives. `rehearsed`: it is one of the first steps."""
+        """Begin a step. `rehearsed`: it is one of the first steps."""
         self.step_failed = False
         self.attempt += 1
         self.in_rehearsed_steps = rehearsed
         self.marks.begin_step(step, marking=step >= 0 and not rehearsed)
 
     def mark(self, what: str, tensors: list[Tensor]) -> None:
-        """Mark the step that runs by what it reduces first; refuse to go on if it was another thing before a loss."""
+        """Mark the running step by its first reduction; stop the job if the mark differs from before a loss."""
         if not self.step_failed and not self.marks.put(tensors):
             self.refuse(DIFFERENT.format(what=what))
 
     def waited_late(self, what: str, attempt: int) -> None:
-        """Refuse a collective that is waited for in a later step than the one that issued it; set-up's are rehearsed too."""
+        """Stop the job: a collective is waited for in a later step. Set-up's may be, in a step that is rehearsed too."""
         if attempt == 0 and self.in_rehearsed_steps:
             return
         self.refuse(LATE.format(what=what, where="an earlier step" if attempt else "set-up"))
 
     def count_issued(self) -> None:
-        """Count a collective that is issued."""
+        """Count an issued collective."""
         if self._rank_entry is not None:
             self._rank_entry.issued = next(self._issued)
 
     def count_waited(self) -> None:
-        """Count a collective that has completed."""
+        """Count a completed collective."""
         if self._rank_entry is not None:
             self._rank_entry.waited = next(self._waited)
 
-    def _count_anew(self) -> None:
-        """Start both counts again: what a drain cut was issued and never completed, and a replacement has no past."""
+    def _reset_counts(self) -> None:
+        """Reset both counts: a drain leaves collectives that were issued and never completed."""
         self._issued, self._waited = itertools.count(1), itertools.count(1)
         if self._rank_entry is not None:
             self._rank_entry.issued = self._rank_entry.waited = 0
 
     def count_in(self, rank_entry: RankEntry) -> None:
-        """Count in this rank entry from now on."""
+        """Use this rank entry from now on."""
         self._rank_entry = rank_entry
         self.marks.inherit(rank_entry)
-        self._count_anew()
+        self._reset_counts()
 
     def note_fake(self) -> None:
-        """Note that a collective is answered by the fake."""
+        """Note that a collective gets a fake result."""
         self.step_failed = True
+        self.hold()
 
     @contextmanager
     def answered_by(self, group: Group, transcript: Transcript) -> Iterator[None]:
-        """Have the group answer by what was recorded; a drain that begins meanwhile stands."""
+        """Answer the group's collectives from the transcript; a drain that begins meanwhile stays in force."""
         with self._lock:
             before = self.state, self.playback, self.step_failed
             group.cover()
@@ -151,34 +166,33 @@ class Registry:
     # --- draining --------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Free every collective of this process, now, and answer later ones by the fake. Any thread; idempotent.
+        """End every collective of this process now, and give later ones fake results. Any thread; idempotent.
 
-        A registry that rehearses stays so: it has nothing to free.
+        A rehearsing registry has nothing to end.
         """
         with self._lock:
-            if self._build is not None:
-                self._build.cancel(_LOST_MEANWHILE)
+            if self._connecting is not None:
+                self._connecting.cancel(_LOST_MEANWHILE)
             self._drain()
 
     def failed(self, error: RuntimeError, what: str, generation: int, *, may_time_out: bool = False) -> None:
-        """Start a drain if a peer is to blame for `error`, else raise it. `may_time_out`: a time-out is the user's.
+        """Start a drain if `error` is the failure of a peer, else raise it. `may_time_out`: a timeout is the user's error.
 
-        What fails on communicators that are no longer in use says nothing of those that are.
+        A failure on communicators of an older generation says nothing about the present ones.
         """
         with self._lock:
-            if self.state is GroupState.ATTACHED and generation == self.generation:
+            first = self.state is GroupState.ATTACHED and generation == self.generation
+            if first:
                 if not gloo.is_peer_failure(error) or (may_time_out and not gloo.is_broken(error)):
                     try:
                         raise error
                     finally:
                         del error  # see `GuardedWork._fail`
                 self._drain()
-                first = True
-            else:
-                first = False
             self.step_failed = True
         if first:
             self.on_failure(f"{what}: {error}")
+        self.hold()
 
     def _drain(self) -> None:
         if self.state is not GroupState.ATTACHED:
@@ -186,14 +200,14 @@ class Registry:
         self.state = GroupState.DRAINING
         nccl_backends = self._retire()
         if nccl_backends:
-            self.step_failed = True  # on CUDA nobody can say which of the step's collectives the abort has cut
+            self.step_failed = True  # on CUDA it is unknown which of the step's collectives the abort has cut
             nccl.abort_all(nccl_backends)
         if self._device is not None and self._peers is not None:
             self._device.sever(self._peers)
-        self.releases.begin(self.generation)
+        self.cancellation.schedule(self.generation)
 
     def _retire(self) -> list[Any]:
-        """Detach every group; return the NCCL backends. What is retired is freed by `attach`, never by a callback."""
+        """Detach every group; return the NCCL backends. `attach` frees the retired ones, never a callback."""
         backends = []
         for group in self.groups:
             inner, backend = group.detach()
@@ -204,9 +218,9 @@ class Registry:
         return backends
 
     def _free(self, inners: list[Any]) -> None:
-        """Free communicators in another thread, because that joins Gloo's, and wait for it if it does not take long.
+        """Free communicators in another thread, which joins Gloo's threads, and wait a limited time for it.
 
-        Never under the lock, which callbacks on Gloo's threads may want.
+        Never under the lock, which callbacks on Gloo's threads may need.
         """
         if not any(inners):
             return
@@ -216,7 +230,7 @@ class Registry:
             inners.clear()
             freed.set()
 
-        self.waiters.start(free)
+        self.wait_threads.start(free)
         freed.wait(_FREE_S)
 
     # --- attaching -------------------------------------------------------------------------------------------------
@@ -228,49 +242,48 @@ class Registry:
         timeout: timedelta,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Build every group anew with its peers, under keys that begin with `prefix`, and leave the drain.
+        """Connect every group with its peers, under store keys that begin with `prefix`, and leave the drain.
 
-        `store` is the same object as the last time unless it has moved.
+        `store` is the same object as the last time unless the store has moved.
 
-        `cancelled` is asked once, when `interrupt_attach` works already: a caller that learns of a further loss just
-        before the call sees it here, and one that learns of it later interrupts. Raises `AttachError`; the groups then
-        stay fake.
+        `cancelled` is read once, after `interrupt_attach` has become effective, so that no loss falls between the two. On
+        `AttachError` the groups stay fake.
         """
         with self._lock:
             self._drain()
             retired, self._retired = self._retired, []
         self._free(retired)
-        meeting = self._open(store, prefix)
+        rendezvous = self._open(store, prefix)
         groups = list(self.groups)
-        build = Build(self._the_device(), meeting, [group.plan for group in groups], timeout)
+        attempt = ConnectAttempt(self._open_device(), rendezvous, [group.spec for group in groups], timeout)
         with self._lock:
-            self._build = build
+            self._connecting = attempt
         try:
             if cancelled():
                 raise AttachError(_LOST_MEANWHILE)
-            inners = build.run(None)
+            inners = attempt.run(None)
             with self._lock:
-                if build.cancelled:  # between its end and here
+                if attempt.cancelled:  # after `run` had its result
                     raise AttachError(_LOST_MEANWHILE)
                 self.generation += 1
                 for group, inner in zip(groups, inners, strict=True):
                     group.attach(inner, self.generation)
-                self._peers = build.peers
-                self._count_anew()
+                self._peers = attempt.peers
+                self._reset_counts()
                 self.state = GroupState.ATTACHED
                 self.step_failed = False
         finally:
             with self._lock:
-                self._build = None
+                self._connecting = None
 
     def interrupt_attach(self) -> None:
-        """Make an `attach` that is under way raise, within milliseconds. Any thread."""
+        """Make a running `attach` raise, within milliseconds. Any thread."""
         with self._lock:
-            if self._build is not None:
-                self._build.cancel(_LOST_MEANWHILE)
+            if self._connecting is not None:
+                self._connecting.cancel(_LOST_MEANWHILE)
 
     def shut_down(self) -> None:
-        """Free every communicator; the groups answer by the fake from now on. For the end of the process or the job."""
+        """Free every communicator, at the end of the process or the job; later results are fake."""
         with self._lock:
             self._drain()
             retired, self._retired = self._retired, []
@@ -281,59 +294,57 @@ class Registry:
     # --- groups ----------------------------------------------------------------------------------------------------
 
     def create(self, options: Any) -> Group:
-        """Return a new group (`options` are torch's `_DistributedBackendOptions`)."""
+        """Create a group; `options` are torch's `_DistributedBackendOptions`."""
         world = not options.global_ranks_in_group
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-        plan = GroupPlan(options.group_id, options.group_rank, ranks, self._timeout or options.timeout)
-        group = Group(self, plan)
+        spec = GroupSpec(options.group_id, options.group_rank, ranks, self._timeout or options.timeout)
+        group = Group(self, spec)
         if world:
             assert self._connections is not None
             # A script may destroy its world and make another one: their keys must differ.
             prefix = f"{self._prefix}/w{self._worlds}" if self._worlds else self._prefix
             self._worlds += 1
-            self._meeting = GroupMeeting(self._connections, prefix, options.group_rank, options.group_size)
-        inner = self._build_one(plan, world=world) if self.state is GroupState.ATTACHED else None
+            self._rendezvous = Rendezvous(self._connections, prefix, options.group_rank, options.group_size)
+        inner = self._connect_one(spec, world=world) if self.state is GroupState.ATTACHED else None
         with self._lock:
             self.groups.append(group)
             if inner is not None and self.state is GroupState.ATTACHED:
                 group.attach(inner, self.generation)
-            elif inner is not None:  # a drain has begun meanwhile
+            elif inner is not None:  # a drain began meanwhile
                 self._retired.append(inner)
         return group
 
-    def _build_one(self, plan: GroupPlan, *, world: bool) -> Inner | None:
-        """Build a new group in the current epoch; None if a peer was lost, which starts a drain.
+    def _connect_one(self, spec: GroupSpec, *, world: bool) -> EpochGroup | None:
+        """Connect a new group in the current epoch; None if a peer was lost, which starts a drain.
 
         Raises `AttachError` for the world's own group: without it there is nothing to drain.
         """
-        assert self._meeting is not None
-        build = Build(self._the_device(), self._meeting, [plan], plan.timeout)
+        assert self._rendezvous is not None
+        attempt = ConnectAttempt(self._open_device(), self._rendezvous, [spec], spec.timeout)
         with self._lock:
-            self._build = build
+            self._connecting = attempt
         try:
-            (inner,) = build.run(None if world else self._peers)
+            (inner,) = attempt.run(None if world else self._peers)
         except AttachError as error:
             if world:
                 raise
-            self._creation_failed(error)
+            with self._lock:
+                first = self.state is GroupState.ATTACHED
+                self._drain()
+                self.step_failed = True
+            if first:
+                self.on_failure(f"new_group: {error}")
+            self.hold()
             return None
         finally:
             with self._lock:
-                self._build = None
+                self._connecting = None
         if world:
-            self._peers = build.peers
+            self._peers = attempt.peers
         return inner
 
-    def _creation_failed(self, error: AttachError) -> None:
-        with self._lock:
-            already = self.state is not GroupState.ATTACHED
-            self._drain()
-            self.step_failed = True
-        if not already:
-            self.on_failure(f"new_group: {error}")
-
     def forget(self, group: Group) -> None:
-        """Free a group that its user destroyed."""
+        """Free a group that the script destroyed."""
         with self._lock:
             if group in self.groups:
                 self.groups.remove(group)
@@ -345,65 +356,21 @@ class Registry:
             backend.shutdown()
 
     def place(self, store: Store, prefix: str, *, attached: bool) -> None:
-        """Say where groups that are created from now on meet, and whether they are real."""
+        """Set where groups created from now on meet, and whether they connect."""
         self._connections = GroupConnections(store)
         self._connections.prepare()
         self._prefix = prefix
         self.state = GroupState.ATTACHED if attached else GroupState.REHEARSING
 
-    def _open(self, store: Source, prefix: str) -> GroupMeeting:
-        if self._meeting is None:
-            raise AttachError("there is no group to attach: call torch.distributed.init_process_group first.")
+    def _open(self, store: Source, prefix: str) -> Rendezvous:
+        if self._rendezvous is None:
+            raise AttachError("there is no group to attach.\nCall deadpool_run.init() first.")
         if self._connections is None or self._connections.source is not store:
             self._connections = GroupConnections(store)
         self._prefix, self._worlds = prefix, 1
-        self._meeting = GroupMeeting(self._connections, prefix, self._meeting.rank, self._meeting.size)
-        return self._meeting
+        self._rendezvous = Rendezvous(self._connections, prefix, self._rendezvous.rank, self._rendezvous.size)
+        return self._rendezvous
 
-    def _the_device(self) -> gloo.Device:
-        if self._device is None:
-            self._device = gloo.Device()
+    def _open_device(self) -> gloo.Device:
+        self._device = self._device or gloo.Device()
         return self._device
-
-
-_current: Registry | None = None
-
-
-def install(registry: Registry, *, store: Store, prefix: str, attached: bool) -> None:
-    """Make `registry` the owner of every group of the backend "deadpool" that is created from now on.
-
-    With `attached` they are built at once with their peers, under keys that begin with `prefix`; else they rehearse.
-    """
-    global _current  # noqa: PLW0603 - torch keeps one creator per backend and process
-    first_time = _current is None
-    _current = registry
-    registry.place(store, prefix, attached=attached)
-    if nccl.available():
-        nccl.configure()
-    if first_time and not hasattr(dist.Backend, BACKEND.upper()):
-        c10d.patch(lambda group: isinstance(group, Group), BACKEND)
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
-
-
-def uninstall(registry: Registry) -> None:
-    """Own no groups any more; another registry may be installed.
-
-    Who told it of failures is let go: torch may keep one of the groups for good, and with it the registry.
-    """
-    global _current  # noqa: PLW0603 - see `install`
-    _current = None
-    registry.on_failure = _nobody
-    registry.refuse = _refuse
-
-
-def _nobody(_message: str) -> None:
-    return
-
-
-def _refuse(message: str) -> NoReturn:
-    raise RefusedError(message)
-
-
-def _create(options: Any, _backend_options: Any) -> Group:
-    assert _current is not None
-    return _current.create(options)

@@ -1,4 +1,4 @@
-"""What a collective returns: a work that never raises because of a lost peer."""
+"""The works that collectives return; they never raise because of a lost peer."""
 
 import threading
 import time
@@ -15,50 +15,42 @@ from deadpool_run.worker.groups.owner import GroupOwner, Issuer
 from deadpool_run.worker.groups.transcript import Transcript, TranscriptEntry
 
 LATE = (
-    "{what}: this collective was issued in {where} and is waited for in a later step. If a rank is lost in between, its "
+    "{what}: this collective was issued in {where} and is waited for in a later step. If a rank is lost in between, the "
     "result is lost too, and no snapshot holds it.\n"
-    "Call wait() in the step that issues it: before the loop asks for the next step."
+    "Call wait() in the step that issues it, before the loop asks for the next step."
 )
 _SLICE = timedelta(milliseconds=20)
 _MAIN = threading.main_thread().ident
 _ANY = -1
-"""In the place of a step: threads of the script's own (a checkpoint that is written in the background) know no steps."""
+"""In place of an attempt: the script's own threads (a background checkpoint, say) are not bound to a step."""
 
 
 def issued_in(owner: GroupOwner) -> int:
-    """Return the step in which the main thread must wait for what it issues now; `_ANY` for other threads."""
+    """Return the attempt in which the main thread must wait for a collective issued now; `_ANY` for other threads."""
     return owner.attempt if get_ident() == _MAIN else _ANY
 
 
-class Issue:
-    """The step in which a collective was issued: there it has to be waited for."""
-
-    __slots__ = ("_attempt", "_owner", "_what")
-
-    def __init__(self, owner: GroupOwner, what: str) -> None:
-        self._owner = owner
-        self._what = what
-        self._attempt = issued_in(owner)
-
-    def check(self) -> None:
-        """Raise `RefusedError` in a later step."""
-        if self._attempt not in (self._owner.attempt, _ANY):
-            self._owner.waited_late(self._what, self._attempt)
+def check_attempt(owner: GroupOwner, what: str, attempt: int) -> None:
+    """Raise `RefusedError` in a later step than the one that issued the collective."""
+    if attempt not in (owner.attempt, _ANY):
+        owner.waited_late(what, attempt)
 
 
 class DoneWork(dist.Work):
-    """A collective that was answered at once. Its future holds tensors, because DDP's reducer takes them from there."""
+    """A collective that is complete from the start. Its future holds tensors, from which DDP's reducer takes them."""
 
-    def __init__(self, outputs: list[torch.Tensor], source: int = 0, issue: Issue | None = None) -> None:
+    def __init__(
+        self, outputs: list[torch.Tensor], source: int = 0, issued: tuple[GroupOwner, str, int] | None = None
+    ) -> None:
         super().__init__()
         self._outputs = outputs
         self._source = source
-        self._issue = issue
+        self._issued = issued
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - torch's signature
         """Return at once."""
-        if self._issue is not None:
-            self._issue.check()
+        if self._issued is not None:
+            check_attempt(*self._issued)
         return True
 
     def synchronize(self) -> None:
@@ -66,12 +58,10 @@ class DoneWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return True."""
+        """Return True, also for `is_success`: a fake result is not an error of the script."""
         return True
 
-    def is_success(self) -> bool:
-        """Return True: a fake answer is not the user's failure."""
-        return True
+    is_success = is_completed
 
     def exception(self) -> None:
         """Return None."""
@@ -81,7 +71,7 @@ class DoneWork(dist.Work):
         return self._outputs
 
     def source_rank(self) -> int:
-        """Return the rank that a receive from any rank pretends to have received from."""
+        """Return the source rank of a receive from any rank."""
         return self._source
 
     _source_rank = source_rank
@@ -92,13 +82,12 @@ class DoneWork(dist.Work):
 
 
 class GuardedWork(dist.Work):
-    """A Gloo collective whose failure through a peer starts a drain instead of raising; its outputs are then the fake answer.
+    """A Gloo collective. If a peer fails, it starts a drain instead of raising, and its outputs are the fake result.
 
-    A failure that is the user's own is raised. Nobody but the caller keeps the work alive, except while a future that
-    was asked for is not complete.
+    A failure of the script's own is raised. Only the caller keeps the work alive, and its future until that is complete.
     """
 
-    # On the class, because setting them in each object costs a microsecond per collective.
+    # On the class: setting them in each object would cost a microsecond per collective.
     _settled = False
     _failed = False
     _recorder: tuple[Transcript, TranscriptEntry] | None = None
@@ -112,15 +101,13 @@ class GuardedWork(dist.Work):
         self._generation = group.generation
         self._attempt = issued_in(group.registry)
 
-    def record_into(self, transcript: Transcript, slot: TranscriptEntry) -> None:
-        """Fill the slot when the collective completes."""
-        self._recorder = (transcript, slot)
+    def record_into(self, transcript: Transcript, entry: TranscriptEntry) -> None:
+        """Fill the entry when the collective completes."""
+        self._recorder = (transcript, entry)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the outputs. Raises only what is the user's own fault."""
-        registry = self._group.registry
-        if self._attempt not in (registry.attempt, _ANY):
-            registry.waited_late(self._collective.name, self._attempt)
+        """Wait for the outputs. Raises only errors of the script."""
+        check_attempt(self._group.registry, self._collective.name, self._attempt)
         if self._settled:
             return True
         try:
@@ -134,38 +121,38 @@ class GuardedWork(dist.Work):
                 self._abandon()
         return True
 
+    def synchronize(self) -> None:
+        """Wait."""
+        self.wait()
+
     def _await(self, timeout: timedelta | None) -> bool:
-        """Wait in Gloo, in slices; return False if a drain has released this work before Gloo did."""
+        """Wait in Gloo, in slices; return False if a drain cancelled the wait before Gloo ended it."""
         work, registry = self._work, self._group.registry
-        deadline = time.monotonic() + timeout.total_seconds() if timeout else None  # none is zero where C++ calls
+        deadline = time.monotonic() + timeout.total_seconds() if timeout else None  # C++ passes zero for none
         while True:
             try:
                 work.wait(_SLICE)
             except RuntimeError:
                 if work.is_completed():
-                    work.wait()  # it failed, or ended just now: this tells
+                    work.wait()  # raises if it failed
                     return True
                 if deadline is not None and time.monotonic() > deadline:
                     raise
-                if registry.releases.newest >= self._generation:
+                if registry.cancellation.newest >= self._generation:
                     return False
             else:
                 return True
-
-    def synchronize(self) -> None:
-        """Wait."""
-        self.wait()
 
     def is_completed(self) -> bool:
         """Whether the collective has ended in any way."""
         return self._settled or bool(self._work.is_completed())
 
     def is_success(self) -> bool:
-        """Whether it ended without a fault of the user; a drained collective counts as success."""
+        """Whether it ended without an error of the script; a drained collective counts as success."""
         return self._failed or bool(self._work.is_success())
 
     def exception(self) -> Any:
-        """Return the user's own fault, if there is one."""
+        """Return the error of the script, if there is one."""
         return None if self._failed else self._work.exception()
 
     def result(self) -> Any:
@@ -173,21 +160,19 @@ class GuardedWork(dist.Work):
         return self._collective.outputs(self._parts) if self._failed else self._work.result()
 
     def source_rank(self) -> int:
-        """Return the rank that a receive from any rank received from."""
+        """Return the source rank of a receive from any rank."""
         return self._group.other_rank if self._failed else int(self._work.source_rank())
 
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """Return a future of the outputs that a lost peer completes with the fake answer."""
-        registry = self._group.registry
-        if self._attempt not in (registry.attempt, _ANY):
-            registry.waited_late(self._collective.name, self._attempt)
+        """Return a future of the outputs; a lost peer completes it with the fake result."""
+        check_attempt(self._group.registry, self._collective.name, self._attempt)
         if self._failed:
             return done_future(self._collective.outputs(self._parts))
         inner = self._work.get_future()
         guarded = _GuardedFuture(self)
-        self._group.registry.releases.on(guarded.release, self._generation)
+        self._group.registry.cancellation.add_callback(guarded.cancel, self._generation)
         inner.add_done_callback(guarded.complete)
         return guarded.future
 
@@ -197,25 +182,25 @@ class GuardedWork(dist.Work):
         self._settled = True
         self._group.registry.count_waited()
         if self._recorder is not None:
-            transcript, slot = self._recorder
+            transcript, entry = self._recorder
             self._recorder = None
             outputs = self._collective.outputs(self._parts)
-            transcript.fill(slot, outputs, self.source_rank() if self._collective.name == "recv_anysource" else None)
+            transcript.fill(entry, outputs, self.source_rank() if self._collective.name == "recv_anysource" else None)
 
     def _fail(self, error: RuntimeError) -> None:
-        """Drain, or raise what is the user's own."""
+        """Start a drain, or raise the error if it is the script's."""
         if self._settled:
             return
         try:
             self._group.registry.failed(error, self._collective.name, self._generation)
         finally:
-            # An error whose traceback holds a frame that holds the error keeps this work until garbage is collected,
-            # and a barrier of Gloo's waits for every work that is left: it would raise the error again.
+            # Break the cycle error -> traceback -> frame -> error: while it lives, the work lives, and Gloo's barrier raises
+            # the error of every live work again.
             del error
         self._answer()
 
     def _abandon(self) -> None:
-        """Give up on Gloo, which will end this work later or never."""
+        """Stop waiting for Gloo, which will end this work later or never."""
         if not self._settled:
             self._group.registry.note_fake()
             self._answer()
@@ -228,7 +213,7 @@ class GuardedWork(dist.Work):
 
 
 class _GuardedFuture:
-    """The future of a guarded work: completed by Gloo's, or by the drain where Gloo's never completes; once."""
+    """The future of a guarded work, completed once: by Gloo's future, or by the drain if that never completes."""
 
     def __init__(self, work: GuardedWork) -> None:
         self.future: Future[Any] = Future()
@@ -237,11 +222,11 @@ class _GuardedFuture:
         self._over = False
 
     def complete(self, inner: Future[Any]) -> None:
-        """Pass on Gloo's result. Runs on Gloo's thread, which nothing may leave."""
+        """Pass on Gloo's result. Runs on Gloo's thread, which no exception may leave."""
         if not self._first():
             return
         work = self._work
-        work._group.registry.releases.off(self.release)  # noqa: SLF001 - one class in two halves
+        work._group.registry.cancellation.remove_callback(self.cancel)  # noqa: SLF001 - one class in two halves
         try:
             value = inner.value()
         except RuntimeError as error:
@@ -255,11 +240,14 @@ class _GuardedFuture:
             work._settle()  # noqa: SLF001
         self.future.set_result(value)
 
-    def release(self) -> None:
-        """Complete with the fake answer."""
+    def cancel(self) -> None:
         if self._first():
             work = self._work
-            work._abandon()  # noqa: SLF001
+            try:
+                work._abandon()  # noqa: SLF001
+            except RuntimeError as own:
+                self.future.set_exception(own)
+                return
             self.future.set_result(work._collective.outputs(work._parts))  # noqa: SLF001
 
     def _first(self) -> bool:
@@ -269,10 +257,10 @@ class _GuardedFuture:
 
 
 class ThreadedWork(GuardedWork):
-    """A Gloo work that cannot be waited for in slices, so another thread waits in Gloo.
+    """A Gloo work that another thread waits for, because a wait in slices is impossible.
 
-    To a send or receive the end of a slice is a failed connection; a reduce-scatter ignores time-outs. The thread holds
-    nothing but this operation if a drain leaves it behind.
+    For a send or receive the end of a slice is a failed connection; a reduce-scatter ignores timeouts. If a drain leaves the
+    thread stuck, it holds only this operation.
     """
 
     def _await(self, timeout: timedelta | None) -> bool:
@@ -283,7 +271,7 @@ class ThreadedWork(GuardedWork):
 
         def wait_in_gloo() -> None:
             try:
-                # A reduce-scatter writes its outputs here, which must be allowed as it is where the user waits.
+                # A reduce-scatter writes its outputs here: use the inference mode of the caller.
                 with torch.no_grad(), torch.inference_mode(inference):
                     work.wait(timeout) if timeout else work.wait()
             except RuntimeError as error:
@@ -293,10 +281,10 @@ class ThreadedWork(GuardedWork):
             over.set()
 
         registry = self._group.registry
-        registry.waiters.start(wait_in_gloo)
-        registry.releases.on(over.set, self._generation)
+        registry.wait_threads.start(wait_in_gloo)
+        registry.cancellation.add_callback(over.set, self._generation)
         over.wait()
-        registry.releases.off(over.set)
+        registry.cancellation.remove_callback(over.set)
         ended = bool(outcome)
         error = outcome.pop() if ended else None
         if error is not None:
@@ -308,17 +296,17 @@ class ThreadedWork(GuardedWork):
 
 
 class RecordedWork(dist.Work):
-    """An NCCL work while a transcript is recorded: the same work, noting its outputs when it is waited for."""
+    """An NCCL work while a transcript is recorded, which keeps its outputs when it is waited for."""
 
-    def __init__(self, work: Any, transcript: Transcript, slot: TranscriptEntry, outputs: list[torch.Tensor]) -> None:
+    def __init__(self, work: Any, transcript: Transcript, entry: TranscriptEntry, outputs: list[torch.Tensor]) -> None:
         super().__init__()
         self._work = work
-        self._notes: tuple[Transcript, TranscriptEntry, list[torch.Tensor]] | None = (transcript, slot, outputs)
+        self._recorder: tuple[Transcript, TranscriptEntry, list[torch.Tensor]] | None = (transcript, entry, outputs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait as NCCL does: the current stream waits, the host does not."""
         done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
-        self._note()
+        self._record()
         return done
 
     def get_future(self) -> Future[Any]:
@@ -326,14 +314,14 @@ class RecordedWork(dist.Work):
         future: Future[Any] = self._work.get_future()
         return future
 
-    def _note(self) -> None:
-        if self._notes is not None:
-            transcript, slot, outputs = self._notes
-            self._notes = None
-            transcript.fill(slot, outputs)
+    def _record(self) -> None:
+        if self._recorder is not None:
+            transcript, entry, outputs = self._recorder
+            self._recorder = None
+            transcript.fill(entry, outputs)
 
     def __getattribute__(self, name: str) -> Any:
-        """Everything else is NCCL's own."""
+        """Return NCCL's own attribute, but for `wait` and `get_future`."""
         if name in _NCCL_OWN:
             return getattr(object.__getattribute__(self, "_work"), name)
         return object.__getattribute__(self, name)

@@ -1,4 +1,4 @@
-"""A rank's worker as a member of the job: its steps and its end. Everything here runs on the script's main thread."""
+"""A rank's part in the job: its steps and its end. Everything here runs on the script's main thread."""
 
 import os
 import time
@@ -18,7 +18,9 @@ from deadpool_run.vault.status_page import Phase
 from deadpool_run.wire import messages
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.modules import local
-from deadpool_run.worker.groups import registry
+from deadpool_run.worker.groups import backend
+from deadpool_run.worker.groups.registry import GroupState
+from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
@@ -27,48 +29,46 @@ from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.verify.agreement import ReplicaDifference
 from deadpool_run.worker.verify.coverage import is_sampled
 
-REHEARSAL_STEPS = 2
-"""DDP rebuilds its buckets at the second forward; FSDP2's lazy parts, optimizer state and compilation come earlier."""
-
 _OUTSIDE_LOOP = (
-    "this script updates weights outside of job.steps(): nothing protects it, and a lost rank starts it from the beginning.\n"
+    "this script updates weights outside of job.steps(): nothing protects it, and a lost rank restarts it from the beginning.\n"
     "Write `for step in job.steps(N):` and `with step:` around the step."
 )
 _OUTSIDE = 3
-"""So many updates before the step loop are a loop of the script's own; one or two may warm something up."""
+"""Updates before the step loop that make a loop of the script's own; one or two may be a warm-up."""
 
 
 class LoopMember(RepairParticipant):
-    """One rank's part in the job."""
+    """A rank in its training loop."""
 
     def __init__(self, session: Session, timeout: timedelta | None, *, verify: bool = True) -> None:
-        """With `verify`, step 1 is run twice on a fresh start: see `trial`."""
+        """With `verify`, one step is run twice after a start: see `trial`."""
         super().__init__(session, timeout)
-        self.practising = session.resume >= 0  # plays the first steps with its peers before it goes on from `resume`
+        self.practising = session.resume >= 0  # rehearses the first steps with its peers, then resumes version `resume`
         self._practised = True  # no peer was lost in those steps
         self.trial = Trial(wanted=verify and not (self.rehearsing or self.practising))
-        self._transcript: Transcript | None = None  # recorded, and not yet sealed
+        self._transcript: Transcript | None = None  # recorded, not sealed yet
         self._in_loop = False
-        self._outside = 0  # updates of weights before the loop
+        self._outside = 0  # weight updates before the loop
         self._updated = False  # an optimizer has begun to change weights in this step
         self._in_step = False
         self._stopped = False  # the optimizer was stopped in this step
-        self._updates = False  # every undisturbed step so far has stepped an optimizer, and there was one
-        self._steps_done = 0  # undisturbed ones, by this run of the script
+        self._updates = False  # every complete step so far has stepped an optimizer, and there was one
+        self._steps_done = 0  # complete ones, by this run of the script
         self._released = False
         self._step_began_ns = 0
-        self._optimizers = False  # there is some optimizer: weights change there and nowhere else
-        session.disturbed, session.give_up = self.disturbed, self.give_up
+        self._optimizers = False  # there is an optimizer, and weights change only there
+        session.loss_pending, session.report_and_wait = self.loss_pending, self.report_and_wait
+        self.registry.hold = self._hold
         self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
 
     # --- steps ---------------------------------------------------------------------------------------------------
     #
-    # A step lasts from the moment the loop is given its index to the moment the loop asks for the next: what the body
-    # does after `with step:` (a scheduler's step, an evaluation) belongs to it, and version k is the state in which
-    # the loop was given index k. So a step that is run again is run again whole.
+    # A step lasts from the moment the loop receives its index until it asks for the next: code after `with step:` (a
+    # scheduler's step, an evaluation) belongs to it. Version k is the state in which the loop received index k. So a step
+    # that is repeated is repeated whole.
 
     def enter_loop(self) -> None:
-        """Protect what set-up made. A replacement has nothing to protect yet, nor has who goes on from a checkpoint."""
+        """Capture the state after set-up. A replacement, and a start from a checkpoint, have nothing to capture yet."""
         self._in_loop = True
         self._optimizers = self.snapshots.has_optimizers()
         self.snapshots.find_wrappers()
@@ -81,7 +81,7 @@ class LoopMember(RepairParticipant):
         self._rank_entry.phase = Phase.BETWEEN
 
     def begin_step(self, index: int) -> None:
-        """Note that the loop is about to be given this index."""
+        """Start the step that the loop is about to receive."""
         self.session.step = index
         self._updated = self._stopped = False
         self.registry.begin_step(index, rehearsed=index < REHEARSAL_STEPS)
@@ -93,19 +93,19 @@ class LoopMember(RepairParticipant):
         self._rank_entry.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.STEP
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        """Weights are about to change: last moment to stop, and not before the running capture has read them."""
+        """Before weights change: stop if a peer was lost, or wait until a running capture has read them."""
         self._note_update(optimizer, has_closure=bool(args or kwargs))
         if self.rehearsing:
             return
-        in_backward = c10d.in_backward()  # where nothing may be raised: autograd and FSDP2 would be left half-way
+        in_backward = c10d.in_backward()  # don't raise there: autograd and FSDP2 would be left half-way
         if self._in_step and self.registry.step_failed and not in_backward:
             self._stopped = True
             raise StepAborted("a peer was lost during this step")
         self.snapshots.wait()
-        # A peer that died now, its copy half made, would cost this step and the one that it had not kept.
+        # If a peer died now with its copy half written, two steps would be lost: this one and the one it was copying.
         if self._in_step and not (self._updated or in_backward or self.snapshots.wait_for_peers()):
             self._stopped = True
-            raise StepAborted("a peer was lost while it made its snapshot")
+            raise StepAborted("a peer was lost while it copied its snapshot")
         if not self._updated:
             self.snapshots.check_writes()
         self._optimizers = self._updated = True
@@ -114,9 +114,9 @@ class LoopMember(RepairParticipant):
             self._rank_entry.phase = Phase.OPTIMIZER
 
     def _note_update(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
-        """Note who updates: it must be protected, and a rehearsal must do the same.
+        """Note the optimizer: it must be protected, and a rehearsal must step it too.
 
-        With a closure there are no gradients of this step yet.
+        With a closure, this step has no gradients yet.
         """
         if not self._in_loop:
             self._outside += 1
@@ -128,7 +128,7 @@ class LoopMember(RepairParticipant):
         if index is None:
             return
         if index < REHEARSAL_STEPS and (name := self.snapshots.name_of(optimizer)) is not None:
-            self._rehearsal.made.optimizers.add(name)
+            self._rehearsal.created.optimizers.add(name)
         if not self.rehearsing:
             self.snapshots.coverage.note(optimizer, index)
             if self.registry.marks.open and not has_closure:
@@ -136,12 +136,12 @@ class LoopMember(RepairParticipant):
                 self.registry.mark("gradient", [local(each) for each in gradients if each is not None][:1])
 
     def exit_step(self, error: BaseException | None) -> bool:
-        """`with step:` ends; return whether its exception only says that the step was interrupted."""
+        """`with step:` ends; return whether to swallow its exception."""
         self._in_step = False
         self._rank_entry.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.BETWEEN
         if error is None or isinstance(error, StepAborted):
             if self._stopped or self.registry.step_failed:
-                self.snapshots.wait()  # the body goes on behind the block, and may write to what is being copied
+                self.snapshots.wait()  # the body goes on after the block, and may write to what is being copied
             return True
         if not isinstance(error, Exception):
             return False
@@ -149,20 +149,20 @@ class LoopMember(RepairParticipant):
             self._rehearsal.raised(error)
             return True
         if self.registry.step_failed:
-            self.give_up(error)
+            self.report_and_wait(error)
         return False
 
     def close_step(self) -> None:
-        """Count the step, for which the loop asks for the next, unless a lost peer spoilt it."""
+        """Complete the step when the loop asks for the next, unless a peer was lost in it."""
         index, self.session.step = self.session.step, None
         step_failed = not self.rehearsing and self._step_failed()
         if index == REHEARSAL_STEPS - 1:
-            self._rehearsal.made.buckets = self.snapshots.decided_buckets()
+            self._rehearsal.created.buckets = self.snapshots.decided_buckets()
         if self.rehearsing:
             return
-        if index and not (step_failed or self.trial.running):  # in the first step nobody can decide
+        if index and not (step_failed or self.trial.running):  # DDP cannot decide in the first step
             with self._unrecorded():
-                self.snapshots.settle_buckets(self.registry)
+                self.snapshots.decide_buckets(self.registry)
         assert index is not None
         if not step_failed:
             problem = self.snapshots.coverage.problem(index, look=is_sampled(index))
@@ -173,44 +173,43 @@ class LoopMember(RepairParticipant):
         elif self.trial.running and not step_failed:
             self.trial.observe(self.snapshots.observe())
             self._live = None
-        elif step_failed or not self._in_company():
-            self._void(step_failed=step_failed)
+        elif step_failed or not self._peers_ready():
+            self._discard(step_failed=step_failed)
         elif self._is_verified(index) and self._agrees(Version(index + 1)):
             self._complete()
         else:
             self._live = None  # a rank was lost while replicas were compared
 
-    def _void(self, *, step_failed: bool) -> None:
-        """End a step that will be repeated: see which version the objects hold."""
+    def _discard(self, *, step_failed: bool) -> None:
+        """End a step that will be repeated: find out which version the live objects hold."""
         if step_failed and self._updates and not (self._stopped or self._updated):
-            # It came past its optimizer by another way than ever before: by an exception that the script kept.
-            self.give_up("its step ended without a step of an optimizer")
+            # The script skipped its optimizer for the first time: it caught an exception.
+            self.report_and_wait("its step ended without a step of an optimizer")
         kept = self._stopped and not self._updated and self.snapshots.is_untouched()
         self._live = self.completed if kept else None
 
     def _is_verified(self, step: int) -> bool:
-        """Hold the second run of a step against the trial. Stops the job if they differ."""
         if self.trial.stage is Trial.Stage.RAN and (why := self.trial.verdict(step, self.snapshots.observe())):
             self.refuse(why)
         return True
 
     @property
     def step_failed(self) -> bool:
-        """Whether it is known already that the step that runs will be repeated."""
+        """Whether the running step is known to be repeated later."""
         return not self.rehearsing and (self.registry.step_failed or self._stopped)
 
-    def _in_company(self) -> bool:
-        """Wait, in a step in which no optimizer has, for the peers' copies; False if a rank was lost meanwhile.
+    def _peers_ready(self) -> bool:
+        """Wait for the peers' copies in a step without an update; False if a rank was lost meanwhile.
 
-        Where such a step has no collectives either (`no_sync`), ranks would come to be steps apart.
+        If such a step has no collectives either (`no_sync`), ranks would run steps apart.
         """
         return self._updated or not self._optimizers or self.snapshots.wait_for_version(self.completed)
 
     def _step_failed(self) -> bool:
-        """Tell whether a lost peer spoilt the step. On CUDA a cut collective looks like a success until it has run."""
+        """Return whether a peer was lost in the step. On CUDA an aborted collective looks successful until it has run."""
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
-            return self.registry.step_failed or self.registry.state is registry.GroupState.DRAINING
+            return self.registry.step_failed or self.registry.state is GroupState.DRAINING
         return self.registry.step_failed or self._stopped
 
     def _complete(self) -> None:
@@ -222,11 +221,10 @@ class LoopMember(RepairParticipant):
         self._rank_entry.step_ended_ns = now
         if self._optimizers:
             self.snapshots.begin(self.completed)
-        else:  # weights that a script changes by hand may change at any moment: copy before it goes on
+        else:  # a script that changes weights by hand may do so at any moment: copy before it goes on
             self.snapshots.capture_now(self.completed)
-        self._rank_entry.completed = (
-            self.completed
-        )  # not before the copy is under way: peers that wait for it would go on
+        # Only now that the copy has begun: peers that wait for it would go on.
+        self._rank_entry.completed = self.completed
         self.snapshots.end_early(look=is_sampled(self.completed - 1))
         if self._first_of_epoch:
             self._first_of_epoch = False
@@ -235,17 +233,17 @@ class LoopMember(RepairParticipant):
             self._seal()
 
     def _seal(self) -> None:
-        """Keep what set-up and the first steps received, once: a replacement can rehearse from now on."""
+        """Store the transcript of set-up and the first steps, once: from now on a replacement can rehearse."""
         self._stop_recording()
         transcript, self._transcript = self._transcript, None
         if transcript is not None:
             self._rehearsal.write_into(transcript)
             transcript.write(self.session.transcript_fd)
-            self._link.send(messages.Sealed(self.snapshots.likeness()))
+            self._link.send(messages.Sealed(self.snapshots.replica_leader()))
 
     @contextmanager
     def _unrecorded(self) -> Iterator[None]:
-        """Leave what is received out of the transcript: a rehearsal does not do it."""
+        """Keep these collectives out of the transcript: a rehearsal does not issue them."""
         recording, self.registry.recording = self.registry.recording, None
         try:
             yield
@@ -257,7 +255,7 @@ class LoopMember(RepairParticipant):
         self.registry.recording = None
 
     def _agrees(self, version: Version) -> bool:
-        """Compare replicas, at some versions; False if a rank was lost meanwhile. Stops the job if a repair spoilt them."""
+        """Compare replicas, at some versions; False if a rank was lost meanwhile. Stops the job if a repair made them differ."""
         agreement = self.snapshots.agreement
         strict = agreement.is_strict(version)
         if not strict and not (version >= REHEARSAL_STEPS and is_sampled(version - 1)):
@@ -286,10 +284,10 @@ class LoopMember(RepairParticipant):
     # --- the trial -----------------------------------------------------------------------------------------------
 
     def begin_trial(self, total: int) -> bool:
-        """Have the next step be run for practice; False if that is not due, or if a rank was lost before."""
-        if not (self.trial.may_begin(self.completed, total) and self.snapshots.repeats_alike()):
+        """Start the trial of the next step; False if it is not due, or if a rank was lost."""
+        if not (self.trial.may_begin(self.completed, total) and self.snapshots.reduces_repeatably()):
             return False
-        self.snapshots.wait(hurry=False)
+        self.snapshots.wait(cancel_pending=False)
         if self.completed not in self.snapshots.held() and not self.snapshots.capture_now(self.completed):
             return False
         self.snapshots.look()
@@ -298,9 +296,9 @@ class LoopMember(RepairParticipant):
         return True
 
     def end_trial(self) -> None:
-        """End the practice: put its beginning back, as after a loss. A rank that was really lost ends the trial."""
+        """End the trial: restore the state before it, as after a loss. If a rank was lost, a repair does that."""
         rehearsal_output.lift()
-        self._stop_recording()  # what replacements rehearse is this run of the step: the next one makes nothing lazily
+        self._stop_recording()  # replacements rehearse this run of the step: the next one creates nothing lazily
         self.trial.end()
         if self.interrupted:
             return
@@ -309,55 +307,63 @@ class LoopMember(RepairParticipant):
         self._live = self.completed
         self._rank_entry.phase = Phase.BETWEEN
 
-    # --- what cannot be drained ----------------------------------------------------------------------------------
+    # --- failures of the script ----------------------------------------------------------------------------------
 
-    def disturbed(self) -> bool:
-        """Tell whether the script may go astray now because a peer was lost."""
+    def loss_pending(self) -> bool:
+        """Whether a peer was lost and not replaced yet: a failure of the script may be a consequence."""
         return not self.rehearsing and not self._released and (self.interrupted or self.registry.step_failed)
 
-    def give_up(self, why: str | BaseException) -> NoReturn:
-        """Wait to be told to run the script again, or for the end.
+    def report_and_wait(self, why: str | BaseException) -> NoReturn:
+        """Report that the script failed after a loss, and wait for the order to run it again or to end.
 
-        It went astray on what a lost peer left, so that its objects may be half-way.
+        Its objects may be half-way through an update.
         """
-        self._break(why)
+        self._report(why)
         epoch = self._epoch
         while True:
             epoch = self._link.orders.wait_newer(epoch)
 
     def break_off(self) -> None:
-        """Note that the script has left its loop early. It is not stopped here: nothing can be raised."""
-        if self.disturbed():
-            self._break("it left its loop")
+        """Note that the script left its loop early. It cannot be stopped here, where nothing can be raised."""
+        if self.loss_pending():
+            self._report("it left its loop")
 
-    def _break(self, why: str | BaseException) -> None:
+    def _report(self, why: str | BaseException) -> None:
         self._script_failure.note(why, self.session.step)
-        self._script_failure.tell(self._link.orders.epoch, attached=self._epoch)
+        self._script_failure.report(self._link.orders.epoch, attached=self._epoch)
 
     def leave(self) -> tuple[int, list[int]]:
-        """Take down what this run of the script made: another begins. Returns the steps done and the versions held."""
+        """Tear down this run of the script, before the next. Returns the steps completed and the versions held."""
         self.session.capture_interval = self.snapshots.interval
         self.session.store_host, self.session.store_port = self._store_address
         self.close()
-        registry.uninstall(self.registry)
+        backend.uninstall(self.registry)
         held: list[int] = list(self._rank_entry.held)
         self._rank_entry.clear(keep_slots=True)
         return self.completed, held
 
+    def _hold(self) -> None:
+        """Block a cut collective outside the loop, where no step discards its fake result: the script may save it.
+
+        The agent ends this process: the world restarts, or every rank comes back to run the end of the script again.
+        """
+        if not self.rehearsing and (self._released or not self._in_loop):
+            self._link.orders.wait_end()
+
     # --- a checkpoint from before the job ------------------------------------------------------------------------
 
-    def go_on(self) -> None:
-        """Practised: go on from the version that the slot was filled with.
+    def resume(self) -> None:
+        """Resume from the version in the slot, after the first steps were rehearsed.
 
-        Everything lazy has been made by now as in the run that wrote it (DDP has the same buckets, and so the same sums
-        to the last bit), and the transcript is of set-up and the first two steps, as ever.
+        Everything lazy exists by now, as in the run that wrote the checkpoint: DDP has the same buckets, and so the same
+        sums to the last bit. The transcript is of set-up and the first two steps, as in any run.
         """
         version = Version(self.session.resume)
-        while not self._practised:  # the world is started again: nothing of it is worth a repair
+        while not self._practised:  # the world starts again: there is nothing to repair yet
             self._link.orders.wait_newer(self._epoch)
         self._rank_entry.phase = Phase.RESTORING
         self.snapshots.restore(version)
-        self.snapshots.tell_buckets(self.registry)
+        self.snapshots.replay_buckets(self.registry)
         self.practising = False
         self.completed = self._live = version
         self._rank_entry.completed = version
@@ -368,9 +374,11 @@ class LoopMember(RepairParticipant):
     # --- the end -------------------------------------------------------------------------------------------------
 
     def finish(self) -> bool:
-        """Stay until every rank's last snapshot is committed; False if a repair is needed first."""
+        """Wait until every rank's last snapshot is committed; False if a repair is needed first."""
         self._seal()
-        self.snapshots.wait(hurry=False)  # what was given up once is never committed, though it is captured after all
+        self.snapshots.wait(
+            cancel_pending=False
+        )  # a version that was skipped is never committed, even if it is captured later
         if self.completed not in self.snapshots.held():
             self.snapshots.capture_now(self.completed)
         self._rank_entry.phase = Phase.FINISHED
@@ -379,7 +387,7 @@ class LoopMember(RepairParticipant):
         return self._released
 
     def close(self) -> None:
-        """Free groups and mappings; the process is about to end."""
+        """Free groups and mappings, before the process ends."""
         self._hook.remove()
         self._wrappers.close()
         self.registry.shut_down()

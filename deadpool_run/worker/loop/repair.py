@@ -1,4 +1,4 @@
-"""A rank's worker in a repair: it reports what it holds, brings its objects to the resume version, and attaches."""
+"""A rank's part in a repair: it reports its versions, restores the resume version, and attaches."""
 
 import functools
 from datetime import timedelta
@@ -12,26 +12,27 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.status_page import Phase, StatusPage
 from deadpool_run.wire import messages
 from deadpool_run.worker.compat import c10d
-from deadpool_run.worker.groups import registry
+from deadpool_run.worker.groups import backend
 from deadpool_run.worker.groups.connect import Source
 from deadpool_run.worker.groups.ddp_buckets import Wrappers
+from deadpool_run.worker.groups.registry import GroupState, Registry
 from deadpool_run.worker.groups.rehearsal import Rehearsal
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.script_failure import ScriptFailure
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.snapshot import Snapshots
-from deadpool_run.worker.verify.script_names import place
+from deadpool_run.worker.verify.script_names import current_line
 
 ATTACH_TIMEOUT = timedelta(seconds=30)
-"""Bound of one attach. Every member is known to be ready when it starts, so that it takes milliseconds."""
+"""Of one attach. It takes milliseconds, because all members are ready when it starts."""
 
 
 class RepairParticipant:
-    """What a member is made of, and its part in repairs.
+    """The parts of a loop member, and the repair of one.
 
-    The methods are the main thread's, but for `_heard_abort`, `_heard_interval`, `_captured` and `_suspect`, which only set
-    flags, free blocked waits, or send.
+    Methods run on the main thread, except `_on_abort`, `_on_interval`, `_on_captured` and `_on_failure`: those only set
+    flags, end blocked waits, or send.
     """
 
     def __init__(self, session: Session, timeout: timedelta | None) -> None:
@@ -39,8 +40,8 @@ class RepairParticipant:
         self.completed = Version(0)
         self.rehearsing = session.replacement
         self._link = session.link
-        self._epoch = session.epoch  # the epoch that this member is attached to (a replacement: is to join)
-        self._live: Version | None = None  # the version that the objects hold; None: none
+        self._epoch = session.epoch  # attached to; of a replacement: to join
+        self._live: Version | None = None  # the version that the live objects hold, if any
         self._script_failure = ScriptFailure(session.link)
         self._rehearsal = Rehearsal()
         self._first_of_epoch = False
@@ -54,18 +55,18 @@ class RepairParticipant:
             status_page=self._status_page,
             rank=Rank(session.rank),
             on_skip=lambda version: self._link.send(messages.Skipped(version)),
-            on_captured=self._captured,
+            on_captured=self._on_captured,
             interval=session.capture_interval,
             interrupted=lambda: self.interrupted,
             wrappers=self._wrappers,
         )
-        self.registry = registry.Registry(rank_entry=self._rank_entry, on_failure=self._suspect, timeout=timeout)
+        self.registry = Registry(rank_entry=self._rank_entry, on_failure=self._on_failure, timeout=timeout)
         self.registry.refuse = self.refuse
         if session.replacement:
             self.registry.playback = Transcript.read(session.transcript_fd)
         else:
             self.registry.recording = Transcript()
-        self._link.subscribe(on_abort=self._heard_abort, on_interval=self._heard_interval)
+        self._link.subscribe(on_abort=self._on_abort, on_interval=self._on_interval)
 
     def _take_rank_entry(self) -> None:
         session = self.session
@@ -78,7 +79,7 @@ class RepairParticipant:
     def set_up_groups(self, timeout: timedelta | None) -> None:
         """Create the default group: real with its peers, or rehearsing."""
         session = self.session
-        registry.install(
+        backend.install(
             self.registry, store=self._first_store, prefix=f"e{self._epoch}", attached=not session.replacement
         )
         dist.init_process_group(
@@ -91,47 +92,47 @@ class RepairParticipant:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a loss was noticed that this member has not been repaired from."""
+        """Whether a peer was lost, and this member has not been repaired since."""
         return not self.rehearsing and (
-            self._link.orders.epoch > self._epoch or self.registry.state is registry.GroupState.DRAINING
+            self._link.orders.epoch > self._epoch or self.registry.state is GroupState.DRAINING
         )
 
     def refuse(self, why: str, kind: type[RefusedError] = RefusedError) -> NoReturn:
-        """Stop the whole job, because its weights could not be kept exact. Any thread. Raises `kind`."""
-        where = place()
-        why = f"{why}\nNoticed by rank {self.session.rank}{' at ' if where else ''}{where}."
+        """Stop the job, because its weights could not be kept exact. Any thread. Raises `kind`."""
+        where = current_line()
+        why = f"{why}\nFound by rank {self.session.rank}{' at ' if where else ''}{where}."
         self._link.send(messages.ScriptRefused(why, kind.exit_code))
         error = kind(why)
         error.reported = True
         raise error
 
-    # --- told by other threads -----------------------------------------------------------------------------------
+    # --- called by other threads ---------------------------------------------------------------------------------
 
-    def _heard_abort(self, epoch: int) -> None:
+    def _on_abort(self, epoch: int) -> None:
         if not self.rehearsing:
             self.registry.abort()
         self.registry.interrupt_attach()
-        self._script_failure.tell(epoch, attached=self._epoch)
+        self._script_failure.report(epoch, attached=self._epoch)
 
-    def _heard_interval(self, interval: int) -> None:
+    def _on_interval(self, interval: int) -> None:
         self.snapshots.interval = interval
 
-    def _captured(self, version: Version) -> None:
+    def _on_captured(self, version: Version) -> None:
         if self.session.replicate:
             self._link.send(messages.Captured(version))
 
-    def _suspect(self, message: str) -> None:
+    def _on_failure(self, message: str) -> None:
         self._link.send(messages.PeerSuspected(self._epoch, message))
 
     # --- the repair ----------------------------------------------------------------------------------------------
 
     def repair(self) -> None:
-        """Drained: take part in the repair until this member is attached again."""
+        """Take part in the repair, drained, until this member is attached again."""
         self._rank_entry.phase = Phase.DRAINED
         self._negotiate(self._link.orders.wait_newer(self._epoch), rehearsed=True)
 
     def join(self) -> None:
-        """Rehearsed: take the rank's state and part in the job. Raises `RehearsalError` if something was left out."""
+        """Take the rank's state and join the job, after the rehearsal. Raises `RehearsalError` if that left something out."""
         if self.registry.playback is not None:
             self._rehearsal.check(self.registry.playback)
         self.registry.playback = None
@@ -141,12 +142,12 @@ class RepairParticipant:
         self._negotiate(self._link.orders.epoch, rehearsed=False)
 
     def learn_replicas(self) -> None:
-        """Attached again: see which replicas differ as they were before the loss; the others have to stay equal."""
+        """After attaching: note which replicas differ as before the loss; the others have to stay equal."""
         self.snapshots.agreement.compare(strict=False)
         self.snapshots.agreement.repaired(self.completed)
 
     def _wait_for_rank(self) -> None:
-        """Wait, as a spare that has rehearsed ahead of need, until the rank is given to it; take over its memory."""
+        """Wait, as a spare that has rehearsed early, for the rank; take over its memory."""
         self._link.send(messages.Prepared())
         self.session.take(*self._link.orders.wait_assigned())
         self._take_rank_entry()
@@ -156,7 +157,7 @@ class RepairParticipant:
         self.registry.count_in(self._rank_entry)
 
     def _negotiate(self, epoch: int, *, rehearsed: bool) -> None:
-        """Report, restore, attach; begin again whenever a newer epoch comes between."""
+        """Report, restore, attach; begin again whenever a newer epoch comes in between."""
         orders = self._link.orders
         has_state = rehearsed
         while True:
@@ -182,7 +183,7 @@ class RepairParticipant:
         else:
             self._live = None
             self.snapshots.restore(version)
-            self.snapshots.tell_buckets(self.registry)
+            self.snapshots.replay_buckets(self.registry)
         self.snapshots.discard_newer(version)
         self.completed = self._live = version
         self._rank_entry.completed = version
@@ -190,7 +191,7 @@ class RepairParticipant:
             self.snapshots.begin(version)
 
     def _attach(self, order: messages.Attach) -> bool:
-        """Attach to the order's epoch; False if it failed or a newer one came meanwhile."""
+        """Attach in the order's epoch; False if that failed or a newer epoch came in between."""
         epoch = order.epoch
         self._rank_entry.phase = Phase.ATTACHING
         self._follow_store(order)
@@ -206,7 +207,7 @@ class RepairParticipant:
         if self.rehearsing:
             self.rehearsing = False
             rehearsal_output.lift()
-        if self._link.orders.epoch > epoch:  # heard while the groups were being attached: they are void
+        if self._link.orders.epoch > epoch:  # came while the groups were being attached
             self.registry.abort()
             return False
         self._rank_entry.epoch = epoch
@@ -216,7 +217,7 @@ class RepairParticipant:
         return True
 
     def _follow_store(self, order: messages.Attach) -> None:
-        """Meet at the store where it is now. The connecting is left to the attach, which can be interrupted."""
+        """Use the store's new address. The attach connects to it, because an attach can be interrupted."""
         address = (order.store_host, order.store_port)
         if order.store_host and address != self._store_address:
             self._store_address = address

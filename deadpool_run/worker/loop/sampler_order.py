@@ -1,8 +1,8 @@
-"""The order of an epoch: what a loader's sampler draws, drawn again and skipped without loading anything.
+"""The order of an epoch: a loader's sampler, drawn again and skipped without loading anything.
 
-The sampler draws where it would in a loop over the loader itself, from the same generators, so that a loop under
-`Job.batches` sees the same order. A sampler that is not torch's own may go on drawing as it is iterated, while the
-training draws too: it is then given a stream of its own, which begins as its first draw leaves the generators.
+The sampler draws at the same time and from the same generators as in a loop over the loader itself, so that a loop under
+`Job.batches` sees the same order. A custom sampler may draw lazily, between the training's own draws: it gets a private
+random state, which starts from the state that its first draw leaves.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _TORCHS_OWN = "torch.utils.data"
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Leave every generator of the process as it was."""
+    """Restore every global generator at the end."""
     states = take_rng()
     try:
         yield
@@ -31,7 +31,7 @@ def isolated() -> Iterator[None]:
 
 
 class SamplerOrder:
-    """Takes the place of a DataLoader's sampler. One for the life of a loader: its persistent workers keep it."""
+    """Replaces a DataLoader's sampler. One per loader, because its persistent workers keep it."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._place = "sampler" if loader.batch_sampler is None else "batch_sampler"
@@ -40,38 +40,36 @@ class SamplerOrder:
         self._sends = loader.num_workers > 0
         self._seed = b""
         self._skip = 0
-        self._drawing: _Drawing | None = None
+        self._pass: _Pass | None = None
 
     def iterate(self, loader: DataLoader[Any], *, seed: bytes, skip: int) -> Iterator[Any]:
-        """Return the loader's iterator, behind its first `skip` batches; `seed` is what its workers' draws begin from.
+        """Return the loader's iterator after its first `skip` batches; `seed` seeds its workers.
 
-        All that is drawn for what is skipped is drawn before this returns.
+        Everything drawn for the skipped batches is drawn before this returns.
         """
         self._seed, self._skip = seed, skip
-        attributes = vars(
-            loader
-        )  # torch forbids to set these; they are the user's again as soon as the iterator is made
+        attributes = vars(loader)  # torch forbids setting these; they are restored once the iterator is made
         attributes[self._place] = self
         try:
             iterator = iter(loader)
         finally:
             attributes[self._place] = self._inner
-        if self._drawing is not None:
-            self._drawing.catch_up()
+        if self._pass is not None:
+            self._pass.catch_up()
         return iterator
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin to draw."""
+        """Start to draw."""
         seed = self._seed if self._sends else None
-        self._drawing = _Drawing(iter(self._inner), foreign=self._foreign, skip=self._skip, seed=seed)
-        return self._drawing
+        self._pass = _Pass(iter(self._inner), foreign=self._foreign, skip=self._skip, seed=seed)
+        return self._pass
 
     def __len__(self) -> int:
-        """Return how many there are in an epoch."""
+        """Return the number of batches, or samples, in an epoch."""
         return len(self._inner)
 
 
-class _Drawing:
+class _Pass:
     """One pass over a sampler."""
 
     def __init__(self, inner: Iterator[Any], *, foreign: bool, skip: int, seed: bytes | None) -> None:
@@ -82,18 +80,15 @@ class _Drawing:
         self._number = 0
         self._stream: RngStates | None = None
 
-    def __iter__(self) -> "_Drawing":
-        """Return itself."""
+    def __iter__(self) -> "_Pass":
         return self
 
     def __next__(self) -> Any:
-        """Return the next indices."""
         self.catch_up()
         index = self._draw()
-        return index if self._seed is None else _Sent(index, self._seed, self._number)
+        return index if self._seed is None else _Seeded(index, self._seed, self._number)
 
     def catch_up(self) -> None:
-        """Draw what is to be skipped."""
         while self._number < self._skip:
             self._draw()
 
@@ -110,22 +105,22 @@ class _Drawing:
         return index
 
 
-class _Sent:
-    """Indices on their way to a worker of a loader, whose generators they set as they arrive.
+class _Seeded:
+    """Indices that, as a loader's worker unpickles them, seed the worker's generators.
 
-    So what a worker draws (random augmentation) depends on the epoch and the batch, and not on which worker it is or on
-    what it loaded before: a worker that is started in the middle of an epoch draws the same.
+    So a worker's draws (random augmentation) depend on the epoch and the batch only, not on the worker or on its earlier
+    batches: a worker that starts in the middle of an epoch draws the same.
     """
 
     def __init__(self, index: Any, seed: bytes, number: int) -> None:
         self._parts = index, seed, number
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Arrive as the bare indices."""
-        return _arrive, self._parts
+        """Unpickle as the bare indices."""
+        return _seed_worker, self._parts
 
 
-def _arrive(index: Any, seed: bytes, number: int) -> Any:
+def _seed_worker(index: Any, seed: bytes, number: int) -> Any:
     if get_worker_info() is not None:
         drawn = hashlib.blake2b(seed + number.to_bytes(8, "little"), digest_size=16).digest()
         torch.manual_seed(int.from_bytes(drawn[:7], "little"))
@@ -137,7 +132,7 @@ def _arrive(index: Any, seed: bytes, number: int) -> Any:
 
 
 def samplers(loader: Any) -> list[Any]:
-    """Return a loader's samplers, from the outermost in: those that they draw from, too."""
+    """Return a loader's samplers and the samplers inside them, the outermost first."""
     found: list[Any] = []
     within = [loader]
     while within:
@@ -151,13 +146,13 @@ def samplers(loader: Any) -> list[Any]:
 
 
 def set_epoch(parts: Iterable[Any], epoch: int) -> None:
-    """Tell the epoch to those of a loader's parts that take it."""
+    """Call `set_epoch` on the parts that have it."""
     for each in parts:
         if callable(getattr(each, "set_epoch", None)):
             each.set_epoch(epoch)
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """Return the generators that a script has given to a loader and its samplers."""
+    """Return the generators that a script gave to a loader and its samplers."""
     found: Iterable[Any] = (getattr(each, "generator", None) for each in [loader, *samplers(loader)])
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())

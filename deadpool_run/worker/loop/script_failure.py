@@ -1,4 +1,4 @@
-"""What a worker says when its script went astray on what a lost peer left, and cannot be drained."""
+"""Reports to the agent that the script failed because of a lost peer, so that its step cannot be drained."""
 
 import traceback
 
@@ -10,26 +10,26 @@ from deadpool_run.worker.process.blame import blame
 
 
 class ScriptFailure:
-    """Whether a run of the script went astray, and why; the agent is told in every epoch that begins behind it."""
+    """Whether this run of the script has failed, and why; reported again in each later epoch."""
 
     def __init__(self, link: AgentLink) -> None:
         self._link = link
-        self._said: DrainBroke | None = None
+        self._report: DrainBroke | None = None
 
     def note(self, why: str | BaseException, step: int | None) -> None:
-        """Note what happened, and in which step; `None`: outside the loop."""
+        """Note the failure, and the step in which it happened; `None`: outside the loop."""
         if isinstance(why, str):
-            self._said = DrainBroke(0, why)
+            self._report = DrainBroke(0, why)
             return
         kind, text = type(why).__name__, "".join(traceback.format_exception(why))
-        self._said = DrainBroke(
+        self._report = DrainBroke(
             0, f"{kind}: {why}", step=step, kind=kind, error=str(why), traceback=text, blame=blame(why)
         )
 
-    def tell(self, epoch: int, *, attached: int) -> None:
-        """Say it for this epoch, if it is newer than the one that the groups are attached to.
+    def report(self, epoch: int, *, attached: int) -> None:
+        """Report the failure, if there is one, in this epoch.
 
-        Of an epoch that is over, or not yet known, it would not be heard.
+        Only in an epoch newer than the one that the groups are attached to: in any other the agent would ignore it.
         """
-        if self._said is not None and epoch > attached:
-            self._link.send(replace(self._said, epoch=epoch, again=self._link.reentrant))
+        if self._report is not None and epoch > attached:
+            self._link.send(replace(self._report, epoch=epoch, again=self._link.reentrant))

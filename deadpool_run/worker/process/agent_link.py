@@ -1,7 +1,7 @@
-"""A worker's line to its agent: one thread reads orders, any thread sends facts.
+"""A worker's socket to its agent: one thread reads orders, any thread sends reports.
 
-Orders are kept as the newest of their kind, never as a queue: an order of an older epoch is void once a newer epoch is
-known, so that a worker which was busy obeys only what still holds.
+Only the newest order of each kind is kept, not a queue. Once a newer epoch is known, orders of older epochs are void, so
+that a worker which was busy follows only valid orders.
 """
 
 import contextlib
@@ -27,18 +27,19 @@ from deadpool_run.wire.messages import (
     Stop,
     encode,
 )
-from deadpool_run.worker.process.unwind import Unwinding
+from deadpool_run.worker.process.unwind import AsyncRaise
 
 _READ_BYTES = 64 << 10
 _MAX_FDS = 8
 _AGENT_GONE = 1
+_END_S = 300.0
 
 
 def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
-    """Wait until the agent gives a rank; return it with its descriptors, or None if the spare is dismissed.
+    """Wait for a rank from the agent; return it with its descriptors, or None if the spare is dismissed.
 
-    Runs before the reading thread exists, and reads not one byte beyond the order: the rest is the thread's. Ends the
-    process if the agent is gone. Raises `ProtocolError` for any other order.
+    Runs before the reading thread exists, and reads not one byte beyond the order: the rest belongs to that thread. Exits
+    the process if the agent is gone. Raises `ProtocolError` for any other order.
     """
     frames = FrameBuffer()
     data, fds, _, _ = socket.recv_fds(control, 4, _MAX_FDS)
@@ -52,7 +53,7 @@ def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
                 case ExitNow(code=code):
                     os._exit(code)
                 case _:
-                    raise ProtocolError(f"a parked worker was sent {type(message).__name__}")
+                    raise ProtocolError(f"a parked worker received the unexpected message {type(message).__name__}")
         data = control.recv(frames.missing)
     os._exit(_AGENT_GONE)
 
@@ -60,14 +61,14 @@ def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
 class AgentOrders:
     """The newest orders, for the main thread to wait on.
 
-    Each wait raises SystemExit once the job ends, and `RunLeft` once the script is to be run again.
+    Each wait raises SystemExit when the job ends, and `RunLeft` when the script has to run again.
     """
 
     def __init__(self, epoch: int, unwind: Callable[[], None] = lambda: None) -> None:
-        """Have `unwind` called, which raises `RunLeft` wherever the main thread is, once the script is to be run again."""
+        """`unwind` raises `RunLeft` in the main thread; it is called when the script has to run again."""
         self._changed = threading.Condition()
         self._unwind = unwind
-        self.epoch = epoch  # the newest epoch heard of; never falls
+        self.epoch = epoch  # the newest known epoch; never falls
         self._resume: Resume | None = None
         self._attach: Attach | None = None
         self._released = False
@@ -75,10 +76,10 @@ class AgentOrders:
         self._stopping = False
         self._leaving = False
         self.moved_store: tuple[str, int] | None = None
-        """Where the store is for the next run of the script; None: where it was."""
+        """The store's new address for the next run of the script; None: unchanged."""
 
     def _wait_for(self, come: Callable[[], bool]) -> None:
-        """Block until `come()`; raise SystemExit if the job ends before. The lock is held."""
+        """Block until `come()`. The lock is held."""
         self._changed.wait_for(lambda: self._stopping or self._leaving or come())
         if self._stopping and not come():
             raise SystemExit(1)
@@ -86,12 +87,12 @@ class AgentOrders:
             raise RunLeft
 
     def _leave(self) -> None:
-        """Unwind before any wait is over: whoever leaves by that may be out before, and would be raised at on its way back."""
+        # Start the async raise before any waiter wakes: a thread that woke first would be hit after it had unwound.
         self._leaving = True
         self._unwind()
 
     def put_assigned(self, order: Assign, fds: list[int], *, leave: bool) -> None:
-        """Note the rank that a spare is given; `leave`: it has rehearsed as another one."""
+        """Note the rank that a spare was given; `leave`: it has rehearsed as another rank."""
         with self._changed:
             self._assigned = order, fds
             self.epoch = max(self.epoch, order.epoch)
@@ -100,13 +101,13 @@ class AgentOrders:
             self._changed.notify_all()
 
     def take_assigned(self) -> tuple[Assign, list[int]] | None:
-        """Return, once, the rank that this spare was given since it was parked."""
+        """Return and clear the rank that this spare was given since it was parked."""
         with self._changed:
             assigned, self._assigned = self._assigned, None
             return assigned
 
     def wait_assigned(self) -> tuple[Assign, list[int]]:
-        """Block until a spare is given a rank; return it with its descriptors."""
+        """Block until this spare is given a rank; return the rank with its descriptors."""
         with self._changed:
             self._wait_for(lambda: self._assigned is not None)
         assigned = self.take_assigned()
@@ -114,12 +115,12 @@ class AgentOrders:
         return assigned
 
     def left(self) -> None:
-        """Note that the run that was to be left is."""
+        """Note that the main thread has left its run of the script."""
         with self._changed:
             self._leaving = False
 
     def put(self, order: Abort | RunAgain | Resume | Attach | Release | Stop) -> bool:
-        """Note the order; return False if it is of an older epoch and therefore void."""
+        """Keep the order; return False if it belongs to an older epoch and is void."""
         with self._changed:
             match order:
                 case Release():
@@ -154,10 +155,21 @@ class AgentOrders:
             return None if self.epoch > epoch or self._resume is None else self._resume.version
 
     def wait_attach(self, epoch: int) -> Attach | None:
-        """Block until this epoch may be attached to; None if a newer epoch came first."""
+        """Block until the order to attach in this epoch; None if a newer epoch came first."""
         with self._changed:
             self._wait_for(lambda: self.epoch > epoch or self._attach is not None)
             return None if self.epoch > epoch else self._attach
+
+    def wait_end(self) -> None:
+        """Block until the agent ends this process. Any thread. Raises RuntimeError if it does not for five minutes."""
+        if threading.current_thread() is threading.main_thread():
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._leaving, _END_S)
+                if self._stopping or self._leaving:
+                    self._wait_for(lambda: False)
+        else:
+            threading.Event().wait(_END_S)
+        raise RuntimeError(f"a peer was lost {_END_S:g} s ago, and the agent has not ended this process")
 
     def wait_release(self, epoch: int) -> bool:
         """Block until the loop may end; False if a newer epoch came first."""
@@ -170,8 +182,8 @@ class AgentLink:
     """The socket and its reading thread."""
 
     def __init__(self, control: socket.socket, epoch: int) -> None:
-        self._unwinding = Unwinding()
-        self.orders = AgentOrders(epoch, self._unwinding.begin)
+        self._unwind = AsyncRaise()
+        self.orders = AgentOrders(epoch, self._unwind.begin)
         self._control = control
         self._sending = threading.Lock()
         self._on_abort: Callable[[int], None] | None = None
@@ -179,28 +191,28 @@ class AgentLink:
         self._interval: int | None = None
         self._fds: list[int] = []
         self.preparing: int | None = None
-        """The rank as which a spare rehearses ahead of need."""
+        """The rank that a spare rehearses before it is needed."""
         self.reentrant = False
-        """Whether whoever runs the script can run it again."""
+        """Whether this process can run its script again."""
         self._owner_pid = os.getpid()
         self._thread = threading.Thread(target=self._read, name="deadpool-link", daemon=True)
         self._thread.start()
 
     def subscribe(self, *, on_abort: Callable[[int], None], on_interval: Callable[[int], None]) -> None:
-        """Have these called from the reading thread. `on_abort` comes after the epoch is in `orders`."""
+        """Set callbacks for the reading thread. `on_abort` is called after `orders` has the new epoch."""
         self._on_abort = on_abort
         self._on_interval = on_interval
         if self._interval is not None:
             on_interval(self._interval)
 
     def left(self) -> None:
-        """Have nobody called any more: the run of the script is over. On the main thread."""
-        self._unwinding.end()
+        """Drop the callbacks: the run of the script is over. For the main thread."""
+        self._unwind.end()
         self.orders.left()
         self._on_abort = self._on_interval = None
 
     def send(self, message: Message) -> None:
-        """Tell the agent. If it is gone, so is this worker (its parent-death signal is on the way)."""
+        """Send to the agent. If it is gone, this worker ends too: its parent-death signal is on the way."""
         with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._control.sendall(encode(message))
 
@@ -241,7 +253,7 @@ class AgentLink:
             case ExitNow(code=code):
                 os._exit(code)
             case _:
-                raise ProtocolError(f"a worker was sent {type(message).__name__}")
+                raise ProtocolError(f"a worker received the unexpected message {type(message).__name__}")
 
     def _leave(self, order: RunAgain, epoch: int) -> None:
         if self.reentrant:

@@ -1,23 +1,23 @@
-"""What a run of a script leaves in torch itself, and how torch is made fresh for another run in the same process."""
+"""Torch's global state before a run of the script, to be restored for another run in the same process."""
 
 import torch
 
 from deadpool_run.worker.compat import c10d, modules
 
 _CUDA_SEED = 67280421310721
-"""What a CUDA generator begins with in a new process (c10::detail, default_rng_seed_val)."""
+"""The seed of a CUDA generator in a new process (c10::detail, default_rng_seed_val)."""
 
 
 class TorchBaseline:
-    """What of torch a run begins with."""
+    """Torch's global state at one moment."""
 
     def __init__(self) -> None:
         self._rng = torch.get_rng_state()
         self._dtype = torch.get_default_dtype()
         self._hooks = {place: dict(hooks) for place, hooks in modules.global_hooks()}
 
-    def put_back(self) -> None:
-        """Have torch be as it was; the groups of the last run are given up."""
+    def restore(self) -> None:
+        """Restore it; the process groups of the last run are dropped."""
         c10d.forget_world()
         modules.forget_meshes()
         torch.set_grad_enabled(True)
@@ -34,7 +34,7 @@ class TorchBaseline:
 
 
 def free_cuda() -> None:
-    """Give the memory of the last run's tensors back to the device."""
+    """Return the memory of the last run's tensors to the device."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

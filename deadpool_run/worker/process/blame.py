@@ -1,4 +1,4 @@
-"""Whose fault an exception is that ended the script, judged by its kind and by the frames it came through."""
+"""Who is to blame for an exception that ended the script, by its type and the frames in its traceback."""
 
 import runpy
 import sysconfig
@@ -13,26 +13,26 @@ _PASS_ON = frozenset(
     f"{_OURS}/{name}.py"
     for name in (
         "worker/compat/c10d",
-        *(f"worker/groups/{part}" for part in ("collectives", "gloo", "group", "nccl", "registry", "works")),
+        *(f"worker/groups/{part}" for part in ("backend", "collectives", "gloo", "group", "nccl", "registry", "works")),
         "worker/loop/batches",
         "worker/process/bootstrap",
         *(f"integrations/{part}" for part in ("accelerate", "driver", "huggingface", "lightning", "seekable")),
     )
 )
-"""Modules that call what is the user's (a loader, a callback), or have a library refuse what the user gave it."""
+"""Our modules that call user code (a loader, a callback), or pass user arguments to a library that may reject them."""
 _SLIPS = (AssertionError, AttributeError, KeyError, NameError)
-"""Kinds that no library refuses arguments by: raised in one of those modules themselves, they are our own."""
+"""No library rejects arguments with these: raised in one of those modules itself, they are our bug."""
 _LIBRARIES = tuple(sorted({str(Path(path).resolve()) for path in sysconfig.get_paths().values()}))
 _NETWORK = frozenset({"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})
 _LONGEST_CHAIN = 100
-"""Exceptions that were raised because of each other are looked through up to this many."""
+"""Up to this many chained exceptions are searched."""
 
 
 def refusal(error: BaseException, *, replacement: bool) -> ScriptError | None:
-    """Return why the library refuses to go on, if that is what the script ends by.
+    """Return the error by which the library stopped the job; None if the script failed for another reason.
 
-    A refusal counts even if the script raised something else because of it. Any other misuse counts where the script
-    runs for real: in a rehearsal it may be of what is fake there.
+    A `RefusedError` counts even if the script raised something else because of it. Any other `ScriptError` counts only in a
+    real run: in a rehearsal, fake results may have caused it.
     """
     found: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
@@ -45,9 +45,9 @@ def refusal(error: BaseException, *, replacement: bool) -> ScriptError | None:
 
 
 def blame(error: BaseException) -> Blame:
-    """Return who is to blame: the one whose frame is innermost, among the script's and ours.
+    """Return the owner of the innermost frame, among the script's frames and ours.
 
-    Frames of other libraries are passed over, and those of our modules that only pass on what is the user's.
+    Frames of other libraries, and of our modules that only pass on user code or arguments, are skipped.
     """
     if isinstance(error, DeadpoolError):
         return Blame.OURS if isinstance(error, ProtocolError | AttachError) else Blame.SCRIPT
@@ -58,7 +58,7 @@ def blame(error: BaseException) -> Blame:
             if not _is_library(name):
                 return Blame.SCRIPT
         elif name not in _PASS_ON or (depth == 0 and isinstance(error, _SLIPS)):
-            return Blame.NOBODY if _is_of_the_machine(error) else Blame.OURS
+            return Blame.NOBODY if _is_environmental(error) else Blame.OURS
     return Blame.SCRIPT
 
 
@@ -69,11 +69,11 @@ def _codes(frames: TracebackType | None) -> Iterator[CodeType]:
 
 
 def _is_library(name: str) -> bool:
-    """Tell whether the file is neither the script's nor ours: installed, frozen, or made of a string."""
+    """Return whether the file belongs to neither the script nor us: installed, frozen, or compiled from a string."""
     return name.startswith((*_LIBRARIES, "<")) or "site-packages" in name or name == runpy.__file__
 
 
-def _is_of_the_machine(error: BaseException) -> bool:
-    """Tell whether the network or the machine failed, whoever noticed."""
+def _is_environmental(error: BaseException) -> bool:
+    # The network or the machine failed, whichever code noticed.
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, OSError | MemoryError) or bool(kinds & _NETWORK)

@@ -1,4 +1,4 @@
-"""From a parked process to the user's script as `__main__`."""
+"""Entry point of a worker: waits parked for a rank, then runs the user's script as `__main__`."""
 
 import builtins
 import importlib.machinery
@@ -23,7 +23,7 @@ from deadpool_run.worker.process.blame import blame, refusal
 
 
 def main(control_fd: int) -> None:
-    """Park until a rank is given, then become it. Returns when the script has; raises SystemExit with its code."""
+    """Wait for a rank, then run the script as it. Returns when the script does; raises SystemExit with its code."""
     control = socket.socket(fileno=control_fd)
     control.sendall(encode(Ready()))
     given = park(control)
@@ -43,9 +43,9 @@ def main(control_fd: int) -> None:
     worker.link.reentrant = True
     if worker.preparing:
         worker.link.preparing = worker.rank
-    beginning = rerun.ProcessBaseline()
+    baseline = rerun.ProcessBaseline()
     while not _run(target["mode"], argv[0], worker):
-        rerun.leave(worker, beginning)
+        rerun.leave(worker, baseline)
         sys.argv[:] = _argv(target["argv"], worker.local_rank)
 
 
@@ -54,7 +54,6 @@ def _argv(words: list[str], local_rank: int) -> list[str]:
 
 
 def _take(assign: Assign, fds: dict[str, int], control_fd: int) -> None:
-    """Make the process the rank's: environment, output, descriptors."""
     session.redirect(fds)
     assign.env["DEADPOOL_CONTROL_FD"] = str(control_fd)
     session.put_in_environment(assign, fds, whole=True)
@@ -62,9 +61,9 @@ def _take(assign: Assign, fds: dict[str, int], control_fd: int) -> None:
 
 
 def _write_whole_lines() -> None:
-    """Have standard output, unless it is a terminal, written a line at a time.
+    """Write standard output, unless it is a terminal, a line at a time.
 
-    Unbuffered (`-u`), `print` writes its text and the line's end apart, and the lines of several ranks run together.
+    Unbuffered (`-u`), `print` writes a text and its line end separately, and lines of several ranks get mixed.
     """
     if not sys.stdout.isatty() and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
@@ -72,7 +71,7 @@ def _write_whole_lines() -> None:
 
 def _execute(argv: list[str], assign: Assign, fds: list[int]) -> NoReturn:
     for fd in fds:
-        if fd > 2:  # the standard streams are handed on anyway
+        if fd > 2:  # the standard streams are inherited anyway
             try:
                 os.set_inheritable(fd, True)
             except OSError:  # stdout's or stderr's own number, closed after its dup2
@@ -85,14 +84,14 @@ def _execute(argv: list[str], assign: Assign, fds: list[int]) -> NoReturn:
 
 
 def _run(mode: str, target: str, worker: session.Session) -> bool:
-    """Run the script; False if it is to be run again: its step was interrupted, and could not be drained."""
+    """Run the script; False if it has to run again, because its interrupted step could not be drained."""
     ours = sys.modules["__main__"]
     try:
         if worker.replacement or worker.resume >= 0:
             rehearsal_output.install()
         _run_once(mode, target, worker)
     except RunLeft:
-        sys.modules["__main__"] = ours  # the script's holds the model, of which there shall not be two
+        sys.modules["__main__"] = ours  # the script's module holds the model: drop it before the next one is made
         return False
     return True
 
@@ -103,29 +102,28 @@ def _run_once(mode: str, target: str, worker: session.Session) -> None:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             _run_file(target)
-        if worker.disturbed():
-            worker.give_up("it ended")
+        if worker.loss_pending():
+            worker.report_and_wait("it ended")
     except SystemExit as leaving:
-        if worker.disturbed():
-            worker.give_up(leaving)
-        if (
-            leaving.code and (refused := refusal(leaving, replacement=worker.replacement)) is not None
-        ):  # a framework made an exit of it
-            worker.link.send(_told(refused))
+        if worker.loss_pending():
+            worker.report_and_wait(leaving)
+        # A framework may have turned the refusal into an exit.
+        if leaving.code and (refused := refusal(leaving, replacement=worker.replacement)) is not None:
+            worker.link.send(_script_refused(refused))
             raise SystemExit(refused.exit_code) from None
         raise
     except Exception as error:  # noqa: BLE001 - whatever the script raises is reported, then ends the process
-        if worker.disturbed():
-            worker.give_up(error)
+        if worker.loss_pending():
+            worker.report_and_wait(error)
         refused = refusal(error, replacement=worker.replacement)
         _report(error, worker)
         raise SystemExit(1 if refused is None else refused.exit_code) from None
 
 
 def _run_file(target: str) -> None:
-    """Run what `python TARGET` runs, and as that does: `runpy` would change `sys.argv[0]`, and leave `__file__` relative."""
-    where = os.path.abspath(target)  # noqa: PTH100 - a link stays one
-    # What is compiled, and a folder or archive with a __main__.py.
+    """Run TARGET as `python TARGET` does: `runpy` would change `sys.argv[0]`, and leave `__file__` relative."""
+    where = os.path.abspath(target)  # noqa: PTH100 - Path.resolve() would follow links
+    # A .pyc file, or a folder or archive with a __main__.py.
     if target.endswith(".pyc") or pkgutil.get_importer(where) is not None:
         runpy.run_path(target, run_name="__main__")
         return
@@ -139,31 +137,30 @@ def _run_file(target: str) -> None:
 
 
 def _report(error: Exception, worker: session.Session) -> None:
-    """Say once what the script raised: to the user, to the agent, and in torchrun's error file."""
+    """Report the script's exception once: to the user, to the agent, and in torchrun's error file."""
     whose = blame(error)
     error.__traceback__ = _script_frames(error.__traceback__)
     text = "".join(traceback.format_exception(error))
-    if not (isinstance(error, RefusedError) and error.reported):  # the launcher says that once, for all ranks
+    if not (isinstance(error, RefusedError) and error.reported):  # the launcher prints that once, for all ranks
         sys.stderr.write(text)
         sys.stderr.flush()
     refused = refusal(error, replacement=worker.replacement)
     if worker.preparing:
-        kind = type(error).__name__
-        worker.link.send(PrepareBroke(f"{kind}: {error}") if refused is None else _told(refused))
-        os._exit(1)  # nothing of it is anybody's
-    _write_error_file(error, text)  # before the agent knows: it ends the job, and this process with it
+        broke = PrepareBroke(f"{type(error).__name__}: {error}")
+        worker.link.send(broke if refused is None else _script_refused(refused))
+        os._exit(1)  # it holds no rank
+    _write_error_file(error, text)  # first: once the agent knows, it ends this process
     if refused is None:
         worker.link.send(Raised(worker.step, type(error).__name__, str(error), text, whose))
     else:
-        worker.link.send(_told(refused))
+        worker.link.send(_script_refused(refused))
 
 
-def _told(refused: ScriptError) -> ScriptRefused:
+def _script_refused(refused: ScriptError) -> ScriptRefused:
     return ScriptRefused(str(refused), refused.exit_code)
 
 
 def _write_error_file(error: Exception, text: str) -> None:
-    """Leave torchrun's error file, unless torch's `@record` has."""
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file and not Path(error_file).exists():
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
@@ -172,7 +169,7 @@ def _write_error_file(error: Exception, text: str) -> None:
 
 
 def _script_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Leave out our own frames and runpy's, which come first."""
+    """Return the frames from the script's first on: our own and runpy's come before it."""
     ours = {__file__, runpy.__file__, "<frozen runpy>"}
     found = frames
     while found is not None and found.tb_frame.f_code.co_filename in ours:

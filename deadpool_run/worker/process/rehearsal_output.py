@@ -1,4 +1,4 @@
-"""Marks what a rehearsing replacement prints: those lines were printed before, by the rank's last owner."""
+"""Marks the output of a rehearsing replacement: the rank's last owner has printed the same lines before."""
 
 import sys
 from typing import Any, TextIO
@@ -7,7 +7,7 @@ PREFIX = "[rehearsal] "
 
 
 class MarkedStream:
-    """A text stream that begins each line with a mark while it is on, and is the stream itself once it is off."""
+    """A text stream that prefixes each line while `on`, and passes everything through while not."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -18,7 +18,7 @@ class MarkedStream:
         """Write, marked. Returns the number of characters of `text`."""
         if not self.on or not text:
             return self._stream.write(text)
-        body = text.removesuffix("\n")  # only a line feed begins a line: a progress bar's carriage returns do not
+        body = text.removesuffix("\n")  # only a line feed starts a line, not the carriage return of a progress bar
         ending = text[len(body) :]
         marked = (PREFIX if self._at_line_start else "") + body.replace("\n", "\n" + PREFIX) + ending
         self._at_line_start = text.endswith("\n")
@@ -31,18 +31,18 @@ class MarkedStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the stream's own."""
+        """Return the stream's own attribute."""
         return getattr(self._stream, name)
 
 
 def install() -> None:
-    """Mark standard output and error from here on."""
+    """Mark standard output and error from now on."""
     sys.stdout = MarkedStream(sys.stdout)
     sys.stderr = MarkedStream(sys.stderr)
 
 
 def lift() -> None:
-    """Stop marking. A logging handler may hold the marked stream for good, hence a switch and not only a swap."""
+    """Stop marking. A logging handler may keep the marked stream for good, hence a switch on the stream, too."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, MarkedStream):

@@ -1,7 +1,7 @@
-"""Running the script again from the top in the same process, when its interrupted step could not be drained.
+"""Runs the script again from the top in the same process, when its interrupted step could not be drained.
 
-What a run begins with is noted before it and put back behind it, as far as a process can: docs/how-recovery-works.md says
-what survives. Threads, `atexit` handlers and changes to libraries do.
+The process's state is saved before a run and restored after it, as far as a process can: threads, `atexit` handlers and
+changes to libraries survive (docs/how-recovery-works.md).
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from deadpool_run.worker.process.session import Session, put_in_environment, red
 
 
 class ProcessBaseline:
-    """What of the process a run of the script begins with. Made and put back on the main thread."""
+    """The process's state before a run of the script. Taken and restored on the main thread."""
 
     def __init__(self) -> None:
         self._modules = frozenset(sys.modules)
@@ -39,16 +39,17 @@ class ProcessBaseline:
         self._random = random.getstate()
         numpy = sys.modules.get("numpy.random")
         self._numpy: Any = None if numpy is None else numpy.get_state(legacy=False)
-        self._torch = _torch_part("TorchBaseline")
+        baseline = _torch_baseline()
+        self._torch: Any = None if baseline is None else baseline.TorchBaseline()
 
-    def put_back(self) -> None:
-        """Have the process be as it was, for the next run."""
+    def restore(self) -> None:
+        """Restore that state, for the next run."""
         for name in list(_own_modules(self._modules)):
             del sys.modules[name]
         os.environ.clear()
         os.environ.update(self.environment)
         sys.argv[:], sys.path[:] = self._argv, self._path
-        with contextlib.suppress(OSError):  # its folder was removed meanwhile
+        with contextlib.suppress(OSError):  # the folder was removed meanwhile
             os.chdir(self._folder)
         sys.stdin, sys.stdout, sys.stderr = self._streams
         sys.excepthook, threading.excepthook = self._hooks
@@ -62,11 +63,11 @@ class ProcessBaseline:
         if self._numpy is not None:
             sys.modules["numpy.random"].set_state(self._numpy)
         if self._torch is not None:
-            self._torch.put_back()
+            self._torch.restore()
 
 
-def leave(worker: Session, beginning: ProcessBaseline) -> None:
-    """Take down what the last run left. The worker is a replacement for its own rank; or what a spare is given instead."""
+def leave(worker: Session, baseline: ProcessBaseline) -> None:
+    """Tear down the last run. The next run is a replacement for the same rank, or for the rank that a spare was given."""
     worker.link.left()
     done, held = worker.leave()
     store_host, store_port = worker.link.orders.moved_store or (worker.store_host, worker.store_port)
@@ -79,7 +80,7 @@ def leave(worker: Session, beginning: ProcessBaseline) -> None:
         "DEADPOOL_STORE": f"{store_host}:{store_port}",
         "DEADPOOL_CAPTURE_INTERVAL": str(worker.capture_interval),
     }
-    beginning.put_back()
+    baseline.restore()
     os.environ.update(ours)
     assigned = worker.link.orders.take_assigned()
     if assigned is not None:
@@ -88,16 +89,18 @@ def leave(worker: Session, beginning: ProcessBaseline) -> None:
         redirect(named)
         put_in_environment(rank, named, whole=True)
         worker.link.preparing = None
-    beginning.environment = dict(os.environ)
+    baseline.environment = dict(os.environ)
     worker.begin_again()
-    gc.collect()  # the old model hangs in cycles; nothing of ours holds it any more
-    _torch_part("free_cuda")
+    gc.collect()  # the old model is in reference cycles; nothing of ours holds it any more
+    torch_baseline = _torch_baseline()
+    if torch_baseline is not None:
+        torch_baseline.free_cuda()
 
 
 def _own_modules(before: frozenset[str]) -> Iterator[str]:
-    """Yield the modules that the run imported and that are the script's own: no library's, nothing compiled.
+    """Yield the script's own modules that the run imported: their globals belong to the last run.
 
-    Their globals are of the last run. A library is not made to be imported twice in a process.
+    Libraries and compiled modules stay: a library is not made to be imported twice in a process.
     """
     libraries = tuple(str(Path(path).resolve()) + os.sep for path in set(sysconfig.get_paths().values()))
     for name, module in list(sys.modules.items()):
@@ -111,10 +114,10 @@ def _is_source(module: ModuleType) -> bool:
     return (getattr(module, "__file__", None) or "").endswith(".py")
 
 
-def _torch_part(name: str) -> Any:
-    """Return what `worker.fresh` has to call it for, where torch is loaded: the script may be none of torch's."""
+def _torch_baseline() -> ModuleType | None:
+    """Return our module that imports torch, if torch is loaded: the script may not use it."""
     if "torch" not in sys.modules:
         return None
     from deadpool_run.worker.process import baseline  # noqa: PLC0415 - imports torch
 
-    return getattr(baseline, name)()
+    return baseline

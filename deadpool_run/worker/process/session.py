@@ -1,7 +1,7 @@
-"""What a worker process was given: its rank, its descriptors, its line to the agent.
+"""The session of a worker process: its rank, its descriptors, its link to the agent.
 
-The environment is the carrier, so that it is the same for a worker forked from the fork server and for one that was
-executed afresh; `current()` reads it once a process.
+The environment carries it, so that it is the same for a worker forked by the fork server and for one that was executed.
+`current()` reads the environment once per process.
 """
 
 import os
@@ -30,7 +30,7 @@ class Session:
 
     rank: int
     local_rank: int
-    """The rank's own, which LOCAL_RANK is not where every rank is to believe that it is the only one on its machine."""
+    """The true one. LOCAL_RANK is 0 everywhere if each rank is to see itself as the only one on its machine."""
     world_size: int
     worker: int
     epoch: int
@@ -43,28 +43,28 @@ class Session:
     slot_fds: tuple[int, int]
     transcript_fd: int
     replicate: bool
-    """Whether the agent is to be told of each snapshot, because it sends it to other nodes."""
+    """Whether to report each snapshot to the agent, which sends it to other nodes."""
     link: AgentLink
-    resume: int = -1  # the version that the first slot holds from before the job; -1: none
-    preparing: bool = False  # a spare that rehearses ahead of need: its status page and slots are nobody's
+    resume: int = -1  # the version that the first slot holds from a checkpoint; -1: none
+    preparing: bool = False  # a spare that rehearses before it is needed: its status page and slots are throw-away ones
     step: int | None = None  # the step that is running; None outside the loop
-    disturbed: Callable[[], bool] = lambda: False  # whether the script goes astray now because a peer was lost
-    give_up: Callable[[str | BaseException], None] = lambda _: None  # say why, and wait for what follows; never returns
-    leave: Callable[[], tuple[int, list[int]]] = lambda: (
-        0,
-        [],
-    )  # take down what the run made: steps done, versions held
+    loss_pending: Callable[[], bool] = lambda: False
+    """Whether a peer was lost and not replaced yet: a failure of the script may be a consequence."""
+    report_and_wait: Callable[[str | BaseException], None] = lambda _: None
+    """Reports why the script failed, and waits for the agent's decision; never returns."""
+    leave: Callable[[], tuple[int, list[int]]] = lambda: (0, [])
+    """Tears down the run; returns the steps completed and the versions held."""
 
     def begin_again(self) -> None:
-        """Be what the environment says now: another run of the script begins."""
+        """Read the environment again: another run of the script begins."""
         self._read_environment()
         self.step = None
-        self.disturbed, self.give_up, self.leave = lambda: False, lambda _: None, lambda: (0, [])
+        self.loss_pending, self.report_and_wait, self.leave = lambda: False, lambda _: None, lambda: (0, [])
 
     def take(self, rank: Assign, fds: list[int]) -> None:
-        """Take the rank, as a spare that has rehearsed as it."""
+        """Become the rank, after this spare has rehearsed it."""
         named = dict(zip(rank.fds, fds, strict=True))
-        for name in _STREAMS.keys() & named.keys():  # its streams are the rank's already
+        for name in _STREAMS.keys() & named.keys():  # standard streams are the rank's already
             os.close(named.pop(name))
         for fd in (self.status_page_fd, *self.slot_fds, self.transcript_fd):
             os.close(fd)
@@ -78,7 +78,7 @@ class Session:
 
 
 def redirect(fds: dict[str, int]) -> None:
-    """Have the standard streams among the descriptors be this process's; the others are left."""
+    """Make the standard streams among `fds` this process's own, and remove them from `fds`."""
     for name, number in _STREAMS.items():
         if name in fds:
             os.dup2(fds[name], number)
@@ -86,7 +86,7 @@ def redirect(fds: dict[str, int]) -> None:
 
 
 def put_in_environment(rank: Assign, fds: dict[str, int], *, whole: bool = False) -> None:
-    """Have the environment say what this process was given; `whole`: and nothing of what it said before."""
+    """Write the assignment into the environment; `whole`: replace the environment."""
     env = {"DEADPOOL_CONTROL_FD": os.environ.get("DEADPOOL_CONTROL_FD", ""), **rank.env}
     env["DEADPOOL_PREPARING"] = str(int(rank.prepare))
     env["DEADPOOL_LOCAL_RANK"] = str(rank.local_rank)
@@ -98,13 +98,13 @@ def put_in_environment(rank: Assign, fds: dict[str, int], *, whole: bool = False
 
 
 def under_deadpool(environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether this process is a worker of deadpool-run."""
+    """Return whether this process is a worker of deadpool-run."""
     return "DEADPOOL_CONTROL_FD" in environment
 
 
 @cache
 def current() -> Session:
-    """Return this worker's session; its link starts to read with the first call. Raises `ProtocolError`."""
+    """Return this worker's session. The first call starts the link's reading thread. Raises `ProtocolError`."""
     given = _given(os.environ)
     return Session(
         **given, link=AgentLink(socket.socket(fileno=int(os.environ["DEADPOOL_CONTROL_FD"])), given["epoch"])
@@ -112,7 +112,6 @@ def current() -> Session:
 
 
 def _given(env: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the environment says. Raises `ProtocolError`."""
     try:
         host, _, port = env["DEADPOOL_STORE"].rpartition(":")
         fds = {name: int(env[variable]) for name, variable in FD_VARIABLES.items()}
@@ -136,6 +135,6 @@ def _given(env: Mapping[str, str]) -> dict[str, Any]:
         }
     except (KeyError, ValueError) as error:
         raise ProtocolError(
-            f"this worker's environment is not one that deadpool-run made ({error!r}); "
-            "do not change DEADPOOL_* variables in the script"
+            f"this worker's environment lacks what deadpool-run set ({error!r}): something removed or changed it.\n"
+            "Don't change DEADPOOL_* variables, RANK or WORLD_SIZE in the script."
         ) from error

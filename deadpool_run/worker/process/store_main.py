@@ -1,4 +1,4 @@
-"""The job's TCPStore: a process that serves rendezvous keys until the agent closes its control socket."""
+"""The process of the job's TCPStore, which serves until the agent closes its control socket."""
 
 import socket
 
@@ -11,11 +11,11 @@ _UNANSWERED_MS = 120_000
 
 
 def main(control_fd: int, listener_fd: int) -> None:
-    """Serve on the agent's listening socket, so that the port outlives this process. Returns when the agent lets go."""
-    dns.none_in_process()
+    """Serve on the agent's listening socket, whose port outlives this process, until the agent closes the control socket."""
+    dns.disable()
     control = socket.socket(fileno=control_fd)
     listener = socket.socket(fileno=listener_fd)
-    forget_vanished_clients(listener)
+    set_keepalive(listener)
     host, port = listener.getsockname()
     store = c10d.serve_store(host, port, listener.detach())
     control.sendall(encode(StoreListening(port)))
@@ -23,8 +23,8 @@ def main(control_fd: int, listener_fd: int) -> None:
     del store
 
 
-def forget_vanished_clients(listener: socket.socket) -> None:
-    """Have the kernel end connections whose other host has vanished in silence. What is accepted inherits this."""
+def set_keepalive(listener: socket.socket) -> None:
+    """Have the kernel end connections whose other host has vanished silently. Accepted sockets inherit the options."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _IDLE_S)

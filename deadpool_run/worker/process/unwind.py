@@ -1,8 +1,8 @@
-"""Having the main thread leave its run of the script, wherever in Python it is.
+"""Raises `RunLeft` in the main thread, wherever in Python it is, so that it leaves its run of the script.
 
-The interpreter raises an exception in a thread between two of its instructions (PyThreadState_SetAsyncExc). It is not an
-`Exception`, so that no handler for those keeps it; one for everything, or a destructor, may. So it is raised again until
-the main thread says that it is out. Code that is stuck in C++ cannot be left.
+The interpreter raises the exception between two bytecode instructions (PyThreadState_SetAsyncExc). `RunLeft` is a
+`BaseException`, which `except Exception` does not catch. A bare `except` or a destructor may swallow it, so it is raised
+again until the main thread has left. Code that is stuck in C++ cannot be left.
 """
 
 import ctypes
@@ -11,11 +11,11 @@ import threading
 from deadpool_run.errors import RunLeft
 
 _AGAIN_S = 0.5
-"""Not sooner: the script's own `finally` may be at work."""
+"""Not sooner: a `finally` of the script may be running."""
 
 
-class Unwinding:
-    """`begin` is any thread's, `end` the main thread's."""
+class AsyncRaise:
+    """Raises until `end`. Any thread may call `begin`, only the main thread `end`."""
 
     def __init__(self) -> None:
         self._main = ctypes.c_ulong(threading.main_thread().ident or 0)
@@ -32,14 +32,14 @@ class Unwinding:
         threading.Thread(target=self._raise, args=(self._ended,), name="deadpool-unwind", daemon=True).start()
 
     def end(self) -> None:
-        """Return when nothing is raised any more: the main thread is out."""
+        """Stop: the main thread has left. After this nothing is raised."""
         while True:
             try:
                 with self._lock:
                     self._ended.set()
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(self._main, None)
             except RunLeft:
-                continue  # raised once more, on the way here
+                continue  # raised once more just before
             return
 
     def _raise(self, ended: threading.Event) -> None:

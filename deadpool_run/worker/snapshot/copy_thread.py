@@ -1,4 +1,4 @@
-"""The copy thread: takes one capture at a time, waits for a slot that may be overwritten, and has it written."""
+"""The copy thread: waits until a slot may be overwritten, and writes one capture at a time into it."""
 
 import threading
 import time
@@ -8,20 +8,21 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import free_slot, mark_empty
 from deadpool_run.vault.status_page import BUSY, EMPTY, Copying, RankEntry, StatusPage
-from deadpool_run.worker.snapshot.capture import SlotMemory, StateCapture, Writer
+from deadpool_run.worker.snapshot.slot_memory import SlotMemory
+from deadpool_run.worker.snapshot.writer import StateCapture, Writer
 
 _SLOT_POLL_S = 0.0005
-"""A slot becomes free by what peers write on the status page, and a status page cannot wake anyone."""
+"""A slot becomes free when peers write to the status page, which cannot wake a thread."""
 _SLOT_WAIT_S = 60.0
 _PEER_WAIT_S = 5.0
 _COPY_WAIT_S = 600.0
-"""A bound for a copy that is under way; far above any honest one."""
+"""Of a running copy; far above any real one."""
 
 
 class CopyThread:
-    """One capture at a time, on a thread of its own.
+    """Writes captures, one at a time, on its own thread.
 
-    All methods are the main thread's. `interrupted` is asked on the copy thread.
+    The methods are for the main thread. `interrupted` is called on the copy thread.
     """
 
     def __init__(  # noqa: PLR0913 - what it reads, writes and tells
@@ -39,19 +40,19 @@ class CopyThread:
         self._writer = writer
         self._status_page = status_page
         self._rank_entry = status_page.rank_entries[rank]
-        self._rank_entry.copying = Copying.NOTHING  # what a dead predecessor left
+        self._rank_entry.copying = Copying.NOTHING  # a dead predecessor may have left another value
         self._on_skip = on_skip
         self._on_captured = on_captured
         self._interrupted = interrupted
         self._changed = threading.Condition()
         self._capture: StateCapture | None = None
-        self._hurried = False
+        self._cancel_pending = False
         self._closing = False
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def submit(self, capture: StateCapture) -> None:
-        """Start a capture; the one before must have settled."""
+        """Start a capture; the last one must have settled."""
         assert self._capture is None
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="deadpool-copy", daemon=True)
@@ -61,34 +62,35 @@ class CopyThread:
             self._capture = capture
             self._changed.notify_all()
 
-    def settle(self, *, hurry: bool) -> None:
-        """Return when no capture is under way. With `hurry`, one that still waits for a slot is given up.
+    def settle(self, *, cancel_pending: bool) -> None:
+        """Wait for the running capture. With `cancel_pending`, cancel one that still waits for a slot.
 
-        Raises what made the last capture fail.
+        Raises the error that made the last capture fail.
         """
         if self._capture is not None:
             with self._changed:
-                self._hurried = hurry and self._capture is not None
+                self._cancel_pending = cancel_pending and self._capture is not None
                 self._changed.notify_all()
                 if not self._changed.wait_for(lambda: self._capture is None, timeout=_COPY_WAIT_S + _SLOT_WAIT_S):
-                    raise SnapshotError(f"a capture did not end within {_COPY_WAIT_S:.0f} s")
+                    raise SnapshotError(f"a capture did not end within {_COPY_WAIT_S + _SLOT_WAIT_S:.0f} s")
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
 
     def settle_peers(self) -> bool:
-        """Return when no rank of the node has a capture under way; False if a rank was lost before.
+        """Wait until no rank of the node has a running capture; False if a rank was lost.
 
-        A rank that stands still is not waited for: who is to blame for a hang is not decided here. Nor is one that waits
-        for a slot where the job spans nodes: that takes as long as the network does, and training does not wait for it.
+        The wait for a rank that makes no progress is bounded: hangs are not detected here. If the job spans nodes, a rank
+        that waits for a slot is ignored, because training does not wait for the network.
         """
         least = Copying.WRITING if self._status_page.spans_nodes else Copying.WAITING
         return self._wait_while(lambda rank_entry: rank_entry.copying >= least)
 
     def settle_version(self, version: Version) -> bool:
-        """Return when every rank is past this version or has copied it, or stands still; False if one was lost before.
+        """Wait until every rank has copied this version or is past it; False if a rank was lost.
 
-        At once where the job spans nodes: the status page does not tell how far the ranks of others are.
+        The wait for a rank that makes no progress is bounded. Returns at once if the job spans nodes: the status page does
+        not have the progress of other nodes' ranks.
         """
         return self._status_page.spans_nodes or self._wait_while(
             lambda rank_entry: (
@@ -98,7 +100,7 @@ class CopyThread:
         )
 
     def _wait_while(self, is_behind: Callable[[RankEntry], bool]) -> bool:
-        """Return True when this holds of no rank, or has held of one for too long; False if a rank was lost before."""
+        """Wait, for a limited time, while this holds of any rank; False if a rank was lost."""
         deadline = time.monotonic() + _PEER_WAIT_S
         while any(map(is_behind, self._status_page.rank_entries)):
             if self._interrupted():
@@ -109,9 +111,9 @@ class CopyThread:
         return True
 
     def close(self) -> None:
-        """End the thread after the capture under way."""
+        """End the thread after its running capture."""
         with self._changed:
-            self._closing = self._hurried = True
+            self._closing = self._cancel_pending = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_COPY_WAIT_S)
@@ -130,7 +132,7 @@ class CopyThread:
                 failure = error
             self._rank_entry.copying = Copying.NOTHING
             with self._changed:
-                self._capture, self._hurried, self._failure = None, False, failure
+                self._capture, self._cancel_pending, self._failure = None, False, failure
                 self._changed.notify_all()
 
     def _perform(self, capture: StateCapture) -> None:
@@ -152,7 +154,7 @@ class CopyThread:
             self._skip(capture.version)
             return
         if self._rank_entry.skipped == capture.version:
-            self._rank_entry.skipped = EMPTY  # skipped before a rollback, and now made after all
+            self._rank_entry.skipped = EMPTY  # skipped before a rollback, and captured now
         self._rank_entry.set_slot(slot, capture.version)
         self._rank_entry.capture_ns = time.monotonic_ns() - started_ns
         self._on_captured(capture.version)
@@ -160,7 +162,9 @@ class CopyThread:
     def _await_slot(self) -> int | None:
         deadline = time.monotonic() + _SLOT_WAIT_S
         while True:
-            hurried = self._hurried or self._interrupted()  # before the look: whoever gives up has been given one
+            cancelled = (
+                self._cancel_pending or self._interrupted()
+            )  # first: the last look must come after the decision to give up
             slot = free_slot(
                 self._rank_entry.slots,
                 self._status_page.committed(),
@@ -169,10 +173,10 @@ class CopyThread:
             )
             if slot is not None:
                 return slot
-            if hurried or time.monotonic() > deadline:
+            if cancelled or time.monotonic() > deadline:
                 return None
             with self._changed:
-                if not self._hurried:
+                if not self._cancel_pending:
                     self._changed.wait(_SLOT_POLL_S)
 
     def _skip(self, version: Version) -> None:

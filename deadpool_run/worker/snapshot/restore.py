@@ -1,23 +1,22 @@
-"""Bringing live objects to a snapshot: compare everything first, then change everything."""
+"""Restores live objects from a snapshot: compares everything first, then changes everything."""
 
-import re
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry, read_exactly
 from deadpool_run.worker.codec import TreeReader
 from deadpool_run.worker.compat.modules import buffers_of, local
-from deadpool_run.worker.snapshot.capture import SlotMemory, copy_each, dtype_of, placement_of
+from deadpool_run.worker.snapshot.plan import parse_placement, placement_of
+from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each, dtype_of
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
 from deadpool_run.worker.state.rng import RngStates, rng_states
 from deadpool_run.worker.state.state import Protected
 
 _SHOWN = 10
-_SHARD = re.compile(r"S\((\d+)\)")
 
 
 class Restoration:
@@ -34,26 +33,26 @@ class Restoration:
         for (name, _, _), buffer in zip(protected.buffers(), protected.buffer_values(), strict=True):
             self._live[name] = Tracked(name, SlotRole.BUFFER, buffer)
         self._owners = {name: (module, key) for name, module, key in protected.places()}
-        # Of every parameter, not only of those that the optimizer has now: a script may have given it more since.
-        self._homes = {
+        # Of every parameter, not only the optimizer's present ones: a script may have added some later.
+        self._state_owners = {
             f"{optimizer.name}/{name}": (optimizer, name)
             for optimizer in protected.optimizers.values()
             for name in self._parameters
         }
 
     def check(self) -> None:
-        """Raise `SnapshotError` if the snapshot is not one of objects like the live ones; nothing is changed."""
+        """Raise `SnapshotError` if the snapshot does not fit the live objects; changes nothing."""
         found = [*self._differences_of_tensors(), *self._differences_of_values()]
         if found:
             shown = "\n".join(f"  {difference}" for difference in found[:_SHOWN])
             more = f"\n  ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
             raise SnapshotError(
-                f"snapshot {self._manifest.version} of rank {self._manifest.rank} is not one of these objects:\n"
-                f"{shown}{more}\nEvery process of a rank must build the same model and optimizer."
+                f"snapshot {self._manifest.version} of rank {self._manifest.rank} does not fit the objects of this process:\n"
+                f"{shown}{more}\nBuild the same model and optimizer in every process of a rank."
             )
 
     def apply(self) -> tuple[dict[str, Any], RngStates]:
-        """Set everything but gradients and generators; return all small values, and what generators are to be (last)."""
+        """Set everything except gradients and generators; return all small values, and the generator states to set last."""
         self._protected.reset()
         values = self._values()
         for name, optimizer in self._protected.optimizers.items():
@@ -70,7 +69,7 @@ class Restoration:
         return values, rng_states(values["rng"])
 
     def _target(self, entry: TensorEntry) -> Tensor:
-        """Return the tensor that an entry is copied into: the live one, or a new one in its place."""
+        """Return the tensor to copy an entry into: the live one, or a new one in its place."""
         tracked = self._live.get(entry.name)
         if entry.role is SlotRole.OPTIMIZER:
             same = tracked is not None and not _differences(entry, tracked)
@@ -81,9 +80,9 @@ class Restoration:
         return tracked.tensor
 
     def _new_buffer(self, entry: TensorEntry) -> Tensor:
-        """Return a new buffer: the live one is None, or of another shape, as a lazy one may be."""
+        """Replace a buffer that is None or, as a lazy one may be, of another shape; return the new one."""
         module, key = self._owners[entry.name]
-        live = buffers_of(module)[key]  # a buffer that is None has no other place
+        live = buffers_of(module)[key]  # may be None
         device = torch.device(entry.device) if live is None else live.device
         made = torch.empty_strided(entry.shape, entry.stride, dtype=dtype_of(entry.dtype), device=device)
         buffers_of(module)[key] = made
@@ -108,22 +107,21 @@ class Restoration:
         return found
 
     def _obstacles(self, entry: TensorEntry) -> list[str]:
-        """Return why the live optimizer could not be given this piece of state."""
-        home, _, _ = entry.name.rpartition("/")
-        if home not in self._homes:
+        owner, _, _ = entry.name.rpartition("/")
+        if owner not in self._state_owners:
             return [f"{entry.name}: in the snapshot only"]
         if entry.placement is None:
             return []
-        _, name = self._homes[home]
+        _, name = self._state_owners[owner]
         own = placement_of(self._parameters[name])
         if own is None or (own.mesh, own.names, own.at) != (
             entry.placement.mesh,
             entry.placement.names,
             entry.placement.at,
         ):
-            return [f"{entry.name}: its place {entry.placement} is not on the mesh of its parameter ({own})"]
-        if own.placements != entry.placement.placements and None in map(_placement, entry.placement.placements):
-            return [f"{entry.name}: cannot be made with the placements {entry.placement.placements}"]
+            return [f"{entry.name}: its placement {entry.placement} is not on the mesh of its parameter ({own})"]
+        if own.placements != entry.placement.placements and None in map(parse_placement, entry.placement.placements):
+            return [f"{entry.name}: cannot be created with the placements {entry.placement.placements}"]
         return []
 
     def _differences_of_values(self) -> list[str]:
@@ -137,33 +135,31 @@ class Restoration:
             theirs = saved["modules"].get(name, {"extra": {}, "hooks": []})
             if module.shape() != (frozenset(theirs["extra"]), [len(states) for states in theirs["hooks"]]):
                 found.append(
-                    f"{name}: other children have extra state, or other communication hooks under DDP, than in the snapshot"
+                    f"{name}: different children have extra state, or DDP has different communication hooks, than in the snapshot"
                 )
         for name, optimizer in own.optimizers.items():
             found += self._differences_of_groups(name, optimizer, saved["members"].get(name, []))
         return found
 
     def _differences_of_groups(self, name: str, optimizer: OptimizerState, saved: list[list[str]]) -> list[str]:
-        """Return why the groups could not be made those of the snapshot: whole ones may have come in training, at the end."""
+        """Return why the groups cannot become those of the snapshot. Training may have appended whole groups."""
         live = [[self._names[id(parameter)] for parameter in group] for group in optimizer.members()]
         if any(then != now for then, now in zip(saved, live, strict=False)):
-            return [f"{name}: {len(live)} groups here, {len(saved)} in the snapshot, of other parameters"]
+            return [f"{name}: {len(live)} groups here and {len(saved)} in the snapshot, of different parameters"]
         unknown = [each for group in saved for each in group if each not in self._parameters]
-        return [f"{name}: trains {each} in the snapshot, which is not here" for each in unknown]
+        return [f"{name}: trains {each} in the snapshot, which does not exist here" for each in unknown]
 
     def _trim_optimizers(self) -> None:
-        """Remove optimizer state that the snapshot does not have."""
         for optimizer in self._protected.optimizers.values():
             for tracked in list(optimizer.tensors(self._names)):
                 if tracked.name not in self._saved:
-                    home, _, key = tracked.name.rpartition("/")
-                    _, name = self._homes[home]
+                    owner, _, key = tracked.name.rpartition("/")
+                    _, name = self._state_owners[owner]
                     del optimizer.optimizer.state[self._parameters[name]][key]
 
     def _created(self, entry: TensorEntry) -> Tensor:
-        """Return a new tensor for a piece of optimizer state, placed into the optimizer's state."""
-        home, _, key = entry.name.rpartition("/")
-        optimizer, name = self._homes[home]
+        owner, _, key = entry.name.rpartition("/")
+        optimizer, name = self._state_owners[owner]
         parameter = self._parameters[name]
         own = local(parameter)
         device = own.device if entry.device == own.device.type else torch.device(entry.device)
@@ -174,7 +170,6 @@ class Restoration:
         return made
 
     def _values(self) -> dict[str, Any]:
-        """Return every small value."""
         reader = TreeReader(blob=self._blob, tensor=self._tensor)
         saved = self._manifest.values
         like: dict[str, Any] = {}
@@ -203,24 +198,22 @@ class Restoration:
         if entry.placement is None:
             return made
         if not isinstance(like, DTensor):
-            raise SnapshotError(f"a value of the snapshot has the place {entry.placement}, the live one has none")
+            raise SnapshotError(f"a value of the snapshot has the placement {entry.placement}, the live one has none")
         return _distributed(made, entry, like)
 
 
 def _state(optimizer: OptimizerState, parameter: Tensor) -> dict[str, Any]:
-    """Return the state of a parameter, which may be new."""
     state: dict[str, Any] = optimizer.optimizer.state[parameter]
     return state
 
 
 def _differences(entry: TensorEntry, tracked: Tracked) -> list[str]:
-    """Return in what the live tensor differs from the saved one."""
     own = local(tracked.tensor)
     pairs = (
         ("is a", entry.role, tracked.role),
         ("has dtype", entry.dtype, str(own.dtype).removeprefix("torch.")),
         ("has shape", entry.shape, tuple(own.shape)),
-        ("has the place", entry.placement, placement_of(tracked.tensor)),
+        ("has the placement", entry.placement, placement_of(tracked.tensor)),
     )
     return [
         f"{entry.name}: {what} {live} here, {saved} in the snapshot" for what, saved, live in pairs if saved != live
@@ -228,12 +221,11 @@ def _differences(entry: TensorEntry, tracked: Tracked) -> list[str]:
 
 
 def _distributed(shard: Tensor, entry: TensorEntry, like: Tensor) -> DTensor:
-    """Return the shard as a DTensor on the mesh of `like`."""
     assert entry.placement is not None
     assert isinstance(like, DTensor)
     placements: list[Placement] = list(like.placements)
     if tuple(map(str, placements)) != entry.placement.placements:
-        placements = [placed for text in entry.placement.placements if (placed := _placement(text)) is not None]
+        placements = [placed for text in entry.placement.placements if (placed := parse_placement(text)) is not None]
     return DTensor.from_local(
         shard,
         like.device_mesh,
@@ -242,11 +234,3 @@ def _distributed(shard: Tensor, entry: TensorEntry, like: Tensor) -> DTensor:
         shape=torch.Size(entry.placement.shape),
         stride=entry.placement.stride,
     )
-
-
-def _placement(text: str) -> Replicate | Shard | None:
-    """Return the placement that torch writes as `text`; None for one that only its parameter could give."""
-    if text == "R":
-        return Replicate()
-    match = _SHARD.fullmatch(text)
-    return Shard(int(match[1])) if match else None

@@ -1,8 +1,8 @@
-"""In-memory snapshots of a rank: taken off the critical path into memory that outlives the worker, and put back.
+"""Snapshots of a rank in memory that outlives the worker: captured off the critical path, and restored.
 
-A capture of snapshot k begins when step k ends. What may change at any time is copied there and then; parameters and
-optimizer state change only inside `optimizer.step()`, so they are copied by another thread beside the next forward and
-backward. `wait()` before the optimizer's step keeps the two apart.
+The capture of snapshot k starts when step k ends. State that may change at any time is copied at once. Parameters and
+optimizer state change only inside `optimizer.step()`, so another thread copies them during the next forward and backward;
+`wait()` before the optimizer's step ends that copy first.
 """
 
 import atexit
@@ -24,10 +24,14 @@ from deadpool_run.vault.segments import SlotRole
 from deadpool_run.vault.status_page import EMPTY, StatusPage
 from deadpool_run.worker.compat.modules import has_buckets, local
 from deadpool_run.worker.groups import ddp_buckets
+from deadpool_run.worker.groups.registry import Registry
+from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.snapshot import checks
-from deadpool_run.worker.snapshot.capture import CapturePlan, SlotMemory, Staging, StateCapture, Writer
 from deadpool_run.worker.snapshot.copy_thread import CopyThread
+from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan
 from deadpool_run.worker.snapshot.restore import Restoration
+from deadpool_run.worker.snapshot.slot_memory import SlotMemory
+from deadpool_run.worker.snapshot.writer import StateCapture, Writer
 from deadpool_run.worker.state import gradients, redundancy
 from deadpool_run.worker.state.digest import digest, sample, samples_equal
 from deadpool_run.worker.state.rng import RngStates, put_rng, take_rng
@@ -35,15 +39,12 @@ from deadpool_run.worker.state.state import Protected
 from deadpool_run.worker.verify.agreement import Agreement
 from deadpool_run.worker.verify.coverage import Coverage
 
-REHEARSED = Version(2)
-"""What replacements make before they take their state is what set-up and the steps up to this version make."""
-
 
 class Snapshots:
-    """The snapshots of one rank. All methods are the main thread's.
+    """The snapshots of one rank. For the main thread.
 
-    The slots' descriptors are duplicated: the caller's stay open and its own. The rank's rank entry of the status page is written
-    from here on; a slot that a dead predecessor left half-written is emptied.
+    The slots' descriptors are duplicated; the caller keeps its own. From now on this writes the rank's entry of the status
+    page. A slot that a dead predecessor left half-written is emptied.
     """
 
     def __init__(  # noqa: PLR0913 - what it reads, writes and tells
@@ -60,18 +61,19 @@ class Snapshots:
     ) -> None:
         """Take over the rank's slots.
 
-        `wrappers` are the DDPs of the process, of which one may be around a protected module.
+        `wrappers` are the DDPs of the process: one may be around a protected module. `on_skip` and `on_captured` are called
+        on the copy thread, after the status page is updated.
 
-        `on_skip` and `on_captured` are called on the copy thread, after the status page says so. So is `interrupted`: once it is true, no capture
-        waits for a slot any longer, and a step on CUDA whose kernels had not ended by then is not captured, for its
-        collectives may have been aborted. It must be true before the first collective is.
+        `interrupted` is called on the copy thread too. Once it is true, no capture waits for a slot any longer, and a step on
+        CUDA whose kernels have not ended is not captured, because its collectives may have been aborted. It must become true
+        before the first collective is aborted.
         """
         self.interval = interval
         """Steps between captures; may be changed at any time, from any thread."""
         self._protected = Protected(wrappers)
         self.coverage = Coverage(self._protected)
         self.agreement = Agreement(self._protected)
-        self._staging = Staging()
+        self._buffers = BufferCopies()
         self._plan: CapturePlan | None = None
         self._copy_of: Version | None = None
         self._ended = True
@@ -79,20 +81,20 @@ class Snapshots:
         self._rng: RngStates | None = None
         self._keeps_grads = False
         self._seen: list[tuple[Tensor, int]] = []
-        self._writes_early = False
+        self._writes_before_update = False
         """Whether the script writes parameters before its updates, in ways that torch may not count."""
         self._stepped: set[int] = set()
         self._counts: tuple[CapturePlan, list[int]] | None = None
         self._closed = False
-        # A thread that copies while the interpreter is taken down would end the process by a signal.
+        # A thread that copies during interpreter shutdown would kill the process by a signal.
         atexit.register(self.close)
-        self._make_copier = partial(CopyThread, on_skip=on_skip, on_captured=on_captured, interrupted=interrupted)
+        self._make_copy_thread = partial(CopyThread, on_skip=on_skip, on_captured=on_captured, interrupted=interrupted)
         self._interrupted = interrupted
         self._take_slots(slot_fds, status_page, rank)
 
     def move(self, slot_fds: tuple[int, int], status_page: StatusPage, rank: Rank) -> None:
         """Take over other slots, with the same objects. Nothing must be under way."""
-        self._copier.close()
+        self._copy_thread.close()
         for memory in self._memories:
             memory.close()
         self._plan = self._counts = None
@@ -106,10 +108,12 @@ class Snapshots:
             if version not in complete:
                 self._rank_entry.set_slot(slot, EMPTY)
         writer = Writer(self._protected, rank, self._interrupted)
-        self._copier = self._make_copier(memories=self._memories, writer=writer, status_page=status_page, rank=rank)
+        self._copy_thread = self._make_copy_thread(
+            memories=self._memories, writer=writer, status_page=status_page, rank=rank
+        )
 
     def protect(self, name: str, obj: object) -> None:
-        """Make `obj` part of every snapshot from now on. Raises `ScriptError` if none could hold it."""
+        """Add `obj` to every later snapshot. Raises `ScriptError` if a snapshot cannot hold it."""
         obj = checks.GeneratorState(obj) if isinstance(obj, torch.Generator) else obj
         self._protected.add(name, obj)
         self._plan = None
@@ -121,11 +125,11 @@ class Snapshots:
             checks.check_object(name, obj)
 
     def has_optimizers(self) -> bool:
-        """Say whether an optimizer is protected."""
+        """Return whether an optimizer is protected."""
         return bool(self._protected.optimizers)
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer is about to update: it uses up the gradients of its parameters."""
+        """Note that an optimizer is about to update, which uses up the gradients of its parameters."""
         self._stepped.add(id(optimizer))
 
     def name_of(self, optimizer: Optimizer) -> str | None:
@@ -134,34 +138,34 @@ class Snapshots:
         return next((state.name for state in states if optimizer in (state.optimizer, state.keeper)), None)
 
     def decided_buckets(self) -> list[bool]:
-        """Return of each DDP whether it has decided its buckets."""
+        """Return for each DDP whether it has decided its buckets."""
         modules = self._protected.modules.values()
         return [has_buckets(ddp) for module in modules for ddp in module.replicated]
 
-    def repeats_alike(self) -> bool:
-        """Say whether a step that is run again reduces in the same order: not while DDP has yet to learn a static graph."""
+    def reduces_repeatably(self) -> bool:
+        """Return whether a repeated step reduces in the same order: not before DDP has learned a static graph."""
         modules = self._protected.modules.values()
         return all(has_buckets(ddp) or not ddp.static_graph for module in modules for ddp in module.replicated)
 
-    def settle_buckets(self, registry: ddp_buckets.Recorder) -> None:
-        """Let every DDP decide its buckets that can by now. A collective: at the end of a step, on every rank."""
+    def decide_buckets(self, registry: Registry) -> None:
+        """Let every DDP that can decide its buckets. Collective: call it on every rank at the end of a step."""
         for module in self._protected.modules.values():
             for index, ddp in enumerate(module.replicated):
-                module.buckets[index] = ddp_buckets.settle(ddp, registry) or module.buckets[index]
+                module.buckets[index] = ddp_buckets.decide(ddp, registry) or module.buckets[index]
 
-    def tell_buckets(self, registry: ddp_buckets.Recorder) -> None:
-        """Have every DDP make the buckets that the others have, which is what a snapshot says that was restored."""
+    def replay_buckets(self, registry: Registry) -> None:
+        """Have every DDP make the buckets that the restored snapshot names."""
         for module in self._protected.modules.values():
-            for ddp, decided in zip(module.replicated, module.buckets, strict=True):
-                if decided is not None:
-                    ddp_buckets.tell(ddp, decided, registry)
+            for ddp, decision in zip(module.replicated, module.buckets, strict=True):
+                if decision is not None:
+                    ddp_buckets.replay(ddp, decision, registry)
 
     def is_untouched(self) -> bool:
-        """Say whether nothing but forward and backward can have changed the objects since the last step ended.
+        """Return whether only forward and backward can have changed the objects since the last step ended.
 
-        Writes that torch counts are seen; of others (through `.data`) a sample is compared with the slot.
+        Torch counts writes; for those that it does not count (through `.data`) a sample is compared with the slot.
         """
-        if self._counts is None or self._writes_early or self._protected.is_shadowed():
+        if self._counts is None or self._writes_before_update or self._protected.has_untrained_module():
             return False
         plan, counts = self._counts
         if plan.write_counts() != counts:
@@ -177,14 +181,14 @@ class Snapshots:
         )
 
     def find_wrappers(self) -> None:
-        """Take in the DDPs that were put around modules after those were protected."""
+        """Find the DDPs that were put around modules after those were protected."""
         for module in self._protected.modules.values():
             module.find_wrappers()
 
     def observe(self) -> dict[str, int]:
-        """Return a digest of each protected tensor as it is now, by name, and of each optimizer's hyper-parameters.
+        """Return, by name, a digest of each protected tensor and of each optimizer's hyper-parameters.
 
-        Gradients count where they are state.
+        Gradients are included if they are state.
         """
         found = self._named_tensors()
         names = {id(parameter): name for name, parameter in self._protected.parameters().items()}
@@ -196,76 +200,78 @@ class Snapshots:
         }
         return {name: digest(tensor) for name, tensor in found.items()} | rates
 
-    def likeness(self) -> Rank | None:
-        """Return the lowest of the ranks that hold the same parameters as this one; None if it is the only one."""
-        return redundancy.likeness(self._protected.modules.values())
+    def replica_leader(self) -> Rank | None:
+        """Return the lowest rank with the same parameters as this one; None if there is no other."""
+        return redundancy.replica_leader(self._protected.modules.values())
 
     def begin(self, version: Version) -> None:
-        """Step `version` has ended: copy what is small, and start the copy of the rest if the interval says so.
+        """Copy the small state of `version`, and start to copy the rest if the interval says so.
 
-        Raises what made an earlier capture fail.
+        Raises the error that made an earlier capture fail.
         """
         self.wait()
         self._take(version)
         if version % self.interval == 0 and version not in self.held():
-            self._copier.submit(self._capture(version))
+            self._copy_thread.submit(self._capture(version))
 
     def end_early(self, *, look: bool) -> None:
-        """End the copy now, in a script that writes parameters before its updates; with `look`, see whether it does."""
-        if look or self._writes_early:
+        """Wait for the copy now if the script writes parameters before its updates; with `look`, find out whether it does."""
+        if look or self._writes_before_update:
             self.wait()
         if look:
             self.look()
 
     def look(self) -> None:
-        """Note what the parameters are now, for `check_writes`."""
+        """Sample the parameters, for `check_writes`."""
         self._seen = [(parameter, sample(parameter)) for parameter in self._protected.parameters().values()]
 
     def check_writes(self) -> None:
-        """See, before the first update of a step, whether parameters are as `look` noted them."""
+        """Before the first update of a step, note whether the parameters have changed since `look`."""
         seen, self._seen = self._seen, []
-        self._writes_early |= any(sample(parameter) != before for parameter, before in seen)
+        self._writes_before_update |= any(sample(parameter) != before for parameter, before in seen)
 
-    def wait(self, *, hurry: bool = True) -> None:
-        """Return when no copy is under way; with `hurry`, a capture that still waits for a free slot is given up."""
-        self._copier.settle(hurry=hurry)
+    def wait(self, *, cancel_pending: bool = True) -> None:
+        """Wait for the running copy; with `cancel_pending`, cancel a capture that still waits for a free slot."""
+        self._copy_thread.settle(cancel_pending=cancel_pending)
 
     def wait_for_peers(self) -> bool:
-        """Return when no rank of the node has a copy under way; False if a rank was lost before."""
-        return self._copier.settle_peers()
+        """Wait until no rank of the node is copying; False if a rank was lost."""
+        return self._copy_thread.settle_peers()
 
     def wait_for_version(self, version: Version) -> bool:
-        """Return when every rank of the node has come to this version and copied it; False if a rank was lost before."""
-        return self._copier.settle_version(version)
+        """Wait until every rank of the node has reached and copied this version; False if a rank was lost."""
+        return self._copy_thread.settle_version(version)
 
     def capture_now(self, version: Version) -> bool:
-        """Capture whatever the interval is, and return when it is over: True if the version is held.
+        """Capture regardless of the interval, and wait for the copy; return whether the version is held.
 
-        Waits for a free slot until `interrupted`, at most for a minute.
+        Waits up to a minute for a free slot, or until `interrupted`.
         """
         self.wait()
         self._take(version)
         if version not in self.held():
-            self._copier.submit(self._capture(version))
-            self._copier.settle(hurry=False)
+            self._copy_thread.submit(self._capture(version))
+            self._copy_thread.settle(cancel_pending=False)
         return version in self.held()
 
     def held(self) -> tuple[Version, ...]:
-        """Return the versions that the slots hold complete, oldest first."""
+        """Return the complete versions in the slots, oldest first."""
         return self._rank_entry.held
 
     def rewind(self, version: Version) -> None:
-        """Undo what an interrupted forward changed; parameters and optimizer state must still be those of `version`.
+        """Undo the changes of an interrupted forward; parameters and optimizer state must still be those of `version`.
 
-        Raises `SnapshotError` if our own copy of the small values is of another version.
+        Raises `SnapshotError` if our copy of the small state is of another version.
         """
         self.wait()
         self._stepped.clear()
         if self._copy_of != version or self._rng is None:
-            raise SnapshotError(f"cannot go back to {version}: the worker's own copy is of {self._copy_of}")
+            raise SnapshotError(
+                f"cannot rewind to version {version}: the worker's own copy is of version {self._copy_of}"
+            )
         with torch.no_grad():
-            self._protected.reset()  # as those do that restore: the next forward gathers on every rank or on none
-            self._staging.put()
+            self._protected.reset()  # as a restore does: all ranks have to gather alike in the next forward
+            self._buffers.put()
             self._protected.put(self._values)
             self._put_gradients(self._values["gradients"])
             self.agreement.unequal = set(self._values["keeps"]["unequal"])
@@ -274,8 +280,8 @@ class Snapshots:
     def restore(self, version: Version) -> None:
         """Set every protected object and the random generators to snapshot `version`.
 
-        Raises `SnapshotError`, before anything is changed, if the slot does not hold it or if it is not one of objects
-        like the live ones; the message says exactly what differs.
+        Raises `SnapshotError`, before anything is changed, if no slot holds the version or if the snapshot does not fit the
+        live objects; the message lists the differences.
         """
         self.wait()
         self._stepped.clear()
@@ -284,15 +290,15 @@ class Snapshots:
         memory.ensure(max((offset + nbytes for offset, nbytes in manifest.ranges()), default=0))
         with torch.no_grad():
             if self._plan is None:
-                # Not with the first capture, which may stand behind an evaluation: what that leaves gathered on every rank
-                # would then be freed on this one alone.
+                # Now, not at the first capture: after an evaluation, FSDP2 leaves parameters gathered on every rank, and
+                # this would reshard them on this rank only.
                 self._protected.refresh(final=False)
             restoration = Restoration(self._protected, memory, manifest)
             restoration.check()
             values, rng = restoration.apply()
             self._keeps_grads = values["keeps"]["gradients"]
             self.agreement.unequal = set(values["keeps"]["unequal"])
-            self._writes_early |= values["keeps"]["early"]
+            self._writes_before_update |= values["keeps"]["early"]
             self._put_gradients(values["gradients"])
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -300,7 +306,7 @@ class Snapshots:
         self._take(version)
 
     def keep_evidence(self, path: Path, names: Iterable[str], version: Version) -> None:
-        """Write these tensors, as they are at `version` and as the newest snapshot has them, into a file of torch's."""
+        """Save these tensors, as they are at `version` and in the newest snapshot, with `torch.save`."""
         live = {name: local(tensor).detach() for name, tensor in self._named_tensors().items()}
         found: dict[str, Any] = {f"version {version}": {name: live[name] for name in names if name in live}}
         self.wait()
@@ -312,7 +318,6 @@ class Snapshots:
         torch.save(found, path)
 
     def _named_tensors(self) -> dict[str, Tensor]:
-        """Return the live parameters, optimizer state and buffers by the names that they have in a snapshot."""
         names = {id(parameter): name for name, parameter in self._protected.parameters().items()}
         found = {tracked.name: tracked.tensor for tracked in self._protected.heavy(names)}
         for (name, _, _), buffer in zip(self._protected.buffers(), self._protected.buffer_values(), strict=True):
@@ -320,7 +325,7 @@ class Snapshots:
         return found
 
     def discard_newer(self, version: Version) -> None:
-        """Empty every slot that holds a version above this one, and forget skips above it."""
+        """Empty the slots with a newer version, and forget a skip of a newer version."""
         self.wait()
         for slot, held in enumerate(self._rank_entry.slots):
             if held > version:
@@ -330,48 +335,47 @@ class Snapshots:
             self._rank_entry.skipped = EMPTY
 
     def close(self) -> None:
-        """End the copy thread after the copy under way and give back memory and descriptors; slots keep content."""
+        """End the copy thread after its copy, and free memory and descriptors; the slots keep their content."""
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
-            self._copier.close()
+            self._copy_thread.close()
             self._plan = self._counts = None
             for memory in self._memories:
                 memory.close()
 
     def _take(self, version: Version) -> None:
-        """Make our own copy of everything small."""
         with torch.no_grad():
             self._copy_of = None
-            # Before our own copies are enqueued on the same streams.
-            # Only on devices in use: asking another one would open a context there.
+            # Query before our own copies are enqueued on the same streams, and only devices in use: a query of another
+            # device would open a context there.
             devices = () if self._plan is None else self._plan.cuda_devices
             self._ended = self._plan is not None and all(
                 torch.cuda.current_stream(device).query() for device in devices
             )
             parameters = self._protected.parameters().values() if self._plan is None else self._plan.parameters
-            self._staging.take(self._protected)
+            self._buffers.take(self._protected)
             self._values = self._protected.take(self._stepped)
             self._rng = take_rng()
             self._keeps_grads = any(parameter.grad is not None for parameter in parameters)
             self._values["keeps"] = {
                 "gradients": self._keeps_grads,
                 "unequal": sorted(self.agreement.unequal),
-                "early": self._writes_early,
+                "early": self._writes_before_update,
             }
             self._stepped.clear()
             self._counts = None if self._plan is None else (self._plan, self._plan.write_counts())
             self._copy_of = version
 
     def _capture(self, version: Version) -> StateCapture:
-        """Return the order to capture what is live and what `_take` has copied."""
+        """Return the state to write: the live tensors, and what `_take` has copied."""
         assert self._rng is not None
         plan = self._plan
-        if plan is None or not plan.holds(self._protected, self._staging):
-            self._protected.refresh(final=version > REHEARSED)
-            plan = self._plan = CapturePlan(self._protected, self._staging)
+        if plan is None or not plan.holds(self._protected, self._buffers):
+            self._protected.refresh(final=version > REHEARSAL_STEPS)
+            plan = self._plan = CapturePlan(self._protected, self._buffers)
             self._counts = plan, plan.write_counts()
-        assert self._counts is not None  # `_take` has counted, with the same plan
+        assert self._counts is not None  # `_take` counted, with the same plan
         return StateCapture(
             version=version,
             plan=plan,
@@ -386,8 +390,8 @@ class Snapshots:
         for slot, held in enumerate(self._rank_entry.slots):
             if held == version:
                 return self._memories[slot]
-        raise SnapshotError(f"no slot holds snapshot {version}: they hold {list(self.held())}")
+        raise SnapshotError(f"no slot holds snapshot {version}: the slots hold {list(self.held())}")
 
     def _put_gradients(self, kept: list[tuple[Tensor, Tensor]]) -> None:
-        """Set the gradients that are state; drop the others, or zero them where the script keeps them allocated."""
+        """Set the gradients that are state; drop the others, or zero them if the script keeps them allocated."""
         gradients.put(self._protected.parameters().values(), kept, zeroed=self._keeps_grads)

@@ -1,8 +1,8 @@
-"""Digests of tensors' bytes at memory speed, on any device: to compare, never to authenticate.
+"""Digests of tensors at memory speed, on any device, for comparison and not for authentication.
 
-The bytes are taken as 4-byte words; each is multiplied by a fixed odd number of its place, and the products are summed
-(multilinear hashing; Carter and Wegman, 1979). A change of one word always changes the digest; one of several words goes
-unseen with a chance of about 2**-32.
+The bytes are read as 4-byte words. Each word is multiplied by a fixed odd number for its position, and the products are
+summed (multilinear hashing; Carter and Wegman, 1979). A change of one word always changes the digest; a change of several
+words is missed with a probability of about 2**-32.
 """
 
 import threading
@@ -22,14 +22,14 @@ _MASK = (1 << 64) - 1
 _SAMPLE_BYTES = 1 << 12
 _SMALL_BYTES = 1 << 16
 _PLACES = 64
-"""In how many places of a large tensor a sample looks."""
+"""A sample of a large tensor is taken at this many places."""
 
 _weights: dict[torch.device, tuple[Tensor, Tensor]] = {}
 _products = threading.Lock()
 
 
 def digest(tensor: Tensor) -> int:
-    """Return a number of 63 bits for a tensor's dtype, shape and bytes; of a DTensor, for those of this rank's shard."""
+    """Return a digest of 63 bits of a tensor's dtype, shape and bytes; of a DTensor, of this rank's shard."""
     own = local(tensor).detach()
     found = zlib.crc32(f"{own.dtype}{tuple(own.shape)}".encode())
     data = own.contiguous().reshape(-1).view(torch.uint8)
@@ -44,7 +44,7 @@ def digest(tensor: Tensor) -> int:
 
 
 def digest_all(tensors: Sequence[Tensor]) -> int:
-    """Return one number for all of these tensors. Small ones are digested together: a call for each costs more."""
+    """Return one digest of all these tensors. Small ones are digested together, because each call has a cost."""
     found, small = 0, []
     for tensor in tensors:
         own = local(tensor).detach()
@@ -60,26 +60,22 @@ def digest_all(tensors: Sequence[Tensor]) -> int:
 
 
 def sample(tensor: Tensor) -> int:
-    """Return a digest of a few kilobytes of a tensor, spread over it; of all of a small one."""
+    """Return the digest of `sampled(tensor)`."""
     return digest(sampled(tensor))
 
 
 def sampled(tensor: Tensor) -> Tensor:
     """Return a few kilobytes of a tensor, spread over it; all of a small one."""
-    return _places(local(tensor).detach())
+    own = local(tensor).detach()
+    if own.numel() * own.element_size() <= 4 * _SAMPLE_BYTES or not own.is_contiguous():
+        return own
+    width = _SAMPLE_BYTES // _PLACES // own.element_size()
+    return own.as_strided((_PLACES, width), (own.numel() // _PLACES, 1), own.storage_offset())
 
 
 def samples_equal(one: Tensor, other: Tensor) -> bool:
-    """Say whether two tensors of the same shape agree in a sample. Not-a-number is unequal to itself."""
-    return torch.equal(_places(local(one).detach()), _places(other))
-
-
-def _places(tensor: Tensor) -> Tensor:
-    """Return some of a large tensor, all of a small one."""
-    if tensor.numel() * tensor.element_size() <= 4 * _SAMPLE_BYTES or not tensor.is_contiguous():
-        return tensor
-    width = _SAMPLE_BYTES // _PLACES // tensor.element_size()
-    return tensor.as_strided((_PLACES, width), (tensor.numel() // _PLACES, 1), tensor.storage_offset())
+    """Return whether samples of two tensors of the same shape are equal. NaN is unequal to itself."""
+    return torch.equal(sampled(one), sampled(other))
 
 
 def _mixed(found: int, more: int) -> int:

@@ -1,7 +1,7 @@
-"""Gradients that outlive a step, where a script accumulates them over several steps before an optimizer uses them.
+"""Gradients that outlive a step, because a script accumulates them over several steps.
 
-Mostly nothing is kept: what an optimizer has used in a step is dropped by the next one. Gradients are state where no
-optimizer that holds their parameters has updated in the step.
+Usually there are none: the next step drops gradients that an optimizer has used. A gradient is state if no optimizer with
+its parameter has updated in the step.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,10 +19,10 @@ from deadpool_run.worker.state.optimizers import OptimizerState
 
 
 class BucketViews:
-    """Where DDPs with `gradient_as_bucket_view` keep each gradient.
+    """The memory in which DDPs with `gradient_as_bucket_view` keep each gradient.
 
-    A gradient that is put back goes there. One that lies elsewhere DDP multiplies by 1/n as it copies it, while it divides by n
-    in place: for three ranks the last bit may differ.
+    A restored gradient has to go there. DDP multiplies a gradient elsewhere by 1/n as it copies it, but divides one in place
+    by n: for three ranks the last bit may differ.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class BucketViews:
         self._noted: set[int] = set()
 
     def note(self, optimizer: Optimizer, ddps: Iterable[DistributedDataParallel]) -> None:
-        """Note the gradients that an optimizer is about to use, once: after the buckets are decided they do not move."""
+        """Note the gradients of an optimizer that is about to update. Once: they don't move after the buckets are decided."""
         if id(optimizer) in self._noted:
             return
         decided = [compat_nn.has_buckets(ddp) for ddp in ddps if ddp.gradient_as_bucket_view]
@@ -40,8 +40,8 @@ class BucketViews:
         self._views |= {id(each): each.grad for each in parameters if each.grad is not None}
         self._noted.add(id(optimizer))
 
-    def lend(self, kept: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Give parameters that have no gradient, and are to get one, the memory that it had in its bucket."""
+    def restore(self, kept: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Give parameters that need a gradient, and have none, its memory in the bucket."""
         for parameter, _ in kept:
             if parameter.grad is None:
                 parameter.grad = self._views.get(id(parameter))
@@ -54,7 +54,7 @@ class _Module(Protocol):
 def take(
     modules: Iterable[_Module], optimizers: Collection[OptimizerState], stepped: Collection[int]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return each parameter whose gradient is state, with a copy of that; `stepped` as in `Protected.take`."""
+    """Return each parameter whose gradient is state, with a copy of the gradient; `stepped` as in `Protected.take`."""
     idle = [optimizer for optimizer in optimizers if id(optimizer.optimizer) not in stepped]
     if not idle and (optimizers or stepped):
         return []
@@ -71,7 +71,7 @@ def take(
 
 
 def put(parameters: Iterable[Tensor], kept: Iterable[tuple[Tensor, Tensor]], *, zeroed: bool) -> None:
-    """Give parameters the gradients that `take` returned, and all others none; with `zeroed` theirs become zero."""
+    """Set the gradients that `take` returned, and drop all others; with `zeroed`, zero them instead."""
     values = {id(parameter): gradient for parameter, gradient in kept}
     for parameter in parameters:
         gradient = values.get(id(parameter))
@@ -86,15 +86,15 @@ def put(parameters: Iterable[Tensor], kept: Iterable[tuple[Tensor, Tensor]], *, 
 
 
 def drop_gathered(modules: Iterable[FSDPModule]) -> None:
-    """Forget gradients that FSDP2 holds back: an interrupted step's would be added to the next one's."""
+    """Drop gradients that FSDP2 has not reduced: an interrupted step's would be added to the next step's."""
     for module in modules:
         fsdp.drop_gradients(module)
 
 
 def refuse_gathered(modules: Collection[FSDPModule]) -> None:
-    """Raise `ScriptError` if FSDP2 holds back gradients at the end of a step: they are in no snapshot."""
+    """Raise `ScriptError` if a step ends with gradients that FSDP2 has not reduced: no snapshot holds them."""
     if any(map(fsdp.has_gradients, modules)):
         raise ScriptError(
-            "a step ended with gradients that FSDP2 holds back unreduced (set_requires_gradient_sync(False)), which no "
-            "snapshot holds.\nLet one step be all micro-batches up to the one that is reduced."
+            "a step ended with gradients that FSDP2 has not reduced (set_requires_gradient_sync(False)), and no snapshot holds "
+            "those.\nPut all micro-batches up to the reduced one into one step."
         )

@@ -1,7 +1,7 @@
-"""State that torch keeps beside modules and optimizers, where a script that protects those expects it to be safe.
+"""State that torch keeps outside of modules and optimizers, and that is protected with them.
 
-What a communication hook of DDP remembers (PowerSGD's errors and projections), and what a `GradScaler` remembers of a
-step that did not come to its end.
+That is the state of DDP's communication hooks (PowerSGD's errors and projections), and a `GradScaler`'s notes of an
+interrupted step.
 """
 
 import sys
@@ -20,12 +20,12 @@ _GENERATOR = "numpy.random.RandomState"
 
 
 def hook_states(ddp: DistributedDataParallel) -> list[Any]:
-    """Return the states of the communication hooks that were registered, in order."""
+    """Return the states of the registered communication hooks, in order."""
     return [state for _, state in comm_hooks(ddp)]
 
 
 def take_hook(state: Any) -> Any:
-    """Return a copy of what a hook's state holds; None of one without state, or of one that nobody can take."""
+    """Return a copy of a hook's state; None if it has none, or is of an unknown kind."""
     if not is_stateful(state):
         return None
     if has_state(state):
@@ -48,19 +48,19 @@ def put_hook(state: Any, values: Any) -> None:
 
 
 def is_stateful(state: Any) -> bool:
-    """Say whether a hook's state is an object that remembers something, and is known how to be taken."""
+    """Return whether a hook's state is of a kind that can be copied."""
     return has_state(state) or type(state).__module__.startswith(_TORCHS_OWN)
 
 
 def is_unknown(state: Any) -> bool:
-    """Say whether a hook may remember something that is not known how to be taken."""
+    """Return whether a hook may have state that cannot be copied."""
     return state is not None and not isinstance(state, dist.ProcessGroup) and not is_stateful(state)
 
 
-def settle(obj: Any) -> None:
-    """Have an object forget a step that was interrupted, where its `load_state_dict` does not."""
+def forget_interrupted(obj: Any) -> None:
+    """Reset what an interrupted step leaves in an object, and its `load_state_dict` does not reset."""
     if isinstance(obj, GradScaler):
-        # It notes that gradients are unscaled until its next `update()`, to which the interrupted step did not come.
+        # It notes that gradients are unscaled until its next `update()`, which the interrupted step did not reach.
         forget_unscaled(obj)
 
 

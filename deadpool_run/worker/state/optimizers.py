@@ -1,7 +1,7 @@
-"""What an optimizer keeps: its state tensors, what else it keeps, its hyper-parameters, and whose they are.
+"""An optimizer's state: its tensors, its other values, its hyper-parameters and its groups.
 
-Of an optimizer that has another one do the work on a part of the parameters (ZeroRedundancyOptimizer), the state is the
-other one's, and the groups are its own.
+An optimizer may have an inner one that updates part of the parameters (ZeroRedundancyOptimizer). Then the state is the
+inner one's, and the groups are its own.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from deadpool_run.worker.codec import copied
 
 _UNNAMED = "param_names"
 _OF_SCALERS = ("grad_scale", "found_inf")
-"""Attributes that `GradScaler.step` sets for a fused optimizer's step, and removes after it."""
+"""Attributes that `GradScaler.step` sets during a fused optimizer's step."""
 NO_PLAIN: dict[str, Any] = {"state": {}, "shared": {}}
-"""What `OptimizerState.plain` returns of an optimizer that keeps tensors only."""
+"""`OptimizerState.plain` of an optimizer that keeps only tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """A live tensor that belongs into a snapshot."""
+    """A live tensor of a snapshot."""
 
     name: str
     role: SlotRole
@@ -38,16 +38,16 @@ class OptimizerState:
         self.name = name
         self.optimizer = optimizer
         self.keeper = _keeper(optimizer)
-        """The optimizer whose `state` is that of the parameters; mostly the same."""
+        """The optimizer that holds the state of the parameters; usually the same."""
         self._scales = {name for name in _OF_SCALERS if hasattr(optimizer, name)}
 
     @property
     def state(self) -> dict[Any, Any]:
-        """The state by parameter; some optimizers keep shared values under other keys, whatever the annotation says."""
+        """The state by parameter. Some optimizers keep shared values under other keys, despite the annotation."""
         return cast("dict[Any, Any]", self.keeper.state)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter with the name that it has if no module knows it."""
+        """Yield every parameter, with its name for when no module has it."""
         for number, group in enumerate(self.optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
                 yield f"{self.name}/{number}.{index}", parameter
@@ -55,7 +55,7 @@ class OptimizerState:
     def fingerprint(self, *, plain: bool) -> list[int]:
         """Return the identities of the parameters and of the state's values.
 
-        With `plain` some values are not tensors; those count as one, whatever they are.
+        With `plain` some values are not tensors; those count as 0.
         """
         found: list[int] = []
         for group in self.optimizer.param_groups:
@@ -68,7 +68,7 @@ class OptimizerState:
         return found
 
     def has_plain(self) -> bool:
-        """Say whether some of the state is not a tensor under a name of its own."""
+        """Return whether some of the state is not a tensor with its own name."""
         return any(
             not isinstance(parameter, Tensor) or not all(_is_heavy(key, value) for key, value in state.items())
             for parameter, state in self.state.items()
@@ -87,7 +87,7 @@ class OptimizerState:
                         yield parameter, Tracked(f"{self.name}/{names[id(parameter)]}/{key}", SlotRole.OPTIMIZER, value)
 
     def plain(self, names: dict[int, str]) -> dict[str, Any]:
-        """Return what `tensors` does not yield; like the tensors it changes only inside `optimizer.step()`."""
+        """Return the state that `tensors` does not yield; it changes only inside `optimizer.step()` too."""
         found: dict[str, Any] = {"state": {}, "shared": {}}
         for parameter, state in self.state.items():
             if not isinstance(parameter, Tensor):
@@ -97,7 +97,7 @@ class OptimizerState:
         return found
 
     def put_plain(self, values: dict[str, Any], names: dict[int, str]) -> None:
-        """Make the state hold the values of `plain()` and no others beside its tensors, which are the caller's."""
+        """Set the values of `plain()`, and remove all other values that are not tensors."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 rest = values["state"].get(names[id(parameter)])
@@ -116,10 +116,10 @@ class OptimizerState:
         return [list(group["params"]) for group in self.optimizer.param_groups]
 
     def put_members(self, members: list[list[Tensor]]) -> None:
-        """Make the groups those with these parameters: drop what came later, add what is missing.
+        """Make groups of these parameters: drop later groups and parameters with their state, add missing ones.
 
-        What is dropped loses its state; the hyper-parameters of what is added are the caller's, by `put`.
-        Raises `SnapshotError` if the optimizer shares its parameters out over the ranks, which cannot be undone.
+        `put` sets the hyper-parameters of added groups. Raises `SnapshotError` if the optimizer distributes its parameters
+        over the ranks, which cannot be undone.
         """
         live = self.members()
         if [list(map(id, group)) for group in live] == [list(map(id, group)) for group in members]:
@@ -127,8 +127,8 @@ class OptimizerState:
         if self.keeper is not self.optimizer:
             kind = type(self.optimizer).__qualname__
             raise SnapshotError(
-                f"the groups of {self.name!r} were changed during training, and a {kind} cannot take that back.\n"
-                "Give it all its parameters when it is made."
+                f"the groups of {self.name!r} were changed during training, and a {kind} cannot undo that.\n"
+                "Pass all parameters when it is created."
             )
         groups = self.optimizer.param_groups
         del groups[len(members) :]
@@ -150,9 +150,9 @@ class OptimizerState:
         ]
 
     def put(self, groups: list[dict[str, Any]]) -> None:
-        """Set the hyper-parameters; one that is a tensor is set in place, since schedulers and graphs refer to it.
+        """Set the hyper-parameters; a tensor is set in place, because schedulers and graphs refer to it.
 
-        What a GradScaler lent to a step that was cut is dropped: the next step would be scaled twice.
+        Removes the attributes that a GradScaler set in an interrupted step: the next step would be scaled twice.
         """
         for name in _OF_SCALERS:
             if name not in self._scales and hasattr(self.optimizer, name):
@@ -167,11 +167,10 @@ class OptimizerState:
 
 
 def _is_heavy(key: object, value: object) -> bool:
-    """Say whether a value of an optimizer's state is copied as a tensor under a name of its own."""
     return type(key) is str and "/" not in key and isinstance(value, Tensor)
 
 
 def _keeper(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that does the work of another one and keeps its state; most do it themselves."""
+    """Return the inner optimizer that keeps the state, or the optimizer itself."""
     inner = vars(optimizer).get("optim")
     return inner if isinstance(inner, Optimizer) and inner.state is not optimizer.state else optimizer

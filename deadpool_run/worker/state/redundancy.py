@@ -1,4 +1,4 @@
-"""Which ranks hold the same parameters as this one, by what DTensor and DDP say: a hint for where copies go, never more."""
+"""Which ranks hold the same parameters as this one, according to DTensor and DDP. A hint for placing copies, no more."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.state.state import ModuleState
 
 
-def likeness(modules: Iterable[ModuleState]) -> Rank | None:
-    """Return the lowest of the ranks that hold the same as this one, as to most bytes; None if most are its own alone."""
+def replica_leader(modules: Iterable[ModuleState]) -> Rank | None:
+    """Return the lowest rank that holds most of this rank's bytes too; None if most are only here."""
     found: Counter[Rank | None] = Counter()
     for module in modules:
         replicated = {id(parameter): ddp for ddp in module.replicated for parameter in ddp.parameters()}
@@ -25,7 +25,7 @@ def likeness(modules: Iterable[ModuleState]) -> Rank | None:
 
 
 def holders(parameter: Tensor, ddp: DistributedDataParallel | None) -> list[Rank]:
-    """Return the ranks that hold the same of a parameter as this one, itself included; none if nobody says."""
+    """Return the ranks that hold the same part of a parameter, this one included; none if that is unknown."""
     if isinstance(parameter, DTensor):
         mesh, coordinate = parameter.device_mesh, parameter.device_mesh.get_coordinate()
         if coordinate is None:

@@ -1,7 +1,6 @@
-"""The states of the random number generators that every script uses without making them.
+"""The states of the global random number generators.
 
-Taking them costs some tens of microseconds, because nothing is converted at that moment; they are packed into bytes on
-the copy thread.
+Taking them costs some tens of microseconds, because only the copy thread converts them to bytes.
 """
 
 import importlib
@@ -21,10 +20,9 @@ _CURRENT = "current"
 
 @dataclass(frozen=True, slots=True)
 class RngStates:
-    """Generator states of one moment. `numpy` is None where numpy's global generator is not loaded.
+    """Generator states at one moment. `numpy` is None if numpy.random is not loaded.
 
-    `cuda` is keyed by device index, but for the current device, which is kept as such: a replacement that takes over the
-    rank may sit on another one.
+    `cuda` is keyed by device index, except the current device, whose key is `current`: a replacement may use another device.
     """
 
     python: tuple[Any, ...]
@@ -45,7 +43,7 @@ def take_rng() -> RngStates:
 
 
 def put_rng(states: RngStates) -> None:
-    """Set every generator to `states`. A CUDA device that this process does not have is passed over."""
+    """Set every generator. CUDA devices that this process does not have are skipped."""
     random.setstate(states.python)
     if states.numpy is not None:
         importlib.import_module("numpy.random").set_state(states.numpy)
@@ -58,7 +56,7 @@ def put_rng(states: RngStates) -> None:
 
 
 def rng_tree(states: RngStates) -> dict[str, Any]:
-    """Return the states as a tree whose large parts are byte strings."""
+    """Return the states as a tree with byte strings for the large parts."""
     kind, words, gauss = states.python
     return {
         "python": {"kind": kind, "words": array("I", words).tobytes(), "gauss": gauss},
@@ -69,7 +67,7 @@ def rng_tree(states: RngStates) -> dict[str, Any]:
 
 
 def rng_states(tree: dict[str, Any]) -> RngStates:
-    """Return the states of a tree that `rng_tree` made."""
+    """Return the states of a tree of `rng_tree`."""
     python = tree["python"]
     return RngStates(
         python=(python["kind"], tuple(array("I", python["words"])), python["gauss"]),
@@ -90,6 +88,5 @@ def _take_cuda() -> dict[str, Tensor]:
 
 
 def _cuda_keys() -> dict[str, int]:
-    """Return under which key each device's state is kept."""
     current = torch.cuda.current_device()
     return {_CURRENT if device == current else str(device): device for device in range(torch.cuda.device_count())}

@@ -1,8 +1,8 @@
-"""What a script protects: where its tensors are, and how its small values are taken and put back.
+"""The protected objects: references to their tensors, and copies of their small values.
 
 Parameters and optimizer state change only inside `optimizer.step()`; everything else may change at any time. References
-to parameters are taken once, when the module is protected: FSDP2 swaps what `named_parameters()` shows as it gathers
-and frees shards, but the sharded parameters themselves stay.
+to parameters are taken once, when the module is protected: `named_parameters()` changes as FSDP2 gathers and frees shards,
+but the sharded parameters themselves stay.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -29,24 +29,24 @@ class ModuleState:
     """The parameters (by reference), buffers and extra state of a module."""
 
     def __init__(self, name: str, module: nn.Module, wrappers: Iterable[DistributedDataParallel] = ()) -> None:
-        """`wrappers` are the DDPs of the process: one may be around the module, which was protected without it."""
+        """`wrappers` are the DDPs of the process: one of them may be around the module."""
         self.name = name
         self._module = module
         self._wrappers = wrappers
         self._root = unwrapped(module)
         self.buckets: list[bytes | None] = []
-        """What was decided of the buckets of each DDP after set-up and the first steps, if it was: see `buckets`."""
-        self._likeness: dict[str, str] = {}
-        """Every parameter and buffer by name and what it is like, as replacements make them; empty before the step loop."""
+        """Each DDP's decision of its buckets, if made after the first steps: see `ddp_buckets`."""
+        self._layout: dict[str, str] = {}
+        """Every parameter and buffer with its shape, as replacements create them; empty before the step loop."""
         self._walk()
         self._find()
 
     def roots(self) -> list[nn.Module]:
-        """Return the module as it was protected, as the user wrote it, and what is around it."""
+        """Return the module as it was protected, the user's module inside it, and the DDPs around it."""
         return [self._module, self._root, *self.replicated]
 
     def find_wrappers(self) -> None:
-        """Take in the DDPs around the module that were made after it was protected."""
+        """Find the DDPs around the module that were made after it was protected."""
         inside = [child for child in self._module.modules() if isinstance(child, DistributedDataParallel)]
         wrapped = {id(child) for _, child in self._modules}
         around = [ddp for ddp in self._wrappers if id(unwrapped(ddp)) in wrapped and ddp not in inside]
@@ -55,7 +55,7 @@ class ModuleState:
 
     def _walk(self) -> None:
         self._modules = list(self._root.named_modules())
-        # What is looked at at the end of each step, found once: a walk over the tree costs as much as a small copy.
+        # Read at the end of each step and found once here: a walk over the tree costs as much as a small copy.
         self._buffered = [(path, child) for path, child in self._modules if buffers_of(child)]
         self._tables = [
             table
@@ -69,8 +69,8 @@ class ModuleState:
         self._extra = [(path, child) for path, child in self._modules if type(child).get_extra_state is not _EXTRA]
 
     def _find(self) -> None:
-        """Take the references to the parameters, and their places in their modules."""
-        self.reshard()  # after an evaluation the root shows gathered parameters, which are not the optimizer's
+        """Take references to the parameters, and their places in their modules."""
+        self.reshard()  # after an evaluation the root has gathered parameters, not the optimizer's
         self.parameters = [(f"{self.name}/{path}", parameter) for path, parameter in self._root.named_parameters()]
         self._sharded = [parameter for _, parameter in self.parameters if isinstance(parameter, DTensor)]
         plain = {id(parameter) for _, parameter in self.parameters if not isinstance(parameter, DTensor)}
@@ -86,25 +86,25 @@ class ModuleState:
         yield from self._root.named_modules()
 
     def refresh(self, *, final: bool) -> None:
-        """Take references anew: something was moved, replaced, or made when it was first needed.
+        """Take references again: something was moved, replaced, or created lazily.
 
-        Raises `ScriptError` for what no replacement would have. It makes the module as set-up and the first steps do; with
-        `final` those are over.
+        With `final`, set-up and the first steps are over. Raises `ScriptError` for anything added since then, which a
+        replacement would not create.
         """
         self._walk()
-        likeness = self._look()
-        difference = _first_difference(self._likeness, likeness) if final and self._likeness else ""
+        layout = self._read_layout()
+        difference = _first_difference(self._layout, layout) if final and self._layout else ""
         if difference:
             raise ScriptError(
-                f"protect(): {difference} {self.name!r} during training, and a replacement, which runs set-up and the first "
-                "two steps, makes it otherwise.\nMake every parameter and buffer in set-up, in its final shape; freeze what "
-                "is not to be trained yet, and give it to the optimizer by add_param_group() later."
+                f"protect(): {difference} {self.name!r} during training, but a replacement runs only set-up and the first two "
+                "steps before it restores.\nCreate every parameter and buffer in set-up, in its final shape; freeze those that "
+                "train later, and give them to the optimizer with add_param_group() then."
             )
-        if not self._likeness or not self._sharded:  # FSDP2 may show gathered ones; the sharded ones stay
+        if not self._layout or not self._sharded:  # FSDP2 may have gathered parameters; the sharded ones stay
             self._find()
-        self._likeness = likeness
+        self._layout = layout
 
-    def _look(self) -> dict[str, str]:
+    def _read_layout(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for path, child in self._modules:
             found |= {f"buffer {path}.{key}": "" for key in buffers_of(child)}  # buffers may change their shape
@@ -114,9 +114,9 @@ class ModuleState:
         return found
 
     def fingerprint(self) -> list[int]:
-        """Return numbers that change as parameters are moved, replaced, added or removed.
+        """Return numbers that change when parameters are moved, replaced, added or removed.
 
-        They are places in memory; of shards the identities, since FSDP2 makes new ones.
+        They are addresses; of shards identities, because FSDP2 makes new ones.
         """
         found = [id(local(parameter)) for parameter in self._sharded]
         for place, key in self._plain:
@@ -128,7 +128,7 @@ class ModuleState:
         return found
 
     def buffer_values(self) -> list[Tensor]:
-        """Return the buffers of this moment, non-persistent ones too, in the order of `buffers()`."""
+        """Return the present buffers, non-persistent ones too, in the order of `buffers()`."""
         if list(map(len, self._tables)) != self._lengths:  # the first steps may make some
             self._walk()
         return [
@@ -139,7 +139,7 @@ class ModuleState:
         ]
 
     def places(self) -> Iterator[tuple[str, nn.Module, str]]:
-        """Yield name, owner and key of each buffer, those included that are None."""
+        """Yield name, owner and key of each buffer, also of those that are None."""
         for path, child in self._buffered:
             for key in buffers_of(child):
                 yield f"{self.name}/{path}.{key}" if path else f"{self.name}/{key}", child, key
@@ -149,12 +149,12 @@ class ModuleState:
         return (place for place in self.places() if buffers_of(place[1])[place[2]] is not None)
 
     def take(self) -> dict[str, Any]:
-        """Return what is no tensor of the module: extra state, which parameters train, which buffers are None, DDP's."""
+        """Return all other state: extra state, which parameters train, which buffers are None, and DDP's state."""
         return {
             "extra": copied(self.extra()),
             "frozen": [name for name, parameter in self.parameters if not parameter.requires_grad],
             "absent": [name for name, child, key in self.places() if buffers_of(child)[key] is None],
-            # Whether the next forward begins by broadcasting the buffers: ranks that differ in it would hang.
+            # Whether the next forward starts with a broadcast of the buffers: ranks that differ would hang.
             "synchronizes": [ddp.require_forward_param_sync for ddp in self.replicated],
             "buckets": list(self.buckets),
             "hooks": [[hooks.take_hook(state) for state in hooks.hook_states(ddp)] for ddp in self.replicated],
@@ -167,7 +167,9 @@ class ModuleState:
     def put(self, values: dict[str, Any]) -> None:
         """Set what `take` returned."""
         if any(own and not saved for own, saved in zip(self.buckets, values["buckets"], strict=True)):
-            raise SnapshotError(f"DDP has decided its buckets for {self.name!r} in a step that is to be undone")
+            raise SnapshotError(
+                f"DDP decided its buckets for {self.name!r} in a step that has to be undone, and cannot decide them again"
+            )
         self.buckets = list(values["buckets"])
         frozen = set(values["frozen"])
         for name, parameter in self.parameters:
@@ -186,18 +188,18 @@ class ModuleState:
             ddp.require_forward_param_sync = synchronizes
 
     def shape(self) -> tuple[frozenset[str], list[int]]:
-        """Return what must be the same of two modules for `put` to take what the other's `take` returned."""
+        """Return what must be equal in two modules for `put` of one to take the values of the other."""
         extra = frozenset(path for path, _ in self._extra)
         return extra, [len(hooks.hook_states(ddp)) for ddp in self.replicated]
 
     def reshard(self) -> None:
-        """Free the parameters that FSDP2 keeps gathered, as it does after an evaluation."""
+        """Free parameters that FSDP2 keeps gathered after an evaluation."""
         for child in self.sharding:
             child.reshard()
 
 
 class Protected:
-    """Everything that the script protects, by the name that it gave."""
+    """The protected objects by name."""
 
     def __init__(self, wrappers: Iterable[DistributedDataParallel] = ()) -> None:
         self._wrappers = wrappers
@@ -208,9 +210,9 @@ class Protected:
         self._views = gradients.BucketViews()
 
     def add(self, name: str, obj: object) -> None:
-        """Protect `obj`. Raises `ScriptError` for what has no state that could be taken, and for a name used twice."""
+        """Protect `obj`. Raises `ScriptError` for an object without state, and for a name used twice."""
         if name in self.modules or name in self.optimizers or name in self.objects:
-            raise ScriptError(f"{name!r} is protected already.\nGive each object a name of its own.")
+            raise ScriptError(f"an object named {name!r} is protected already.\nGive each object its own name.")
         if isinstance(obj, nn.Module):
             self.modules[name] = ModuleState(name, obj, self._wrappers)
         elif isinstance(obj, Optimizer):
@@ -229,7 +231,7 @@ class Protected:
         self._views.note(optimizer, [ddp for module in self.modules.values() for ddp in module.replicated])
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return every parameter once, however many modules and optimizers hold it, by name."""
+        """Return every parameter once, by name, however many modules and optimizers hold it."""
         found: dict[str, Tensor] = {}
         known: set[int] = set()
         for module in self.modules.values():
@@ -239,7 +241,7 @@ class Protected:
         return found
 
     def fingerprint(self, *, plain: bool) -> list[int]:
-        """Return numbers that stay the same as long as the tensors of `heavy()` are the same, in the same memory."""
+        """Return numbers that stay equal while the tensors of `heavy()` are the same, in the same memory."""
         found: list[int] = []
         for module in self.modules.values():
             found += module.fingerprint()
@@ -248,7 +250,7 @@ class Protected:
         return found
 
     def has_plain(self) -> bool:
-        """Say whether some optimizer keeps state that is not a tensor."""
+        """Return whether an optimizer keeps state that is not a tensor."""
         return any(optimizer.has_plain() for optimizer in self.optimizers.values())
 
     def heavy(self, names: dict[int, str]) -> Iterator[Tracked]:
@@ -259,7 +261,7 @@ class Protected:
             yield from optimizer.tensors(names)
 
     def buffer_values(self) -> list[Tensor]:
-        """Return the buffers of this moment, in the order of `buffers()`."""
+        """Return the present buffers, in the order of `buffers()`."""
         return [buffer for module in self.modules.values() for buffer in module.buffer_values()]
 
     def buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
@@ -268,28 +270,28 @@ class Protected:
             yield from module.buffers()
 
     def places(self) -> Iterator[tuple[str, nn.Module, str]]:
-        """Yield name, owner and key of each buffer, those included that are None."""
+        """Yield name, owner and key of each buffer, also of those that are None."""
         for module in self.modules.values():
             yield from module.places()
 
     def refresh(self, *, final: bool) -> None:
-        """Take references anew. Raises `ScriptError` if, with `final`, something is there that no replacement would have."""
+        """Take references again. With `final`, raises `ScriptError` for anything that a replacement would not create."""
         for module in self.modules.values():
             module.refresh(final=final)
         known = {id(parameter) for module in self.modules.values() for _, parameter in module.parameters}
         loose = {id(each) for optimizer in self.optimizers.values() for _, each in optimizer.parameters()} - known
         if final and not loose <= self._loose:
             raise ScriptError(
-                "protect(): an optimizer was given a parameter during training that belongs to no protected module; a "
-                "replacement would not have it.\nMake it in set-up, as a part of a module that is protected."
+                "protect(): an optimizer was given a parameter during training that belongs to no protected module, and that a "
+                "replacement would not create.\nCreate it in set-up, as part of a protected module."
             )
         self._loose = loose
 
     def take(self, stepped: Collection[int] = ()) -> dict[str, Any]:
-        """Return copies of all small values, but for buffers, generator states and plain optimizer state.
+        """Return copies of all small values except buffers, generator states and plain optimizer state.
 
-        `stepped` are the identities of the optimizers that have updated since the last time: what they have used up of
-        the gradients is not state.
+        `stepped` are the identities of the optimizers that have updated since the last call: gradients that they used up
+        are not state.
         """
         return {
             "modules": {name: module.take() for name, module in self.modules.items()},
@@ -300,20 +302,20 @@ class Protected:
         }
 
     def reset(self) -> None:
-        """Have FSDP2 stand as it does where nothing has run yet, so that every rank gathers the same, in the same order.
+        """Reset FSDP2 to its state before any forward, so that every rank gathers the same, in the same order.
 
-        Gradients may be lost. An interrupted step leaves some that are not reduced, which would be added to the next
-        one's; an evaluation leaves gathered parameters, and forwards that no backward followed.
+        Gradients may be lost. An interrupted step leaves unreduced ones, which would be added to the next step's. An
+        evaluation leaves gathered parameters, and forwards without a backward.
         """
         for module in self.modules.values():
             module.reshard()
             fsdp.reset(module.sharding)
             gradients.drop_gathered(module.sharding)
 
-    def is_shadowed(self) -> bool:
-        """Say whether some module is trained by no optimizer, as an average of the weights is.
+    def has_untrained_module(self) -> bool:
+        """Return whether no optimizer trains some module, an average of the weights, say.
 
-        Nothing tells when a script writes to it: often through `.data`, which no counter of torch's sees.
+        A script may write to it at any time, often through `.data`, which torch does not count.
         """
         trained = {id(each) for optimizer in self.optimizers.values() for _, each in optimizer.parameters()}
         return any(
@@ -330,35 +332,34 @@ class Protected:
         return kept
 
     def put(self, values: dict[str, Any]) -> None:
-        """Set what `take` returned, but for the values of `gradients`."""
-        self._views.lend(values["gradients"])
+        """Set what `take` returned, except the values of gradients."""
+        self._views.restore(values["gradients"])
         for name, module in self.modules.items():
             module.put(values["modules"][name])
-        for name, optimizer in self.optimizers.items():  # first: a scheduler sets rates of groups as it is loaded
+        for name, optimizer in self.optimizers.items():  # first: loading a scheduler sets rates of groups
             optimizer.put_members(values["members"][name])
         for name, obj in self.objects.items():
             obj.load_state_dict(copied(values["objects"][name]))
-            hooks.settle(obj)
-        for name, optimizer in self.optimizers.items():  # last: a scheduler may set a rate as it is loaded
+            hooks.forget_interrupted(obj)
+        for name, optimizer in self.optimizers.items():  # last: loading a scheduler may set a rate
             optimizer.put(values["optimizers"][name])
 
 
 def _first_difference(then: dict[str, str], now: dict[str, str]) -> str:
-    """Return in words what differs first; an empty string if nothing does."""
     for name in [*then, *now]:
         kind, _, path = name.partition(" ")
         what = f"the {kind} {path.removeprefix('.')!r}"
         if name not in now:
-            return f"{what} has vanished from"
+            return f"{what} was removed from"
         if name not in then:
             return f"{what} was added to"
         if then[name] != now[name]:
-            return f"{what} became {now[name]}, from {then[name]}, in"
+            return f"{what} changed from {then[name]} to {now[name]} in"
     return ""
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module that the user wrote: names shall not depend on DDP or torch.compile around it."""
+    """Return the user's module without DDP or torch.compile around it: names must not depend on them."""
     while True:
         inner = module.module if isinstance(module, DistributedDataParallel) else inside_compiled(module)
         if not isinstance(inner, nn.Module):
@@ -371,5 +372,7 @@ def _add_new(found: dict[str, Tensor], known: set[int], named: Any) -> None:
         if id(parameter) not in known:
             known.add(id(parameter))
             if name in found:
-                raise ScriptError(f"two parameters are called {name!r}.\nProtect them under different names.")
+                raise ScriptError(
+                    f"two protected parameters have the name {name!r}.\nProtect their modules under different names."
+                )
             found[name] = parameter

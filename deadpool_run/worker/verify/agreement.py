@@ -1,8 +1,8 @@
-"""Agreement of replicas: what DDP and DTensor keep equal on several ranks is compared after each repair.
+"""Compares replicas after each repair: the tensors that DDP and DTensor keep equal on several ranks.
 
-It is the net under all rules: whatever a repair has done wrong, a difference between replicas that was not there before
-the loss stops the job. What differs anyway (running statistics of a batch norm, weights between two averages) is learnt
-from looks at ever longer distances, and belongs to the snapshot.
+This is the last safety net: whatever a repair did wrong, a new difference between replicas stops the job. Tensors that
+differ anyway (weights between two averages) are learnt in comparisons without a loss, at growing distances; their names
+are part of the snapshot. Buffers are left out: DDP makes them equal at the next forward, if at all.
 """
 
 import zlib
@@ -20,7 +20,7 @@ from deadpool_run.worker.state.digest import digest, digest_all, sampled
 from deadpool_run.worker.state.state import Protected
 
 _AFTER_REPAIR = (1, 2, 4, 8)
-"""Versions after the resumed one that are compared: an optimizer need not update in each step."""
+"""Compare at these distances from the resumed version: an optimizer may not update in every step."""
 _SHOWN = 3
 
 Named = list[tuple[str, Tensor]]
@@ -28,27 +28,26 @@ Named = list[tuple[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDifference:
-    """Tensors that differ between replicas and should not, and the ranks of the group that were compared."""
+    """Tensors that should be equal on replicas and differ, and the ranks that were compared."""
 
     names: tuple[str, ...]
     ranks: tuple[int, ...]
     odd: tuple[int, ...]
-    """Those of the ranks whose tensors are not those of most."""
+    """The ranks whose tensors differ from the majority's."""
     group: Any
 
     def wait_for_all(self) -> None:
-        """Return when every rank of the group has come here: what the first one says ends the others."""
+        """Wait for every rank of the group: the first rank that stops the job ends the others."""
         dist.barrier(group=self.group)
 
     def __str__(self) -> str:
-        """Return it in words."""
         more = f" and {len(self.names) - _SHOWN} more" if len(self.names) > _SHOWN else ""
         odd = ", ".join(map(str, self.odd))
         return f"{', '.join(self.names[:_SHOWN])}{more} on rank {odd} (of ranks {', '.join(map(str, self.ranks))})"
 
 
 class Agreement:
-    """Which replicas are meant to be equal, and whether they are. A collective: on every rank, at the same version."""
+    """Compares the replicas of this rank's tensors. Collective: call it on every rank at the same version."""
 
     def __init__(self, protected: Protected) -> None:
         self._protected = protected
@@ -57,15 +56,15 @@ class Agreement:
         """Names of the tensors that differed without a loss."""
 
     def repaired(self, version: Version) -> None:
-        """Note that training goes on from this version after a repair."""
+        """Note that training resumes at this version after a repair."""
         self._strict = frozenset(version + later for later in _AFTER_REPAIR)
 
     def is_strict(self, version: int) -> bool:
-        """Say whether a difference at this version would be the repair's."""
+        """Return whether a difference at this version stops the job."""
         return version in self._strict
 
     def compare(self, *, strict: bool) -> ReplicaDifference | None:
-        """Compare with the other holders; return what differs and should not. Without `strict`, only learn it."""
+        """Compare with the other replicas; return what should not differ. Without `strict`, only learn what differs."""
         found = None
         for group, tensors in self._by_group():
             found = self._compare_in(group, tensors, strict=strict) or found
@@ -77,7 +76,7 @@ class Agreement:
         whole = torch.tensor([zlib.crc32("\n".join(names).encode()), len(own), digest_all(own)])
         rows = _gathered(whole, group)
         if any(row[:2] != rows[0][:2] for row in rows) or all(row == rows[0] for row in rows):
-            return None  # not the same tensors everywhere, as of an optimizer that is itself sharded; or equal
+            return None  # equal; or not the same tensors on all ranks, as in a sharded optimizer
         table = _gathered(torch.tensor([digest(tensor) for tensor in own]), group)
         wrong = [name for name, column in zip(names, zip(*table, strict=True), strict=True) if len(set(column)) > 1]
         if not strict:
@@ -89,21 +88,16 @@ class Agreement:
         return ReplicaDifference(tuple(wrong), tuple(ranks), odd, group)
 
     def _by_group(self) -> Iterator[tuple[Any, Named]]:
-        """Yield each group with the tensors that its members hold alike, parameters and optimizer state apart.
+        """Yield each group with the tensors that all its members replicate, parameters and optimizer state separately.
 
-        In the same order on all its members: each runs the same program.
+        The order is the same on all members, because they run the same program.
         """
         parameters = self._protected.parameters()
         names = {id(parameter): name for name, parameter in parameters.items()}
         under_ddp: dict[int, Any] = {}
-        buffers: dict[Any, Named] = {}
         for module in self._protected.modules.values():
             for ddp in module.replicated:
                 under_ddp |= {id(parameter): ddp.process_group for parameter in ddp.parameters()}
-                inside = {id(buffer): buffer for buffer in ddp.buffers()}
-                named = zip(module.buffers(), module.buffer_values(), strict=True)
-                own = [(name, buffer) for (name, _, _), buffer in named if id(buffer) in inside]
-                buffers.setdefault(ddp.process_group, []).extend(own)
         held: dict[Any, Named] = {}
         for name, parameter in parameters.items():
             for group in _groups_of(parameter, under_ddp.get(id(parameter))):
@@ -113,13 +107,13 @@ class Agreement:
             for parameter, tracked in optimizer.tensors_of(names):
                 for group in _groups_of(tracked.tensor, under_ddp.get(id(parameter))):
                     of_optimizers.setdefault(group, []).append((tracked.name, tracked.tensor))
-        for group in dict.fromkeys([*held, *buffers, *of_optimizers]):
-            yield group, [*held.get(group, []), *buffers.get(group, [])]
+        for group in dict.fromkeys([*held, *of_optimizers]):
+            yield group, held.get(group, [])
             yield group, of_optimizers.get(group, [])
 
 
 def _groups_of(tensor: Tensor, ddp: Any) -> list[Any]:
-    """Return the groups whose members all hold what this rank holds of a tensor."""
+    """Return the groups whose members all hold the same part of a tensor."""
     if isinstance(tensor, DTensor):
         mesh = tensor.device_mesh
         dims = [

@@ -1,7 +1,7 @@
-"""Coverage: whether all that a script trains is protected. What is not would silently differ on a replacement.
+"""Checks that everything a script trains is protected. Anything else would silently differ on a replacement.
 
-Optimizers are known by their steps. Modules, and tensors that a script trains by hand, are found among all live objects as
-the loop begins, and looked at again as it goes on: what changed is state.
+Optimizers are found when they step. Modules, and tensors that a script trains by hand, are found among all live objects when
+the loop begins, and sampled again later: if they changed, they are state.
 """
 
 import gc
@@ -19,49 +19,50 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat.modules import buffers_of, local, parameters_of
 from deadpool_run.worker.state.digest import sample
 from deadpool_run.worker.state.state import Protected
 from deadpool_run.worker.verify.script_names import path_to
 
 _PLAIN = (Tensor, nn.Parameter)
-_LOOP_END = "before job.steps()"
+_BEFORE_LOOP = "before job.steps()"
 _DEPTH = 4
-"""How deep in a protected object an optimizer is looked for."""
+"""Depth of the search for an optimizer in a protected object."""
 
 
 def is_sampled(step: int) -> bool:
-    """Say whether what nobody protects, and what must be equal on replicas, is looked at after this step: ever more rarely."""
+    """Return whether unprotected tensors and replicas are checked after this step: at powers of two."""
     return step & (step - 1) == 0
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A tensor that nobody protects, as it was when it was looked at first."""
+    """An unprotected tensor, with a digest of its first sample."""
 
     owner: "weakref.ref[Any]"
     name: str
     tensor: "weakref.ref[Tensor]"
     before: int
     trains: bool
-    """Whether it belongs to something that has parameters, and is not a mere count (a metric, say)."""
+    """Whether its owner has parameters; a metric, say, has none."""
 
 
 class Coverage:
-    """What is protected, held against what trains. For the main thread."""
+    """Compares the protected objects with the trained ones. For the main thread."""
 
     def __init__(self, protected: Protected) -> None:
         self._protected = protected
         self._watched: list[_Watched] = []
         self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._helpers: list[tuple[weakref.ref[Any], str]] = []
-        """Schedulers and scalers that nobody protects, each with its state as the loop began."""
+        """Unprotected schedulers and scalers, each with its state when the loop began."""
         self._made_in_setup: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._settled: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._pending: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
 
     def begin(self) -> None:
-        """Find, as the loop begins, what is there and nobody protects. Takes some tens of milliseconds."""
+        """Find the unprotected objects when the loop begins. Takes some tens of milliseconds."""
         modules, optimizers, loose, helpers = _live_objects()
         for helper in helpers:
             if not any(_refers_to(obj, helper, _DEPTH) for obj in self._protected.objects.values()):
@@ -81,7 +82,7 @@ class Coverage:
                 self._watched += _watched_tensor(tensor, "", tensor, trains=True)
 
     def note(self, optimizer: Optimizer, step: int) -> None:
-        """Note that an optimizer begins to update in this step."""
+        """Note an optimizer that updates in this step."""
         if optimizer in self._settled or id(optimizer) in self._pending:
             return
         if self._is_protected(optimizer):
@@ -90,13 +91,13 @@ class Coverage:
             self._pending[id(optimizer)] = weakref.ref(optimizer), step
 
     def problem(self, step: int, *, look: bool) -> str:
-        """Return what a step that ends has trained and nobody protects, with what to do, or an empty string.
+        """Return an error message about an unprotected object that the step trained; empty if there is none.
 
-        With `look` the tensors that nobody protects are compared, too.
+        With `look`, unprotected tensors are compared with their first samples.
         """
         for key, (reference, first) in list(self._pending.items()):
             optimizer = reference()
-            if optimizer is None:  # made in a step, for this step
+            if optimizer is None:  # created and freed in a step
                 del self._pending[key]
             elif self._is_held_by_objects(optimizer):
                 del self._pending[key]
@@ -142,24 +143,22 @@ class Coverage:
         }
 
     def _is_protected(self, optimizer: Optimizer) -> bool:
-        """Say whether a snapshot takes this optimizer's state: by itself, or through one that has the same."""
+        """Return whether a snapshot has this optimizer's state, directly or through an optimizer that shares it."""
         return any(
             optimizer in (state.optimizer, state.keeper) or optimizer.state is state.optimizer.state
             for state in self._protected.optimizers.values()
         )
 
     def _is_held_by_objects(self, optimizer: Optimizer) -> bool:
-        """Say whether some protected object refers to the optimizer, and has in its `state_dict()` all of its tensors."""
         for obj in self._protected.objects.values():
             if _refers_to(obj, optimizer, _DEPTH):
-                held = {id(each) for each in _tensors_in(obj.state_dict())}
-                own = {id(each) for each in _tensors_in(optimizer.state)}
+                held = {id(each) for each in tensors_in(obj.state_dict())}
+                own = {id(each) for each in tensors_in(optimizer.state)}
                 if own <= held:
                     return True
         return False
 
     def _unprotected_wrapper(self) -> nn.Module | None:
-        """Return a module under DDP or FSDP2 that nobody protects, and whose parameters a protected optimizer trains."""
         trained: set[int] | None = None
         for module in self._wrappers:
             if trained is None:
@@ -169,11 +168,11 @@ class Coverage:
         return None
 
 
-# --- what is there -------------------------------------------------------------------------------------------------
+# --- live objects --------------------------------------------------------------------------------------------------
 
 
 def _live_objects() -> tuple[list[nn.Module], list[Optimizer], list[Tensor], list[Any]]:
-    """Return the modules, the optimizers, the plain tensors that train and are no module's, and schedulers and scalers."""
+    """Return modules, optimizers, trained tensors outside of modules, and schedulers and scalers."""
     kinds: dict[type, int] = {}
     found: tuple[list[Any], list[Any], list[Any], list[Any]] = ([], [], [], [])
     for obj in gc.get_objects():
@@ -198,7 +197,6 @@ def _place_of(kind: type) -> int:
 
 
 def _watch(module: nn.Module, known: set[int]) -> Iterator[_Watched]:
-    """Yield the module's own tensors that are not in `known`."""
     parameters = {name: each for name, each in parameters_of(module).items() if each is not None}
     trains = any(True for _ in module.parameters())
     for name, tensor in [*parameters.items(), *buffers_of(module).items()]:
@@ -228,25 +226,14 @@ def _refers_to(obj: Any, wanted: object, depth: int) -> bool:
     return any(_refers_to(child, wanted, depth - 1) for child in list(children))
 
 
-def _tensors_in(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for child in tree.values():
-            yield from _tensors_in(child)
-    elif isinstance(tree, (list, tuple)):
-        for child in tree:
-            yield from _tensors_in(child)
-
-
-# --- what is said --------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------------------------
 
 
 def _unprotected_optimizer(optimizer: Optimizer, step: int) -> str:
     where = path_to(optimizer)
     return (
-        f"{_called('optimizer', optimizer, where)} updated weights in step {step}, but nobody protects it: a replacement for "
-        f"a lost rank would begin with an empty one.\nCall {_line(where or 'optimizer')} {_LOOP_END}."
+        f"{_called('optimizer', optimizer, where)} updated weights in step {step}, but is not protected: a replacement for "
+        f"a lost rank would start with empty state.\nCall {_line(where or 'optimizer')} {_BEFORE_LOOP}."
     )
 
 
@@ -254,7 +241,7 @@ def _unprotected_helper(helper: Any, step: int) -> str:
     where, what = path_to(helper), "scaler" if isinstance(helper, GradScaler) else "scheduler"
     return (
         f"{_called(what, helper, where)} is not protected, and its state changed in step {step}: a replacement for a lost rank "
-        f"would begin with what set-up made.\nCall {_line(where or what)} {_LOOP_END}."
+        f"would start with the state of set-up.\nCall {_line(where or what)} {_BEFORE_LOOP}."
     )
 
 
@@ -262,7 +249,7 @@ def _unprotected_module(module: nn.Module, why: str, step: int) -> str:
     where = path_to(module)
     return (
         f"{_called('module', module, where)} is not protected, and {why} in step {step}: a replacement for a lost rank would "
-        f"begin with what set-up made.\nCall {_line(where or 'model')} {_LOOP_END}."
+        f"start with the state of set-up.\nCall {_line(where or 'model')} {_BEFORE_LOOP}."
     )
 
 
@@ -270,7 +257,7 @@ def _unprotected_tensor(tensor: Tensor, step: int) -> str:
     where = path_to(tensor)
     return (
         f"{_called('tensor', tensor, where)} of shape {tuple(tensor.shape)} requires gradients and changed in step {step}, "
-        f"but nobody protects it.\nMake it an nn.Parameter of a module, and call job.protect() with that {_LOOP_END}."
+        f"but is not protected.\nMake it an nn.Parameter of a module, and call job.protect() with that module {_BEFORE_LOOP}."
     )
 
 
@@ -287,7 +274,7 @@ def _line(where: str) -> str:
 def _warn_of_metric(module: Any, name: str) -> None:
     warnings.warn(
         f"{type(module).__name__}.{name} changes in training and is not protected: after a loss it differs on the "
-        "replaced rank. If it matters, protect the module that has it.",
+        "replaced rank.\nProtect the module that has it, if it matters.",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""The name by which a script knows an object, for messages that say which line to write."""
+"""Finds the script's variable for an object, for messages that name the line to write."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,22 +11,21 @@ _OWN = __package__.partition(".")[0]
 
 
 def path_to(obj: object) -> str:
-    """Return a variable of the script's that is the object, or an attribute of one; an empty string if there is none.
+    """Return the script's variable, or attribute of one, that is the object; an empty string if there is none.
 
-    Of modules the outermost that has the object in it is named, for that is what a script protects.
+    For a module inside another one, the outermost is named, because scripts protect that.
     """
     paths = [path for frame in _frames() for path in _paths(frame.f_locals, obj)]
     return min(paths, key=lambda path: (path.count("."), len(path)), default="")
 
 
-def place() -> str:
-    """Return the script's line that runs, as file and number; an empty string outside of it."""
+def current_line() -> str:
+    """Return the script's running line as file:number; an empty string outside of the script."""
     frame = next(_frames(), None)
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the script's frames: those that are neither ours nor torch's."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented way to the caller's variables
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in (_OWN, "torch", "runpy"):
@@ -47,10 +46,10 @@ def _paths(variables: Mapping[str, Any], obj: object) -> Iterator[str]:
 
 
 def _closed_over(function: FunctionType, obj: object) -> Iterator[str]:
-    """Yield the variables of an enclosing function that a function uses."""
-    for name, rank_entry in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+    """Yield the variables that a function uses of an enclosing one."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            value = rank_entry.cell_contents
+            value = cell.cell_contents
         except ValueError:  # not bound yet
             continue
         if _is_in(value, obj):

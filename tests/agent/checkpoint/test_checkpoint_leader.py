@@ -64,7 +64,7 @@ class Job:
         self.left += 1
 
     def commit(self, version):
-        self.vault.status_page.tell(version, ())
+        self.vault.status_page.publish(version, ())
         self.leader.look()
 
     def news(self):
@@ -116,7 +116,7 @@ def test_every_node_takes_every_step_before_the_next(vault):
 def test_the_version_is_the_newest_when_all_are_ready_to_copy_it(vault):
     job = Job(vault)
     job.commit(4)
-    vault.status_page.tell(6, ())
+    vault.status_page.publish(6, ())
     job.take()
     orders = dict(job.told)
     assert {order.version for order in orders.values()} == {6}

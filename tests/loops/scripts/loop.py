@@ -25,7 +25,7 @@ from items import ITEMS
 from telling import tell
 
 import deadpool_run as deadpool
-from deadpool_run.worker.snapshot import capture
+from deadpool_run.worker.snapshot.writer import Writer
 
 
 def add(sha, value):
@@ -72,7 +72,7 @@ def digest(loop):
 
 def watch_captures(faults):
     """Pass a place in the middle of each copy; a death there names the version that is copied, not the step beside it."""
-    write, copy = capture.Writer.write, capture.Writer._copy
+    write, copy = Writer.write, Writer._copy
     versions = []
 
     def noted(self, memory, order):
@@ -85,7 +85,7 @@ def watch_captures(faults):
         faults.reach("capture", versions[-1])
         copy(self, targets[half:], sources[half:])
 
-    capture.Writer.write, capture.Writer._copy = noted, halved
+    Writer.write, Writer._copy = noted, halved
 
 
 def parse_arguments():
@@ -97,26 +97,32 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def main():
-    args = parse_arguments()
+def join(flags, event="start"):
+    """Set up this process, tell `event`, join the job, and seed every generator with the rank."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
     faulthandler.register(signal.SIGUSR2)  # the test asks where a worker is that makes no progress
-    multiprocessing.current_process()._config["tempdir"] = str(args.flags)  # a killed process cannot clean up
-    tell("start")
+    multiprocessing.current_process()._config["tempdir"] = str(flags)  # a killed process cannot clean up
+    tell(event)
     job = deadpool.init()
-    faults = Faults(args.die, args.flags, job.rank)
-    faults.quiet = job.rehearsing
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(job.rank)
-    loop = ITEMS[args.item](job.rank, job.world_size)
+    return job
+
+
+def hook(loop, job, faults):
+    """Let the faults find their places in a loop, before it is protected."""
     faults.hook(loop)
     if faults.wants("capture") and job.protected:
         watch_captures(faults)
-    job.protect(**loop.protect)
-    for step, *batch in loop.steps(job, args.steps):
+
+
+def run_steps(loop, job, faults, steps, before=lambda _index: None):
+    """Run the loop with its faults, and tell the state of every version; `before` is called in each real step."""
+    for step, *batch in loop.steps(job, steps):
         if not job.rehearsing:
             # A step lasts until the loop asks for the next one: here, always, is the state of this version.
+            before(step.index)
             told = {} if not batch else {"batch": loop.told(step, batch[0])}
             tell("state", version=step.index, digest=digest(loop), **told)
         faults.begin_step(step.index, rehearsing=job.rehearsing)
@@ -126,7 +132,18 @@ def main():
         faults.reach("after")
         loop.between(step.index)
         faults.reach("between")
-    tell("state", version=args.steps, digest=digest(loop))
+    tell("state", version=steps, digest=digest(loop))
+
+
+def main():
+    args = parse_arguments()
+    job = join(args.flags)
+    faults = Faults(args.die, args.flags, job.rank)
+    faults.quiet = job.rehearsing
+    loop = ITEMS[args.item](job.rank, job.world_size)
+    hook(loop, job, faults)
+    job.protect(**loop.protect)
+    run_steps(loop, job, faults, args.steps)
     tell("end")
 
 

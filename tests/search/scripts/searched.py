@@ -5,14 +5,9 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
-import faulthandler
-import multiprocessing
-import random
-import signal
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 
 HERE = Path(__file__).parent
@@ -22,10 +17,8 @@ from composed import compose
 from draw import Job
 from faults import Faults
 from items import ITEMS
-from loop import digest, watch_captures
+from loop import hook, join, run_steps
 from telling import tell
-
-import deadpool_run as deadpool
 
 
 def spoil(loop):
@@ -41,43 +34,24 @@ def main():
     parser.add_argument("--unfailed", action="store_true")
     args = parser.parse_args()
     drawn = Job.read(args.job.read_text(encoding="utf-8"))
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(mode=True)
-    faulthandler.register(signal.SIGUSR2)  # the search asks where a worker is that makes no progress
-    multiprocessing.current_process()._config["tempdir"] = str(args.flags)  # a killed process cannot clean up
     ahead = os.environ.get("DEADPOOL_PREPARING") == "1"  # a spare without a rank: it holds one from its first true step
-    tell("prepare" if ahead else "start")
-    job = deadpool.init()
+    job = join(args.flags, "prepare" if ahead else "start")
     faults = Faults([] if args.unfailed else drawn.deaths, args.flags, job.rank)
     faults.quiet = job.rehearsing
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(job.rank)
     loop = ITEMS[drawn.loop["item"]](job.rank, job.world_size) if "item" in drawn.loop else compose(drawn.loop, job)
-    faults.hook(loop)
-    if faults.wants("capture") and job.protected:
-        watch_captures(faults)
+    hook(loop, job, faults)
     faults.reach("setup")
     job.protect(**loop.protect)
     replacement, begun = os.environ.get("DEADPOOL_REPLACEMENT") == "1", set()
-    for step, *batch in loop.steps(job, drawn.steps):
-        if not job.rehearsing:
-            if ahead:
-                tell("start")
-                ahead = False
-            # A step lasts until the loop asks for the next one: here, always, is the state of this version.
-            if drawn.planted and replacement and not begun:
-                spoil(loop)
-            begun.add(step.index)
-            told = {} if not batch else {"batch": loop.told(step, batch[0])}
-            tell("state", version=step.index, digest=digest(loop), **told)
-        faults.begin_step(step.index, rehearsing=job.rehearsing)
-        faults.reach("before")
-        with step:
-            loop.step(step.index, *batch)
-        faults.reach("after")
-        loop.between(step.index)
-        faults.reach("between")
-    tell("state", version=drawn.steps, digest=digest(loop))
+
+    def before(index):
+        if ahead and not begun:
+            tell("start")
+        if drawn.planted and replacement and not begun:
+            spoil(loop)
+        begun.add(index)
+
+    run_steps(loop, job, faults, drawn.steps, before)
     faults.reach("end")
     tell("end")
 

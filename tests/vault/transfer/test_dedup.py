@@ -22,7 +22,7 @@ SMALL = 2 * CHUNK_BYTES
 
 
 def sent_by(node):
-    return node.replicator.report()["sent_bytes"]
+    return node.replicator.status()["sent_bytes"]
 
 
 # --- ranges ----------------------------------------------------------------------------------------------------------
@@ -49,22 +49,22 @@ def test_what_is_left_to_send_is_the_header_and_what_was_not_found():
 
 
 def test_what_was_missed_three_times_on_end_is_asked_for_now_and_then():
-    hopes, nbytes = ChunkHistory(), HEADER_BYTES + 100 * CHUNK_BYTES
+    history, nbytes = ChunkHistory(), HEADER_BYTES + 100 * CHUNK_BYTES
     asked = []
     for _ in range(70):
-        asked.append(hopes.worth_asking(nbytes))
-        hopes.learn(asked[-1], {1, 2})
+        asked.append(history.worth_asking(nbytes))
+        history.learn(asked[-1], {1, 2})
     assert all(sorted(each) == list(range(100)) for each in asked[:3]), "everything, in some order"
     assert [number for number, each in enumerate(asked) if len(each) == 100] == [0, 1, 2, 31, 63]
     assert all(sorted(each) == [1, 2] for number, each in enumerate(asked) if number not in {0, 1, 2, 31, 63})
 
 
 def test_what_is_found_again_is_asked_for_again():
-    hopes, nbytes = ChunkHistory(), HEADER_BYTES + 2 * CHUNK_BYTES
+    history, nbytes = ChunkHistory(), HEADER_BYTES + 2 * CHUNK_BYTES
     for _ in range(31):
-        hopes.learn(hopes.worth_asking(nbytes), {1})
-    hopes.learn(hopes.worth_asking(nbytes), {0, 1})
-    assert sorted(hopes.worth_asking(nbytes)) == [0, 1]
+        history.learn(history.worth_asking(nbytes), {1})
+    history.learn(history.worth_asking(nbytes), {0, 1})
+    assert sorted(history.worth_asking(nbytes)) == [0, 1]
 
 
 # --- between nodes ---------------------------------------------------------------------------------------------------
@@ -82,8 +82,8 @@ async def test_what_a_rank_of_the_buddy_has_at_the_same_version_is_not_sent():
         await a.until(lambda: a.told[0][0] == (4,))
         assert b.copy_of(0, 4) == WEIGHTS + b"rank 0, also its own, and longer"
         assert sent_by(a) < SMALL
-        assert a.replicator.report()["spared_bytes"] >= len(WEIGHTS) - CHUNK_BYTES
-        assert a.replicator.report()["spared_bytes"] + sent_by(a) < 2 * len(WEIGHTS)
+        assert a.replicator.status()["spared_bytes"] >= len(WEIGHTS) - CHUNK_BYTES
+        assert a.replicator.status()["spared_bytes"] + sent_by(a) < 2 * len(WEIGHTS)
 
 
 @in_loop
@@ -162,7 +162,7 @@ async def test_ranks_with_nothing_in_common_are_sent_whole():
             a.capture(0, version)
             await a.until(lambda version=version: 0 in a.told and version in a.told[0][0])
             assert b.copy_of(0, version) == content(0, version)
-        assert a.replicator.report()["spared_bytes"] == 0
+        assert a.replicator.status()["spared_bytes"] == 0
 
 
 @in_loop

@@ -208,12 +208,12 @@ async def test_only_what_the_owner_holds_is_kept_in_three_memories():
 async def test_ranks_that_are_not_kept_are_refused_and_those_no_longer_kept_are_dropped():
     async with pair() as (node, owner):
         owner.write(5)
-        assert (await off(lambda: owner.put(5, rank=1))).why == "not kept here"
+        assert (await off(lambda: owner.put(5, rank=1))).why == "this node does not keep copies of the rank"
         await off(owner.put_all, 5)
         await off(seal, owner)
         node.replicator.keep({Rank(1)})
         assert node.replicator.versions(Rank(0)) == ()
-        assert (await off(owner.put, 5)).why == "not kept here"
+        assert (await off(owner.put, 5)).why == "this node does not keep copies of the rank"
         node.replicator.keep({Rank(0)})
         assert await off(owner.put, 5) == Go()
 
@@ -223,7 +223,7 @@ async def test_a_rank_that_lives_here_takes_no_copies():
     async with pair() as (node, owner):
         node.capture(0, 5)
         owner.write(6)
-        assert (await off(owner.put, 6)).why == "it lives here"
+        assert (await off(owner.put, 6)).why == "the rank lives on this node"
 
 
 @in_loop
@@ -241,8 +241,8 @@ async def test_what_an_older_timeline_sends_is_refused_also_when_it_is_on_its_wa
         assert await off(lambda: owner.put(7, held=[*held[1:], (7, owner.token)])) == Go()
         node.replicator.discard_above(1, Version(5))
         assert node.replicator.versions(Rank(0)) == (5,)
-        assert (await off(owner.send)).why.startswith("of life 0")
-        assert (await off(owner.put, 6)).why.startswith("of life 0")
+        assert (await off(owner.send)).why.startswith("timeline 0 is older")
+        assert (await off(owner.put, 6)).why.startswith("timeline 0 is older")
         assert node.replicator.versions(Rank(0)) == (5,)
         owner.write(6, token=1)
         held = [*before, (6, owner.token)]
@@ -259,7 +259,7 @@ async def test_a_newer_timeline_may_be_heard_of_from_its_owner_first():
         await off(seal, owner)
         owner.write(6, token=1)
         await off(lambda: owner.put_all(6, timeline=3))
-        assert (await off(owner.put, 5)).why.startswith("of life 0")
+        assert (await off(owner.put, 5)).why.startswith("timeline 0 is older")
         node.replicator.discard_above(3, Version(5))
         assert node.replicator.versions(Rank(0)) == (6,), "it was made in the life that begins"
         node.replicator.renew(4)
@@ -297,7 +297,7 @@ async def test_a_generation_forgets_everything_before_it():
         await off(seal, owner)
         node.replicator.renew(1)
         assert node.replicator.versions(Rank(0)) == ()
-        assert (await off(owner.put, 5)).why.startswith("of life 0")
+        assert (await off(owner.put, 5)).why.startswith("timeline 0 is older")
 
 
 @in_loop

@@ -51,7 +51,7 @@ async def test_a_replacement_elsewhere_gets_the_transcript_and_then_the_version(
 
 
 @in_loop
-async def test_a_buddy_becomes_the_home():
+async def test_a_buddy_becomes_the_owner():
     async with cluster("a", "b", "c") as (a, b, c):
         b.replicator.keep({Rank(0)})
         a.capture(0, 4)
@@ -156,10 +156,10 @@ async def test_a_dead_owners_node_seats_its_next_owner_with_what_lies_there():
 @in_loop
 async def test_nothing_to_begin_with_is_said():
     async with cluster("a", "b") as (a, b):
-        assert "nothing of rank 0" in await a.seat(0)
+        assert "no snapshot and transcript of rank 0" in await a.seat(0)
         assert "holds no transcript of rank 0" in await a.seat(0, b.peer)
         a.capture(0, 0)
-        assert "nothing of rank 0" in await a.seat(0), "without a transcript"
+        assert "no snapshot and transcript of rank 0" in await a.seat(0), "without a transcript"
 
 
 @in_loop
@@ -261,7 +261,7 @@ async def test_when_buddies_change_the_new_ones_get_everything():
         a.capture(0, 4)
         a.capture(0, 5)
         a.seal(0)
-        a.vault.status_page.tell(Version(4), [])
+        a.vault.status_page.publish(Version(4), [])
         a.replicator.set_buddies({Rank(0): (b.peer,)})
         await a.until_safe(0, 4, 5)
         a.replicator.set_buddies({Rank(0): (b.peer, c.peer)})
@@ -279,18 +279,18 @@ async def test_when_buddies_change_the_new_ones_get_everything():
 async def test_after_a_roll_back_nothing_is_sent_twice_and_all_of_it_is_reported():
     async with cluster("a", "b") as (a, b):
         b.replicator.keep({Rank(0)})
-        a.vault.status_page.tell(Version(4), [])
+        a.vault.status_page.publish(Version(4), [])
         a.capture(0, 4)
         a.capture(0, 5)
         a.seal(0)
         a.replicator.set_buddies({Rank(0): (b.peer,)})
         await a.until_safe(0, 4, 5)
-        sent = a.replicator.report()["sent_bytes"]
+        sent = a.replicator.status()["sent_bytes"]
         for node in (b, a):
             node.replicator.discard_above(7, Version(4))
         assert a.told[0] == ((), False, 7)
         await a.until_safe(0, 4, timeline=7)
-        assert a.replicator.report()["sent_bytes"] == sent, "the buddy has this content already"
+        assert a.replicator.status()["sent_bytes"] == sent, "the buddy has this content already"
         a.empty_above(0, 4)
         a.capture(0, 5, token=1)
         await a.until_safe(0, 4, 5, timeline=7)
@@ -321,7 +321,7 @@ async def test_what_was_told_is_told_again_to_who_has_not_heard_it():
         a.capture(0, 4)
         a.replicator.set_buddies({Rank(0): ()})
         a.told.clear()
-        a.replicator.tell_all()
+        a.replicator.report_all()
         assert a.told == {0: ((4,), False, 0)}
 
 

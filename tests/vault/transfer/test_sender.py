@@ -62,7 +62,7 @@ async def test_the_transcript_comes_first_and_then_the_newest():
 @in_loop
 async def test_a_new_buddy_gets_the_committed_version_first():
     async with Pair() as (owner, buddy):
-        owner.vault.status_page.tell(Version(3), [])
+        owner.vault.status_page.publish(Version(3), [])
         owner.capture(0, 3)
         owner.capture(0, 4)
         await begin(owner, buddy)
@@ -266,7 +266,7 @@ async def test_a_cap_on_bandwidth_holds():
         assert await off(buddy.take, offer) is Outcome.WHOLE
         took = owner.loop.time() - began
         assert took > (offer.nbytes - framing.PIECE_BYTES) / rate * 0.9
-        report = owner.replicator.report()
+        report = owner.replicator.status()
         assert report["sent_bytes"] == offer.nbytes
 
 
@@ -280,6 +280,6 @@ async def test_the_report_shows_how_far_buddies_are_behind():
         buddy.say_held((1, offer.token))
         await owner.until(lambda: owner.told[0] == ((1,), False, 0))
         owner.capture(0, 2)
-        report = owner.replicator.report()
+        report = owner.replicator.status()
         assert report["ranks"] == {0: {"newest": 2, "safe": 1, "transcript": False, "lag": 1}}
         assert report["sent_bytes"] == offer.nbytes > len(content(0, 1))

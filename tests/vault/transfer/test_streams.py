@@ -100,7 +100,7 @@ async def test_what_the_buddy_has_is_left_out_of_every_part(small_parts):
         a.capture(0, 3, body=same + other)
         await a.until(lambda: 0 in a.told and a.told[0][0] == (3,))
         assert b.copy_of(0, 3) == same + other
-        assert a.replicator.report()["sent_bytes"] < 1.2 * BODY_BYTES
+        assert a.replicator.status()["sent_bytes"] < 1.2 * BODY_BYTES
 
 
 @in_loop
@@ -214,7 +214,7 @@ class Told(framing.Meter):
 
 
 @in_loop
-async def test_nobody_writes_any_more_once_an_striped_receive_is_closed():
+async def test_nobody_writes_any_more_once_a_striped_receive_is_closed():
     striped_receives, meter = StripedReceives(), Told()
     ours, theirs = socket.socketpair()
     with ours, theirs, memoryview(bytearray(400)) as view:
@@ -228,7 +228,7 @@ async def test_nobody_writes_any_more_once_an_striped_receive_is_closed():
 
 
 @in_loop
-async def test_who_looks_for_an_striped_receive_waits_for_it_and_not_for_ever():
+async def test_who_looks_for_a_striped_receive_waits_for_it_and_not_for_ever():
     striped_receives = StripedReceives()
     looking = asyncio.create_task(off(striped_receives.find, b"d"))
     with memoryview(bytearray(400)) as view:

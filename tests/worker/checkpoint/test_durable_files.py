@@ -178,7 +178,7 @@ def test_what_one_node_could_not_load_is_passed_over_by_all(trained, made, tmp_p
     assert complete_version(other.fds[1][0]) is None
     older = choose(ChooseCheckpoint(**order, but=[found.where]))
     assert older.version == 1
-    with pytest.raises(CheckpointError, match="there is no other to go on from"):
+    with pytest.raises(CheckpointError, match="There is no other checkpoint to resume from"):
         choose(ChooseCheckpoint(**order, but=[found.where, older.where]))
 
 
@@ -192,7 +192,7 @@ def test_a_version_that_is_gone_is_not_mixed_with_another(trained, tmp_path):
     share.take(orders[0])
     step()
     step()
-    with pytest.raises(CheckpointError, match="version 1 is not held by every rank any more"):
+    with pytest.raises(CheckpointError, match="not every rank holds version 1 any more"):
         share.take(orders[1])
     assert not list(tmp_path.iterdir())
 
@@ -263,7 +263,7 @@ def cut(path):
 
 
 DAMAGES = {
-    "step_failed": spoil,
+    "changed": spoil,
     "cut": cut,
     "missing": lambda path: path.unlink(),
     "empty": lambda path: os.truncate(path, 0),
@@ -312,7 +312,7 @@ def test_every_byte_of_a_tensor_counts(trained, made, tmp_path):
     start = whole.index(read_exactly(fd, entry.nbytes, entry.offset))
     for at in (start, start + entry.nbytes // 2, start + entry.nbytes - 1):
         flip(path, at)
-        with pytest.raises(CheckpointError, match=r"model/5\.weight has not the digest recorded"):
+        with pytest.raises(CheckpointError, match=r"the digest of model/5\.weight is not the recorded one"):
             read(made(), tmp_path)
         path.write_bytes(whole)
     assert read(made(), tmp_path).version == 1
@@ -353,7 +353,7 @@ def test_foreign_ones_are_refused_and_never_unpickled(trained, made, tmp_path, m
     found = read(made(), kept)
     assert found.version == 1
     wanted = (
-        "step-00000007 is refused: its deadpool.json is of version 1",
+        "step-00000007 is refused: its deadpool.json has version 1",
         "step-00000006 is refused: deadpool.json is the record of a 'something else'",
         "step-00000005 is refused: it has no deadpool.json",
     )
@@ -377,7 +377,7 @@ def test_one_of_another_format_is_refused(trained, made, tmp_path):
 def test_one_of_another_world_is_refused(trained, made, tmp_path):
     slots, _ = trained
     write(slots, tmp_path)
-    with pytest.raises(CheckpointError, match="it is of 2 ranks, and this world has 3"):
+    with pytest.raises(CheckpointError, match="it has 2 ranks, and this world has 3"):
         read(made(3), tmp_path, world_size=3)
 
 
@@ -389,7 +389,7 @@ def test_the_one_that_was_named_is_taken_and_no_other(trained, made, tmp_path):
         read(made(), tmp_path / "old", resume=tmp_path / "old" / "step-00000009")
     step()
     write(slots, tmp_path / "old")
-    with pytest.raises(CheckpointError, match="holds step-00000002, which this run is not to go on from"):
+    with pytest.raises(CheckpointError, match="holds step-00000002, which this run must not resume from"):
         read(made(), tmp_path / "old", resume=tmp_path / "old" / "step-00000001")
     with pytest.raises(CheckpointError, match="holds step-00000001, step-00000002, which this run"):
         read(made(), tmp_path / "old", resume="never")

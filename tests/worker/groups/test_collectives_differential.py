@@ -33,17 +33,17 @@ PINNED = re.search(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text(en
 def perform(member, backend):
     """Outcome of each named case, of the matrix, and which cases left the registry as if a peer had been lost."""
     member.start(backend=backend, timeout=LIMIT)
-    found, step_failed = {}, []
+    found, spoilt = {}, []
     # Mistakes last: a barrier of Gloo's raises again what works of before have raised.
     for number, case in enumerate(sorted(CASES, key=lambda case: case.section == "errors")):
         found[case.section, case.name] = outcome(lambda: case.run(member.rank, member.size))  # noqa: B023
         if member.registry.step_failed or member.failures:
-            step_failed.append(case.name)
+            spoilt.append(case.name)
             member.registry.begin_step()
         member.meet(f"case {number}")
     matrix = collective_matrix.outcomes(member.rank, member.size)
     if backend == "deadpool":
-        assert step_failed == []
+        assert spoilt == []
         assert member.registry.state is GroupState.ATTACHED
         assert member.failures == []
         assert not member.registry.step_failed

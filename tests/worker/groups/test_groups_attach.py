@@ -82,7 +82,7 @@ def free_what_was_cut(member):
 def leaves_after(seconds, interrupt, member, store, timeout):
     """Begin an attach that cannot end, and interrupt it so much later; return how long it took to be left, in seconds."""
     with later(seconds, interrupt) as interrupted:
-        with pytest.raises(AttachError, match="further member"):
+        with pytest.raises(AttachError, match="another member was lost"):
             member.registry.attach(store, "e2", timeout)
         return time.monotonic() - interrupted[0]
 
@@ -97,7 +97,7 @@ def waits_for_a_missing_member(member):
     before = threads()
     raised = leaves_after(0.2, member.registry.interrupt_attach, member, member.store, LONG)
     assert member.registry.state is GroupState.DRAINING
-    with pytest.raises(AttachError, match="did not come"):
+    with pytest.raises(AttachError, match="did not connect"):
         member.registry.attach(member.store, "e3", timedelta(seconds=0.3))
     with pytest.raises(AttachError):
         member.registry.attach(member.store, "e4", LONG, lambda: True)
@@ -191,7 +191,7 @@ def lacks_a_group(member):
     member.meet("created")
     member.registry.abort()
     with (
-        pytest.raises(AttachError, match=r"ranks \[1\] have no group")
+        pytest.raises(AttachError, match=r"ranks \[1\] are members of the group")
         if member.rank == 0
         else pytest.raises(AttachError)
     ):

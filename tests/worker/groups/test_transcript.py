@@ -98,7 +98,7 @@ def test_too_much_is_said_and_not_stored():
     more = torch.zeros(64, dtype=torch.uint8)
     transcript.fill(transcript.reserve("0", "broadcast", [more]), [more])
     assert transcript.overflowed
-    with pytest.raises(SnapshotError, match="cannot be rehearsed"):
+    with pytest.raises(SnapshotError, match="no spare can rehearse"):
         transcript.to_bytes()
 
 

@@ -170,17 +170,17 @@ def test_the_loader_stays_the_users_own():
 
 @pytest.mark.parametrize("loader", [DataLoader(items_data.Stream(), BATCH), [1, 2, 3], iter([1])])
 def test_what_cannot_be_put_back_is_refused(loader):
-    with pytest.raises(ScriptError, match=r"(?s)cannot be put back.*\nGive it both state_dict.*replay=True"):
+    with pytest.raises(ScriptError, match=r"(?s)cannot continue in the middle.*\nAdd state_dict.*replay=True"):
         Batches(loader)
 
 
 def test_a_loader_without_a_length_needs_steps():
-    with pytest.raises(ScriptError, match=r"does not say how many.*\nGive steps"):
+    with pytest.raises(ScriptError, match=r"has no len.*\nPass steps"):
         Batches(DataLoader(items_data.Stream(), BATCH), replay=True).per_epoch()
 
 
 def test_of_what_workers_draw_and_their_loader_does_not_keep_is_warned():
-    with pytest.warns(RuntimeWarning, match="workers of a StatefulDataLoader draw"):
+    with pytest.warns(RuntimeWarning, match="does not hold the random state of its workers"):
         Batches(StatefulDataLoader(Counted(), BATCH, num_workers=1))
     Batches(StatefulDataLoader(Counted(), BATCH))  # in the main process the generators are protected
 

@@ -7,11 +7,11 @@ PROGRAM = """
 import importlib, os, random, signal, sys, warnings, logging
 import numpy.random, torch
 from torch import nn
-from deadpool_run.worker.process.rerun import Beginning
+from deadpool_run.worker.process.rerun import ProcessBaseline
 
 optimizers = importlib.import_module("torch.optim.optimizer")
 before = (dict(os.environ), list(sys.argv), list(sys.path), os.getcwd(), sys.stdout, sys.excepthook)
-beginning = Beginning()
+baseline = ProcessBaseline()
 numbers = [random.random(), float(numpy.random.random()), float(torch.rand(1))]
 
 sys.path.insert(0, sys.argv[1])
@@ -32,7 +32,7 @@ torch.set_grad_enabled(False)
 nn.modules.module.register_module_forward_hook(lambda *_: None)
 optimizers.register_optimizer_step_post_hook(lambda *_: None)
 
-beginning.put_back()
+baseline.restore()
 assert (dict(os.environ), list(sys.argv), list(sys.path), os.getcwd(), sys.stdout, sys.excepthook) == before
 assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 assert "helper" not in sys.modules, "its globals are of the last run"
@@ -58,9 +58,9 @@ def test_the_process_is_as_it_was(tmp_path):
 UNWINDING = """
 import threading, time
 from deadpool_run.errors import RunLeft
-from deadpool_run.worker.process.unwind import Unwinding
+from deadpool_run.worker.process.unwind import AsyncRaise
 
-unwinding = Unwinding()
+unwinding = AsyncRaise()
 kept = 0
 
 def script():

@@ -55,8 +55,8 @@ def on_lambda():
 
 
 REFUSED = {
-    "meta": (lambda: nn.Linear(2, 2, device="meta"), r"thing/weight is on the meta device.*\nGive it memory"),
-    "lazy": (lambda: nn.LazyLinear(3), r"thing/weight is not initialized.*\nRun one before protect"),
+    "meta": (lambda: nn.Linear(2, 2, device="meta"), r"thing/weight is on the meta device.*\nAllocate it"),
+    "lazy": (lambda: nn.LazyLinear(3), r"thing/weight is not initialized.*\nRun a forward before protect"),
     "sparse": (lambda: with_buffer(torch.eye(3).to_sparse()), r"thing/extra is a .*sparse.*\nOnly dense tensors"),
     "quantized": (
         lambda: with_buffer(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)),
@@ -70,7 +70,7 @@ REFUSED = {
     "a function in a group": (on_lambda, r"'thing'.*schedule is a builtins\.function"),
     "more in a state_dict": (
         lambda: Counting([torch.ones(2, requires_grad=True)], lr=0.1),
-        r"the state of 'thing', a Counting, holds 'calls'.*\nKeep that in",
+        r"the state_dict\(\) of 'thing', a Counting, holds 'calls'.*\nMove it to",
     ),
     "a python generator": (lambda: Holder({"next": (each for each in ())}), r"'thing'\.next is a builtins\.generator"),
     "an open file": (lambda: Holder([open("/dev/null")]), r"'thing'\[0\] is a _io\.TextIOWrapper"),  # noqa: SIM115, PTH123
@@ -123,9 +123,9 @@ def widened(model):
 
 CHANGES = {
     added: r"the parameter 'new\.weight' was added to 'model' during training",
-    removed: r"the parameter '1\.weight' has vanished from 'model'",
-    reshaped: r"the parameter '1\.weight' became \(5, 2\) of torch\.float32, from \(2, 2\) of torch\.float32",
-    widened: r"the parameter '1\.weight' became \(2, 2\) of torch\.float64",
+    removed: r"the parameter '1\.weight' was removed from 'model'",
+    reshaped: r"the parameter '1\.weight' changed from \(2, 2\) of torch\.float32 to \(5, 2\) of torch\.float32",
+    widened: r"the parameter '1\.weight' changed from \(2, 2\) of torch\.float32 to \(2, 2\) of torch\.float64",
 }
 
 
@@ -134,7 +134,7 @@ def test_a_model_that_no_replacement_would_make_is_refused_when_it_changes(snaps
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     trained(snapshots, model)
     change(model)
-    with pytest.raises(ScriptError, match=f"(?s){CHANGES[change]}.*\nMake every parameter and buffer in set-up"):
+    with pytest.raises(ScriptError, match=f"(?s){CHANGES[change]}.*\nCreate every parameter and buffer in set-up"):
         snapshots.begin(3)
 
 
@@ -224,7 +224,7 @@ def test_groups_of_other_parameters_are_refused(snapshots):
     snapshots.protect("optimizer", optimizer)
     trained(snapshots, model)
     optimizer.param_groups[0]["params"] = list(model[1].parameters())
-    with pytest.raises(SnapshotError, match="1 groups here, 1 in the snapshot, of other parameters"):
+    with pytest.raises(SnapshotError, match="1 groups here and 1 in the snapshot, of different parameters"):
         snapshots.restore(2)
 
 

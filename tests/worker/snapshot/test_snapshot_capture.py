@@ -132,7 +132,7 @@ def test_a_peers_skip_frees_the_slot(pair):
 def begin_unhurried(snapshots, version):
     """As behind the last step: peers overwrite what was given up, so that it could never be committed."""
     snapshots.begin(version)
-    snapshots.wait(hurry=False)
+    snapshots.wait(cancel_pending=False)
     return version in snapshots.held()
 
 
@@ -281,7 +281,7 @@ def test_a_rewind_undoes_an_interrupted_forward(slots):
 def test_a_rewind_is_only_to_the_last_version(slots):
     snapshots = slots.own()
     snapshots.begin(1)
-    with pytest.raises(SnapshotError, match="cannot go back to 0: the worker's own copy is of 1"):
+    with pytest.raises(SnapshotError, match="cannot rewind to version 0: the worker's own copy is of version 1"):
         snapshots.rewind(0)
     snapshots.close()
 

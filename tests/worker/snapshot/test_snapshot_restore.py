@@ -268,7 +268,7 @@ def _net(**changes):
         ({"width": 5}, r"model/0\.weight: has shape \(5, 3\) here, \(4, 3\) in the snapshot"),
         ({"dtype": torch.float64}, r"model/0\.bias: has dtype float64 here, float32 in the snapshot"),
         ({"norm": False}, r"model/1\.running_mean: in the snapshot only"),
-        ({"groups": 2}, r"optimizer: 4 groups here, 1 in the snapshot"),
+        ({"groups": 2}, r"optimizer: 4 groups here and 1 in the snapshot"),
     ],
 )
 def test_a_snapshot_of_other_objects_is_refused_before_anything_changes(slots, changes, says):

@@ -83,7 +83,7 @@ def test_a_slot_marked_otherwise_is_not_complete(fd, mark):
     assert segments.complete_version(fd) == 7
     mark(fd)
     assert segments.complete_version(fd) is None
-    with pytest.raises(SnapshotError, match="does not hold snapshot 7 complete"):
+    with pytest.raises(SnapshotError, match="does not hold a complete snapshot 7"):
         segments.read_manifest(fd, Version(7))
 
 

@@ -196,7 +196,7 @@ def test_a_shard_of_another_place_is_refused(slots, tmp_path):
     for child in children:
         said = child.result()
         assert "model/3.weight: has shape" in said
-        assert "model/3.weight: has the place Placement(mesh=(2,)" in said
+        assert "model/3.weight: has the placement Placement(mesh=(2,)" in said
 
 
 def _keeps_values(gift, rank, folder):

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from deadpool_run.worker.state.redundancy import likeness
+from deadpool_run.worker.state.redundancy import replica_leader
 from deadpool_run.worker.state.state import Protected
 
 RANKS = 4
@@ -59,7 +59,7 @@ def told(kind, rank):
     dist.init_process_group("fake", rank=rank, world_size=RANKS)
     protected = Protected()
     protected.add("model", MODELS[kind][0]())
-    return likeness(protected.modules.values())
+    return replica_leader(protected.modules.values())
 
 
 @pytest.mark.usefixtures("_warm")
@@ -70,4 +70,4 @@ def test_the_lowest_rank_of_those_that_hold_the_same_is_named(kind):
 
 
 def test_who_protects_no_model_is_like_nobody():
-    assert likeness(()) is None
+    assert replica_leader(()) is None

@@ -2,11 +2,10 @@
 
 import threading
 
-from deadpool_run.worker.groups.releases import Releases
-from deadpool_run.worker.groups.waiters import Waiters
+from deadpool_run.worker.groups.waits import WaitCancellation, WaitThreads
 
 
-class Counted(Waiters):
+class Counted(WaitThreads):
     """Counts the threads that are asked for while none of the earlier ones is done."""
 
     def __init__(self):
@@ -19,24 +18,24 @@ class Counted(Waiters):
 
 
 def gives_up_in_order(member, count):
-    waiters = Counted()
-    releases = Releases(waiters)
+    threads = Counted()
+    cancellation = WaitCancellation(threads)
     told, over = [], threading.Event()
 
     def note(generation):
-        told.append((generation, releases.newest))
+        told.append((generation, cancellation.newest))
 
     for generation in range(1, count + 1):
-        releases.on(lambda generation=generation: note(generation), generation)
+        cancellation.add_callback(lambda generation=generation: note(generation), generation)
     forgotten = lambda: note(0)  # noqa: E731 - the same object twice
-    releases.on(forgotten, count)
-    releases.off(forgotten)
-    releases.on(over.set, count)
+    cancellation.add_callback(forgotten, count)
+    cancellation.remove_callback(forgotten)
+    cancellation.add_callback(over.set, count)
     for generation in range(1, count + 1):
-        releases.begin(generation)
-    asked = waiters.asked
+        cancellation.schedule(generation)
+    asked = threads.asked
     assert over.wait(20)
-    releases.on(lambda: note(1), 1)  # whoever comes too late is told at once
+    cancellation.add_callback(lambda: note(1), 1)  # whoever comes too late is told at once
     return told, asked
 
 
@@ -48,14 +47,14 @@ def test_many_drains_in_a_row_are_given_up_in_order_by_one_thread(make_world):
 
 
 def again_after_a_rest(member):
-    releases = Releases(Waiters())
+    cancellation = WaitCancellation(WaitThreads())
     for generation in (1, 2):
         over = threading.Event()
-        releases.on(over.set, generation)
+        cancellation.add_callback(over.set, generation)
         assert not over.is_set()
-        releases.begin(generation)
+        cancellation.schedule(generation)
         assert over.wait(20)
-    return releases.newest
+    return cancellation.newest
 
 
 def test_a_drain_after_all_others_were_given_up_is_given_up_too(make_world):

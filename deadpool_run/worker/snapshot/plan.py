@@ -1,0 +1,176 @@
+"""The layout of a snapshot: which live tensor is copied to which bytes of a slot."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from deadpool_run.errors import ScriptError
+from deadpool_run.vault import segments
+from deadpool_run.vault.segments import HEADER_BYTES, Placement, SlotRole, TensorEntry, aligned
+from deadpool_run.worker.compat.modules import buffers_of, is_wrapper, local, writes_of
+from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each
+from deadpool_run.worker.state.optimizers import Tracked
+from deadpool_run.worker.state.state import Protected
+
+_SHARD = re.compile(r"S\((\d+)\)")
+
+
+def placement_of(tensor: Tensor) -> Placement | None:
+    """Return where a DTensor's shard belongs; None for any other tensor."""
+    if not isinstance(tensor, DTensor):
+        return None
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names
+    return Placement(
+        mesh=tuple(mesh.shape),
+        names=None if names is None else tuple(names),
+        at=tuple(mesh.get_coordinate() or ()),
+        placements=tuple(map(str, tensor.placements)),
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()),
+    )
+
+
+def parse_placement(text: str) -> Replicate | Shard | None:
+    """Return the placement that torch prints as `text`; None for any other than a plain shard or a replica."""
+    if text == "R":
+        return Replicate()
+    match = _SHARD.fullmatch(text)
+    return Shard(int(match[1])) if match else None
+
+
+def describe(tracked: Tracked, offset: int) -> TensorEntry:
+    """Return the manifest's entry of a live tensor. Raises `ScriptError` if it is not dense and in memory."""
+    own = local(tracked.tensor)
+    wrapped = is_wrapper(own)
+    if wrapped or own.layout is not torch.strided or own.is_quantized or own.is_meta:
+        raise ScriptError(
+            f"{tracked.name} is a {type(own).__name__} of layout {own.layout} on {own.device}, which a snapshot cannot hold.\n"
+            "Only dense tensors in memory can be protected."
+        )
+    # A dense layout is kept (channels last, say), so that the copy is one memory move; any other layout is packed.
+    stride = torch.empty_like(own, device="meta").stride()
+    return TensorEntry(
+        name=tracked.name,
+        role=tracked.role,
+        dtype=str(own.dtype).removeprefix("torch."),
+        shape=tuple(own.shape),
+        stride=tuple(stride),
+        device=own.device.type,
+        offset=offset,
+        nbytes=own.numel() * own.element_size(),
+        placement=placement_of(tracked.tensor),
+    )
+
+
+def lay_out(tensors: Iterable[Tracked], offset: int) -> tuple[list[TensorEntry], int]:
+    """Return the entries of `tensors`, one after the other from `offset`, and the first offset after them."""
+    entries = []
+    for tracked in tensors:
+        entry = describe(tracked, aligned(offset))
+        entries.append(entry)
+        offset = entry.offset + entry.nbytes
+    return entries, aligned(offset)
+
+
+class BufferCopies:
+    """Our own copy of all buffers, on their devices, taken at the end of each step."""
+
+    def __init__(self) -> None:
+        self.layout_version = 0
+        """Grows when a buffer's name, dtype, shape, stride or device has changed."""
+        self.tracked: list[Tracked] = []
+        """The live buffers when the layout was last read, for their names and placements."""
+        self.copies: list[Tensor] = []
+        self._owners: list[tuple[torch.nn.Module, str]] = []
+        self._groups: list[list[int]] = []
+        self._ids: list[int] = []
+        self._sharded = False
+
+    def take(self, protected: Protected) -> None:
+        """Copy every buffer."""
+        values = protected.buffer_values()
+        if list(map(id, values)) != self._ids:  # no id is used again while `tracked` keeps its tensor
+            self._read_layout(protected, values)
+            self._ids = list(map(id, values))
+            self._sharded = any(isinstance(value, DTensor) for value in values)
+        own = [local(value) for value in values] if self._sharded else values
+        for group in self._groups:
+            copy_each([self.copies[i] for i in group], [own[i] for i in group])
+
+    def put(self) -> None:
+        """Set every buffer to its copied value."""
+        targets, sources = [], []
+        for (module, key), tracked, copy in zip(self._owners, self.tracked, self.copies, strict=True):
+            live = buffers_of(module).get(key)  # a buffer may be None or of another shape by now
+            if live is None or local(live).shape != copy.shape or local(live).dtype != copy.dtype:
+                local(tracked.tensor).copy_(copy)
+                buffers_of(module)[key] = tracked.tensor
+            else:
+                targets.append(local(live))
+                sources.append(copy)
+        copy_each(targets, sources)
+
+    def _read_layout(self, protected: Protected, values: list[Tensor]) -> None:
+        owners = list(protected.buffers())
+        tracked = [Tracked(name, SlotRole.BUFFER, value) for (name, _, _), value in zip(owners, values, strict=True)]
+        if list(map(_layout, tracked)) != list(map(_layout, self.tracked)):
+            self.layout_version += 1
+            self.copies = [torch.empty_like(local(value).detach()) for value in values]
+            groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+            for index, copy in enumerate(self.copies):
+                groups.setdefault((copy.device, copy.dtype), []).append(index)
+            self._groups = list(groups.values())
+        self.tracked = tracked
+        self._owners = [(module, key) for _, module, key in owners]
+
+
+def _layout(tracked: Tracked) -> tuple[Any, ...]:
+    own = local(tracked.tensor)
+    return tracked.name, own.dtype, own.shape, own.stride(), own.device
+
+
+class CapturePlan:
+    """The live tensors of a snapshot and their places in a slot. Made again when it no longer `holds`."""
+
+    def __init__(self, protected: Protected, buffers: BufferCopies) -> None:
+        self.has_plain = protected.has_plain()
+        """Whether optimizers keep state that is not a tensor."""
+        parameters = protected.parameters()
+        self.parameters = list(parameters.values())
+        self.names = {id(parameter): name for name, parameter in parameters.items()}
+        self._fingerprint = protected.fingerprint(plain=self.has_plain)
+        self._layout_version = buffers.layout_version
+        heavy = list(protected.heavy(self.names))
+        self.entries, self.end = lay_out([*heavy, *buffers.tracked], HEADER_BYTES)
+        self.encoded = segments.encode_entries(self.entries)
+        # Detached views keep the storage alive; the live tensors are kept so that no other object gets their id().
+        self._alive = [tracked.tensor for tracked in heavy]
+        own = [local(tracked.tensor).detach() for tracked in heavy]
+        self.sources = [*own, *buffers.copies]
+        self._watched = [tensor for tensor in own[: len(parameters)] if not tensor.is_inference()]
+        self.cuda_devices = {source.device for source in self.sources if source.is_cuda}
+        self._views: dict[int, tuple[int, list[Tensor]]] = {}
+
+    def holds(self, protected: Protected, buffers: BufferCopies) -> bool:
+        """Return whether nothing was added, replaced or moved since the plan was made."""
+        return (
+            self._layout_version == buffers.layout_version
+            and protected.fingerprint(plain=self.has_plain) == self._fingerprint
+        )
+
+    def write_counts(self) -> list[int]:
+        """Return how often each parameter has been written in place."""
+        return list(map(writes_of, self._watched))
+
+    def targets(self, memory: SlotMemory) -> list[Tensor]:
+        """Return the places of `sources` in a slot."""
+        version, views = self._views.get(memory.fd, (0, []))
+        if version != memory.mapping_version:
+            views = [memory.view(entry) for entry in self.entries]
+            self._views[memory.fd] = memory.mapping_version, views
+        return views

@@ -1,0 +1,123 @@
+"""Writes a captured state into a slot, on the copy thread."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import segments
+from deadpool_run.vault.segments import SegmentState, SlotHeader, SlotRole
+from deadpool_run.worker.codec import TreeWriter
+from deadpool_run.worker.compat.modules import local
+from deadpool_run.worker.snapshot.plan import CapturePlan, lay_out
+from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each
+from deadpool_run.worker.state.optimizers import NO_PLAIN, Tracked
+from deadpool_run.worker.state.rng import RngStates, rng_tree
+from deadpool_run.worker.state.state import Protected
+
+_LOG = logging.getLogger("deadpool_run")
+
+
+@dataclass(slots=True)
+class StateCapture:
+    """A state to be written into a slot."""
+
+    version: Version
+    plan: CapturePlan
+    values: dict[str, Any]
+    rng: RngStates
+    write_counts: list[int]
+    """`plan.write_counts()` when the step ended."""
+    ready: tuple[torch.cuda.Event, ...]
+    """Recorded on the streams that the script used when the step ended; empty without CUDA."""
+    ended: bool
+    """Whether the step's kernels had ended by then: a later interruption cannot have made their results wrong."""
+
+
+class Writer:
+    """Writes captures into slots, on one thread."""
+
+    def __init__(self, protected: Protected, rank: Rank, interrupted: Callable[[], bool]) -> None:
+        self._protected = protected
+        self._interrupted = interrupted
+        self._rank = rank
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def write(self, memory: SlotMemory, capture: StateCapture) -> bool:
+        """Write the slot and mark it complete; return False if the tensors changed after the step's end."""
+        segments.mark_busy(memory.fd)
+        plan, tree = capture.plan, TreeWriter()
+        values = self._values(capture, tree)
+        value_tensors = [Tracked(str(i), SlotRole.VALUE, tensor) for i, tensor in enumerate(tree.tensors)]
+        value_entries, end = lay_out(value_tensors, plan.end)
+        memory.ensure(end, pin_for=next(iter(plan.cuda_devices), None))
+        targets = plan.targets(memory) + [memory.view(entry) for entry in value_entries]
+        for event in capture.ready:
+            event.synchronize()
+        if not capture.ended and self._interrupted():
+            return False  # kernels of the step may have read the output of an aborted collective
+        self._copy(targets, plan.sources + [local(t) for t in tree.tensors])
+        if plan.write_counts() != capture.write_counts:
+            _LOG.warning(
+                "snapshot %d is skipped: the script wrote parameters outside of optimizer.step() while it was copied",
+                capture.version,
+            )
+            return False
+        blobs = []
+        offset = end
+        for blob in tree.blobs:
+            blobs.append((offset, len(blob)))
+            offset += len(blob)
+        manifest = segments.encode_manifest(
+            version=capture.version,
+            rank=self._rank,
+            tensors=plan.encoded,
+            value_tensors=segments.encode_entries(value_entries),
+            blobs=blobs,
+            values=values,
+        )
+        segments.write_all(memory.fd, b"".join((*tree.blobs, manifest)), end)
+        digest = segments.digest_of(manifest)
+        header = SlotHeader(SegmentState.COMPLETE, capture.version, offset, len(manifest), digest)
+        segments.write_header(memory.fd, header)
+        return True
+
+    def _values(self, capture: StateCapture, tree: TreeWriter) -> dict[str, Any]:
+        names = capture.plan.names
+        plain: dict[str, Any] = {}
+        for name, optimizer in self._protected.optimizers.items():
+            plain[name] = optimizer.plain(names) if capture.plan.has_plain else NO_PLAIN
+        members = {
+            name: [[names[id(parameter)] for parameter in group] for group in groups]
+            for name, groups in capture.values["members"].items()
+        }
+        kept = {names[id(parameter)]: gradient for parameter, gradient in capture.values["gradients"]}
+        by_name = capture.values | {"members": members, "gradients": kept}
+        values = {part: _encode_part(part, by_name[part], tree) for part in by_name}
+        values["plain"] = {name: tree.encode(state, f"the state of {name!r}") for name, state in plain.items()}
+        values["rng"] = tree.encode(rng_tree(capture.rng), "the generators")
+        return values
+
+    def _copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        groups: dict[torch.device, list[int]] = {}
+        for index, source in enumerate(sources):
+            groups.setdefault(source.device, []).append(index)
+        for device, group in groups.items():
+            to, of = [targets[i] for i in group], [sources[i] for i in group]
+            if device.type != "cuda":
+                copy_each(to, of)
+                continue
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device)
+            with torch.cuda.stream(self._streams[device]):
+                copy_each(to, of, non_blocking=True)
+        for stream in self._streams.values():
+            stream.synchronize()
+
+
+def _encode_part(part: str, values: dict[str, Any], tree: TreeWriter) -> dict[str, Any]:
+    return {name: tree.encode(value, f"the state of {name!r} ({part})") for name, value in values.items()}
