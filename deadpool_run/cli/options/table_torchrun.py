@@ -1,4 +1,4 @@
-"""The options that torchrun has too, as data."""
+"""The part of the table of options that torchrun has too."""
 
 from deadpool_run.cli.options.option import INERT, LOGS, TORCHRUN, Option
 
@@ -8,29 +8,33 @@ TORCHRUN_OPTIONS = (
         panel=TORCHRUN,
         metavar="N",
         default="1",
-        help="Ranks to train with: a number, `gpu` (one for each GPU), `cpu` (one for each CPU that it may use) or `auto` (GPUs if there are any, else CPUs).",
+        help="Ranks on each machine: a number, `gpu` (one per GPU), `cpu` (one per CPU that the process may use) or `auto` (`gpu` if there are GPUs, else `cpu`).",
     ),
     Option(
         name="nnodes",
         panel=TORCHRUN,
         metavar="N",
         default="1:1",
-        help="Machines that this command is started on, the spare ones included. All need the same --rdzv-endpoint.",
+        help="Machines on which this command is started, spare machines included. All need the same --rdzv-endpoint.",
     ),
     Option(
         name="standalone",
         panel=TORCHRUN,
         metavar=None,
-        help="One machine, no rendezvous. The options for several machines are then not looked at.",
+        help="Use one machine without a rendezvous, and ignore the options for several machines.",
     ),
     Option(
         name="max_restarts",
         panel=TORCHRUN,
         metavar="N",
-        help="Restarts of the whole world, where a loss cannot be repaired in place. Not set: 3 while a script that calls deadpool_run.init() sets up, 0 for any other script, as torchrun.",
+        help="Restarts of the whole world when a loss cannot be repaired in place. Default: 3 during the set-up of a script that calls deadpool_run.init(), 0 for any other script, as in torchrun.",
     ),
     Option(
-        name="role", panel=TORCHRUN, metavar="NAME", default="default", help="ROLE_NAME and the prefix of log lines."
+        name="role",
+        panel=TORCHRUN,
+        metavar="NAME",
+        default="default",
+        help="Value of ROLE_NAME, and the prefix of log lines.",
     ),
     Option(
         name="module",
@@ -43,7 +47,7 @@ TORCHRUN_OPTIONS = (
         name="no_python",
         panel=TORCHRUN,
         metavar=None,
-        help="SCRIPT is a program to execute as it is; spares only wait for their rank.",
+        help="SCRIPT is a program to execute as it is. Spares start it only when they get a rank.",
     ),
     Option(
         name="run_path",
@@ -64,7 +68,7 @@ TORCHRUN_OPTIONS = (
         metavar="SECONDS",
         default="30",
         also_read=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
-        help="From SIGTERM to SIGKILL. TORCH_ELASTIC_SHUTDOWN_TIMEOUT is read too.",
+        help="How long workers may take to end after SIGTERM before SIGKILL. TORCH_ELASTIC_SHUTDOWN_TIMEOUT sets it too.",
     ),
     Option(
         name="signals_to_handle",
@@ -78,13 +82,13 @@ TORCHRUN_OPTIONS = (
         panel=TORCHRUN,
         metavar="node|socket|exclusive|core-complex",
         env=False,
-        help="Bind each rank to CPUs near its GPU: those of the NUMA node, of the socket, a share of the node's cores, or a last-level cache.",
+        help="Bind each rank to CPUs near its GPU: those of the NUMA node, those of the socket, a share of the node's cores, or a last-level cache.",
     ),
     Option(
         name="virtual_local_rank",
         panel=TORCHRUN,
         metavar=None,
-        help="LOCAL_RANK=0 for every rank, each of which sees its own GPU alone.",
+        help="Set LOCAL_RANK=0 for every rank; each rank sees only its own GPU.",
     ),
 )
 
@@ -93,7 +97,7 @@ LOGS_OPTIONS = (
         name="log_dir",
         panel=LOGS,
         metavar="DIR",
-        help="Where torchrun's tree of log and error files goes. Not set: the run directory. /dev/null: no files.",
+        help="Directory for log and error files, laid out as torchrun's. Default: the run directory. /dev/null: no files.",
     ),
     Option(
         name="redirects",
@@ -101,7 +105,7 @@ LOGS_OPTIONS = (
         panel=LOGS,
         metavar="STREAMS",
         default="0",
-        help="Streams that go to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both; or for each local rank, `0:3,1:2`.",
+        help="Streams to write to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both; or for each local rank, `0:3,1:2`.",
     ),
     Option(
         name="tee",
@@ -109,21 +113,26 @@ LOGS_OPTIONS = (
         panel=LOGS,
         metavar="STREAMS",
         default="0",
-        help="Streams that go to files and to the console; written as for --redirects.",
+        help="Streams to write to files and to the console, in the form of --redirects.",
     ),
     Option(
         name="local_ranks_filter",
         panel=LOGS,
         metavar="RANKS",
-        help="Local ranks, separated by commas, whose output is shown on the console. Not set: all. Files are not affected.",
+        help="Local ranks, separated by commas, whose output is shown on the console. Default: all. Files are not affected.",
     ),
     Option(
         name="duplicate_stdout_filters",
         panel=LOGS,
         metavar="TEXTS",
-        help="Tee'd lines of stdout with one of these texts, separated by commas (`,,` is a comma), also go to filtered_stdout.log.",
+        help="Also write lines of tee'd stdout that contain one of these texts to filtered_stdout.log. Separate texts by commas; `,,` is a comma.",
     ),
-    Option(name="duplicate_stderr_filters", panel=LOGS, metavar="TEXTS", help="The same for stderr."),
+    Option(
+        name="duplicate_stderr_filters",
+        panel=LOGS,
+        metavar="TEXTS",
+        help="The same for stderr and filtered_stderr.log.",
+    ),
 )
 
 INERT_OPTIONS = (
@@ -132,52 +141,58 @@ INERT_OPTIONS = (
         panel=INERT,
         metavar="NAME",
         default="static",
-        help="There is one way to meet: --rdzv-endpoint.",
+        help="No effect: machines always meet at --rdzv-endpoint.",
     ),
-    Option(
-        name="rdzv_id", panel=INERT, metavar="NAME", default="none", help="Counts as --run-id where that is not given."
-    ),
+    Option(name="rdzv_id", panel=INERT, metavar="NAME", default="none", help="Used as --run-id if that is not set."),
     Option(
         name="rdzv_conf",
         panel=INERT,
         metavar="K=V,...",
-        help="join_timeout counts as --join-timeout where that is not given. See --node-timeout for the others.",
+        help="join_timeout is used as --join-timeout if that is not set. For the others, see --node-timeout.",
     ),
     Option(
         name="master_addr",
         panel=INERT,
         metavar="HOST",
-        help="With --nnodes, and without --rdzv-endpoint, the first machine's address. The job's store is another matter: workers are told where it listens.",
+        help="With --nnodes and without --rdzv-endpoint: address of the first machine. Workers get the store's address separately.",
     ),
     Option(
-        name="master_port", panel=INERT, metavar="PORT", help="Likewise the port that the first machine listens on."
+        name="master_port",
+        panel=INERT,
+        metavar="PORT",
+        help="With --nnodes and without --rdzv-endpoint: port on which the first machine listens.",
     ),
-    Option(name="local_addr", panel=INERT, metavar="HOST", help="The address that reaches --rdzv-endpoint is taken."),
+    Option(
+        name="local_addr",
+        panel=INERT,
+        metavar="HOST",
+        help="No effect: a machine is known by the address from which it reaches --rdzv-endpoint.",
+    ),
     Option(
         name="monitor_interval",
         panel=INERT,
         metavar="SECONDS",
-        help="A death is told by the kernel, not found by polling.",
+        help="No effect: the kernel reports a death at once, nothing is polled.",
     ),
     Option(
         name="event_log_handler",
         panel=INERT,
         metavar="NAME",
         default="null",
-        help="null, console or dynamic_rendezvous. What happens is in the run directory's journal, and `status --json` tells it.",
+        help="null, console or dynamic_rendezvous; no effect. Events are in the run directory's journal and in `status --json`.",
     ),
     Option(
         name="logs_specs",
         panel=INERT,
         metavar="NAME",
         env=False,
-        help="An installed plugin for logs, which is not used: the tree of logs is always torchrun's own.",
+        help="Name of an installed plugin for logs; no effect, because log files are always laid out as torchrun's.",
     ),
     Option(
         name="use_env",
         panel=INERT,
         metavar=None,
         env=False,
-        help="Of torch.distributed.launch: ranks are told their number by the environment, as always here.",
+        help="For torch.distributed.launch; no effect, because workers always get their rank from the environment.",
     ),
 )
