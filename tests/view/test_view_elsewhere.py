@@ -33,5 +33,5 @@ def test_any_agent_of_this_machine_will_do(tmp_path, pointer):
 def test_a_run_without_any_live_agent_is_over(tmp_path):
     stale(tmp_path / "run")
     stale(tmp_path / "run" / "node-n2")
-    with pytest.raises(NoSuchRunError, match="the run is over"):
+    with pytest.raises(NoSuchRunError, match="the run has ended"):
         connect(tmp_path / "run", tmp_path)

@@ -106,7 +106,9 @@ class Participation:
 
     async def join(self, follower: Follower, told: peers.Agents) -> None:
         """Follow the coordinator that has taken this node in."""
-        agent = election.follower(self._situation.node, self._timeout_s, told.term, configurations_of(told), self._loop.time())
+        agent = election.follower(
+            self._situation.node, self._timeout_s, told.term, configurations_of(told), self._loop.time()
+        )
         addresses = {peer.node: peer for configuration in told.configurations for peer in configuration.agents}
         self._leadership = Leadership(agent, addresses, self, self._token)
         self.advertisement.follow(self._output)

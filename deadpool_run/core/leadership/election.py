@@ -149,7 +149,9 @@ def _heard_from_leader(agent: Agent, event: HeardFromLeader, now: float) -> tupl
     if agent.me not in event.configurations[-1].agents:
         return _fence(agent, "the coordinator has given this node up")
     same = event.term == agent.term
-    agent = replace(agent, role=ElectionRole.FOLLOWER, term=event.term, voted_term=event.term, configurations=event.configurations)
+    agent = replace(
+        agent, role=ElectionRole.FOLLOWER, term=event.term, voted_term=event.term, configurations=event.configurations
+    )
     voted_for = agent.voted_for if same else event.configurations[-1].leader
     agent = agent if event.claim else replace(agent, governed_at=now)
     return replace(
@@ -216,7 +218,11 @@ def _voted(agent: Agent, vote: VoteGiven, now: float) -> Agent:
     agent = replace(agent, seen=max(agent.seen, vote.voted_term))
     if agent.role is not ElectionRole.CANDIDATE or vote.term != agent.candidate_term:
         return agent
-    if vote.configurations and vote.configurations[-1].number > agent.configuration.number and agent.me in vote.configurations[-1].agents:
+    if (
+        vote.configurations
+        and vote.configurations[-1].number > agent.configuration.number
+        and agent.me in vote.configurations[-1].agents
+    ):
         # Somebody was elected, and perhaps got no further: that configuration counts, and that leader may live.
         agent = replace(agent, configurations=vote.configurations, heard_at=now, closed_at=None)
     ended = agent.ended if vote.closed is None else agent.ended | {vote.closed}
@@ -249,7 +255,9 @@ def _advance_candidate(agent: Agent, now: float) -> tuple[Agent, tuple[Output, .
 
 
 def _advance_leader(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
-    if len(agent.configurations) > 1 and _has_majority(agent, agent.configurations[0], _who_know(agent, agent.configurations[1].number)):
+    if len(agent.configurations) > 1 and _has_majority(
+        agent, agent.configurations[0], _who_know(agent, agent.configurations[1].number)
+    ):
         configurations = agent.configurations[1:]
         return replace(agent, configurations=configurations), (ShareConfiguration(configurations),)
     if not has_leadership(agent, now):
