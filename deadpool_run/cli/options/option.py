@@ -1,6 +1,6 @@
 """One option of the command line, and the panels of the help."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 TORCHRUN = "torchrun's options"
 SPARES = "Spares and recovery"
@@ -12,16 +12,16 @@ INERT = "Accepted for compatibility with torchrun (little or no effect)"
 PANELS = (TORCHRUN, SPARES, NODES, DURABLE, LOGS, RUN, INERT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """One option. Its long flag, environment variables and key in a file follow from `name`."""
 
     name: str
     """Words joined by `_`, as in torchrun's destination."""
-    panel: str
     metavar: str | None
     """None: a flag that takes no value."""
     help: str
+    panel: str = ""
     default: str = ""
     """As on the command line. Empty: not set, and `help` says what happens then."""
     short: str = ""
@@ -51,3 +51,8 @@ class Option:
     def is_flag(self) -> bool:
         """Whether it takes no value."""
         return self.metavar is None
+
+
+def group(panel: str, *options: Option, torchrun: bool) -> tuple[Option, ...]:
+    """Return the options with their panel. `torchrun`: whether they are torchrun's."""
+    return tuple(replace(option, panel=panel, torchrun=torchrun) for option in options)
