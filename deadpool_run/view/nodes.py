@@ -21,8 +21,8 @@ def spares(status: Status) -> Iterator[str]:
     """Yield the counts of ready spare nodes and of other ready spare workers."""
     run = status.get("run", {})
     ready = Counter(str(spare.get("node")) for spare in ready_spares(status))
-    reserve = [str(node.get("node")) for node in status.get("nodes", ()) if not node.get("ranks")]
-    whole = [node for node in reserve if ready[node] >= max(1, ranks_per_node(status))]
+    spare_nodes = [str(node.get("node")) for node in status.get("nodes", ()) if not node.get("ranks")]
+    whole = [node for node in spare_nodes if ready[node] >= max(1, ranks_per_node(status))]
     nodes, workers = len(whole), sum(count for node, count in ready.items() if node not in whole)
     nodes_asked, workers_asked = int(run.get("spare_nodes", 0)), int(run.get("spares", 0))
     if nodes_asked or nodes:

@@ -78,7 +78,7 @@ def _job_line(status: Status, now: datetime) -> Text:
     words = [
         f"epoch {shown(status.get('epoch'))}",
         f"world {shown(run.get('world_size'))}",
-        *_reserve(status),
+        *_spare_counts(status),
         f"committed {shown(status.get('committed'))}",
         f"up {_duration(run.get('started'), now)}",
     ]
@@ -96,7 +96,7 @@ def _job_line(status: Status, now: datetime) -> Text:
     )
 
 
-def _reserve(status: Status) -> Iterator[str]:
+def _spare_counts(status: Status) -> Iterator[str]:
     if nodes.has_several(status):
         yield from nodes.spares(status)
     else:
