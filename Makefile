@@ -1,15 +1,15 @@
-# Every target makes its own environment in .venv; nothing else is installed or changed.
+# Every target creates its environment in .venv; nothing else is installed or changed.
 #
 #   make demo                     train a small GPT, kill a rank, compare the weights bit by bit
-#   make test                     lint, types, layering and the tests; CI runs this, and make test-frameworks if it can
+#   make test                     lint, types, import contracts and tests; CI runs this, and make test-frameworks if it can
 #   make PYTHON=python3.12 test   with another interpreter (3.11 or later)
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
-#                                 with torch's small CPU build; elsewhere pip fetches the CUDA one on Linux
-#   make search MINUTES=30        train random loops under random faults; SEED=n repeats one that failed
+#                                 with torch's small CPU build; by default pip fetches the CUDA build on Linux
+#   make search MINUTES=30        train random loops under random faults; SEED=n repeats a failure
 #   make test-long LONG=tests/worker/groups/test_torch_suite.py
-#                                 with the long tests of some files only
-#   make JOBS=0 test              with the tests one after the other, for a debugger or a very slow machine
-#   make TORCH=2.15.0 test-torch  with another torch, in an environment of its own: pip fetches several gigabytes
+#                                 the long tests of some files only
+#   make JOBS=0 test              run the tests one after the other, for a debugger or a very slow machine
+#   make TORCH=2.15.0 test-torch  test with another torch, in its own environment: pip fetches several gigabytes
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -25,7 +25,7 @@ LONG ?= tests
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
-# The pinned versions; torch's is another one with TORCH.
+# The pinned versions; TORCH replaces torch's.
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 TORCH_FILES := .torch-files
 SOURCES := deadpool_run tests recipes
@@ -37,8 +37,8 @@ SOURCES := deadpool_run tests recipes
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-# torch comes first and pinned: asked for by the package alone, pip would take the newest, whatever it weighs. What pip
-# compiles in a plain installation is compiled in an editable one too: a launch should not begin with it.
+# torch is installed first and pinned, because the package alone would make pip take the newest one. compileall does for an
+# editable installation what pip does for a plain one: a launch should not start with compiling.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "deadpool-run needs Python 3.11 or later, and '$(PYTHON)' is older or missing: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
@@ -53,16 +53,16 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## train a small GPT, kill a rank, compare the weights bit by bit
 	$(BIN)/python recipes/gpt/demo.py
 
-test: lint suite  ## lint, types, layering and the tests
+test: lint suite  ## lint, types, import contracts and tests
 
 suite: $(STAMP)
 	$(BIN)/python -m pytest -m 'not slow and not slurm and not frameworks' -n $(JOBS) --dist loadgroup
 
-test-torch:  ## the tests of `make test` with another torch: make TORCH=2.15.0 test-torch
+test-torch:  ## run the tests with another torch: make TORCH=2.15.0 test-torch
 	@test -n '$(TORCH)' || { echo "name a version: make TORCH=2.15.0 test-torch" >&2; exit 1; }
 	$(MAKE) VENV=.venv-torch-$(TORCH) suite
 
-test-torch-api: $(STAMP)  ## look up what we use of torch in the files of every supported version
+test-torch-api: $(STAMP)  ## look up the private names that we use in every supported torch
 	for each in $(TORCH_VERSIONS); do test -d $(TORCH_FILES)/$$each || { \
 	  $(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --platform macosx_14_0_arm64 \
 	    -d $(TORCH_FILES)/wheels torch==$$each && \
@@ -70,7 +70,7 @@ test-torch-api: $(STAMP)  ## look up what we use of torch in the files of every 
 	rm -rf $(TORCH_FILES)/wheels
 	$(BIN)/python -m pytest tests/worker/compat/test_torch_names.py
 
-test-long: $(STAMP)  ## the tests that `make test` leaves out for their length
+test-long: $(STAMP)  ## run the long tests that `make test` skips
 	$(BIN)/python -m pytest -m 'slow and not frameworks' $(LONG)
 
 $(FRAMEWORKS): $(STAMP)
@@ -79,27 +79,27 @@ $(FRAMEWORKS): $(STAMP)
 
 frameworks: $(FRAMEWORKS)
 
-test-frameworks: $(FRAMEWORKS)  ## the recipes of Hugging Face and Lightning, which are installed for it
+test-frameworks: $(FRAMEWORKS)  ## install Hugging Face and Lightning, and test their recipes
 	$(BIN)/python -m pytest -m frameworks -n $(JOBS)
 
-matrix: $(STAMP)  ## what training loops do x where a rank dies, and what is refused: writes docs/compatibility.md
+matrix: $(STAMP)  ## kill a rank in each phase of each training loop: writes docs/compatibility.md
 	$(BIN)/python -m pytest tests/loops tests/contract -m 'slow or not slow' -n $(JOBS) --dist worksteal \
 	  --matrix docs/compatibility.md --contract docs/compatibility.md
 
-search: $(STAMP)  ## random loops, layouts and faults for MINUTES=10; prints the seed of each failure, SEED=n repeats it
+search: $(STAMP)  ## random loops, layouts and faults for MINUTES=10; SEED=n repeats a failure
 	$(BIN)/python tests/search/search.py --at-once $(JOBS) $(if $(SEED),--seed $(SEED),--minutes $(MINUTES))
 
-test-slurm: $(STAMP)  ## the tests on a real Slurm of pretend nodes; installs slurm-wlm where it may
+test-slurm: $(STAMP)  ## test on a real Slurm with simulated nodes; installs slurm-wlm if it may
 	tests/slurm/install.sh
 	$(BIN)/python -m pytest tests/slurm
 
-lint: $(STAMP)  ## ruff, mypy and the layering contracts
+lint: $(STAMP)  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(STAMP)  ## rewrite the sources in the house style
+format: $(STAMP)  ## format the sources and fix lint errors
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 

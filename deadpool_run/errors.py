@@ -1,18 +1,18 @@
-"""Every exception of deadpool-run, split by who is to blame, each with its exit code.
+"""All exceptions of deadpool-run and their exit codes, by who is to blame.
 
-The first line of a message says what is wrong and where; the last says what to do.
+The first line of a message says what is wrong and where, the last line what to do.
 """
 
 from enum import StrEnum
 
 
 class Blame(StrEnum):
-    """Whose fault an exception is that ended a script."""
+    """Who caused an exception that ended a script."""
 
     SCRIPT = "script"
     OURS = "deadpool-run"
     NOBODY = "nobody"
-    """The network or the machine failed, and our code noticed."""
+    """The network or the machine failed."""
 
 
 class DeadpoolError(Exception):
@@ -34,7 +34,7 @@ class NoSuchRunError(DeadpoolError):
 
 
 class ScriptError(DeadpoolError):
-    """The training script used the library in a way that cannot work."""
+    """The training script misused the library."""
 
 
 class RehearsalError(ScriptError):
@@ -42,11 +42,11 @@ class RehearsalError(ScriptError):
 
 
 class RefusedError(ScriptError):
-    """The job was stopped before any damage, because its weights after a repair could not be those of an unfailed run."""
+    """The job stopped before any damage, because a repair could not give exact weights."""
 
     exit_code = 94
     reported = False
-    """Whether the launcher has been told already, with the place in the script: nobody has to print it again."""
+    """Whether the launcher has the message already; then nothing prints it again."""
 
 
 class ReplicasDifferError(RefusedError):
@@ -56,36 +56,36 @@ class ReplicasDifferError(RefusedError):
 
 
 class StepAborted(DeadpoolError):  # noqa: N818 - an interruption, not an error: `with step:` swallows it
-    """A peer was lost during this step; raised out of `optimizer.step()` and swallowed by `with step:`."""
+    """A peer was lost during this step. Raised by `optimizer.step()`, swallowed by `with step:`."""
 
 
 class RunLeft(BaseException):
-    """This run of the script is left, to run it again from the top. No `Exception`: no handler of the script's keeps it."""
+    """Unwinds this run of the script, to run it again from the top. `except Exception` does not catch it."""
 
 
 class ProtocolError(DeadpoolError):
-    """A peer sent something that is not of the protocol, or of another version of it."""
+    """A peer violated the protocol, or has another version of it."""
 
     exit_code = 90
 
 
 class SnapshotError(DeadpoolError):
-    """A snapshot is missing, incomplete, or does not match the objects it is to be restored into."""
+    """A snapshot is missing, incomplete, or does not match the objects to restore."""
 
     exit_code = 91
 
 
 class AttachError(DeadpoolError):
-    """A communicator could not be built with the members of this epoch."""
+    """A communicator could not be connected in this epoch."""
 
     exit_code = 92
 
 
 class CheckpointError(DeadpoolError):
-    """A durable checkpoint cannot be written, or is torn, damaged, or none that this job can go on from."""
+    """A durable checkpoint cannot be written, is incomplete or damaged, or does not fit this job."""
 
     exit_code = 93
 
 
 class VersionGoneError(CheckpointError):
-    """The version that was to be written is not held by every rank any more."""
+    """Not every rank still holds the version to write."""

@@ -1,4 +1,4 @@
-"""The `deadpool-run` command: a script is run unless the first word is a command."""
+"""The `deadpool-run` command: runs a script, unless the first word is a command."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typer.exceptions import TyperException
 from deadpool_run.cli import console
 from deadpool_run.cli.commands.check import SETTINGS, CheckCommand, check
 from deadpool_run.cli.commands.kill_rank import kill_rank
-from deadpool_run.cli.commands.launch import EPILOG, launch, with_options
+from deadpool_run.cli.commands.launch import EPILOG, launch
 from deadpool_run.cli.commands.show import config_show, env
 from deadpool_run.cli.commands.status import status
 from deadpool_run.cli.options.resolve import canonical
@@ -23,7 +23,7 @@ _OWN_OPTIONS = {"--version", "--install-completion", "--show-completion"}
 
 
 class _DefaultRun(TyperGroup):
-    """Takes what is no command for the line of a run."""
+    """Runs `run` if the first word is not a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in _OWN_OPTIONS):
@@ -34,7 +34,7 @@ class _DefaultRun(TyperGroup):
 
 
 class _Run(TyperCommand):
-    """`run`, which nobody needs to write."""
+    """The implied command."""
 
     def get_usage(self, ctx: Any) -> str:  # noqa: ARG002 - click's signature
         return "Usage: deadpool-run [OPTIONS] SCRIPT [ARGS]...\n        deadpool-run COMMAND [OPTIONS]"
@@ -46,21 +46,19 @@ app = typer.Typer(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", cls=_Run, hidden=True, epilog=EPILOG, context_settings={"allow_interspersed_args": False})(
-    with_options(launch)
-)
+app.command("run", cls=_Run, hidden=True, epilog=EPILOG, context_settings={"allow_interspersed_args": False})(launch)
 
 app.command("check", cls=CheckCommand, context_settings=SETTINGS)(check)
 app.command("status")(status)
 app.command("kill-rank")(kill_rank)
 app.command("env")(env)
-config = typer.Typer(help="Look at what options are set to.")
+config = typer.Typer(help="Show what options are set to.")
 config.command("show")(config_show)
 app.add_typer(config, name="config")
 
 
 @app.callback()
-def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     """Train with spares."""
     if version:
         from importlib.metadata import version as installed  # noqa: PLC0415 - only here
@@ -69,7 +67,7 @@ def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run `deadpool-run`; leaves by SystemExit."""
+    """Run `deadpool-run`. Raises SystemExit with the exit code."""
     arguments = list(sys.argv[1:] if args is None else args)
     try:
         code = app(arguments, prog_name="deadpool-run", standalone_mode=False)
@@ -77,7 +75,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         console.error(str(error))
         code = error.exit_code
     except TyperException as error:
-        console.error(f"{error.format_message()}\nadd --help to see what can be written")
+        console.error(f"{error.format_message()}\nrun `deadpool-run --help` for usage")
         code = USAGE
     except typer.Abort:
         code = ABORTED

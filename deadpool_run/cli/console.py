@@ -1,4 +1,4 @@
-"""Our own words to the user: always on stderr, a prefix before each, never a progress bar."""
+"""The launcher's messages: on stderr, each with a prefix."""
 
 import os
 import sys
@@ -10,18 +10,18 @@ PREFIX = "deadpool-run: "
 
 
 def note(message: str) -> None:
-    """Say something worth knowing."""
+    """Write a note."""
     sys.stderr.write(f"{PREFIX}{message}\n")
 
 
 def error(message: str) -> None:
-    """Say what went wrong; lines after the first are indented under it."""
+    """Write an error; lines after the first are indented."""
     first, *rest = message.splitlines() or [""]
     sys.stderr.write("\n".join([PREFIX + first, *(f"  {line}" for line in rest)]) + "\n")
 
 
 def set_color(when: str) -> None:
-    """Let --color rule over NO_COLOR and FORCE_COLOR, for ourselves and for what we start."""
+    """Set NO_COLOR or FORCE_COLOR as --color asks, for this process and its children."""
     if when == "auto":
         return
     os.environ.pop("FORCE_COLOR" if when == "never" else "NO_COLOR", None)

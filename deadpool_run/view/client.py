@@ -1,4 +1,4 @@
-"""The viewer's side of the control socket: finding a live run and asking it. Changes nothing by itself."""
+"""Client of the control socket: finds a live run and sends it requests."""
 
 import itertools
 import json
@@ -12,16 +12,16 @@ from deadpool_run.coordinator.address import POINTER_NAME, SOCKET_NAME, control_
 from deadpool_run.errors import DeadpoolError, NoSuchRunError, ProtocolError
 
 ANSWER_S = 5.0
-"""A live agent answers in milliseconds; one that takes longer is in trouble, and a viewer should say so."""
+"""Timeout of an answer. A live agent answers in milliseconds."""
 _MAX_CANDIDATES = 200
 
 
 class ControlRefusedError(DeadpoolError):
-    """The run understood, and cannot do it."""
+    """The run refused a valid request."""
 
 
 class ControlClient:
-    """A connection to one run. A context manager. Every method raises `NoSuchRunError` if the run is gone."""
+    """A connection to one run; a context manager. Every method raises `NoSuchRunError` if the run has ended."""
 
     def __init__(self, run_dir: Path) -> None:
         """Connect."""
@@ -43,7 +43,7 @@ class ControlClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._answers.close()
         self._socket.close()
 
@@ -53,7 +53,7 @@ class ControlClient:
         return self._receive()
 
     def watch(self, every_s: float) -> Iterator[dict[str, Any]]:
-        """Yield a status at once, after each change and at least each `every_s`, until the run ends."""
+        """Yield a status now, after each change and at least every `every_s`, until the run ends."""
         self._send({"do": "watch", "every_s": every_s})
         self._socket.settimeout(ANSWER_S + every_s)
         while True:
@@ -74,13 +74,13 @@ class ControlClient:
         except OSError as error:
             raise NoSuchRunError(_why_not(self.run_dir, error)) from error
         if not line.endswith(b"\n"):
-            raise NoSuchRunError(f"{self.run_dir}: the run ended\n`deadpool-run status` shows another, if there is one")
+            raise NoSuchRunError(f"{self.run_dir}: the run has ended\nrun `deadpool-run status` for another live run")
         try:
             answer = json.loads(line)
         except ValueError as error:
-            raise ProtocolError(f"{self.run_dir}: answered with {line[:80]!r}") from error
+            raise ProtocolError(f"{self.run_dir}: bad answer {line[:80]!r}") from error
         if not isinstance(answer, dict):
-            raise ProtocolError(f"{self.run_dir}: answered with {line[:80]!r}")
+            raise ProtocolError(f"{self.run_dir}: bad answer {line[:80]!r}")
         if "error" in answer:
             raise ControlRefusedError(str(answer["error"]))
         return answer
@@ -94,12 +94,12 @@ def connect(run_dir: Path | None, state_dir: Path) -> ControlClient:
         try:
             return ControlClient(candidate)
         except NoSuchRunError:
-            continue  # an agent that was killed leaves its directory behind
-    raise NoSuchRunError(f"no live run below {state_dir}\nif it was started with --run-dir, give the same here")
+            continue  # a killed agent leaves its directory behind
+    raise NoSuchRunError(f"no live run below {state_dir}\nif it was started with --run-dir, add the same option here")
 
 
 def _connect_to_any(run_dir: Path) -> ControlClient:
-    """Connect to the agent of this directory; in that of a run over several nodes, to one that lives on this machine."""
+    """Connect to the agent of this directory, else to another agent of the same run on this machine."""
     try:
         return ControlClient(run_dir)
     except NoSuchRunError:
@@ -107,12 +107,12 @@ def _connect_to_any(run_dir: Path) -> ControlClient:
             try:
                 return ControlClient(candidate)
             except NoSuchRunError:
-                continue  # it is of another machine, or was lost
+                continue  # on another machine, or lost
         raise
 
 
 def _leader(run_dir: Path) -> Iterator[Path]:
-    """Yield the directory of the agent that leads the run, if that is said to be another."""
+    """Yield the directory of the leader, if the leader file names another one."""
     try:
         yield Path(json.loads((run_dir / POINTER_NAME).read_text())["run_dir"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -120,7 +120,7 @@ def _leader(run_dir: Path) -> Iterator[Path]:
 
 
 def _newest_first(state_dir: Path) -> list[Path]:
-    """Return run directories with a control socket, the latest started first."""
+    """Return run directories with a control socket, newest first."""
     return _by_birth(itertools.chain(state_dir.glob(f"*/{SOCKET_NAME}"), state_dir.glob(f"*/node-*/{SOCKET_NAME}")))
 
 
@@ -130,7 +130,7 @@ def _by_birth(sockets: Iterable[Path]) -> list[Path]:
         try:
             born.append((control.lstat().st_mtime, control.parent))
         except FileNotFoundError:
-            continue  # it ended while we looked
+            continue  # it has just ended
     return [path for _, path in sorted(born, reverse=True)[:_MAX_CANDIDATES]]
 
 
@@ -139,11 +139,11 @@ def _why_not(run_dir: Path, error: OSError) -> str:
         case FileNotFoundError():
             why = "no run has its control socket here" if run_dir.is_dir() else "no such directory"
         case ConnectionRefusedError():
-            why = f"the run is over: its agent ({_agent_pid(run_dir)}) does not answer any more"
+            why = f"the run has ended: its agent ({_agent_pid(run_dir)}) is gone"
         case TimeoutError():
-            why = f"the agent ({_agent_pid(run_dir)}) does not answer within {ANSWER_S:g} s"
+            why = f"the agent ({_agent_pid(run_dir)}) did not answer within {ANSWER_S:g} s"
         case ConnectionError():
-            why = "the run ended"
+            why = "the run has ended"
         case _:
             why = error.strerror or str(error)
     return f"{run_dir}: {why}\n`deadpool-run status` without --run-dir shows the newest live run"

@@ -1,23 +1,23 @@
-"""What a status says of a run's health. Pure."""
+"""The health of a run, computed from its status. Pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 Status = Mapping[str, Any]
-"""The status object of `coordinator.control`."""
+"""A status object, as `status_report` makes it."""
 
 
 class JobHealth(StrEnum):
-    """What a script that asks wants to know."""
+    """The state of a run in one word."""
 
     HEALTHY = "healthy"
     STARTING = "starting"
-    """It has begun, and is not protected yet, as every job at first."""
+    """Not protected yet, as every job at first."""
     UNPROTECTED = "unprotected"
-    """It has not been protected for long, or may never be: a lost rank restarts or ends it."""
+    """Not protected for a long time, perhaps never: a lost rank restarts or ends the job."""
     DEGRADED = "degraded"
-    """It trains, with fewer spares ready, or fewer copies on other nodes, than were asked for."""
+    """Training with fewer ready spares, or fewer copies on other nodes, than requested."""
     RECOVERING = "recovering"
     ENDING = "ending"
 
@@ -28,7 +28,7 @@ EXIT_CODES: Mapping[JobHealth, int] = {
 
 
 def health(status: Status) -> JobHealth:  # noqa: PLR0911 - one case for each
-    """Return how the run is."""
+    """Return the health of the run."""
     match status.get("phase"):
         case "unprotected" if status.get("unprotected"):
             return JobHealth.UNPROTECTED
@@ -47,17 +47,17 @@ def health(status: Status) -> JobHealth:  # noqa: PLR0911 - one case for each
 
 
 def ranks_per_node(status: Status) -> int:
-    """Return how many ranks each node holds that holds any."""
+    """Return the number of ranks on each node that has ranks."""
     run = status.get("run", {})
     return int(run.get("world_size", 0)) // max(1, int(run.get("nodes", 1)))
 
 
 def spares_asked(status: Status) -> int:
-    """Return how many spare workers there are to be, those of whole nodes in reserve included."""
+    """Return the number of requested spare workers, including those of spare nodes."""
     run = status.get("run", {})
     return int(run.get("spares", 0)) + ranks_per_node(status) * int(run.get("spare_nodes", 0))
 
 
 def ready_spares(status: Status) -> list[Status]:
-    """Return the spares that could take a rank's place at once."""
+    """Return the spares that can take a rank at once."""
     return [spare for spare in status.get("spares", ()) if spare.get("phase") == "ready"]

@@ -1,4 +1,4 @@
-"""What viewers are shown: a summary of the state, JSON-able, which can hurt nothing."""
+"""A summary of the coordinator's state for viewers, ready for JSON."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ INCIDENTS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """One rank, and who holds it. `phase` is "vacant" or "done" where nobody does."""
+    """One rank and its worker. Without a worker, `phase` is "vacant" or "done"."""
 
     rank: int
     worker: int | None
@@ -28,7 +28,7 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True)
 class SpareStatus:
-    """One worker that holds no rank. `prepared` is the one that it has rehearsed ahead of need."""
+    """One worker without a rank. `prepared`: the rank that it has rehearsed."""
 
     worker: int
     pid: int | None
@@ -39,7 +39,7 @@ class SpareStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One living node, and of which ranks it holds copies."""
+    """One live node, and the ranks whose copies it holds."""
 
     node: str
     name: str
@@ -57,27 +57,27 @@ class Status:
     generation: int
     restarts: int
     managed: bool
-    """Some worker called `init()`: losses can be repaired in place."""
+    """A worker called `init()`, so losses can be repaired in place."""
     ranks: tuple[RankStatus, ...]
     spares: tuple[SpareStatus, ...]
     nodes: tuple[NodeStatus, ...]
     capture_interval: int
     resume: int | None
-    """The version that a repair under way goes back to, once it is chosen."""
+    """The version that the current repair resumes from, once chosen."""
     unprotected: str
-    """Why a job that should be protected by now is not, and how that is mended; else empty."""
+    """Why the job is not protected although it should be, and the fix; else empty."""
     incidents: tuple[Incident, ...]
-    """The last ones, oldest first."""
+    """The last repairs, oldest first."""
     reason: str
-    """Of the last decision."""
+    """Reason of the last decision."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as values that JSON knows."""
+        """Return it as JSON values."""
         return dict(msgspec.to_builtins(self))
 
 
 def summary(state: State) -> Status:
-    """Return what viewers are shown of the state."""
+    """Return the summary of a state."""
     return Status(
         phase=state.phase.value,
         epoch=state.epoch,

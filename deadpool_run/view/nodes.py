@@ -1,4 +1,4 @@
-"""What is shown of a job's nodes. Pure."""
+"""The nodes of a job: table and words for the status. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ _MS_PER_S = 1e3
 
 
 def has_several(status: Status) -> bool:
-    """Tell whether the run may span several nodes."""
+    """Return whether the run may span several nodes."""
     return bool(status.get("coordinator"))
 
 
 def spares(status: Status) -> Iterator[str]:
-    """Yield how many nodes stand ready in reserve, as a whole, and how many workers beside those."""
+    """Yield the counts of ready spare nodes and of other ready spare workers."""
     run = status.get("run", {})
     ready = Counter(str(spare.get("node")) for spare in ready_spares(status))
-    reserve = [str(node.get("node")) for node in status.get("nodes", ()) if not node.get("ranks")]
-    whole = [node for node in reserve if ready[node] >= max(1, ranks_per_node(status))]
+    spare_nodes = [str(node.get("node")) for node in status.get("nodes", ()) if not node.get("ranks")]
+    whole = [node for node in spare_nodes if ready[node] >= max(1, ranks_per_node(status))]
     nodes, workers = len(whole), sum(count for node, count in ready.items() if node not in whole)
     nodes_asked, workers_asked = int(run.get("spare_nodes", 0)), int(run.get("spares", 0))
     if nodes_asked or nodes:
@@ -36,7 +36,7 @@ def _of(ready: int, asked: int) -> str:
 
 
 def words(status: Status) -> Iterator[str]:
-    """Yield what the first line says of them."""
+    """Yield the words for the first line of a status."""
     if not has_several(status):
         return
     leads = status["coordinator"]
@@ -47,7 +47,7 @@ def words(status: Status) -> Iterator[str]:
 
 
 def nodes_table(status: Status) -> Table:
-    """Return a line for each node: whose place it is, whose copies it holds, and what its copies' traffic is."""
+    """Return the table of nodes: ranks, copies held, last heartbeat, traffic of copies."""
     found = table(
         ("node", "address", "ranks", "copies of", "heard", "sent", "received", "sent/s", "received/s"),
         left={"node", "address", "ranks", "copies of"},
@@ -59,7 +59,7 @@ def nodes_table(status: Status) -> Table:
         found.add_row(
             shown(name),
             f"{shown(node.get('address'))}:{shown(node.get('port'))}",
-            f"ranks {ranks}" if ranks else "in reserve",
+            f"ranks {ranks}" if ranks else "spare",
             numbers(node.get("copies_of") or ()) or "-",
             "leads" if name == leads else _ago(node.get("silent_ms")),
             *(size(copies.get(key)) for key in ("sent_bytes", "received_bytes")),

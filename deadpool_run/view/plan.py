@@ -1,6 +1,6 @@
-"""A job in words: which node is for which ranks, which are in reserve, and who keeps whose copies. Pure.
+"""The plan of a job in words: ranks, spares and copies of each node. Pure.
 
-It is shown before a job begins, so that a wrong number of machines or spares is seen before it costs anything.
+Printed before the job starts, so that a wrong number of machines or spares shows early.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,22 +17,22 @@ from deadpool_run.ids import NodeId, Rank
 
 
 def outline(settings: Settings, nodes: Sequence[NodeRecord]) -> Iterator[str]:
-    """Yield the lines. `nodes` are those that are there, in order of arrival; the world may need more of them."""
+    """Yield the lines. `nodes`: those that have arrived, in this order; the world may need more."""
     state = begun(settings, nodes)
     yield _summary(settings)
     if state.buddies:
         yield f"each rank's snapshots are copied to {_count(len(state.buddies[0]), 'other node')}"
-    elif len(nodes) >= settings.nodes:  # before, it is not known yet
-        yield "no snapshot is copied to another node: when a node is lost, its ranks' state is lost with it"
+    elif len(nodes) >= settings.nodes:  # known only when enough nodes have arrived
+        yield "snapshots are not copied to other nodes: a lost node loses the state of its ranks"
     width = max((len(node.node) for node in nodes), default=0)
     for node in placement.in_order(nodes):
         yield f"{node.node:<{width}}  {_purpose(settings, state, node)}{_copies(state, node)}"
     if (missing := settings.nodes - len(nodes)) > 0:
-        yield f"waits for {_count(missing, 'more node')}: the world begins with {settings.nodes}"
+        yield f"waiting for {_count(missing, 'more node')}: the world starts with {settings.nodes}"
 
 
 def begun(settings: Settings, nodes: Sequence[NodeRecord]) -> State:
-    """Return the state of a world that has begun on these nodes, as far as they are enough: seats, nodes and buddies."""
+    """Return the state of a world that starts on these nodes: nodes, and as far as they suffice seats and buddies."""
     state = State(
         phase=JobPhase.UNPROTECTED,
         capture_interval=settings.capture_interval,
@@ -54,23 +54,23 @@ def _seats(settings: Settings, order: Sequence[NodeRecord]) -> Iterator[Seat]:
 
 def _summary(settings: Settings) -> str:
     each = "" if settings.nodes == 1 else f", {settings.ranks_per_node} on each of {settings.nodes} nodes"
-    reserve = [
+    spares = [
         *([_count(settings.spare_nodes, "node")] if settings.spare_nodes else []),
         *([_count(settings.spares, "worker")] if settings.spares else []),
     ]
-    return f"{_count(settings.world_size, 'rank')}{each}; in reserve: {' and '.join(reserve) or 'nothing'}"
+    return f"{_count(settings.world_size, 'rank')}{each}; spares: {' and '.join(spares) or 'none'}"
 
 
 def _purpose(settings: Settings, state: State, node: NodeRecord) -> str:
     ranks = sorted(state.ranks_on(node.node))
     if not ranks:
-        return "in reserve"
+        return "spare"
     spares = spare_pool.capacity(settings, state, node.node) - settings.ranks_per_node
     return f"{_ranks(ranks)} and {_count(spares, 'spare worker')}" if spares > 0 else _ranks(ranks)
 
 
 def _copies(state: State, node: NodeRecord) -> str:
-    """Return where the copies of the node's ranks are; ranks whose copies lie together are named together."""
+    """Return the holders of the copies of the node's ranks; ranks with the same holders are grouped."""
     if not state.buddies:
         return ""
     homes: dict[tuple[NodeId, ...], list[Rank]] = {}
@@ -82,7 +82,7 @@ def _copies(state: State, node: NodeRecord) -> str:
 
 
 def numbers(found: Sequence[int]) -> str:
-    """Return `3`, `0-3` or `0-1, 4`; the numbers grow."""
+    """Return `3`, `0-3` or `0-1, 4` for ascending numbers."""
     stretches = [
         [number for _, number in stretch] for _, stretch in groupby(enumerate(found), lambda each: each[1] - each[0])
     ]
@@ -91,7 +91,7 @@ def numbers(found: Sequence[int]) -> str:
 
 
 def _ranks(ranks: Sequence[Rank]) -> str:
-    """Return `rank 3`, `ranks 0-3` or `ranks 0-1, 4`; the numbers grow."""
+    """Return `rank 3`, `ranks 0-3` or `ranks 0-1, 4` for ascending numbers."""
     return f"rank{'s' if len(ranks) > 1 else ''} {numbers(ranks)}"
 
 

@@ -1,6 +1,6 @@
-"""From a status object to what is shown of it. Pure: the time is an argument.
+"""The status as a table, text or JSON. Pure: the time is an argument.
 
-What is missing from a status is shown as `-`, so that a viewer of one version can look at a run of another.
+Missing values are shown as `-`, so a viewer can show a run of another version.
 """
 
 import json
@@ -17,7 +17,7 @@ from deadpool_run.view.health import JobHealth, Status, health, ready_spares, sp
 from deadpool_run.view.text import printable, shown, table
 
 PLAIN_WIDTH = 200
-"""Of what is not a terminal: wide enough that no line of ours is broken in a log."""
+"""Width without a terminal: no line wraps in a log."""
 
 _STYLES: Mapping[JobHealth, str] = {
     JobHealth.HEALTHY: "bold green",
@@ -32,7 +32,7 @@ _TIMES = ("detected", "drained", "promoted", "rehearsed", "restored", "attached"
 
 
 def to_json(status: Status, now: datetime) -> str:
-    """Return the status as one line of JSON: times of day in ISO-8601 UTC, durations as their names say."""
+    """Return the status as one line of JSON: times in ISO-8601 UTC, durations in the unit of their names."""
     when = {
         "time": now.astimezone(UTC).isoformat(timespec="milliseconds"),
         "health": health(status).value,
@@ -41,14 +41,14 @@ def to_json(status: Status, now: datetime) -> str:
 
 
 def to_plain(status: Status, now: datetime) -> str:
-    """Return the status as text without colour, for a log or a pipe."""
+    """Return the status as plain text, for a log or a pipe."""
     out = StringIO()
     Console(file=out, width=PLAIN_WIDTH, color_system=None, force_terminal=False).print(to_rich(status, now))
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
 def to_rich(status: Status, now: datetime) -> RenderableType:
-    """Return the status as what rich can show on a terminal."""
+    """Return the status for a terminal."""
     parts: list[RenderableType] = [_job_line(status, now)]
     if why := _why(status):
         parts.append(Text(f"  {printable(why)}"))
@@ -63,7 +63,7 @@ def to_rich(status: Status, now: datetime) -> RenderableType:
 
 
 def _why(status: Status) -> str:
-    """Return the reason of a health that is not as it should be."""
+    """Return why the run is not healthy."""
     match health(status):
         case JobHealth.HEALTHY | JobHealth.STARTING:
             return ""
@@ -78,7 +78,7 @@ def _job_line(status: Status, now: datetime) -> Text:
     words = [
         f"epoch {shown(status.get('epoch'))}",
         f"world {shown(run.get('world_size'))}",
-        *_reserve(status),
+        *_spare_counts(status),
         f"committed {shown(status.get('committed'))}",
         f"up {_duration(run.get('started'), now)}",
     ]
@@ -86,7 +86,7 @@ def _job_line(status: Status, now: datetime) -> Text:
     if status.get("restarts"):
         words.append(f"restarts {status['restarts']}")
     if status.get("capture_interval", 1) != 1:
-        words.append(f"a snapshot each {status['capture_interval']} steps")
+        words.append(f"a snapshot every {status['capture_interval']} steps")
     state = str(status.get("phase", "-"))
     how = health(status)
     if how.value not in {state, "healthy"}:
@@ -96,7 +96,7 @@ def _job_line(status: Status, now: datetime) -> Text:
     )
 
 
-def _reserve(status: Status) -> Iterator[str]:
+def _spare_counts(status: Status) -> Iterator[str]:
     if nodes.has_several(status):
         yield from nodes.spares(status)
     else:
@@ -104,7 +104,7 @@ def _reserve(status: Status) -> Iterator[str]:
 
 
 def _durable(durable: Status, now: datetime) -> Text:
-    """Return what would be left if all memory were lost."""
+    """Return the line about the newest durable checkpoint."""
     if durable.get("version") is None:
         return Text(f"  durable: nothing yet, in {shown(durable.get('place'))}")
     age = _duration(durable.get("written"), now)
@@ -115,7 +115,7 @@ def _ranks(status: Status) -> Table:
     home = ("node",) if nodes.has_several(status) else ()
     columns = ("rank", *home, "pid", "worker", "phase", "step", "snapshot", "ms/step")
     found = table(columns, left={"node", "phase"})
-    managed = status.get("managed")  # a script that never calls init() tells of no steps
+    managed = status.get("managed")  # a script that never calls init() reports no steps
     for rank in status.get("ranks", ()):
         phase = _phase(rank)
         snapshots = rank.get("snapshots") or ()
@@ -133,7 +133,7 @@ def _ranks(status: Status) -> Table:
 
 
 def _phase(rank: Status) -> str:
-    """Return the coordinator's word, and in brackets the worker's own where it says more."""
+    """Return the coordinator's phase, with the worker's own activity in brackets if it adds anything."""
     phase, doing = printable(rank.get("phase", "-")), printable(rank.get("activity") or "")
     return f"{phase} ({doing})" if doing and doing not in {phase, "none"} else phase
 
@@ -147,7 +147,7 @@ def _spares(status: Status) -> Text:
 def _spare(spare: Status, *, several: bool) -> str:
     where = f"{shown(spare.get('node'))}, " if several else ""
     phase, rank = printable(spare.get("phase", "-")), spare.get("prepared")
-    doing = phase if rank is None else f"{phase} as rank {shown(rank)}"  # ahead of need: it rehearses, or has rehearsed
+    doing = phase if rank is None else f"{phase} as rank {shown(rank)}"
     return f"worker {shown(spare.get('worker'))} ({where}pid {shown(spare.get('pid'))}) {doing}"
 
 
@@ -168,7 +168,7 @@ def _incidents(status: Status) -> Group:
         )
     return Group(
         Text(
-            f"last repairs, in ms after the loss was known (detected: from an injected fault to that{'; copies: until they were complete again' if several else ''}):"
+            f"last repairs, in ms after the loss was detected (detected: ms from an injected fault to that{'; copies: until they were complete again' if several else ''}):"
         ),
         found,
     )

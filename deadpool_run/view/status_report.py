@@ -1,9 +1,9 @@
-"""What viewers of a run see: the coordinator's summary, and beside it what agents know. Pure.
+"""The status object: the coordinator's summary with what the agents know. Pure.
 
-Where a job spans several nodes, each of `nodes` also has `port` (with `address`, where its agent listens), `ranks`,
-`silent_ms` (since it was last heard of; null: of the coordinator's own node, or never) and `copies` (a `wire.peers.Traffic`,
-or null), and `coordinator` says which node leads, in which term. `exposed_ms` is how long the ranks have been without their
-full number of copies on other nodes; null if they have it.
+If a job spans several nodes, each of `nodes` also has `port` (with `address`: where its agent listens), `ranks`,
+`silent_ms` (time since its last heartbeat; null for the leader's node, or if there was none) and `copies` (a
+`wire.peers.Traffic`, or null). `coordinator` has the leader's node and term. `exposed_ms` is the time since ranks lack
+copies on other nodes; null if no copy is missing.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _MS_PER_S = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a node last said of itself, and when. `at` is of our clock; None for our own node."""
+    """A node's last heartbeat. `at` is on the leader's clock; None for the leader's node."""
 
     at: float | None
     traffic: Traffic | None
@@ -33,15 +33,15 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class NodeReports:
-    """What the coordinator's agent knows of a job's nodes, `now`."""
+    """What the leader knows of the job's nodes."""
 
     leader: NodeId
     term: int
     seen: Mapping[NodeId, Seen]
     now: float
-    """As `Seen` has it."""
+    """On the clock of `Seen.at`."""
     decided_at: float
-    """Now, as the coordinator has it."""
+    """Now on the coordinator's clock."""
 
 
 def status_object(
@@ -51,7 +51,7 @@ def status_object(
     durable: Mapping[str, Any] | None,
     nodes: NodeReports | None = None,
 ) -> dict[str, Any]:
-    """Return an object fit for JSON; see `coordinator.control` for its shape. `nodes` is None on one machine."""
+    """Return the status object, ready for JSON. `nodes` is None on one machine."""
     summary = job_status.summary(state).to_json()
     ranks = [
         {**rank, **_rank_entry(rank_entry)}
@@ -89,7 +89,7 @@ def _node(state: State, node: NodeId, nodes: NodeReports) -> dict[str, Any]:
 
 
 def _rank_entry(rank_entry: RankEntry) -> dict[str, Any]:
-    """Return what a rank's worker last said of itself on the status page."""
+    """Return a rank's entry on the status page."""
     return {
         "activity": Phase(rank_entry.phase).name.lower(),
         "step": rank_entry.completed,

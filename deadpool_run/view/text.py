@@ -1,4 +1,4 @@
-"""Values as text, for whoever shows them. Pure."""
+"""Formatting of values and tables. Pure."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ _STEP = 1000.0
 
 
 def table(columns: Sequence[str], left: set[str]) -> Table:
-    """Return an empty table, whose columns are aligned right but for those of `left`."""
+    """Return an empty table; columns in `left` are aligned left, others right."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         made.add_column(column.upper(), justify="left" if column in left else "right", no_wrap=column not in left)
@@ -17,17 +17,17 @@ def table(columns: Sequence[str], left: set[str]) -> Table:
 
 
 def shown(value: object) -> str:
-    """Return a value, or `-` for what is not known."""
+    """Return a value, or `-` for None."""
     return "-" if value is None else printable(value)
 
 
 def printable(value: object) -> str:
-    """Return the text without what could steer a terminal: causes and reasons may quote a script."""
+    """Return the text without control characters, because reasons may quote a script."""
     return "".join(character if character.isprintable() else " " for character in str(value))
 
 
 def size(nbytes: float | None) -> str:
-    """Return bytes in a unit of which there are fewer than a thousand, with three figures."""
+    """Return bytes with three digits and a unit."""
     if nbytes is None:
         return "-"
     amount, unit = float(nbytes), 0

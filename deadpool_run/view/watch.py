@@ -1,4 +1,4 @@
-"""Shows a run: once, or again and again until it ends. Only reads; a viewer can never hurt the job."""
+"""Showing a run's status once, or until the run ends."""
 
 import sys
 from datetime import UTC, datetime
@@ -16,14 +16,14 @@ EVERY_S = 1.0
 
 
 def show_once(run: ControlClient, *, as_json: bool) -> int:
-    """Write one status to stdout; return the exit code that tells of the run's health."""
+    """Write one status to stdout, and return the exit code for the run's health."""
     status = run.ask({"do": "status"})
     sys.stdout.write(_text(status, as_json=as_json))
     return EXIT_CODES[health(status)]
 
 
 def follow(run: ControlClient, *, as_json: bool) -> int:
-    """Write each status to stdout, one JSON object a line or as text, until the run ends."""
+    """Write each status to stdout until the run ends."""
     code = 0
     for status in run.watch(EVERY_S):
         sys.stdout.write(_text(status, as_json=as_json) + ("" if as_json else "\n"))
@@ -33,7 +33,7 @@ def follow(run: ControlClient, *, as_json: bool) -> int:
 
 
 def follow_live(run: ControlClient, console: Console) -> int:
-    """Keep one table on the terminal up to date, until the run ends or the user leaves with Ctrl-C."""
+    """Keep a table on the terminal up to date until the run ends or the user presses Ctrl-C."""
     code = 0
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         try:

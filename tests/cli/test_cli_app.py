@@ -80,8 +80,8 @@ def test_help_names_every_option_and_the_examples():
     ("line", "first", "last"),
     [
         ("", "no script to run", "--help lists the options"),
-        ("--bogus train.py", "No such option: --bogus", "add --help"),
-        ("--nproc-per-node", "requires an argument", "add --help"),
+        ("--bogus train.py", "No such option: --bogus", "deadpool-run --help"),
+        ("--nproc-per-node", "requires an argument", "deadpool-run --help"),
         ("--nproc-per-node four train.py", "--nproc-per-node 'four'", "write the number of ranks"),
         ("--nnodes 2 train.py", "--nnodes asks for several machines", "--rdzv-endpoint HOST:PORT"),
         ("--nnodes 2:4 train.py", "--nnodes '2:4'", "--nnodes 4 --spares 2n"),
@@ -89,8 +89,8 @@ def test_help_names_every_option_and_the_examples():
         ("--no-python nowhere-to-be-found", "program 'nowhere-to-be-found'", "--no-python"),
         ("--config nowhere.yaml train.py", "nowhere.yaml: cannot be read", "--no-config"),
         ("--color blue train.py", "--color 'blue'", "write one of auto, always, never"),
-        ("kill-rank", "Missing argument", "add --help"),
-        ("kill-rank 1 --how politely", "politely", "add --help"),
+        ("kill-rank", "Missing argument", "deadpool-run --help"),
+        ("kill-rank 1 --how politely", "politely", "deadpool-run --help"),
     ],
 )
 def test_a_wrong_line_is_refused_on_stderr_alone_with_code_2(home, line, first, last):
@@ -123,7 +123,7 @@ def test_a_dry_run_shows_values_sources_map_and_environment_and_starts_nothing(h
     assert ["role", "trainer", "PET_ROLE"] in words
     assert ["standalone", "false", "default"] in words
     assert "rank 1     local rank 1" in done.stdout
-    assert "spare 1    waits for any rank" in done.stdout
+    assert "spare 1    for any rank" in done.stdout
     assert "train.py --lr 3 --dry-run  (forked from the fork server)" in done.stdout
     assert "no effect on one machine: --rdzv-backend" in done.stdout
     for variable in ("WORLD_SIZE=2", "LOCAL_RANK=0", "ROLE_NAME=trainer", "MASTER_PORT=<a free port>"):
@@ -136,12 +136,12 @@ def test_a_dry_run_for_several_machines_shows_who_is_what_and_makes_no_secret(ho
     done = deadpool(*line.split(), cwd=home, env=ours(home))
     assert (done.returncode, done.stderr) == (0, "")
     lines = [each.strip() for each in done.stdout.splitlines()]
-    assert "6 ranks, 2 on each of 3 nodes; in reserve: 1 node" in lines
+    assert "6 ranks, 2 on each of 3 nodes; spares: 1 node" in lines
     assert "node 1  ranks 2-3; copies of rank 2 on node 3; copies of rank 3 on node 0" in lines
-    assert "node 3  in reserve" in lines
+    assert "node 3  spare" in lines
     assert "MASTER_ADDR=<the first node's address>" in lines
     fewer = deadpool("--simulate-nodes", "2", *line.split(), cwd=home, env=ours(home))
-    assert "  waits for 1 more node: the world begins with 3\n" in fewer.stdout
+    assert "  waiting for 1 more node: the world starts with 3\n" in fewer.stdout
     assert not (home / "state").exists()
     assert deadpool("--simulate-nodes", "0", *line.split(), cwd=home, env=ours(home)).returncode == 2
 

@@ -68,11 +68,11 @@ def test_one_to_begin_from_needs_no_place_to_write_to():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"durable_every": "0"}, "--durable-every '0': neither steps nor minutes"),
-        ({"durable_every": "0m"}, "--durable-every '0m': neither"),
-        ({"durable_every": "-5"}, "--durable-every '-5': neither"),
-        ({"durable_every": "10h"}, "--durable-every '10h': neither"),
-        ({"durable_every": "m"}, "--durable-every 'm': neither"),
+        ({"durable_every": "0"}, "--durable-every '0': not a number of steps or minutes"),
+        ({"durable_every": "0m"}, "--durable-every '0m': not a number of steps or minutes"),
+        ({"durable_every": "-5"}, "--durable-every '-5': not a number of steps or minutes"),
+        ({"durable_every": "10h"}, "--durable-every '10h': not a number of steps or minutes"),
+        ({"durable_every": "m"}, "--durable-every 'm': not a number of steps or minutes"),
         ({"durable_keep": "0"}, "--durable-keep '0': too small"),
         ({"durable_keep": "two"}, "--durable-keep 'two': not a whole number"),
         ({"durable_timeout": "0"}, "--durable-timeout '0': not a positive number of seconds"),

@@ -1,4 +1,4 @@
-"""What differs between torchrun and deadpool-run on purpose, and why. docs/torchrun.md shows this list, a test sees to it."""
+"""The intended differences between torchrun and deadpool-run, which docs/torchrun.md lists."""
 
 import re
 from dataclasses import dataclass
@@ -27,66 +27,67 @@ _TREE = r"nodes/\d/tree"
 DIFFERENCES = {
     # --- every case shows these ---
     "more variables": Difference(
-        "Workers have `DEADPOOL_*` variables beside torchrun's, for scripts that call `init()`.",
+        "Workers have `DEADPOOL_*` variables in addition to torchrun's, for scripts that call `init()`.",
         rf"{_WORKER}/env/DEADPOOL_\w+",
         always=True,
     ),
     "store": Difference(
-        "The job's store has a process and a free port of its own, on the first machine. `MASTER_ADDR` and `MASTER_PORT` name it, "
-        "as an IP address; where the launchers meet is another matter. So two jobs on a machine never want the same port.",
+        "The job's store has its own process and a free port, on the first machine. `MASTER_ADDR` and `MASTER_PORT` "
+        "name it, as an IP address. The launchers meet elsewhere. So two jobs on a machine never use the same port.",
         rf"{_WORKER}/env/MASTER_(ADDR|PORT)",
         always=True,
     ),
     "run id": Difference(
-        "A run is named by `--rdzv-id`, else by its time. torchrun on one machine, without a rendezvous, makes up a name and drops the one that was given.",
+        "The name of a run is `--rdzv-id`, else its time. torchrun on one machine, without a rendezvous, invents a "
+        "name and ignores `--rdzv-id`.",
         rf"{_WORKER}/env/TORCHELASTIC_RUN_ID|nodes/\d/tree's name",
         always=True,
         unless=r"^(?!.*--standalone).*--rdzv-backend c10d",
     ),
     "imported already": Difference(
-        "Workers are forked from a process that has imported torch: `sys.modules` holds it before the script asks. "
-        "`--start-method spawn` gives each a fresh interpreter.",
+        "Workers are forked from a process that has imported torch: `sys.modules` holds it before the script imports "
+        "it. `--start-method spawn` gives each worker a fresh interpreter.",
         rf"{_WORKER}/torch is imported",
         always=True,
         unless=r"--start-method spawn|--no-python (?!.*/probe.py)",
     ),
     "SIGUSR1 and SIGUSR2": Difference(
-        "Workers begin with both ignored, until the script handles them: Slurm's `--signal` reaches every process of a job, and by "
-        "default would end it.",
+        "Workers start with both ignored, until the script handles them: Slurm's `--signal` reaches every process of "
+        "a job, and by default would end it.",
         rf"{_WORKER}/signals/ignored",
         always=True,
     ),
     # --- some cases show these ---
     "exit code 2": Difference(
-        "Whatever is wrong with the command line ends with 2 and two lines that say what to do. torchrun has 2 for what its parser "
-        "finds and 1, with a traceback, for the rest.",
+        "Every error in the command line ends with code 2 and two lines that say what to do. torchrun returns 2 for "
+        "errors of its parser and 1, with a traceback, for the rest.",
         r"exit",
     ),
     "looked at before": Difference(
-        "A script or program that is not there is found before anything is started (exit code 2).",
+        "A missing script or program is reported before anything starts (exit code 2).",
         rf"exit|{_TREE}.*|nodes/\d/tree's name",
     ),
     "launcher's variables": Difference(
-        "Variables that configure a launcher (`PET_*`, `TORCHELASTIC_*`) are not handed on to workers, where a launcher inside of one "
-        "would take them for its own.",
+        "Variables that configure a launcher (`PET_*`, `TORCHELASTIC_*`) are not passed on to workers, where another "
+        "launcher would use them.",
         rf"{_WORKER}/env/(PET_\w+|TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)",
     ),
     "true and false": Difference(
-        "Variables of flags may say true and false; torchrun takes 1 and 0 only.",
+        "Variables of flags also accept true and false; torchrun takes 1 and 0 only.",
         r".*",
     ),
     "signal names": Difference(
-        "A name in `--signals-to-handle` that is no signal is refused; torchrun goes on without it.",
+        "An unknown name in `--signals-to-handle` is refused; torchrun ignores it.",
         r".*",
     ),
     "tee without delay": Difference(
-        "A stream that is teed is a pipe to the launcher, which writes the file at once, and whole lines to the console; torchrun reads "
-        "the file again every tenth of a second, and may cut lines in two.",
+        "A teed stream is a pipe to the launcher, which writes the file at once, and whole lines to the console. "
+        "torchrun reads the file every tenth of a second, and may cut lines in two.",
         rf"{_WORKER}/streams",
     ),
     "whole lines": Difference(
-        "Standard output is written line by line, so that lines of several ranks do not run together; torchrun's workers are unbuffered "
-        "(`python -u`). What is neither ended by a newline nor flushed is lost if the process is killed.",
+        "Standard output is line-buffered, so lines of several ranks do not mix; torchrun's workers are unbuffered "
+        "(`python -u`). Text without a newline or a flush is lost if the process is killed.",
         rf"{_TREE}/attempt_0/0/stdout.log",
     ),
     "error files": Difference(
@@ -94,40 +95,46 @@ DIFFERENCES = {
         rf"{_TREE}/attempt_\d/\d/error.json.*",
     ),
     "run path": Difference(
-        "With `--run-path` workers are what they are without: they lead a session of their own, and begin with the script's folder "
-        "on `sys.path`.",
+        "With `--run-path` workers are the same as without: they lead a session of their own, and start with the "
+        "script's folder on `sys.path`.",
         rf"{_WORKER}/(flags|leads its session|path)",
     ),
     "filters without files": Difference(
-        "`--local-ranks-filter` is heeded with `--log-dir /dev/null` too.",
+        "`--local-ranks-filter` also works with `--log-dir /dev/null`.",
         r"nodes/\d/std(out|err)|workers/1-0/streams",
     ),
     "one count of restarts": Difference(
-        "All machines of a job have one count of restarts. torchrun's launchers count their own, and a machine whose workers are "
-        "started again for the sake of another one's does not count it.",
+        "All machines of a job share one count of restarts. torchrun's launchers count their own, and a machine whose"
+        " workers restart because of another machine does not count it.",
         rf"workers/[23]-[01]/.*|{_TREE}/.*",
     ),
     # --- no case can show these ---
     "number of ranks": Difference(
-        "It is fixed: `--nnodes MIN:MAX` with two numbers is refused, with the line to write instead. Machines beyond what the ranks "
-        "need are spares."
+        "It is fixed: `--nnodes MIN:MAX` with two numbers is refused, with the line to write instead. Machines beyond"
+        " what the ranks need are spares."
     ),
     "who has which rank": Difference(
-        "Ranks go to machines by `--node-rank`, else by arrival, and stay there; torchrun's c10d rendezvous sorts addresses anew each time."
+        "Ranks go to machines by `--node-rank`, else by arrival, and stay there; torchrun's c10d rendezvous sorts "
+        "addresses anew each time."
     ),
     "peers of a failure": Difference(
-        "When no restart is left, workers on other machines are ended at once too; under torchrun they find out by their own time-outs."
+        "When no restart is left, workers on other machines end at once too; under torchrun they end by their own "
+        "timeouts."
     ),
     "end of a job": Difference(
-        "Launchers leave when the coordinator says that all ranks are done; there is no barrier of 300 seconds."
+        "Launchers exit when the coordinator reports that all ranks are done; there is no barrier of 300 seconds."
     ),
-    "a killed launcher": Difference("If the launcher dies, its workers end with it; torchrun's go on without it."),
-    "second signal": Difference("A second signal ends the workers outright; torchrun begins to wait for them anew."),
+    "a killed launcher": Difference(
+        "If the launcher dies, its workers end with it; torchrun's workers continue without it."
+    ),
+    "second signal": Difference("A second signal kills the workers; torchrun starts to wait for them again."),
     "what launchers say": Difference(
-        "One line for each event, on standard error, beginning with `deadpool-run:`; neither a traceback of the launcher nor a table."
+        "One line for each event, on standard error, starting with `deadpool-run:`; neither a traceback of the "
+        "launcher nor a table."
     ),
     "timers": Difference(
-        "`TORCHELASTIC_ENABLE_FILE_TIMER` and `TORCHELASTIC_HEALTH_CHECK_PORT` are not heeded; `--hang-timeout` finds ranks that hang."
+        "`TORCHELASTIC_ENABLE_FILE_TIMER` and `TORCHELASTIC_HEALTH_CHECK_PORT` have no effect; `--hang-timeout` finds"
+        " ranks that hang."
     ),
     "other accelerators": Difference("`--nproc-per-node xpu` is refused: write the number."),
 }

@@ -25,8 +25,8 @@ def test_a_job_without_a_run_is_said_to_have_none(shared_lab):
     job.wait("RUNNING")
     none = shared_lab.run("deadpool-run", "status", "--slurm-job", str(job.number), check=False)
     assert none.returncode == 4
-    assert "no node of Slurm job" in none.stderr
-    assert "(n1, n2 asked)" in none.stderr
+    assert "no live run on the nodes of Slurm job" in none.stderr
+    assert "(asked n1, n2)" in none.stderr
     job.cancel()
     job.wait()
 

@@ -56,20 +56,20 @@ def test_it_is_what_the_coordinator_does(shape, spares, replicas, data):
 def test_the_lines():
     settings = Settings(world_size=6, nodes=3, spare_nodes=1)
     assert list(outline(settings, nodes(4))) == [
-        "6 ranks, 2 on each of 3 nodes; in reserve: 1 node",
+        "6 ranks, 2 on each of 3 nodes; spares: 1 node",
         "each rank's snapshots are copied to 1 other node",
         "n0  ranks 0-1; copies of rank 0 on n1; copies of rank 1 on n2",
         "n1  ranks 2-3; copies of rank 2 on n3; copies of rank 3 on n0",
         "n2  ranks 4-5; copies of rank 4 on n3; copies of rank 5 on n0",
-        "n3  in reserve",
+        "n3  spare",
     ]
 
 
 def test_ranks_follow_the_users_order_and_spare_workers_are_shown():
     settings = Settings(world_size=4, nodes=2, spares=1, replicas=0)
     assert list(outline(settings, nodes(2, orders=(1, 0)))) == [
-        "4 ranks, 2 on each of 2 nodes; in reserve: 1 worker",
-        "no snapshot is copied to another node: when a node is lost, its ranks' state is lost with it",
+        "4 ranks, 2 on each of 2 nodes; spares: 1 worker",
+        "snapshots are not copied to other nodes: a lost node loses the state of its ranks",
         "n1  ranks 0-1",
         "n0  ranks 2-3 and 1 spare worker",
     ]
@@ -77,8 +77,8 @@ def test_ranks_follow_the_users_order_and_spare_workers_are_shown():
 
 def test_those_who_are_missing_are_waited_for():
     *_, last = outline(Settings(world_size=4, nodes=4), nodes(1))
-    assert last == "waits for 3 more nodes: the world begins with 4"
+    assert last == "waiting for 3 more nodes: the world starts with 4"
     assert list(outline(Settings(world_size=1), [])) == [
-        "1 rank; in reserve: nothing",
-        "waits for 1 more node: the world begins with 1",
+        "1 rank; spares: none",
+        "waiting for 1 more node: the world starts with 1",
     ]

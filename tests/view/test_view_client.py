@@ -149,7 +149,7 @@ def stale(run_dir):
 
 def test_a_run_whose_agent_is_gone_is_told_from_a_live_one(tmp_path):
     stale(tmp_path / "dead")
-    with pytest.raises(NoSuchRunError, match=r"the run is over: its agent \(pid 4711\)"):
+    with pytest.raises(NoSuchRunError, match=r"the run has ended: its agent \(pid 4711\)"):
         ControlClient(tmp_path / "dead")
 
 
@@ -253,7 +253,7 @@ class Terminal:
 
 def test_on_a_terminal_kill_rank_asks(live):
     terminal = Terminal("kill-rank", "1", "--run-dir", str(live.run_dir))
-    terminal.wait_for("End rank 1 of night by sigkill? [y/N]")
+    terminal.wait_for("Kill rank 1 of night with sigkill? [y/N]")
     terminal.type("n\n")
     assert terminal.close() == 1
     assert live.events == []

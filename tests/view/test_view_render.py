@@ -146,7 +146,7 @@ def test_a_vacant_rank_and_a_young_run_are_shown():
     ranks = [{"rank": 0, "worker": None, "pid": None, "phase": "vacant", "snapshots": []}]
     text = to_plain(status(ranks=ranks, spares=[], capture_interval=4, restarts=2), NOW)
     assert ["0", "-", "-", "vacant", "-", "-", "-"] in words_of(text)
-    assert "restarts 2  a snapshot each 4 steps" in text
+    assert "restarts 2  a snapshot every 4 steps" in text
     assert "spares: none" in text
 
 
@@ -199,7 +199,7 @@ def test_a_node_is_one_line():
     assert "nodes 2  led by a (term 2)" in text.splitlines()[0]
     lines = words_of(text)
     assert ["a", "10.0.0.1:29400", "ranks", "0-1", "2", "leads", "1.5", "GB", "999", "B", "12", "MB", "0", "B"] in lines
-    assert ["b", "10.0.0.1:29400", "in", "reserve", "0-1,", "3", "0.4", "s", "ago", "-", "-", "-", "-"] in lines
+    assert ["b", "10.0.0.1:29400", "spare", "0-1,", "3", "0.4", "s", "ago", "-", "-", "-", "-"] in lines
     assert ["RANK", "NODE", "PID", "WORKER", "PHASE", "STEP", "SNAPSHOT", "MS/STEP"] in lines
 
 

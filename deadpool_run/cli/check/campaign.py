@@ -1,4 +1,4 @@
-"""The runs of `deadpool-run check`, one after the other, and what they come to."""
+"""The runs of `deadpool-run check`: without a fault, then one for each fault."""
 
 import os
 import shutil
@@ -23,11 +23,11 @@ from deadpool_run.wire.check import Fault
 
 NOT_EXACT = 1
 _LINES = 20
-"""Of a failed run's output that are shown."""
+"""Lines of a failed run's output to print."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CheckRequest:
     """What the user asked for."""
 
     options: Sequence[str]
@@ -35,24 +35,24 @@ class Wanted:
     target: Sequence[str]
     steps: int
     faults: str
-    """See `check_plan.plan_faults`."""
+    """See `plan.plan_faults`."""
     seed: int
     timeout_s: float
     """Of one run."""
     log_dir: Path | None
 
 
-def check_script(wanted: Wanted, *, as_json: bool) -> int:
+def check_script(request: CheckRequest, *, as_json: bool) -> int:
     """Check a script and write the result to stdout; return the exit code. Raises `UsageError`."""
-    with _Folder(wanted.log_dir) as folder:
-        report = _check(wanted, folder.path)
+    with _Folder(request.log_dir) as folder:
+        report = _check(request, folder.path)
         folder.keep |= not report.exact
         _write(report, as_json=as_json)
     return 0 if report.exact else NOT_EXACT
 
 
 class _Folder(AbstractContextManager["_Folder"]):
-    """The folder of a check: the user's, or a temporary one that is removed if nothing in it is of use."""
+    """The folder of a check: the user's, or a temporary one that is removed if every run is exact."""
 
     def __init__(self, given: Path | None) -> None:
         self.keep = given is not None
@@ -61,25 +61,27 @@ class _Folder(AbstractContextManager["_Folder"]):
             return
         self.path = given.absolute()
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise UsageError(f"--log-dir {given}: not an empty folder\nname one that does not exist yet")
+            raise UsageError(f"--log-dir {given}: not an empty folder\nname a folder that does not exist yet")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Remove a temporary folder unless it is to be kept or something went wrong, and name the one that stays."""
+        """Remove a temporary folder unless it must be kept, and print the path of a folder that stays."""
         if self.keep or kind is not None:
             console.note(f"the output of each run is in {self.path}")
         else:
             shutil.rmtree(self.path)
 
 
-def _check(wanted: Wanted, folder: Path) -> Report:
-    """Run everything, one after the other."""
-    runner = CheckRunner(options=wanted.options, target=wanted.target, steps=wanted.steps, timeout_s=wanted.timeout_s)
+def _check(request: CheckRequest, folder: Path) -> Report:
+    """Run the script without a fault, then with each fault."""
+    runner = CheckRunner(
+        options=request.options, target=request.target, steps=request.steps, timeout_s=request.timeout_s
+    )
     before = signal.signal(signal.SIGTERM, runner.stop)
     try:
-        report = Report(wanted.steps)
+        report = Report(request.steps)
         reference = _unfailed(runner, folder, report)
         if reference is not None:
-            planned = plan_faults(report.ranks, report.steps, wanted.faults, wanted.seed)
+            planned = plan_faults(report.ranks, report.steps, request.faults, request.seed)
             for number, fault in enumerate(planned, 1):
                 said = (
                     f"fault {number} of {len(planned)}: SIGKILL to rank {fault.rank}, {fault.phase}, step {fault.step}"
@@ -124,7 +126,7 @@ def _run(runner: CheckRunner, folder: Path, fault: Fault | None, said: str) -> C
 
 
 def _show_end(row: Row) -> None:
-    """Show the end of the output of a run that should have ended well."""
+    """Print the end of the output of a run that failed without a fault."""
     text = row.run.output.read_text(encoding="utf-8", errors="replace")
     for line in text.splitlines()[-_LINES:]:
         sys.stderr.write(f"  | {line}\n")

@@ -1,4 +1,4 @@
-"""The states that the workers of a check wrote, and in what those of two runs differ."""
+"""Comparison of the states that the workers of two runs wrote."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,13 +8,13 @@ from pathlib import Path
 from deadpool_run.wire.check import STATES
 
 _EXACT_KINDS = ("weights", "buffers", "optimizer", "gradients")
-"""The kinds that two unfailed runs must have in common."""
+"""Kinds that must be equal in two runs without a fault."""
 _KINDS = (*_EXACT_KINDS, "values", "generators", "attributes")
 _LAST_KINDS = frozenset({"attributes"})
-"""The kinds that count at the last version only: most are made anew by each forward."""
+"""Kinds that count at the last version only, because most are created by each forward."""
 
 _NAMED = 3
-"""Tensors that are named in a sentence; the JSON names all."""
+"""Names in a sentence; the JSON has all."""
 
 Digests = Mapping[str, Mapping[str, str]]
 """By kind, then by name."""
@@ -22,7 +22,7 @@ Digests = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class StateDifference:
-    """A tensor or value that differs from the unfailed run, and the first version in which it does."""
+    """A tensor or value that differs from the run without a fault, and the first version in which it does."""
 
     version: int
     rank: int
@@ -31,12 +31,12 @@ class StateDifference:
 
     @property
     def order(self) -> tuple[int, int, int, str]:
-        """What to sort by: the earliest first, and of one version the weights."""
+        """Sort key: by version, then weights first."""
         return self.version, _KINDS.index(self.kind) if self.kind in _KINDS else len(_KINDS), self.rank, self.name
 
 
 def in_words(differences: Sequence[StateDifference]) -> str:
-    """Return what differs first, and how much more does; empty for nothing."""
+    """Return a phrase with the first differences and the number of others; empty without any."""
     if not differences:
         return ""
     first = differences[0]
@@ -49,11 +49,11 @@ def in_words(differences: Sequence[StateDifference]) -> str:
 
 
 class RunStates:
-    """What the ranks of a run were like."""
+    """The states of all ranks of a run."""
 
     def __init__(self, folder: Path) -> None:
         self.seen: dict[tuple[int, int], list[Digests]] = {}
-        """By rank and version; the digests of each time that it was looked at."""
+        """By rank and version: the digests of each time it was taken."""
         for path in sorted(folder.glob(STATES)):
             rank = int(path.name.removeprefix("rank").partition(".")[0])
             for line in _whole_lines(path):
@@ -64,11 +64,11 @@ class RunStates:
         return bool(self.seen)
 
     def missing(self, ranks: int, version: int) -> list[int]:
-        """Return the ranks of which this version was not seen."""
+        """Return the ranks without this version."""
         return [rank for rank in range(ranks) if (rank, version) not in self.seen]
 
     def differences(self, reference: "RunStates", ignored: Iterable[tuple[str, str]] = ()) -> list[StateDifference]:
-        """Return what differs, the earliest first, each name of each rank once. `ignored`: kinds and names."""
+        """Return the differences, earliest first, each name of each rank once. `ignored`: kinds and names."""
         skipped = set(ignored)
         last = max((version for _, version in reference.seen), default=0)
         found: dict[tuple[int, str, str], StateDifference] = {}
@@ -82,7 +82,7 @@ class RunStates:
 
 
 def split(differences: Iterable[StateDifference]) -> tuple[list[StateDifference], set[tuple[str, str]]]:
-    """Split what differs between two unfailed runs: what makes them two results, and what only is never the same."""
+    """Split differences of two runs without a fault: real ones, and values that may differ in any run."""
     real, chance = [], set()
     for each in differences:
         if each.kind in _EXACT_KINDS:
@@ -93,9 +93,9 @@ def split(differences: Iterable[StateDifference]) -> tuple[list[StateDifference]
 
 
 def _unequal(expected: Sequence[Digests], seen: Digests, *, whole: bool) -> Iterator[tuple[str, str]]:
-    """Yield kind and name of what differs from each look at the reference: one step of that may have been run twice.
+    """Yield kind and name of what equals none of the reference's states (step 1 may have run twice).
 
-    What one of the two lacks counts in the last version: until then it may be late.
+    A value that one of the two lacks counts in the last version only: before, it may be late.
     """
     for kind in {**expected[-1], **seen}:
         looks, other = [each.get(kind, {}) for each in expected], seen.get(kind, {})
@@ -106,7 +106,7 @@ def _unequal(expected: Sequence[Digests], seen: Digests, *, whole: bool) -> Iter
 
 
 def _whole_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file whose writer may have been killed while it wrote."""
+    """Yield the complete lines of a file whose writer may have been killed."""
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
             yield line

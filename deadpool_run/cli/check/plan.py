@@ -1,4 +1,4 @@
-"""Which ranks `deadpool-run check` kills, where and when. Pure."""
+"""The choice of faults of `deadpool-run check`: rank, phase and step. Pure."""
 
 import math
 import random
@@ -8,9 +8,9 @@ from deadpool_run.errors import UsageError
 from deadpool_run.wire.check import Fault, FaultPhase
 
 FIRST_STEP = 4
-"""The first step of a fault. A replacement rehearses steps 0 and 1: next to those, state that a repair leaves out would not be missed."""
+"""First step of a fault. Right after the rehearsed steps 0 and 1, state that a repair leaves out would not show."""
 STEPS_AFTER = 2
-"""Steps that are left after a fault, so that what it did to the weights is seen."""
+"""Steps after a fault, so that its effect on the weights shows."""
 LEAST_STEPS = FIRST_STEP + STEPS_AFTER + 1
 ALL = "all"
 
@@ -18,15 +18,15 @@ ALL = "all"
 def plan_faults(ranks: int, steps: int, asked: str, seed: int) -> list[Fault]:
     """Return the faults of a check, one for each run.
 
-    asked: empty for as many as it takes to kill every rank and to meet every phase, `all` for every rank in every phase,
-    or a number. Raises `UsageError` if the script has too few steps.
+    asked: a number, `all` (every rank in every phase), or empty (enough to kill every rank once and meet every phase
+    once). Raises `UsageError` if the script has too few steps.
     """
     if steps < LEAST_STEPS:
         raise UsageError(
             f"the script's loop has {steps} steps: too few for a fault\nmake it at least {LEAST_STEPS} steps long"
         )
     count = fault_count(asked, ranks)
-    chosen = random.Random(seed)  # noqa: S311 - no secret
+    chosen = random.Random(seed)  # noqa: S311 - not a secret
     phases = list(FaultPhase)
     if seed:
         chosen.shuffle(phases)
@@ -39,7 +39,7 @@ def plan_faults(ranks: int, steps: int, asked: str, seed: int) -> list[Fault]:
 
 
 def fault_count(asked: str, ranks: int) -> int:
-    """Return the number of faults. Raises `UsageError` if what was asked for is no number and not `all`."""
+    """Return the number of faults. Raises `UsageError` if `asked` is neither a number nor `all`."""
     if not asked:
         return max(ranks, len(FaultPhase))
     if asked == ALL:
@@ -50,7 +50,7 @@ def fault_count(asked: str, ranks: int) -> int:
 
 
 def _pairs(ranks: int, phases: list[FaultPhase]) -> Iterator[tuple[int, FaultPhase]]:
-    """Yield every pair, again and again; the first of them are all ranks and all phases."""
+    """Yield every pair, repeatedly; the first pairs contain all ranks and all phases."""
     number = 0
     together = math.lcm(ranks, len(phases))
     while True:

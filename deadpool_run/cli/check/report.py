@@ -1,4 +1,4 @@
-"""The result of a check: as a table, and as JSON."""
+"""The result of a check as a table and as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _STYLES = {"exact": "green", "refused": "yellow", "different": "bold red", "stop
 
 
 class CheckVerdict(StrEnum):
-    """What a run came to."""
+    """The result of one run."""
 
     EXACT = "exact"
     REFUSED = "refused"
@@ -31,7 +31,7 @@ _VERDICTS: Mapping[int | None, CheckVerdict] = {
     RefusedError.exit_code: CheckVerdict.REFUSED,
     ReplicasDifferError.exit_code: CheckVerdict.DIFFERENT,
 }
-"""By exit code of a run."""
+"""By exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Row:
     why: str = ""
     differences: Sequence[StateDifference] = ()
     met: bool = True
-    """Whether the rank was killed in the phase that was planned; if not, it was killed at the end of the step."""
+    """Whether the rank was killed in the planned phase; otherwise it was killed at the end of the step."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as an object for JSON."""
@@ -75,9 +75,9 @@ class Report:
     ranks: int = 0
     rows: list[Row] = field(default_factory=list)
     irreproducible: Sequence[StateDifference] = ()
-    """What two unfailed runs differ in; nothing more is run then."""
+    """Differences of the two runs without a fault; with any, no fault is tried."""
     not_compared: Sequence[tuple[str, str]] = ()
-    """Kinds and names of values that differ from run to run and are no weights."""
+    """Kinds and names of values, other than weights, that differ in every run."""
 
     @property
     def exact(self) -> bool:
@@ -100,7 +100,7 @@ class Report:
         return json.dumps(parts)
 
     def show(self, console: Console) -> None:
-        """Print the table, and below it a sentence for each row that is not exact."""
+        """Print the table, then a sentence for each row that is not exact."""
         shown = table(("rank", "phase", "step", "result", "s"), {"phase", "result"})
         for row in self.rows:
             fault = row.run.fault
@@ -121,7 +121,7 @@ class Report:
         """Return the result in a sentence."""
         if self.irreproducible:
             return (
-                f"not reproducible even without a failure, {printable(in_words(self.irreproducible))}\n"
+                f"two runs without a fault differ {printable(in_words(self.irreproducible))}\n"
                 "seed every generator and call torch.use_deterministic_algorithms(True), then check again"
             )
         faults = [row for row in self.rows if row.run.fault is not None]
@@ -132,7 +132,7 @@ class Report:
 
 
 def judge(run: CheckRun, states: RunStates, reference: RunStates, report: Report) -> Row:
-    """Return the result of a run with a fault, compared with the unfailed one."""
+    """Return the result of a run with a fault, compared with the run without."""
     met = run.fault_happened()
     found = states.differences(reference, report.not_compared)
     missing = states.missing(report.ranks, report.steps)
@@ -142,21 +142,21 @@ def judge(run: CheckRun, states: RunStates, reference: RunStates, report: Report
     elif found:
         verdict = CheckVerdict.DIFFERENT
     elif met is None:
-        verdict, why = CheckVerdict.STOPPED, "the rank did not come to the step of the fault"
+        verdict, why = CheckVerdict.STOPPED, "the rank did not reach the step of the fault"
     elif missing:
         verdict, why = CheckVerdict.STOPPED, f"rank {', '.join(map(str, missing))} ended before step {report.steps}"
     return Row(run, verdict, why, found, met=met is not False)
 
 
 def judge_unfailed(run: CheckRun, states: RunStates) -> Row:
-    """Return the result of a run without a fault, by itself."""
+    """Return the result of a run without a fault."""
     if run.exit_code != 0:
         return Row(run, _VERDICTS.get(run.exit_code, CheckVerdict.STOPPED), run.reason)
     if not states:
         return Row(
             run,
             CheckVerdict.REFUSED,
-            "the script has no loop over job.steps() or job.batches(), so that nothing of it can be repaired",
+            "the script has no loop over job.steps() or job.batches(), so a loss cannot be repaired",
         )
     return Row(run, CheckVerdict.EXACT)
 

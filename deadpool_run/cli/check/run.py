@@ -1,4 +1,4 @@
-"""One run of `deadpool-run check`: the launcher as a process of its own, with a bound, its output in a file."""
+"""One run of `deadpool-run check`: the launcher as a child process with a time limit."""
 
 import json
 import signal
@@ -18,40 +18,40 @@ OUTPUT = "output.log"
 _STATES = "states"
 _RUN_DIR = "run"
 _END_S = 60.0
-"""From SIGTERM to SIGKILL of a launcher; its own time-out for workers is shorter."""
+"""From SIGTERM to SIGKILL of a launcher; its own timeout for workers is shorter."""
 _OURS = ("--standalone", "--no-slurm", "--run-id=", "--log-dir=", "--durable=", "--resume=auto", "--color=never")
-"""A check is of one machine, and leaves no checkpoint: whatever a file or the environment says."""
+"""Override files and environment: a check uses one machine and writes no checkpoint."""
 _NOT_FOR_RUNS = frozenset({"DEADPOOL_DRY_RUN", "DEADPOOL_WORKER", "DEADPOOL_RUN_DIR"})
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """A run that is over."""
+    """A finished run."""
 
     folder: Path
     fault: Fault | None
     exit_code: int | None
-    """None: it was ended because it took too long."""
+    """None: stopped at the time limit."""
     reason: str
     seconds: float
 
     @property
     def states(self) -> Path:
-        """The folder of what its workers wrote."""
+        """The folder that its workers wrote to."""
         return self.folder / _STATES
 
     @property
     def output(self) -> Path:
-        """The file of what the launcher and the script printed."""
+        """The file with the output of the launcher and the script."""
         return self.folder / OUTPUT
 
     def fault_happened(self) -> bool | None:
-        """Say whether the fault happened in its phase; None if it did not happen at all."""
+        """Return whether the fault happened in its phase; None if it did not happen at all."""
         text = _text(self.states / FAULT_FILE)
         return bool(json.loads(text)["met"]) if text else None
 
     def steps(self) -> int | None:
-        """Return the steps of the loop that was run; None if the script has had none."""
+        """Return the number of steps of the loop; None if there was no loop."""
         text = _text(self.states / LOOP_FILE)
         return int(json.loads(text)["steps"]) if text else None
 
@@ -61,7 +61,7 @@ class CheckRun:
 
 
 class CheckRunner:
-    """Starts the same job again and again."""
+    """Runs the same job repeatedly."""
 
     def __init__(self, *, options: Sequence[str], target: Sequence[str], steps: int, timeout_s: float) -> None:
         """`options`: of the launcher; `target`: the script and its arguments; `timeout_s`: of one run."""
@@ -71,7 +71,7 @@ class CheckRunner:
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self.stopping = False
-        """Whether a signal asked the check to stop."""
+        """Whether a signal stopped the check."""
 
     def stop(self, number: int, _frame: object) -> None:
         """Pass a signal on to the launcher. For `signal.signal`."""
@@ -80,17 +80,17 @@ class CheckRunner:
             self._process.send_signal(number)
 
     def run(self, folder: Path, fault: Fault | None, environment: Mapping[str, str]) -> CheckRun:
-        """Run the job to its end, in this folder, which must not exist."""
+        """Run the job to its end in this folder, which must not exist."""
         (folder / _STATES).mkdir(parents=True)
         plan = CheckPlan(self._steps, str((folder / _STATES).absolute()), fault)
         env = {name: value for name, value in environment.items() if name not in _NOT_FOR_RUNS}
-        # Without a number of its own, each interpreter orders sets of texts in another way.
+        # Without a fixed seed, each interpreter orders sets of strings differently.
         env = {"PYTHONHASHSEED": "0", **env, VARIABLE: typed.to_json(plan).decode()}
         launcher = [sys.executable, "-P", "-m", "deadpool_run", "run", *self._line]
         launcher += ["--run-dir", str(folder / _RUN_DIR), "--", *self._target]
         began = time.monotonic()
         with (folder / OUTPUT).open("wb") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - ourselves, and the user's script
+            self._process = subprocess.Popen(  # noqa: S603 - our launcher with the user's script
                 launcher, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env
             )
             code = self._wait(self._process)
@@ -98,13 +98,13 @@ class CheckRunner:
         seconds = time.monotonic() - began
         reason = str(_record(folder / _RUN_DIR).get("reason") or "")
         if code is None:
-            reason = f"it did not end within {self._timeout_s:g} s"
+            reason = f"it did not end within {self._timeout_s:g} s (--timeout)"
         elif code and not reason:
-            reason = last_line(folder / OUTPUT) or f"the launcher left with code {code}"
+            reason = last_line(folder / OUTPUT) or f"the launcher exited with code {code}"
         return CheckRun(folder, fault, code, reason, seconds)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Return its exit code; None if it had to be ended. Nothing of it is left when this returns or raises."""
+        """Return its exit code; None at the time limit. The process has ended when this returns or raises."""
         try:
             return process.wait(self._timeout_s)
         except subprocess.TimeoutExpired:
@@ -124,7 +124,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def last_line(path: Path) -> str:
-    """Return the last line of a file that is not empty."""
+    """Return the last line that is not empty."""
     lines = _text(path).splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 

@@ -1,7 +1,7 @@
-"""In a Slurm allocation but outside a step: start an agent on every node with `srun`, and be its front.
+"""Starting an agent on every node of a Slurm allocation with `srun`.
 
-A signal reaches the agents by the way that does not kill them, and the exit code is the job's, where srun's would be that
-of its worst task (measured with Slurm 22.05).
+This process passes signals on in the way that does not kill the agents, and exits with the job's exit code; srun itself
+would exit with that of its worst task (measured with Slurm 22.05).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ TOKEN = "DEADPOOL_TOKEN"  # noqa: S105 - the variable's name
 _TOKEN_BYTES = 32
 _FORWARDED_BY_SRUN = (signal.SIGUSR1, signal.SIGUSR2)
 _SENT_BY_SCANCEL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""By srun's hand these would not reach the agents: it kills the step outright, or prints its state (SIGINT)."""
+"""srun would not pass these on: it kills the step, or prints its state (SIGINT)."""
 _PER_TASK = frozenset(
     {
         "SLURM_CPUS_PER_TASK",
@@ -39,14 +39,14 @@ _PER_TASK = frozenset(
         "SRUN_CPUS_PER_TASK",
     }
 )
-"""How the batch job divided its nodes among tasks: an agent, the only task of its node, is to have all of the node."""
+"""How the batch job divides its nodes among tasks. Removed, because an agent is the only task of its node."""
 _ANSWER_TIMEOUT_S = 20.0
 
 
 def start(place: Discovery, nodes: int, words: Sequence[str], environment: Mapping[str, str], spec: LaunchSpec) -> int:
-    """Run an agent on each node to the end of the job, and return the job's exit code. Raises `UsageError`.
+    """Run an agent on each node until the job ends, and return its exit code. Raises `UsageError`.
 
-    `words` are this program's own arguments, which every agent is given again.
+    `words` are this program's own arguments; every agent gets them too.
     """
     step_name = f"deadpool-{secrets.token_hex(4)}"
     command = [*srun_command(nodes, place.gpus, step_name), *own_command(sys.orig_argv, words)]
@@ -54,22 +54,20 @@ def start(place: Discovery, nodes: int, words: Sequence[str], environment: Mappi
     code = asyncio.run(front.run(command, agent_environment(environment, spec)))
     found = outcome(spec.run_dir)
     if found is None:
-        console.note(
-            f"the run's own record of its end is not to be read here ({spec.run_dir}): exit code {code} is srun's"
-        )
+        console.note(f"cannot read the run's record in {spec.run_dir}: using srun's exit code {code}")
     return code if found is None else found
 
 
 def own_command(original: Sequence[str], words: Sequence[str], instead: Sequence[str] | None = None) -> list[str]:
-    """Return how to start this program again, with the same words or with others.
+    """Return the command that starts this program again, with the same words or with `instead`.
 
-    `original` is the interpreter's whole command line, ending in `words`.
+    `original` is the interpreter's whole command line, which ends in `words`.
     """
     return [sys.executable, *original[1 : len(original) - len(words)], *(words if instead is None else instead)]
 
 
 def agent_environment(environment: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:
-    """Return what srun and the agents are started with; a token for this job alone is among it."""
+    """Return the environment of srun and the agents, with a token for this job alone."""
     return {name: value for name, value in environment.items() if name not in _PER_TASK} | {
         TOKEN: environment.get(TOKEN) or secrets.token_hex(_TOKEN_BYTES),
         "DEADPOOL_RUN_ID": spec.run_id,
@@ -78,7 +76,7 @@ def agent_environment(environment: Mapping[str, str], spec: LaunchSpec) -> dict[
 
 
 class _Front:
-    """What the user started, while the agents run."""
+    """The user's process, while srun and the agents run."""
 
     def __init__(self, job_id: str, step_name: str) -> None:
         self._job_id = job_id
@@ -86,7 +84,7 @@ class _Front:
         self._sending: set[asyncio.Task[None]] = set()
 
     async def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Run srun to its end, passing signals on."""
+        """Run srun until it ends, and pass signals on."""
         loop = asyncio.get_running_loop()
         srun = await self._start(command, environment)
         for number in _FORWARDED_BY_SRUN:
@@ -100,14 +98,14 @@ class _Front:
 
     async def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
         try:
-            # A group of its own: a terminal's Ctrl-C is for us alone, srun would make something else of it.
+            # A process group of its own, because srun handles a terminal's Ctrl-C differently.
             return await asyncio.create_subprocess_exec(
                 *command, env=environment, stdin=asyncio.subprocess.DEVNULL, process_group=0
             )
         except OSError as error:
             raise UsageError(
-                f"in an allocation of Slurm job {self._job_id}, but srun cannot be run here: {error.strerror}\n"
-                "make it visible (in a container, mount Slurm's commands), or start the container itself with srun; "
+                f"cannot run srun in the allocation of Slurm job {self._job_id}: {error.strerror}\n"
+                "in a container, mount Slurm's commands or start the container with srun; "
                 "--standalone uses this machine alone"
             ) from error
 
@@ -123,7 +121,7 @@ class _Front:
         for step in ours:
             await _output("scancel", f"--signal={number.name.removeprefix('SIG')}", step)
         if not ours:
-            console.note(f"{number.name} is not passed on: Slurm knows no step {self._step_name} of job {self._job_id}")
+            console.note(f"{number.name} not passed on: Slurm has no step {self._step_name} in job {self._job_id}")
 
 
 def _forward(srun: asyncio.subprocess.Process, number: signal.Signals) -> None:
@@ -132,7 +130,7 @@ def _forward(srun: asyncio.subprocess.Process, number: signal.Signals) -> None:
 
 
 async def _output(*command: str) -> str:
-    """Return what a command prints; nothing if it cannot be run or takes too long."""
+    """Return a command's output; empty if it cannot run or takes too long."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, process_group=0
@@ -145,6 +143,6 @@ async def _output(*command: str) -> str:
     except TimeoutError:
         process.kill()
         await process.wait()
-        console.note(f"{command[0]} did not answer within {_ANSWER_TIMEOUT_S:.0f} s")
+        console.note(f"{command[0]} gave no answer within {_ANSWER_TIMEOUT_S:.0f} s")
         return ""
     return output.decode(errors="replace")

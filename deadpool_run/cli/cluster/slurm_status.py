@@ -1,4 +1,4 @@
-"""Looks at a run from outside its nodes, such as from a login node: `status --slurm-job`, or what its record says."""
+"""`status` of a run on other nodes, such as from a login node."""
 
 import json
 import os
@@ -16,15 +16,15 @@ from deadpool_run.cli.options.machine import state_dir
 from deadpool_run.errors import NoSuchRunError, UsageError
 
 _ANSWERS = (0, 3)
-"""What `status` exits with if there is a run."""
+"""Exit codes of `status` if there is a run."""
 _SQUEUE_TIMEOUT_S = 30.0
 _NODES_ASKED = 8
 
 
 def job_of(run_dir: Path | None, environment: Mapping[str, str]) -> str | None:
-    """Return the Slurm job of a run on other machines: of this directory, else of the newest; None if there is none.
+    """Return the Slurm job of this directory's run, else of the newest run, if it is on other machines.
 
-    Its record tells. Inside that job nobody is asked for another look: this may be the look.
+    The runs' records name their jobs. None inside that job, because this process may be its `status` step.
     """
     found = (
         str(record["slurm_job"])
@@ -35,13 +35,13 @@ def job_of(run_dir: Path | None, environment: Mapping[str, str]) -> str | None:
 
 
 def run_dir_of(job_id: str, environment: Mapping[str, str]) -> Path | None:
-    """Return the directory of the newest run of this job; None if its records are not to be read here."""
+    """Return the directory of the newest run of this job; None if its records are not readable here."""
     found = (path for path, record in _live_records(None, environment) if str(record["slurm_job"]) == job_id)
     return next(found, None)
 
 
 def _live_records(run_dir: Path | None, environment: Mapping[str, str]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield runs of Slurm jobs whose records say nothing of an end, the latest begun first."""
+    """Yield the runs of Slurm jobs whose records have no end, newest first."""
     patterns = (f"*/{RECORD_NAME}",) if run_dir is None else (RECORD_NAME, f"node-*/{RECORD_NAME}")
     top = run_dir or state_dir(environment)
     found: list[tuple[str, Path, dict[str, Any]]] = []
@@ -51,7 +51,7 @@ def _live_records(run_dir: Path | None, environment: Mapping[str, str]) -> Itera
             if record["ended"] is None and record["slurm_job"]:
                 found.append((str(record["started"]), path.parent, record))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # torn with its node, or of another user
+            continue  # incomplete after the loss of its node, or of another user
     for _, path, record in sorted(found, key=lambda each: each[0], reverse=True):
         yield path, record
 
@@ -59,35 +59,35 @@ def _live_records(run_dir: Path | None, environment: Mapping[str, str]) -> Itera
 def status_through_slurm(job_id: str, words: Sequence[str]) -> int:
     """Run `status` with these words on a node of the job, and return its exit code. Raises `NoSuchRunError`.
 
-    The nodes that Slurm believes to be alive are asked in turn: it is late to notice a dead one.
+    Tries several of the job's nodes in turn, because Slurm notices a lost node late.
     """
     if not job_id.isascii() or not job_id.replace("_", "").isdigit():
         raise UsageError(
-            f"--slurm-job {job_id!r}: not a job's number\nwrite it as squeue shows it, such as 1234 or 1234_5"
+            f"--slurm-job {job_id!r}: not a job number\nwrite it as squeue shows it, such as 1234 or 1234_5"
         )
     nodes = _nodes_of(job_id)
     for node in nodes[:_NODES_ASKED]:
-        code = subprocess.run(_command(job_id, node, words), check=False).returncode  # noqa: S603 - our own words
+        code = subprocess.run(_command(job_id, node, words), check=False).returncode  # noqa: S603 - fixed words
         if code in _ANSWERS:
             return code
     raise NoSuchRunError(
-        f"no node of Slurm job {job_id} shows a live run ({', '.join(nodes[:_NODES_ASKED])} asked)\n"
-        "if it was started with --run-dir, give the same here"
+        f"no live run on the nodes of Slurm job {job_id} (asked {', '.join(nodes[:_NODES_ASKED])})\n"
+        "if it was started with --run-dir, add the same option here"
     )
 
 
 def _command(job_id: str, node: str, words: Sequence[str]) -> list[str]:
-    """Return the srun: beside the run's own step (`--overlap`), and with a size, which the job's variables have wrong."""
+    """Return the srun command: overlaps the run's own step, and sets a size that overrides the job's variables."""
     terminal = ("--pty",) if sys.stdout.isatty() else ("--input=none",)
     step = ("--overlap", f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--quiet", "--mpi=none")
     return ["srun", *step, *terminal, "--export=ALL", *own_command(sys.orig_argv, sys.argv[1:], ["status", *words])]
 
 
 def _nodes_of(job_id: str) -> tuple[str, ...]:
-    """Return the nodes that the job has now: its own variables tell those that it had at its start."""
+    """Return the nodes that the job has now; its variables name those at its start."""
     command = ("squeue", "--noheader", f"--jobs={job_id}", "--states=RUNNING", "--format=%N")
     try:
-        done = subprocess.run(  # noqa: S603 - our own words
+        done = subprocess.run(  # noqa: S603 - fixed words
             command,
             capture_output=True,
             text=True,
@@ -96,7 +96,7 @@ def _nodes_of(job_id: str) -> tuple[str, ...]:
             env={name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoSuchRunError(f"squeue: {error}\nrun this where Slurm's commands are") from error
+        raise NoSuchRunError(f"squeue: {error}\nrun this on a machine with Slurm's commands") from error
     lines = [line for line in done.stdout.split() if line != "(null)"]
     if done.returncode or not lines:
         raise NoSuchRunError(f"Slurm job {job_id} is not running {done.stderr.strip()}\n`squeue --me` lists your jobs")

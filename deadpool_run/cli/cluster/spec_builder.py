@@ -1,4 +1,4 @@
-"""From resolved option values to a `LaunchSpec`, with everything refused that cannot be honoured. Pure."""
+"""Building a `LaunchSpec` from resolved option values. Pure."""
 
 import re
 import signal
@@ -25,14 +25,14 @@ _S_PER_MINUTE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What is to be started, and what the user should know beforehand, a sentence each."""
+    """A job to start, and notes to print before, one sentence each."""
 
     spec: LaunchSpec
     notes: tuple[str, ...]
 
 
 def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
-    """Return what to launch: `argv` is the script and its arguments. Raises `UsageError`."""
+    """Return the job to launch. `argv` is the script with its arguments. Raises `UsageError`."""
     accepted_only.check(values, here.plugins)
     _refuse_another_machine(values, here)
     ranks = _ranks(values, here)
@@ -89,14 +89,14 @@ def directory_name(run_id: str) -> str:
 
 
 def split_needles(text: str) -> tuple[str, ...]:
-    """Return the texts between commas; a doubled comma stands for one."""
+    """Split at commas; a doubled comma is a comma."""
     parts = text.replace(",,", "\0").split(",")
     return tuple(part.replace("\0", ",") for part in parts if part)
 
 
 def _refuse_another_machine(values: Values, here: Surroundings) -> None:
     if not values.flag("standalone") and values.text("nnodes") in {"1", "1:1"}:
-        alone = "for several machines, say how many with --nnodes on each of them; for one, leave the option out"
+        alone = "for several machines, add --nnodes N on each of them; for one machine, remove the option"
         host, _ = host_of(values.text("rdzv_endpoint"))
         if host and not _is_here(host, here):
             raise values.refuse("rdzv_endpoint", "is another machine", alone)
@@ -114,13 +114,11 @@ def _ranks(values: Values, here: Surroundings) -> int:
     if text not in named:
         if text.lstrip("-").isdigit():
             return values.count("nproc_per_node", 1)
-        raise values.refuse(
-            "nproc_per_node", "neither a number nor auto, cpu or gpu", "write the number of ranks, such as 4"
-        )
+        raise values.refuse("nproc_per_node", "not a number, auto, cpu or gpu", "write the number of ranks, such as 4")
     if not named[text]:
         raise values.refuse(
             "nproc_per_node",
-            "no GPU is to be seen (no /dev/nvidia*, hidden by CUDA_VISIBLE_DEVICES, or torch's CPU build)",
+            "no GPU found (no /dev/nvidia*, hidden by CUDA_VISIBLE_DEVICES, or torch's CPU build)",
             "write the number of ranks, or `cpu`",
         )
     return named[text]
@@ -134,7 +132,7 @@ def _cpus(values: Values, ranks: int, here: Surroundings) -> Mapping[int, frozen
 
 
 def _names(values: Values, fresh_id: str) -> tuple[str, str]:
-    """Return the run's name, and that of its directory. A rendezvous id is often used again, a directory never is."""
+    """Return the run's name and that of its directory, which is new even if a rendezvous id is used again."""
     if values.text("run_id"):
         return values.text("run_id"), directory_name(values.text("run_id"))
     rendezvous_id = values.text("rdzv_id")
@@ -145,21 +143,23 @@ def _names(values: Values, fresh_id: str) -> tuple[str, str]:
 
 def _start_method(values: Values, environment: Mapping[str, str]) -> StartMethod:
     if environment.get("PYTHON_EXEC") and not values["start_method"].is_set:
-        return StartMethod.SPAWN  # the fork server can fork no other interpreter than its own
+        return StartMethod.SPAWN  # the fork server can only fork its own interpreter
     return StartMethod(values.choice("start_method", _START_METHODS))
 
 
 def _hot_spares(values: Values, environment: Mapping[str, str]) -> bool:
     hot = bool(values.choice("spare_mode", {"warm": "", "hot": "1"}))
     if hot and (values.flag("no_python") or _start_method(values, environment) is not StartMethod.FORKSERVER):
-        raise UsageError("hot spares run the script in the process that was forked for it: leave --start-method alone")
+        raise UsageError(
+            "--spare-mode hot needs workers from the fork server\nremove --start-method, --no-python and PYTHON_EXEC, or use --spare-mode warm"
+        )
     return hot
 
 
 def _target(values: Values, argv: tuple[str, ...]) -> Target:
     module, program = values.flag("module"), values.flag("no_python")
     if module and program:
-        raise UsageError("-m and --no-python exclude each other\nleave one of them out")
+        raise UsageError("-m and --no-python exclude each other\nremove one of them")
     if values.flag("run_path") and argv:
         return Target(Mode.PATH, (str(Path(argv[0]).absolute()), *argv[1:]))
     mode = Mode.MODULE if module else Mode.EXEC if program else Mode.PATH
@@ -173,7 +173,7 @@ def _streams(values: Values, name: str, ranks: int) -> dict[int, Streams]:
         streams = Streams(int(text))
         return dict.fromkeys(range(ranks), streams) if streams else {}
     if not re.fullmatch(r"[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
-        raise values.refuse(name, "no choice of streams", advice)
+        raise values.refuse(name, "not a choice of streams", advice)
     chosen = {int(rank): Streams(int(stream)) for rank, stream in (part.split(":") for part in text.split(","))}
     return {rank: streams for rank, streams in chosen.items() if streams and rank < ranks}
 
@@ -190,7 +190,7 @@ def _durable(values: Values) -> DurableSpec | None:
     every = re.fullmatch(r"([0-9]+)|([0-9]+(?:\.[0-9]+)?)m", values.text("durable_every"))
     if every is None or float(every[1] or every[2]) == 0:
         raise values.refuse(
-            "durable_every", "neither steps nor minutes", "write steps, such as 100, or minutes, such as 10m"
+            "durable_every", "not a number of steps or minutes", "write steps, such as 100, or minutes, such as 10m"
         )
     keep = values.count("durable_keep", 1)
     timeout_s = values.seconds("durable_timeout")
@@ -201,7 +201,7 @@ def _durable(values: Values) -> DurableSpec | None:
         nothing = resume in _RESUME_WORDS
         for name in ("durable_every", "durable_keep", "on_usr1", *(("durable_timeout",) if nothing else ())):
             if values[name].source == BY_NAME[name].flag:
-                raise values.refuse(name, "there is no place to write to", "name one with --durable")
+                raise values.refuse(name, "has no effect without --durable", "name one with --durable")
         if nothing:
             return None
     return DurableSpec(
@@ -216,7 +216,7 @@ def _durable(values: Values) -> DurableSpec | None:
 
 
 def _absolute(place: str) -> str:
-    """Return a directory's absolute path; a URL, or nothing, as it is."""
+    """Return a directory's absolute path; a URL or an empty text as it is."""
     return str(Path(place).absolute()) if place and "://" not in place else place
 
 

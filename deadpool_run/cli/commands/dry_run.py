@@ -1,4 +1,4 @@
-"""What a launch would start, as text. Pure."""
+"""The text that `--dry-run` prints. Pure."""
 
 import os
 import shlex
@@ -47,7 +47,7 @@ def describe(launch: Launch, values: Values, outer: Mapping[str, str]) -> str:
 
 
 def settings_lines(values: Values) -> list[str]:
-    """Return each option with its value and where that comes from."""
+    """Return each option with its value and source."""
     shown = [(option.flag[2:], shown_value(values, option), values[option.name].source) for option in OPTIONS]
     name_width = max(len(name) for name, _, _ in shown)
     text_width = max(len(text) for _, text, _ in shown)
@@ -55,7 +55,7 @@ def settings_lines(values: Values) -> list[str]:
 
 
 def shown_value(values: Values, option: Option) -> str:
-    """Return an option's value as a file would hold it; `-` if it is not set."""
+    """Return an option's value as in a file; `-` if it is not set."""
     if option.is_flag:
         return "true" if values.flag(option.name) else "false"
     return values.text(option.name) or "-"
@@ -73,20 +73,20 @@ def _map_lines(spec: LaunchSpec) -> Iterator[str]:
     for rank in range(world_size):
         yield f"rank {rank:<4}  local rank {rank}"
     for spare in range(spares):
-        yield f"spare {spare:<3}  waits for any rank"
+        yield f"spare {spare:<3}  for any rank"
     if not spares:
-        yield "no spares: the place of a rank that dies is started again"
+        yield "no spares: a lost rank is started again"
 
 
 def _machines(values: Values, spec: LaunchSpec) -> int:
-    """Return how many machines are to be imagined: as many as were asked for, unless the user says another number."""
+    """Return the number of machines to show: --simulate-nodes, else as many as the job needs."""
     if values.text("simulate_nodes"):
         return values.count("simulate_nodes", 1)
     return spec.settings.nodes + spec.settings.spare_nodes
 
 
 def _node_lines(spec: LaunchSpec, machines: int) -> Iterator[str]:
-    """Yield the map of machines that arrive one after the other, none of them near another."""
+    """Yield the map of machines in order of arrival, each in its own failure domain."""
     names = [NodeId(f"node {at}") for at in range(machines)]
     yield from outline(spec.settings, [NodeRecord(name, Place(name=name), at) for at, name in enumerate(names)])
 

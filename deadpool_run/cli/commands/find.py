@@ -1,4 +1,4 @@
-"""Which run a command is about."""
+"""Finding the run that a command is about."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +12,12 @@ from deadpool_run.view.client import ControlClient, connect
 RunDir = Annotated[
     Path | None,
     typer.Option(
-        "--run-dir", metavar="DIR", help="The run's directory. Not given: $DEADPOOL_RUN_DIR, else the newest live run."
+        "--run-dir", metavar="DIR", help="The run's directory. Default: $DEADPOOL_RUN_DIR, else the newest live run."
     ),
 ]
 
 
 def find_run(run_dir: Path | None, environment: Mapping[str, str]) -> ControlClient:
-    """Connect to the named run, else to that of $DEADPOOL_RUN_DIR, else to the newest. Raises `NoSuchRunError`."""
+    """Connect to the named run, else to $DEADPOOL_RUN_DIR, else to the newest live run. Raises `NoSuchRunError`."""
     inherited = environment.get("DEADPOOL_RUN_DIR")
     return connect(run_dir or (Path(inherited) if inherited else None), state_dir(environment))

@@ -1,14 +1,13 @@
-"""`deadpool-run [OPTIONS] SCRIPT [ARGS]...`: starts a job."""
+"""`deadpool-run [OPTIONS] SCRIPT [ARGS]...`: start a job."""
 
-import inspect
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -18,6 +17,7 @@ from deadpool_run.cli.cluster import slurm_place
 from deadpool_run.cli.cluster.spec_builder import Launch, plan
 from deadpool_run.cli.options.config import NO_FILE, read_config
 from deadpool_run.cli.options.machine import existing_token, look_around
+from deadpool_run.cli.options.parameters import Target, with_options
 from deadpool_run.cli.options.resolve import Values, resolve
 from deadpool_run.cli.options.table import OPTIONS
 from deadpool_run.errors import UsageError
@@ -25,27 +25,27 @@ from deadpool_run.errors import UsageError
 COMMANDS = {
     "check": "kill each rank once, and compare the weights with those of a run without a fault",
     "status": "show a live run: its ranks, spares and last repairs",
-    "kill-rank": "end a rank's process, to see it replaced",
-    "config show": "print every option, its value and where that comes from",
-    "env": "print what a bug report needs",
+    "kill-rank": "kill a rank's process, to see it replaced",
+    "config show": "print every option, its value and its source",
+    "env": "print versions and variables for a bug report",
 }
 
 EXAMPLES = (
-    "torchrun's line as it is: `deadpool-run --nproc-per-node 4 train.py --lr 3e-4`",
+    "The same line as torchrun: `deadpool-run --nproc-per-node 4 train.py --lr 3e-4`",
     "With two spares: `deadpool-run --nproc-per-node 4 --spares 2 train.py`",
-    "What would be started: `deadpool-run --dry-run --nproc-per-node gpu --spares 1 -m my.train`",
+    "Only print what would be started: `deadpool-run --dry-run --nproc-per-node gpu --spares 1 -m my.train`",
 )
 
 VARIABLES = (
-    "Each option is also read from DEADPOOL_NAME, torchrun's also from PET_NAME, then from the configuration file. "
-    "Underscores may stand for dashes."
+    "An option that is not on the command line is read from DEADPOOL_NAME, torchrun's options also from PET_NAME, "
+    "then from the configuration file. Underscores in option names work like dashes."
 )
 
 EPILOG = "\n\n".join(("Examples", *EXAMPLES, "Commands: " + ", ".join(COMMANDS) + " (each has --help)", VARIABLES))
 
 
 def resolved(given: Mapping[str, Any], environment: Mapping[str, str]) -> Values:
-    """Return every option's value, the configuration file's and Slurm's among them. Raises `UsageError`."""
+    """Return the value of every option, from all its sources. Raises `UsageError`."""
     first = Values(resolve(given, environment, {}))
     file = NO_FILE if first.flag("no_config") else read_config(first.text("config"), environment)
     written = Values(resolve(given, environment, file.content, file.name))
@@ -53,8 +53,9 @@ def resolved(given: Mapping[str, Any], environment: Mapping[str, str]) -> Values
     return Values(resolve(given, environment, file.content, file.name, found))
 
 
-def launch(*, target: list[str] | None = None, **given: str | bool | None) -> None:
-    """Train with spares: torchrun's command line, and a lost rank's place is taken by a spare, in place."""
+@with_options(OPTIONS)
+def launch(*, target: Target = None, **given: str | bool | None) -> None:
+    """Train with spares: takes torchrun's command line, and replaces a lost rank in place."""
     values = resolved(given, os.environ)
     if not target:
         raise UsageError("no script to run\nwrite `deadpool-run [OPTIONS] SCRIPT [ARGS]...`; --help lists the options")
@@ -62,7 +63,7 @@ def launch(*, target: list[str] | None = None, **given: str | bool | None) -> No
     nodes = slurm_place.nodes_to_start(values, place)
     here = look_around(os.environ)
     if values.flag("dry_run") or nodes:
-        here = replace(here, token=existing_token)  # make none: those who are started get theirs
+        here = replace(here, token=existing_token)  # create none: the agents on the nodes get theirs
     elif place is not None:
         here = replace(here, token=slurm_place.token_reader(values, os.environ, place, here.token))
     planned = plan(values, tuple(target), here)
@@ -92,51 +93,26 @@ def _start(planned: Launch) -> int:
         return run(planned.spec)
     except OSError as error:
         if error.filename is None:
-            raise  # not of a path that the user could choose otherwise
-        raise UsageError(f"{error.filename}: {error.strerror}\ngive another place: --run-dir, --log-dir") from error
+            raise  # no path of the user's
+        raise UsageError(
+            f"{error.filename}: {error.strerror}\nchoose another place with --run-dir or --log-dir"
+        ) from error
+
+
+def refuse_missing_script(name: str) -> None:
+    """Raise `UsageError` if there is no such file."""
+    if not Path(name).exists():
+        close = get_close_matches(name, COMMANDS, n=1)
+        hint = f"for the command, run `deadpool-run {close[0]}`; " if close else ""
+        raise UsageError(f"script {name!r}: no such file in {Path.cwd()}\n{hint}for a module, write -m {name}")
 
 
 def _check_target(spec: LaunchSpec) -> None:
-    """Refuse what would fail in every worker in the same way."""
+    """Refuse a script, program or interpreter that every worker would fail to start."""
     name = spec.target.argv[0]
-    if spec.target.mode is Mode.PATH and not Path(name).exists():
-        close = get_close_matches(name, COMMANDS, n=1)
-        hint = f"for the command, write `deadpool-run {close[0]}`; " if close else ""
-        raise UsageError(f"script {name!r}: no such file in {Path.cwd()}\n{hint}for a module, write -m {name}")
+    if spec.target.mode is Mode.PATH:
+        refuse_missing_script(name)
     if spec.target.mode is Mode.EXEC and shutil.which(name) is None:
-        raise UsageError(f"program {name!r}: not found\ngive its path, or leave --no-python out for a Python script")
+        raise UsageError(f"program {name!r}: not found\ngive its path, or remove --no-python for a Python script")
     if spec.start_method is StartMethod.SPAWN and shutil.which(spec.python) is None:
         raise UsageError(f"interpreter {spec.python!r}: not found\ncorrect or unset PYTHON_EXEC")
-
-
-def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a function that takes `target` and every option by name the signature that typer reads."""
-    parameters = [
-        inspect.Parameter(
-            option.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                bool | None if option.is_flag else str | None,
-                typer.Option(
-                    *(option.short, option.flag) if option.short else (option.flag,),
-                    metavar=option.metavar or "",
-                    help=option.help + (f" Default: {option.default}." if option.default else ""),
-                    rich_help_panel=option.panel,
-                    show_default=False,
-                ),
-            ],
-        )
-        for option in OPTIONS
-    ]
-    target = inspect.Parameter(
-        "target",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]...", show_default=False, hidden=True)
-        ],
-    )
-    function.__signature__ = inspect.Signature([*parameters, target])  # type: ignore[attr-defined]
-    function.__annotations__ = {each.name: each.annotation for each in (*parameters, target)}
-    return function

@@ -1,4 +1,4 @@
-"""`deadpool-run config show` and `deadpool-run env`: what is set, and what is installed."""
+"""`deadpool-run config show` and `deadpool-run env`."""
 
 import os
 import platform
@@ -17,23 +17,23 @@ _PREFIXES = ("DEADPOOL_", "PET_", "TORCH", "NCCL_", "GLOO_", "CUDA_", "OMP_", "M
 
 def config_show(
     *,
-    config: Annotated[str | None, typer.Option(metavar="FILE", help="As for a run.")] = None,
-    no_config: Annotated[bool | None, typer.Option("--no-config", help="As for a run.")] = None,
+    config: Annotated[str | None, typer.Option(metavar="FILE", help="As in a run.")] = None,
+    no_config: Annotated[bool | None, typer.Option("--no-config", help="As in a run.")] = None,
 ) -> None:
-    """Print every option's value as a run would take it, and where it comes from."""
-    from deadpool_run.cli.commands.dry_run import settings_lines  # noqa: PLC0415 - a launch does without the core
+    """Print every option with the value that a run would use, and its source."""
+    from deadpool_run.cli.commands.dry_run import settings_lines  # noqa: PLC0415 - a launch does not need it
 
     values = resolved({"config": config, "no_config": no_config}, os.environ)
     sys.stdout.write("".join(f"{line}\n" for line in settings_lines(values)))
 
 
 def env() -> None:
-    """Print versions and variables: paste it into a bug report."""
+    """Print versions and variables for a bug report."""
     lines = [f"{name:<14}{_version(name)}" for name in _PACKAGES]
     lines += [
         f"{'python':<14}{platform.python_version()} ({sys.executable})",
         f"{'system':<14}{platform.platform()}",
-        f"{'CPUs':<14}{os.cpu_count()}, {len(os.sched_getaffinity(0))} of them ours",
+        f"{'CPUs':<14}{os.cpu_count()}, {len(os.sched_getaffinity(0))} usable",
         f"{'GPUs':<14}{count_gpus(os.environ, DEVICES)}",
     ]
     lines += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)]

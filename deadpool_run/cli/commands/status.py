@@ -1,4 +1,4 @@
-"""`deadpool-run status`: shows a live run."""
+"""`deadpool-run status`: show a live run."""
 
 import os
 import sys
@@ -14,16 +14,18 @@ from deadpool_run.errors import NoSuchRunError
 def status(
     *,
     run_dir: RunDir = None,
-    once: Annotated[bool, typer.Option("--once", help="Show one snapshot, on a terminal too.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Follow the run to its end, into a pipe or file too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON: one object, or with --watch one a line.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the status once, also on a terminal.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Print the status after each change until the run ends.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; with --watch, one per line.")] = False,
     slurm_job: Annotated[
-        str | None, typer.Option("--slurm-job", metavar="ID", help="Look from a node of this Slurm job.")
+        str | None, typer.Option("--slurm-job", metavar="ID", help="Ask from a node of this Slurm job.")
     ] = None,
 ) -> None:
-    """Show a live run: its ranks, spares and last repairs. On a terminal a live table, elsewhere one snapshot.
+    """Show a live run: its ranks, spares and last repairs. On a terminal it is a live table.
 
-    Exit codes: 0 healthy or starting; 3 unprotected, under repair, ending, or short of spares; 4 no such run.
+    Exit codes: 0 healthy or starting; 3 unprotected, recovering, ending or short of spares; 4 no such run.
     """
     chosen = {"--once": once, "--watch": watch, "--json": as_json}
     words = tuple(word for word, given in chosen.items() if given)
@@ -40,7 +42,7 @@ def status(
             raise
         raise typer.Exit(_through_slurm(job, words, run_dir)) from None
     with found as run:
-        from deadpool_run.view import watch as view  # noqa: PLC0415 - help and a missing run do without rich
+        from deadpool_run.view import watch as view  # noqa: PLC0415 - help does not need rich
 
         if terminal and not once and not as_json:
             from rich.console import Console  # noqa: PLC0415 - as above

@@ -1,4 +1,4 @@
-"""What torchrun's options ask for that means little here: checked as torchrun checks it, then said once. Pure."""
+"""torchrun's options without effect here: checked as torchrun checks them, and noted once. Pure."""
 
 from collections.abc import Callable, Iterator
 
@@ -16,14 +16,14 @@ def check(values: Values, plugins: Callable[[str], frozenset[str]]) -> None:
     """Refuse what torchrun would refuse. `plugins` returns the names of an entry point's group. Raises `UsageError`."""
     backend = values.text("rdzv_backend")
     if not values.flag("standalone") and backend not in _BACKENDS and backend not in plugins("torchrun.handlers"):
-        raise values.refuse("rdzv_backend", "there is no such rendezvous", "write static or c10d, or leave it out")
+        raise values.refuse("rdzv_backend", "no such rendezvous backend", "write static or c10d, or remove the option")
     if values.text("event_log_handler") not in _EVENT_HANDLERS:
         raise values.refuse(
-            "event_log_handler", "there is no such handler", f"write one of {', '.join(sorted(_EVENT_HANDLERS))}"
+            "event_log_handler", "no such handler", f"write one of {', '.join(sorted(_EVENT_HANDLERS))}"
         )
     specs = values.text("logs_specs")
     if specs and specs not in plugins("torchrun.logs_specs"):
-        raise values.refuse("logs_specs", "no such plugin is installed", "leave it out, or install the plugin")
+        raise values.refuse("logs_specs", "no such plugin is installed", "remove the option, or install the plugin")
     if values.text("monitor_interval"):
         values.seconds("monitor_interval", or_zero=True)
     rendezvous_settings(values)
@@ -35,13 +35,13 @@ def rendezvous_settings(values: Values) -> dict[str, str]:
     for word in values.words("rdzv_conf"):
         key, equals, value = word.partition("=")
         if not (key.strip() and equals and value.strip()):
-            raise values.refuse("rdzv_conf", f"{word!r} is no setting", "write NAME=VALUE, separated by commas")
+            raise values.refuse("rdzv_conf", f"{word!r} is not a setting", "write NAME=VALUE, separated by commas")
         found[key.strip()] = value.strip()
     return found
 
 
 def join_timeout_s(values: Values) -> float:
-    """Return how long machines are waited for: --join-timeout, else that of --rdzv-conf. Raises `UsageError`."""
+    """Return --join-timeout, else join_timeout of --rdzv-conf. Raises `UsageError`."""
     text = rendezvous_settings(values).get("join_timeout")
     if values["join_timeout"].is_set or text is None:
         return values.seconds("join_timeout")
@@ -57,7 +57,7 @@ def join_timeout_s(values: Values) -> float:
 
 
 def notes(values: Values, ranks: int, *, several: bool) -> Iterator[str]:
-    """Yield what is accepted but has no effect, in one sentence each."""
+    """Yield a sentence for each option that is accepted but has no effect."""
     heeded = _HEEDED | (_HEEDED_AMONG_SEVERAL if several else frozenset())
     heeded |= {"rdzv_conf"} if set(rendezvous_settings(values)) == {"join_timeout"} and several else frozenset()
     inert = [option for option in BY_NAME.values() if option.panel == INERT and option.name not in heeded]

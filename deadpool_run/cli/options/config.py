@@ -1,4 +1,4 @@
-"""The configuration file: where it is looked for, and what it holds."""
+"""The configuration file: finding and reading it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ LOCAL_FILE = "deadpool.yaml"
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file's content; without one, both are empty."""
+    """A file and its content; both are empty if there is no file."""
 
     name: str
     content: Mapping[str, object]
@@ -22,7 +22,7 @@ NO_FILE = ConfigFile("", {})
 
 
 def read_config(named: str, environment: Mapping[str, str]) -> ConfigFile:
-    """Return the named file, else the one of this directory, else the user's. Raises `UsageError`."""
+    """Return the named file, else ./deadpool.yaml, else the user's file. Raises `UsageError`."""
     if named:
         return _read(Path(named))
     places = (Path(LOCAL_FILE), xdg_dir(environment, "XDG_CONFIG_HOME", ".config") / "deadpool" / "config.yaml")
@@ -31,18 +31,20 @@ def read_config(named: str, environment: Mapping[str, str]) -> ConfigFile:
 
 
 def _read(path: Path) -> ConfigFile:
-    import yaml  # noqa: PLC0415 - help and most runs need none
+    import yaml  # noqa: PLC0415 - most runs have no file
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
-            f"{path}: cannot be read: {error.strerror}\nname another file with --config, or give --no-config"
+            f"{path}: cannot be read: {error.strerror}\nname another file with --config, or add --no-config"
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not YAML: {error}\nwrite one `option: value` a line, or give --no-config") from error
+        raise UsageError(
+            f"{path}: not YAML: {error}\nwrite one `option: value` per line, or add --no-config"
+        ) from error
     if content is None:
         return ConfigFile(str(path), {})
     if not isinstance(content, dict):
-        raise UsageError(f"{path}: holds no mapping of options\nwrite one `option: value` a line, or give --no-config")
+        raise UsageError(f"{path}: not a mapping of options\nwrite one `option: value` per line, or add --no-config")
     return ConfigFile(str(path), content)

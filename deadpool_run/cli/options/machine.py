@@ -1,4 +1,4 @@
-"""What the command line must know of this machine, found without importing torch."""
+"""Facts about this machine (GPUs, CPUs, addresses, token), found without importing torch."""
 
 import contextlib
 import os
@@ -21,30 +21,30 @@ _GPU_NODE = re.compile(r"nvidia[0-9]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What option values are resolved against."""
+    """Facts about this machine that option values depend on."""
 
     environment: Mapping[str, str]
     cpus: int
     gpus: int
     host_names: frozenset[str]
-    """Names and addresses by which an endpoint can mean this machine."""
+    """Names and addresses of this machine that an endpoint may use."""
     bind: Callable[[BindingMode, int], Mapping[int, frozenset[int]]] = lambda _mode, _ranks: {}
-    """Returns the CPUs near the GPU of each of so many local ranks."""
+    """Returns the CPUs near the GPU of each local rank, given the number of ranks."""
     python: str
     state_dir: Path
-    """Where run directories go by default."""
+    """Default parent of run directories."""
     fresh_run_id: str
-    """Names the run if the user does not."""
+    """Name of the run if the user gives none."""
     host_name: str = "localhost"
-    """What this machine is called by its scheduler, or calls itself."""
+    """Name of this machine in its scheduler, else its own."""
     plugins: Callable[[str], frozenset[str]] = lambda _: frozenset()
-    """Returns the names of the entry points of a group, such as torchrun's plugins have."""
+    """Returns the entry points of a group, such as torchrun's plugins."""
     token: Callable[[str], bytes] = lambda _: b""
-    """Reads the job's token: of the file of this name, or if there is none, what the environment or the user has."""
+    """Reads the job's token from the named file; without a name, from the environment or the user's own file."""
 
 
 def look_around(environment: Mapping[str, str]) -> Surroundings:
-    """Look at the machine that we run on."""
+    """Return the facts about this machine."""
     return Surroundings(
         environment=environment,
         # As torchrun counts them: a batch system or taskset may leave fewer than there are.
@@ -62,9 +62,9 @@ def look_around(environment: Mapping[str, str]) -> Surroundings:
 
 
 def find_token(name: str, environment: Mapping[str, str]) -> bytes:
-    """Return the token of the file of this name, else DEADPOOL_TOKEN, else the user's own. Raises `UsageError`.
+    """Return the token of the named file, else DEADPOOL_TOKEN, else that of the user's own file. Raises `UsageError`.
 
-    The last is made when it is first needed, with mode 0600; on machines that share a home directory it is the same.
+    The user's file is created when first needed, with mode 0600. Machines that share a home directory share it.
     """
     if name:
         return read_token(Path(name))
@@ -78,25 +78,25 @@ def find_token(name: str, environment: Mapping[str, str]) -> bytes:
         os.write(fd, secrets.token_hex(32).encode())
         os.close(fd)
         with contextlib.suppress(FileExistsError):
-            path.hardlink_to(draft)  # whole, or not at all; whoever was first has made it
+            path.hardlink_to(draft)  # complete or not at all, and the first process wins
         draft.unlink()
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror}\nset DEADPOOL_TOKEN, or give --token-file, the same on every machine"
+            f"{path}: {error.strerror}\nset DEADPOOL_TOKEN or --token-file to the same token on every machine"
         ) from error
     return read_token(path)
 
 
 def existing_token(name: str) -> bytes:
-    """Return the token of the file of this name; without one nothing, for those who make nothing. Raises `UsageError`."""
+    """Return the token of the named file; empty without a name. Creates nothing. Raises `UsageError`."""
     return read_token(Path(name)) if name else b""
 
 
 def count_gpus(environment: Mapping[str, str], devices: Path) -> int:
-    """Return how many GPUs CUDA will show, by its device nodes and CUDA_VISIBLE_DEVICES.
+    """Return the number of GPUs that CUDA will show, from device nodes and CUDA_VISIBLE_DEVICES.
 
-    NVIDIA_VISIBLE_DEVICES is not read: the container runtime has made the device nodes accordingly, and elsewhere CUDA
-    does not heed it.
+    NVIDIA_VISIBLE_DEVICES is not read: the container runtime created the device nodes from it, and CUDA itself
+    ignores it.
     """
     nodes = sum(1 for node in devices.iterdir() if _GPU_NODE.fullmatch(node.name))
     visible = environment.get("CUDA_VISIBLE_DEVICES")
@@ -124,7 +124,7 @@ def _host_names() -> frozenset[str]:
 
 
 def _addresses() -> set[str]:
-    import psutil  # noqa: PLC0415 - help and status do without it
+    import psutil  # noqa: PLC0415 - help and status don't need it
 
     return {
         address.address.partition("%")[0]
@@ -135,12 +135,12 @@ def _addresses() -> set[str]:
 
 
 def state_dir(environment: Mapping[str, str]) -> Path:
-    """Return the directory that holds run directories: the XDG base directory specification's place for state."""
+    """Return the parent of run directories: the state directory of the XDG base directory specification."""
     return xdg_dir(environment, "XDG_STATE_HOME", ".local/state") / "deadpool-run"
 
 
 def xdg_dir(environment: Mapping[str, str], variable: str, below_home: str) -> Path:
-    """Return a base directory of the XDG specification, which has relative values ignored."""
+    """Return a base directory of the XDG specification, which says to ignore relative values."""
     given = Path(environment.get(variable, ""))
     home = Path(environment["HOME"]) if environment.get("HOME") else Path.home()
     return given if given.is_absolute() else home / below_home
@@ -151,7 +151,7 @@ def read_token(path: Path) -> bytes:
     try:
         token = path.read_bytes().strip()
     except OSError as error:
-        raise UsageError(f"token file {path}: {error.strerror}\ngive another with --token-file") from error
+        raise UsageError(f"token file {path}: {error.strerror}\nname another file with --token-file") from error
     if not token:
-        raise UsageError(f"token file {path} is empty\nput some random text into it, the same on every machine")
+        raise UsageError(f"token file {path} is empty\nwrite the same random text into it on every machine")
     return token

@@ -1,6 +1,6 @@
-"""What an option of the command line is, and the panels that help shows them in."""
+"""One option of the command line, and the panels of the help."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 TORCHRUN = "torchrun's options"
 SPARES = "Spares and recovery"
@@ -8,31 +8,31 @@ DURABLE = "Durable checkpoints"
 LOGS = "Output and logs"
 RUN = "This run"
 NODES = "Several machines"
-INERT = "torchrun's options that mean little here (accepted, said once)"
+INERT = "Accepted for compatibility with torchrun (little or no effect)"
 PANELS = (TORCHRUN, SPARES, NODES, DURABLE, LOGS, RUN, INERT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
-    """One option. Its long flag, its environment variables and its key in a file all follow from `name`."""
+    """One option. Its long flag, environment variables and key in a file follow from `name`."""
 
     name: str
     """Words joined by `_`, as in torchrun's destination."""
-    panel: str
     metavar: str | None
     """None: a flag that takes no value."""
     help: str
+    panel: str = ""
     default: str = ""
-    """As it would be written on the command line; empty: not set, and `help` says what happens then."""
+    """As on the command line. Empty: not set, and `help` says what happens then."""
     short: str = ""
     torchrun: bool = True
-    """torchrun has it too, so that its `PET_*` variable counts."""
+    """torchrun has it too: its `PET_*` variable is read."""
     env: bool = True
     """False: neither variable is read."""
     also_read: tuple[str, ...] = ()
-    """Variables of torch's own beside `PET_*`, weaker than it."""
+    """Variables of torch that are read after `PET_*`."""
     in_file: bool = True
-    """False: it makes no sense in a configuration file."""
+    """False: a configuration file cannot set it."""
 
     @property
     def flag(self) -> str:
@@ -41,7 +41,7 @@ class Option:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The environment variables that set it, the stronger first."""
+        """The environment variables that set it, the strongest first."""
         if not self.env:
             return ()
         upper = self.name.upper()
@@ -51,3 +51,8 @@ class Option:
     def is_flag(self) -> bool:
         """Whether it takes no value."""
         return self.metavar is None
+
+
+def group(panel: str, *options: Option, torchrun: bool) -> tuple[Option, ...]:
+    """Return the options with their panel. `torchrun`: whether they are torchrun's."""
+    return tuple(replace(option, panel=panel, torchrun=torchrun) for option in options)

@@ -1,4 +1,4 @@
-"""The options as markdown, for docs/command-line.md: `python -m deadpool_run.cli.options.reference` prints them."""
+"""The table of options as Markdown for docs/command-line.md; run this module to print it."""
 
 import sys
 from collections.abc import Iterator

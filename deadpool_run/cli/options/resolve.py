@@ -1,6 +1,6 @@
-"""From the command line, the environment and a file to one value for each option, and where it came from. Pure.
+"""The value of each option and its source: command line, environment, file or default. Pure.
 
-A value stays text here (`1` and `0` for a flag), whichever way it came, so that a bad one is refused in the same words.
+A value stays text (`1` and `0` for a flag), so a bad one is refused in the same words whatever its source.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from deadpool_run.errors import UsageError
 
 DEFAULT = "default"
 DETECTED = "Slurm"
-"""As a source: found in the environment that the scheduler made."""
+"""Source of values found in the scheduler's variables."""
 INSIDE_WORKER = "DEADPOOL_WORKER"
-"""Set in a worker's environment. A launch from within a worker must not take the outer run's settings for its own."""
+"""Set in a worker's environment. A launch inside a worker must not use the outer run's settings."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -24,22 +24,22 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What an option was given, and by whom: `--spares`, `DEADPOOL_SPARES`, a file's name, `Slurm` or `default`."""
+    """An option's value and its source: `--spares`, `DEADPOOL_SPARES`, a file's name, `Slurm` or `default`."""
 
     text: str
     source: str
 
     @property
     def is_set(self) -> bool:
-        """Whether anybody asked for it."""
+        """Whether the user set it."""
         return self.source not in {DEFAULT, DETECTED}
 
 
 def canonical(args: Sequence[str]) -> list[str]:
-    """Return the arguments with options in their one spelling and a `--` before the script.
+    """Return the arguments with full option names and a `--` before the script.
 
-    As torchrun does: underscores are dashes, a long option may be cut short where only one fits, and a `--` right
-    before or right after the script is dropped. An unknown option is left for the parser to refuse.
+    As in torchrun, underscores work like dashes, a unique prefix of a long option is enough, and a `--` right before
+    or right after the script is dropped. Unknown options are left for the parser to refuse.
     """
     result: list[str] = []
     position = 0
@@ -60,7 +60,7 @@ def canonical(args: Sequence[str]) -> list[str]:
 
 
 def _spelled(arg: str) -> tuple[Option | None, str]:
-    """Return the option that an argument names, if it is one of the table, and the argument in its one spelling."""
+    """Return the option that an argument names, if any, and the argument with the full name."""
     if not arg.startswith("--"):
         return BY_SHORT.get(arg[:2]), arg
     name, equals, value = arg.partition("=")
@@ -79,10 +79,10 @@ def resolve(
     file_name: str = "",
     detected: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Value]:
-    """Return each option's value: command line, then `DEADPOOL_*`, `PET_*`, file, what was detected, default.
+    """Return each option's value from the first source that has one.
 
-    `given` maps names to what the command line held, None for nothing. An empty variable counts as unset. Raises
-    `UsageError` for a file that holds what is no option.
+    The order is: command line (`given`; None means not given), `DEADPOOL_*`, `PET_*`, file, detected, default. An empty
+    variable counts as unset. Raises `UsageError` if the file sets something that is not an option.
     """
     in_file = {_file_key(key, file_name): value for key, value in file.items()}
     values = {option.name: _value(option, given, environment, in_file, file_name) for option in OPTIONS}
@@ -132,12 +132,12 @@ def _file_text(option: Option, value: object, file_name: str) -> str:
         return _text(value)
     raise UsageError(
         f"{file_name}: `{option.name}` is a {type(value).__name__}, which is not a value for {option.flag}\n"
-        "give a text, a number, true or false, or a list of texts"
+        "write a string, a number, true, false or a list of strings"
     )
 
 
 class Values:
-    """The resolved options, read as what they stand for. Every reader raises `UsageError` naming source and value."""
+    """The resolved options, converted on access. Every reader raises `UsageError` with source and value."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = values
@@ -152,11 +152,11 @@ class Values:
         return UsageError(f"{where} {value.text!r}: {why}\n{advice}")
 
     def text(self, name: str) -> str:
-        """Return it as it was given."""
+        """Return the text."""
         return self._values[name].text
 
     def flag(self, name: str) -> bool:
-        """Return whether it is switched on."""
+        """Return the value of a flag."""
         text = self.text(name).strip().lower()
         if text in _TRUE:
             return True
@@ -165,7 +165,7 @@ class Values:
         raise self.refuse(name, "neither true nor false", "write 1 or 0, true or false")
 
     def count(self, name: str, at_least: int) -> int:
-        """Return it as a whole number."""
+        """Return a whole number."""
         try:
             number = int(self.text(name))
         except ValueError as error:
@@ -175,18 +175,18 @@ class Values:
         return number
 
     def seconds(self, name: str, *, or_zero: bool = False) -> float:
-        """Return it as a positive, finite duration, or as 0 where that has a meaning."""
+        """Return a positive, finite duration; with `or_zero` also 0."""
         try:
             seconds = float(self.text(name))
         except ValueError as error:
             raise self.refuse(name, "not a number of seconds", "write a number such as 30 or 0.5") from error
         if not 0 < seconds < float("inf") and not (or_zero and seconds == 0):
-            advice = "write a number such as 30 or 0.5" + (", or 0 to switch it off" if or_zero else "")
+            advice = "write a number such as 30 or 0.5" + (", or 0 to disable it" if or_zero else "")
             raise self.refuse(name, "not a positive number of seconds", advice)
         return seconds
 
     def choice(self, name: str, choices: Mapping[str, str]) -> str:
-        """Return what the given word stands for."""
+        """Return the meaning of the given word."""
         text = self.text(name)
         if text not in choices:
             raise self.refuse(name, "not one of its values", f"write one of {', '.join(choices)}")

@@ -1,256 +1,186 @@
-"""Every option of `deadpool-run SCRIPT`, as data: parsing, help, `config show` and the documentation are made from it."""
+"""The table of options: the source of parsing, help, `config show` and documentation."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from deadpool_run.cli.options.option import DURABLE, LOGS, NODES, RUN, SPARES, Option
+from deadpool_run.cli.options.option import DURABLE, LOGS, NODES, RUN, SPARES, Option, group
 from deadpool_run.cli.options.table_torchrun import INERT_OPTIONS, LOGS_OPTIONS, TORCHRUN_OPTIONS
 
-_SPARES = (
+_SPARES = group(
+    SPARES,
     Option(
-        name="spares",
-        panel=SPARES,
-        metavar="N",
+        "spares",
+        "N",
+        "Spares to keep ready: processes on one machine, whole machines with --nnodes. `2w` always means processes and `1n` machines; `1n,2w` sets both.",
         default="0",
-        torchrun=False,
-        help="Held ready beyond the ranks, to take the place of what dies: workers on one machine, whole machines where there are several. `2w` (workers), `1n` (machines) or `1n,2w` say it outright.",
     ),
     Option(
-        name="spare_mode",
-        panel=SPARES,
-        metavar="warm|hot",
+        "spare_mode",
+        "warm|hot",
+        "warm: spares have imported torch and the --preload modules. hot: spares have also rehearsed the script as one rank of their machine, so their model is built and compiled.",
         default="warm",
-        torchrun=False,
-        help="warm: a spare has imported torch and what --preload names. hot: it has also rehearsed the script as one rank of its machine, so that its model is built and its code compiled; for another rank it rehearses again.",
     ),
     Option(
-        name="drain_timeout",
-        panel=SPARES,
-        metavar="SECONDS",
+        "drain_timeout",
+        "SECONDS",
+        "How long a surviving rank may take to finish its interrupted step after a loss. After that it runs its script again from the top, in the same process.",
         default="30",
-        torchrun=False,
-        help="When a peer is lost, a rank whose step does not run to its end within so long runs its script again from the top, in the same process.",
     ),
     Option(
-        name="repair_timeout",
-        panel=SPARES,
-        metavar="SECONDS",
+        "repair_timeout",
+        "SECONDS",
+        "How long a rank may make no progress during a repair. After that the agent kills and replaces it.",
         default="60",
-        torchrun=False,
-        help="A member that makes no progress within a repair for so long is ended and replaced.",
     ),
     Option(
-        name="hang_timeout",
-        panel=SPARES,
-        metavar="SECONDS",
+        "hang_timeout",
+        "SECONDS",
+        "If no rank makes progress for this long, kill and replace the rank that the others wait for. Set it longer than anything that one rank does alone, such as an evaluation. 0 disables it.",
         default="600",
-        torchrun=False,
-        help="If no rank makes progress in its loop for so long, the rank that the others wait for is ended and replaced. It must be longer than anything that one rank does alone, such as an evaluation. 0: hangs are not looked for.",
     ),
     Option(
-        name="capture_interval",
-        panel=SPARES,
-        metavar="STEPS",
+        "capture_interval",
+        "STEPS",
+        "Steps between two snapshots in memory, and so the most that a loss repeats (less than twice as many if copies to other machines are late). Doubled while snapshots do not keep up.",
         default="1",
-        torchrun=False,
-        help="Steps between two snapshots in memory, and so the most that a loss repeats (less than twice as many if copies to other machines are late). Doubled while captures do not keep up.",
     ),
     Option(
-        name="preload",
-        panel=SPARES,
-        metavar="MODULES",
-        torchrun=False,
-        help="Modules, separated by commas, that the fork server imports once for all workers, besides torch.",
+        "preload",
+        "MODULES",
+        "Modules, separated by commas, that the fork server imports once for all workers, in addition to torch.",
     ),
+    torchrun=False,
 )
 
 _NODES = (
-    Option(
-        name="rdzv_endpoint",
-        panel=NODES,
-        metavar="HOST:PORT",
-        help="Where the first machine listens for the others: an address of it, the same on all. Several, separated by commas, are tried in turn. The default port is 29400. Or a folder on a disk that all share, as an absolute path: whoever comes first listens, and says there where.",
+    *group(
+        NODES,
+        Option(
+            "rdzv_endpoint",
+            "HOST:PORT",
+            "Address and port on which the first machine listens, the same on all machines (default port 29400). Separate several by commas. Or the absolute path of a shared folder: the first machine to arrive writes its address there.",
+        ),
+        Option("node_rank", "N", "Position of this machine among those that hold ranks. Default: order of arrival."),
+        torchrun=True,
     ),
-    Option(
-        name="node_rank",
-        panel=NODES,
-        metavar="N",
-        help="This machine's place among those that hold ranks. Not set: in order of arrival.",
-    ),
-    Option(
-        name="node_timeout",
-        panel=NODES,
-        metavar="SECONDS",
-        default="5",
+    *group(
+        NODES,
+        Option(
+            "node_timeout",
+            "SECONDS",
+            "How long a machine may be silent before it counts as lost. A machine whose connections are closed is lost at once.",
+            default="5",
+        ),
+        Option(
+            "join_timeout",
+            "SECONDS",
+            "How long to wait for enough machines, at the start and after a loss.",
+            default="600",
+        ),
+        Option(
+            "replicas",
+            "N",
+            "Copies of each rank's snapshots on other machines: the number of machines that may be lost at once.",
+            default="1",
+        ),
+        Option(
+            "replica_bandwidth",
+            "BYTES",
+            "Limit on the bytes per second that a machine's copies use, such as 500M or 2G. Default: no limit.",
+        ),
+        Option(
+            "replica_streams",
+            "N",
+            "Connections over which one rank's large snapshots are sent. Default: 4 in all for the ranks of a machine.",
+        ),
+        Option(
+            "topology",
+            "LABEL",
+            "Label of this machine's failure domain, such as its switch. Copies go to machines with another label; spares come from the same label first.",
+        ),
+        Option("node_name", "NAME", "Name of this machine. Default: its host name."),
+        Option(
+            "token_file",
+            "FILE",
+            "File with the job's secret, the same on all machines; anyone who has it can join. Default: DEADPOOL_TOKEN, else a file below ~/.local/state, created when it is first needed.",
+        ),
         torchrun=False,
-        help="A machine that is silent for so long is lost. One whose connections are closed is lost at once.",
-    ),
-    Option(
-        name="join_timeout",
-        panel=NODES,
-        metavar="SECONDS",
-        default="600",
-        torchrun=False,
-        help="Too few machines for the ranks are waited for so long, at the start and after a loss.",
-    ),
-    Option(
-        name="replicas",
-        panel=NODES,
-        metavar="N",
-        default="1",
-        torchrun=False,
-        help="Copies of each rank's snapshot on other machines: so many may be lost at once.",
-    ),
-    Option(
-        name="replica_bandwidth",
-        panel=NODES,
-        metavar="BYTES",
-        torchrun=False,
-        help="The most that a machine's copies take per second, such as 500M or 2G. Not set: all there is.",
-    ),
-    Option(
-        name="replica_streams",
-        panel=NODES,
-        metavar="N",
-        torchrun=False,
-        help="Connections that one rank's large snapshots are sent over. Not set: so many that the machine's ranks have 4 in all.",
-    ),
-    Option(
-        name="topology",
-        panel=NODES,
-        metavar="LABEL",
-        torchrun=False,
-        help="What this machine shares with its neighbours, such as a switch. Copies go to machines with another label, spares are taken from the same one first.",
-    ),
-    Option(
-        name="node_name",
-        panel=NODES,
-        metavar="NAME",
-        torchrun=False,
-        help="What this machine is called. Not set: its host name.",
-    ),
-    Option(
-        name="token_file",
-        panel=NODES,
-        metavar="FILE",
-        torchrun=False,
-        help="A secret that all machines of the job have; who has it can join. Not set: DEADPOOL_TOKEN, else a file of your own below ~/.local/state, made when it is first needed.",
     ),
 )
 
-_DURABLE = (
+_DURABLE = group(
+    DURABLE,
     Option(
-        name="durable",
-        panel=DURABLE,
-        metavar="DIR|URL",
-        torchrun=False,
-        help="Where snapshots are also written to, as torch.distributed.checkpoint does; URLs need `deadpool-run[fsspec]`. Not set: they are in memory only.",
+        "durable",
+        "DIR|URL",
+        "Directory or URL for checkpoints on disk, in the format of torch.distributed.checkpoint. URLs need `deadpool-run[fsspec]`. Default: snapshots stay in memory only.",
     ),
     Option(
-        name="durable_every",
-        panel=DURABLE,
-        metavar="N|MINUTES",
+        "durable_every",
+        "N|MINUTES",
+        "Steps (`100`) or minutes (`10m`) between two checkpoints. One more is written at the end of the job.",
         default="10m",
-        torchrun=False,
-        help="How often: after so many steps (`100`) or minutes (`10m`), the newest snapshot that all ranks have. One more is written at the end of the job.",
     ),
+    Option("durable_keep", "N", "Number of checkpoints to keep; older ones are removed.", default="2"),
     Option(
-        name="durable_keep",
-        panel=DURABLE,
-        metavar="N",
-        default="2",
-        torchrun=False,
-        help="How many of the newest checkpoints are kept.",
-    ),
-    Option(
-        name="durable_timeout",
-        panel=DURABLE,
-        metavar="SECONDS",
+        "durable_timeout",
+        "SECONDS",
+        "How long a machine may take to read a checkpoint, or to write one (with several machines: each step of writing). After that it gives up, because lost storage may never answer.",
         default="1800",
-        torchrun=False,
-        help="How long a machine may take to write a checkpoint (of several machines, each step of it), or to read one, before it is given up: storage that is gone may never answer.",
     ),
     Option(
-        name="resume",
-        panel=DURABLE,
-        metavar="auto|never|PATH",
+        "resume",
+        "auto|never|PATH",
+        "auto: start from the newest complete checkpoint in --durable, if there is one. never: start at step 0, and refuse a place that holds checkpoints. PATH: start from this checkpoint or fail.",
         default="auto",
-        torchrun=False,
-        help="auto: go on from the newest checkpoint in --durable that is whole, if there is any. never: begin at step 0, and refuse a place that holds checkpoints. Else this checkpoint, or the job does not begin.",
     ),
     Option(
-        name="on_usr1",
-        panel=DURABLE,
-        metavar="exit|save",
+        "on_usr1",
+        "exit|save",
+        "With --durable, SIGUSR1 writes a checkpoint at once. exit: the job then ends with code 75, to be queued again. save: training continues.",
         default="exit",
-        torchrun=False,
-        help="With --durable, SIGUSR1 has a checkpoint written at once. exit: then the job ends with code 75, to be queued again. save: training goes on.",
     ),
+    torchrun=False,
 )
 
-_LOGS = (
-    *LOGS_OPTIONS,
+_LOGS = group(
+    LOGS,
     Option(
-        name="color",
-        panel=LOGS,
-        metavar="auto|always|never",
+        "color",
+        "auto|always|never",
+        "Colour of deadpool-run's own messages. auto respects NO_COLOR and FORCE_COLOR.",
         default="auto",
-        torchrun=False,
-        help="Colour of our own messages. NO_COLOR and FORCE_COLOR are read too.",
     ),
+    torchrun=False,
 )
 
-_RUN = (
+_RUN = group(
+    RUN,
+    Option("run_id", "NAME", "Name of this run. Default: --rdzv-id, else the time and four random characters."),
     Option(
-        name="run_id",
-        panel=RUN,
-        metavar="NAME",
-        torchrun=False,
-        help="Name of this run. Not set: --rdzv-id, else the time and a few random letters.",
+        "run_dir",
+        "DIR",
+        "Directory for this run's control socket and records. Default: a directory named after the run in $XDG_STATE_HOME/deadpool-run, by default below ~/.local/state.",
     ),
     Option(
-        name="run_dir",
-        panel=RUN,
-        metavar="DIR",
-        torchrun=False,
-        help="Directory of this run's control socket and records. Not set: $XDG_STATE_HOME/deadpool-run/NAME, by default below ~/.local/state.",
-    ),
-    Option(
-        name="config",
-        panel=RUN,
-        metavar="FILE",
-        torchrun=False,
+        "config",
+        "FILE",
+        "YAML file of options. Default: ./deadpool.yaml, else $XDG_CONFIG_HOME/deadpool/config.yaml, if there is one.",
         in_file=False,
-        help="YAML file of options. Not set: ./deadpool.yaml, else $XDG_CONFIG_HOME/deadpool/config.yaml, if there is one.",
+    ),
+    Option("no_config", None, "Read no configuration file.", in_file=False),
+    Option("simulate_nodes", "N", "With --dry-run: the number of machines to assume.", in_file=False),
+    Option(
+        "no_slurm",
+        None,
+        "Ignore Slurm's variables: don't start agents on the nodes of a job, and don't take the number of nodes from Slurm.",
     ),
     Option(
-        name="no_config", panel=RUN, metavar=None, torchrun=False, in_file=False, help="Read no configuration file."
+        "dry_run", None, "Print what would be started, and each setting with its source; start nothing.", in_file=False
     ),
-    Option(
-        name="simulate_nodes",
-        panel=RUN,
-        metavar="N",
-        torchrun=False,
-        in_file=False,
-        help="With --dry-run: as if so many machines had come.",
-    ),
-    Option(
-        name="no_slurm",
-        panel=RUN,
-        metavar=None,
-        torchrun=False,
-        help="Do not look at Slurm's variables: neither start agents on the nodes of a job, nor take their number from it.",
-    ),
-    Option(
-        name="dry_run",
-        panel=RUN,
-        metavar=None,
-        torchrun=False,
-        in_file=False,
-        help="Print what would be started, and each setting with where it comes from; start nothing.",
-    ),
+    torchrun=False,
 )
 
-OPTIONS = (*TORCHRUN_OPTIONS, *_SPARES, *_NODES, *_DURABLE, *_LOGS, *_RUN, *INERT_OPTIONS)
+OPTIONS = (*TORCHRUN_OPTIONS, *_SPARES, *_NODES, *_DURABLE, *LOGS_OPTIONS, *_LOGS, *_RUN, *INERT_OPTIONS)
 BY_NAME: Mapping[str, Option] = MappingProxyType({option.name: option for option in OPTIONS})
 BY_SHORT: Mapping[str, Option] = MappingProxyType({option.short: option for option in OPTIONS if option.short})
