@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN
+from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN
 from deadpool_run.agent.cluster import rendezvous
-from deadpool_run.agent.cluster.follower import EndedError, Follower, LostError, RedirectError
+from deadpool_run.agent.cluster.follower import EndedError, Follower, LostError, NoLeader, RedirectError
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
@@ -113,28 +113,23 @@ class _Agent:
         output = Logs(spec)
         control = ControlServer(spec.run_dir, self._answer)
         try:
+            node = self._node = LocalNode(
+                spec, situation, forkserver=self._forkserver, output=output, mark=self._mark, above=NoLeader()
+            )
             leader = self._leader = Leader(
                 spec,
-                situation,
+                node,
                 forkserver=self._forkserver,
                 output=output,
                 on_over=self._on_stop,
                 on_lost=self._on_lost,
                 on_news=control.notify,
             )
-            node = self._node = leader.node = LocalNode(
-                spec,
-                situation,
-                forkserver=self._forkserver,
-                output=output,
-                mark=self._mark,
-                above=leader,
-                on_lost=self._on_lost,
-            )
+            node.above = leader
             leader.begin()
             await control.start()
             leader.submit(JobSubmitted())
-            exit_code, reason = await node.durable.finish(*await self._over, spec.signals_to_handle)
+            exit_code, reason = await leader.durable.finish(*await self._over)
         finally:
             if self._leader is not None:
                 await self._leader.end(peers.End(exit_code, reason))
@@ -241,7 +236,7 @@ class _Agent:
                 await member.join(follower, agents)
             await asyncio.wait({member.over, self._over}, return_when=asyncio.FIRST_COMPLETED)
             exit_code, reason = member.over.result() if member.over.done() else self._over.result()
-            if member.over.done() and member.leader is not None and member.leader.durable is not None:
+            if member.over.done() and member.leader is not None:
                 exit_code, reason = await member.leader.durable.finish(exit_code, reason)
             if exit_code and member.leader is None:
                 tell(announcement("the job has ended", reason))
@@ -306,8 +301,8 @@ class _Agent:
             self._member.preemption_notice()
         elif self._spec.cluster is not None:
             self._on_stop(EXIT_QUEUE_AGAIN, "its end was foretold before it had joined a job")
-        elif self._node is not None:
-            self._node.durable.preemption_notice()
+        elif self._leader is not None:
+            self._leader.durable.preemption_notice()
 
     def _on_stop(self, exit_code: int, reason: str) -> None:
         if not self._over.done():
@@ -316,8 +311,8 @@ class _Agent:
     def _on_lost(self, reason: str) -> None:
         """End: without a fork server or a store nothing can be run."""
         tell(reason)
-        if self._node is not None:
-            self._node.durable.close()
+        if self._leader is not None:
+            self._leader.durable.close()
         self._on_stop(_EXIT_LAUNCH_FAILED, reason)
 
     def _on_bug(self, _: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:

@@ -18,33 +18,12 @@ class LendSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteCheckpoint:
-    """Write the newest committed version, if it is above this one; keep that many of the newest checkpoints."""
-
-    target: str
-    run: str
-    above: int
-    keep: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoadCheckpoint:
-    """Fill every lent rank's first slot from a checkpoint.
-
-    `resume` is "auto", "never" or a checkpoint's path; `first`: the job begins, else its world begins again, which goes
-    on from what it has written itself.
-    """
-
-    target: str
-    run: str
-    resume: str
-    first: bool
-    world_size: int
-
-
-@dataclass(frozen=True, slots=True)
 class ChooseCheckpoint:
-    """Say from which checkpoint the job is to go on, but for these: some node could not load them. Else as `LoadCheckpoint`."""
+    """Choose the checkpoint that the job continues from, but not one of `but`: some node could not load those.
+
+    `resume` is "auto", "never" or a checkpoint's path. `first`: the job begins. A restarted world continues from what
+    its own run has written.
+    """
 
     target: str
     run: str
@@ -65,7 +44,7 @@ class FillSlots:
 
 @dataclass(frozen=True, slots=True)
 class TakeStep:
-    """Take one step (a `vault.durable.Step`) of a checkpoint that several nodes write together.
+    """Take one step (a `vault.durable.Step`) of a checkpoint that all nodes write together.
 
     `attempt` names this one; `firsts` has the first rank of each node that writes; `leads`: what is done once is done here.
     """
@@ -91,15 +70,6 @@ class StepTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointWritten:
-    """A checkpoint is complete; `version` is -1 if there was nothing new to write."""
-
-    version: int
-    where: str
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointLoaded:
     """The slots hold this version; -1: there is nothing to go on from. `refused` says of each newer one why not.
 
@@ -120,5 +90,5 @@ class CheckpointFailed:
     again: bool = False
 
 
-ToCheckpointer = LendBoard | LendSlots | WriteCheckpoint | LoadCheckpoint | ChooseCheckpoint | FillSlots | TakeStep
-FromCheckpointer = CheckpointWritten | CheckpointLoaded | CheckpointFailed | StepTaken
+ToCheckpointer = LendBoard | LendSlots | ChooseCheckpoint | FillSlots | TakeStep
+FromCheckpointer = CheckpointLoaded | CheckpointFailed | StepTaken

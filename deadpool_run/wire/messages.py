@@ -14,17 +14,14 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.checkpoints import (
     CheckpointFailed,
     CheckpointLoaded,
-    CheckpointWritten,
     ChooseCheckpoint,
     FillSlots,
     FromCheckpointer,
     LendBoard,
     LendSlots,
-    LoadCheckpoint,
     StepTaken,
     TakeStep,
     ToCheckpointer,
-    WriteCheckpoint,
 )
 from deadpool_run.wire.frames import Frames, pack
 
@@ -336,7 +333,7 @@ _TYPES: Mapping[str, type[Message]] = {
             Restored,
         ),
         *(Attached, AttachBroke, FirstStep, PeerSuspected, Captured, Skipped, Finished, StoreListening),
-        *(LendBoard, LendSlots, WriteCheckpoint, LoadCheckpoint, CheckpointWritten, CheckpointLoaded, CheckpointFailed),
+        *(LendBoard, LendSlots, CheckpointLoaded, CheckpointFailed),
         *(ChooseCheckpoint, FillSlots, TakeStep, StepTaken),
     )
 }

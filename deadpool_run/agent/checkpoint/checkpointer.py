@@ -20,7 +20,6 @@ from deadpool_run.wire.checkpoints import (
     LendSlots,
     TakeStep,
     ToCheckpointer,
-    WriteCheckpoint,
 )
 from deadpool_run.wire.messages import Message
 
@@ -173,7 +172,7 @@ class Checkpointer:
     def _fail(self, how: str) -> None:
         """Say that it ended without an answer, or that it is given up."""
         self._finish()
-        does = "writes it" if isinstance(self._order, WriteCheckpoint | TakeStep) else "reads checkpoints"
+        does = "writes it" if isinstance(self._order, TakeStep) else "reads checkpoints"
         if self._late:
             how = f"was not done within {self._owner.timeout_s:g} s (--durable-timeout): does its storage answer?"
         self._heard(CheckpointFailed(f"the process that {does} {how}"))

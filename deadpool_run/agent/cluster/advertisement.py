@@ -6,7 +6,7 @@ None of it is needed to train: what a disk refuses is told, and the job goes on.
 import asyncio
 import socket
 
-from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN
+from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN
 from deadpool_run.agent.cluster import leader_file
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.shared_folder import LeaderRecord, RunEnd, SharedFolder

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Protocol, assert_never
 
-from deadpool_run.agent.checkpoint.durable_leader import DurableLeader
+from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.coordinator.connections import Connections
 from deadpool_run.coordinator.requests import RequestHandler
@@ -27,7 +27,7 @@ class Leading(Protocol):
     """What followers need of the leader's coordinator."""
 
     request_handler: RequestHandler
-    durable: DurableLeader | None
+    durable: CheckpointLeader
 
     @property
     def state(self) -> State:
@@ -108,8 +108,7 @@ class Followers:
         self._connections.evict(node, reason)
         self._log_followers.discard(node)
         self._seen.pop(node, None)
-        if self._leader.durable is not None:
-            self._leader.durable.node_lost(node)
+        self._leader.durable.node_lost(node)
         if not self._losses:
             self._loop.call_soon(self._tell_losses)
         self._losses.append(NodeLost(node, reason))

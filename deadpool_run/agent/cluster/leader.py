@@ -7,13 +7,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, assert_never
 
-from deadpool_run.agent.checkpoint.durable_leader import DurableLeader
+from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN, CheckpointLeader
 from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.agent.cluster.tracking import Tracking
 from deadpool_run.agent.console import announcement, report_request, tell
 from deadpool_run.agent.node.hang_detector import HangDetector, sights_of
 from deadpool_run.agent.node.node import LocalNode
-from deadpool_run.agent.node.orders import Situation
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.store import LOOPBACK, Store
 from deadpool_run.agent.records.incident_line import incident_line
@@ -37,6 +36,7 @@ from deadpool_run.wire import peers, typed
 from deadpool_run.wire.facts import encode
 
 JOURNAL_NAME = "journal.jsonl"
+_EXIT_LAUNCH_FAILED = 1
 _COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING})
 
 
@@ -46,7 +46,7 @@ class Leader:
     def __init__(  # noqa: PLR0913 - the parts of an agent that it acts on
         self,
         spec: LaunchSpec,
-        situation: Situation,
+        node: LocalNode,
         *,
         forkserver: ForkServer,
         output: Logs,
@@ -60,10 +60,12 @@ class Leader:
 
         `on_news`: viewers may look.
         """
-        self.node: LocalNode
-        """Our own machine's; set before `begin`."""
+        self.node = node
+        """The leader's own."""
         self._spec = spec
-        self._here = situation.node
+        self.here = node.situation.node
+        self.alone = spec.cluster is None
+        """Whether there is no other node."""
         self._on_over = on_over
         self._over = False
         self._outlined = known is not None or spec.cluster is None
@@ -71,7 +73,7 @@ class Leader:
         self._timeline = 0
         self._ranks_moved = False
         cluster = spec.cluster
-        self._store = Store(forkserver, on_lost, LOOPBACK if cluster is None else situation.address)
+        self._store = Store(forkserver, on_lost, LOOPBACK if cluster is None else node.situation.address)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
         self.request_handler = RequestHandler(spec.settings.world_size, self)
         self._on_news = on_news
@@ -79,8 +81,14 @@ class Leader:
         self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
         self.followers: Followers | None = None
         """The other nodes; None on one machine. Set before `begin`."""
-        self.durable: DurableLeader | None = None
-        """Durable checkpoints of several nodes; as above."""
+        self.durable = CheckpointLeader(
+            spec.durable,
+            run=spec.run_id,
+            checkpointers=node.checkpointers,
+            vault=node.vault,
+            job=self,
+            known=node.newest_durable,
+        )
         self._health: HangDetector | None = None
         self._record = RunRecord(spec, None if output.root is None else str(output.root), term=term)
 
@@ -109,8 +117,8 @@ class Leader:
     def submit(self, event: Event) -> None:
         """Take in a fact, unless the job is over."""
         if self._over:
-            if isinstance(event, StopRequested) and self.durable is not None:
-                self.durable.give_up()
+            if isinstance(event, StopRequested):
+                self.durable.close()
             return
         if isinstance(event, CaptureSkipped) and self._tracking is not None:
             member = self.state.members.get(event.worker)
@@ -139,12 +147,10 @@ class Leader:
 
     def durable_news(self, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
         """Take in what our own node has of durable checkpoints."""
-        self.durable_news_of(self._here, told)
+        self.durable_news_of(self.here, told)
 
     def durable_news_of(self, node: NodeId, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
         """Take in what a node has of durable checkpoints."""
-        if self.durable is None:
-            return
         match told:
             case peers.Saved():
                 self.durable.saved(node, told)
@@ -157,7 +163,7 @@ class Leader:
 
     def tell_node(self, node: NodeId, message: peers.ToNode) -> None:
         """Say something of durable checkpoints to a node, our own included."""
-        if node != self._here:
+        if node != self.here:
             if self.followers is not None:
                 self.followers.send(node, message)
         elif isinstance(message, peers.Save | peers.Void | peers.Load | peers.Durable):
@@ -168,6 +174,19 @@ class Leader:
         self.node.durable_order(newest)
         if self.followers is not None:
             self.followers.broadcast(newest)
+
+    def say(self, line: str) -> None:
+        """Print a line for the user."""
+        tell(line)
+
+    def cannot_begin(self, why: str) -> None:
+        """End the job: it cannot begin from the checkpoint that it was given."""
+        tell(why)
+        self._on_over(_EXIT_LAUNCH_FAILED, why)
+
+    def leave(self) -> None:
+        """End the job after a preemption notice: its state is saved."""
+        self.submit(StopRequested(0, EXIT_QUEUE_AGAIN))
 
     def mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
         """Show on our status page what a node's workers say on theirs.
@@ -190,7 +209,7 @@ class Leader:
             {} if self._spec.durable is None else typed.plain(self._spec.durable),
         )
         committed = None if self._tracking is None else self._tracking.committed
-        durable = None if self.durable is None else self.durable.newest
+        durable = self.durable.newest
         known = tuple(told for told in (committed, durable) if told is not None)
         return joined, self.world(), peers.Order(encode(begin), self.state.capture_interval), *known
 
@@ -231,12 +250,11 @@ class Leader:
             self._store.renew()
         self._new_timeline(self.state.epoch, None)
         self._to_all(order)
-        if self.durable is not None:
-            self.durable.begin()
+        self.durable.begin()
 
     def _assign(self, order: do.AssignRank) -> None:
         member = self.state.members.get(order.worker)
-        if member is not None and self.durable is not None and not order.replacement:
+        if member is not None and not order.replacement:
             self.durable.seat(member.node, order.rank, lambda: self._to_worker(order))
         else:
             self._to_worker(order, order.transcript_from)
@@ -250,7 +268,7 @@ class Leader:
         peer = None if source is None else self._peer(source)
         if source is not None and peer is None:
             return  # its loss is told next, and with it comes another order
-        if node == self._here:
+        if node == self.here:
             self.node.perform(effect, self.state.capture_interval, peer)
         elif self.followers is not None:
             self.followers.send(node, peers.Order(encode(effect), self.state.capture_interval, peer))
@@ -270,7 +288,7 @@ class Leader:
         """Return what every assignment depends on."""
         return peers.World(self.state.generation, self._timeline, self._store.host, self._store.port)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Take over what our own node knows of the world; only the store is another one."""
         self._timeline = self.node.timeline
         self.node.set_world(self.world())
@@ -282,8 +300,7 @@ class Leader:
         self.node.set_world(world)
         if self.followers is not None:
             self.followers.broadcast(world)
-        if self.durable is not None:
-            self.durable.new_timeline()
+        self.durable.new_timeline()
         if self._tracking is not None:
             self._tracking.new_timeline(self._timeline, rollback)
             self._publish_committed()
@@ -300,7 +317,7 @@ class Leader:
         if self._tracking is None:
             return
         for node, told in self._tracking.buddies_news(self.state, self._peer):
-            if node == self._here:
+            if node == self.here:
                 self.node.set_buddies(told)
             elif self.followers is not None:
                 self.followers.send(node, told)
@@ -309,16 +326,15 @@ class Leader:
 
     def status(self) -> Mapping[str, Any]:
         """Return what viewers see."""
-        durable = self.node.durable if self.durable is None else self.durable
         run = self._record.parts
-        return status_object(self.state, self.node.vault.status_page, run, durable.report(), self._nodes())
+        return status_object(self.state, self.node.vault.status_page, run, self.durable.report(), self._nodes())
 
     def _nodes(self) -> NodeReports | None:
         if self.followers is None:
             return None
-        seen = {**self.followers.seen(), self._here: Seen(None, self.node.traffic())}
+        seen = {**self.followers.seen(), self.here: Seen(None, self.node.traffic())}
         now = asyncio.get_running_loop().time()
-        return NodeReports(self._here, self.followers.term, seen, now, self._server.now())
+        return NodeReports(self.here, self.followers.term, seen, now, self._server.now())
 
     def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
         """Return who holds the rank, with its pid."""
@@ -331,8 +347,7 @@ class Leader:
             self._publish_buddies()
         if self.followers is not None:
             self.followers.decided()
-        if self.durable is not None:
-            self.durable.decided()
+        self.durable.decided()
         if self.state.phase is JobPhase.UNPROTECTED and not self._outlined:
             self._outlined = True
             for line in outline(self._spec.settings, tuple(self.state.nodes.values())):
@@ -344,8 +359,7 @@ class Leader:
     def retire(self) -> None:
         """Decide nothing more."""
         self._over = True
-        if self.durable is not None:
-            self.durable.close()
+        self.durable.close()
 
     async def end(self, message: peers.End | None) -> None:
         """Decide nothing more, and tell everyone; without a word the others are left to find another coordinator."""

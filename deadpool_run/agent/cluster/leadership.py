@@ -128,7 +128,9 @@ class Leadership:
 
     def hear_heartbeat(self, told: peers.Heartbeat) -> None:
         """Take in a sign of life of the leader, which says what still counts of the configurations that it told."""
-        configurations = tuple(configuration for configuration in self._agent.configurations if configuration.number >= told.oldest)
+        configurations = tuple(
+            configuration for configuration in self._agent.configurations if configuration.number >= told.oldest
+        )
         if configurations and configurations[-1].number == told.newest:
             self.hear(electorate.HeardFromLeader(told.term, configurations))
 
@@ -164,10 +166,13 @@ class Leadership:
             case electorate.GiveVote(_, vote):
                 if self._answer is not None:
                     configurations = self._told(vote.term, vote.configurations).configurations
-                    self._answer(peers.Vote(vote.term, vote.voter, vote.granted, vote.closed, vote.voted_term, configurations))
+                    self._answer(
+                        peers.Vote(vote.term, vote.voter, vote.granted, vote.closed, vote.voted_term, configurations)
+                    )
             case electorate.ClaimLeadership(term, configurations):
                 self.vote_links.say(
-                    self._others(configurations[-1]), peers.LeadershipClaim(self._loop.time(), self._told(term, configurations))
+                    self._others(configurations[-1]),
+                    peers.LeadershipClaim(self._loop.time(), self._told(term, configurations)),
                 )
             case electorate.TakeOver(term):
                 self._body.take_over(term)

@@ -8,8 +8,6 @@ import socket
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, CheckpointJob
-from deadpool_run.agent.checkpoint.durable_leader import CheckpointNodes, DurableLeader
 from deadpool_run.agent.cluster import rendezvous
 from deadpool_run.agent.cluster.advertisement import Advertisement
 from deadpool_run.agent.cluster.follower import Follower, LostError, NoLeader
@@ -25,7 +23,7 @@ from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.log_follower import LogFollower
-from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place, StopRequested
+from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place
 from deadpool_run.core.leadership import election, electorate
 from deadpool_run.core.leadership.electorate import ElectionRole
 from deadpool_run.core.transitions import JobPhase
@@ -39,7 +37,6 @@ from deadpool_run.wire.peers import Peer
 
 _AGAIN_S, _AGAIN_AT_MOST_S = 0.05, 0.8
 """Whoever could not be followed is asked again after a while, twice as long each time."""
-_EXIT_LAUNCH_FAILED = 1
 _STREAMS = 4
 """Connections for large snapshots, of all ranks of a machine together."""
 
@@ -77,9 +74,7 @@ class Participation:
         self._tasks: set[asyncio.Task[None]] = set()
         self._leadership: Leadership
         self.advertisement = Advertisement(spec, situation.node, situation.address, place.port)
-        self.node = LocalNode(
-            spec, situation, forkserver=forkserver, output=output, mark=mark, above=self._no_leader, on_lost=self.fence
-        )
+        self.node = LocalNode(spec, situation, forkserver=forkserver, output=output, mark=mark, above=self._no_leader)
         token = self._token
         self._replicator = Replicator(
             self.node.vault,
@@ -106,7 +101,9 @@ class Participation:
 
     async def join(self, follower: Follower, told: peers.Agents) -> None:
         """Follow the coordinator that has taken this node in."""
-        agent = election.follower(self._situation.node, self._timeout_s, told.term, configurations_of(told), self._loop.time())
+        agent = election.follower(
+            self._situation.node, self._timeout_s, told.term, configurations_of(told), self._loop.time()
+        )
         addresses = {peer.node: peer for configuration in told.configurations for peer in configuration.agents}
         self._leadership = Leadership(agent, addresses, self, self._token)
         self.advertisement.follow(self._output)
@@ -167,9 +164,9 @@ class Participation:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
-        self.node.share_anew()
+        self.node.void_checkpoints()
         leader = self._lead(term)
-        leader.go_on()
+        leader.resume()
         tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
         if leader.state.phase is JobPhase.STOPPED:
             self._do(self._tell_the_end(leader, term))
@@ -185,11 +182,10 @@ class Participation:
 
     async def _tell_the_end(self, leader: Leader, term: int) -> None:
         """Lead only to end: whoever led may not have told it to all, and who is not told looks for the job in vain."""
-        stop, followers, durable = leader.state.stop, leader.followers, leader.durable
+        stop, followers = leader.state.stop, leader.followers
         assert stop is not None
         assert followers is not None
-        assert durable is not None
-        durable.close()  # whoever led was writing the last step, and no more comes of that
+        leader.durable.close()  # whoever led was writing the last step, and no more comes of that
         await self.advertisement.lead(leader, term)
         until = self._loop.time() + self._timeout_s
         while not (followers.is_whole() or self.over.done()) and self._loop.time() < until:
@@ -209,7 +205,7 @@ class Participation:
     def _lead(self, term: int) -> Leader:
         leader = self.leader = Leader(
             self._spec,
-            self._situation,
+            self.node,
             forkserver=self._forkserver,
             output=self._output,
             on_over=self._over,
@@ -218,26 +214,10 @@ class Participation:
             known=self._replica.known,
             term=term,
         )
-        leader.node = self.node
         leader.followers = Followers(leader, self._leadership, self._spec.nproc_per_node)
-        leader.durable = DurableLeader(
-            self._spec.durable,
-            run=self._spec.run_id,
-            checkpointers=self.node.checkpointers,
-            vault=self.node.vault,
-            nodes=CheckpointNodes(self._situation.node, lambda: leader.state, leader.tell_node, leader.publish_durable),
-            job=CheckpointJob(
-                say=tell, lost=self._cannot_begin, leave=lambda: leader.submit(StopRequested(0, EXIT_QUEUE_AGAIN))
-            ),
-            known=self.node.newest_durable,
-        )
         self._above(leader)
         self._pass_on_wishes(leader)
         return leader
-
-    def _cannot_begin(self, why: str) -> None:
-        tell(why)
-        self._over(_EXIT_LAUNCH_FAILED, why)
 
     # --- following ------------------------------------------------------------------------------------------------
 
@@ -247,7 +227,7 @@ class Participation:
             self._follower.close()
             self._follower = None
         self.node.above = self._no_leader
-        self.node.share_anew()
+        self.node.void_checkpoints()
         self._do(self._rejoin(leader, term))
 
     async def _rejoin(self, leader: Peer, term: int) -> None:

@@ -3,14 +3,11 @@
 The coordinator is above it, in this process or in another one: facts go up, orders come down.
 """
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Protocol, assert_never
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
-from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, CheckpointJob, DurableCheckpoints
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
-from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.copies import Copies
 from deadpool_run.agent.node.inventory import Inventory
 from deadpool_run.agent.node.orders import OrderPerformer, Situation
@@ -26,7 +23,6 @@ from deadpool_run.core.events import (
     LoopFinished,
     NodeResynced,
     ReplicasReported,
-    StopRequested,
     TranscriptSealed,
     WorkerExited,
 )
@@ -46,7 +42,7 @@ class Above(Protocol):
         """Take in what other nodes hold of one of the node's ranks."""
 
     def durable_news(self, told: Saved | Loaded | PreemptionNotice) -> None:
-        """Take in what concerns durable checkpoints of several nodes."""
+        """Take in what concerns durable checkpoints."""
 
 
 class LocalNode:
@@ -61,13 +57,11 @@ class LocalNode:
         output: Logs,
         mark: dict[str, str],
         above: Above,
-        on_lost: Callable[[str], None],
     ) -> None:
-        """Begin with nobody. `on_lost` is told why this node can be none of any job."""
         self.above = above
+        self.situation = situation
         vault = self.vault = Vault(spec.settings.world_size)
         self.copies: Copies | None = None
-        self._situation = situation
         self._root_cause = output.root_cause
         self._timeline = self._world_timeline = 0
         self._inventory = Inventory()
@@ -76,20 +70,14 @@ class LocalNode:
         self._workforce = Workforce(forkserver, self._submit, vault.captured, self._captured)
         timeout_s = DEFAULT_DURABLE_TIMEOUT_S if spec.durable is None else spec.durable.timeout_s
         self.checkpointers = Checkpointers(forkserver, vault, timeout_s)
-        self.share = self._make_share(spec.run_id) if situation.replicates else None
-        """Of durable checkpoints; None on one machine, which writes its own."""
-        self.newest_durable: peers.Durable | None = None
-        """Of the job, as its coordinator has told."""
-        self.durable = DurableCheckpoints(
-            None if situation.replicates else spec.durable,
-            run=spec.run_id,
-            checkpointers=self.checkpointers,
-            vault=vault,
-            job=CheckpointJob(say=tell, lost=on_lost, leave=lambda: self._submit(StopRequested(0, EXIT_QUEUE_AGAIN))),
+        self._participant = CheckpointParticipant(
+            self.checkpointers, vault, spec.run_id, self._durable_news, self._captured
         )
+        self.newest_durable: peers.Durable | None = None
+        """The newest durable checkpoint of the job, as its leader has reported it."""
         self._performer = OrderPerformer(
             spec=spec,
-            begins=self.share or self.durable,
+            participant=self._participant,
             situation=situation,
             mark=mark,
             workforce=self._workforce,
@@ -97,11 +85,6 @@ class LocalNode:
             output=output,
             copies=lambda: self.copies,
             fetch_failed=self._submit,
-        )
-
-    def _make_share(self, run: str) -> CheckpointParticipant:
-        return CheckpointParticipant(
-            self.checkpointers, self.vault, run, answer=self._durable_news, hold=self._captured
         )
 
     # --- orders -------------------------------------------------------------------------------------------------
@@ -155,21 +138,19 @@ class LocalNode:
         if told.timeline == self._timeline:
             self.vault.status_page.tell(Version(told.version) if told.version >= 0 else None, told.abandoned)
 
-    def share_anew(self) -> None:
-        """Give up what the last coordinator wanted of durable checkpoints."""
-        if self.share is not None:
-            self.share.void()
+    def void_checkpoints(self) -> None:
+        """End what the last leader ordered of durable checkpoints."""
+        self._participant.void()
 
     def durable_order(self, order: peers.Save | peers.Void | peers.Load | peers.Durable) -> None:
-        """Do this node's part for durable checkpoints of several nodes."""
-        assert self.share is not None
+        """Do this node's part of durable checkpoints."""
         match order:
             case peers.Save():
-                self.share.save(order)
+                self._participant.save(order)
             case peers.Void(attempt):
-                self.share.void(attempt)
+                self._participant.void(attempt)
             case peers.Load():
-                self.share.load(order)
+                self._participant.load(order)
             case peers.Durable():
                 self.newest_durable = order
             case _:
@@ -199,16 +180,14 @@ class LocalNode:
 
     def resynced(self) -> NodeResynced:
         """Return what a coordinator that comes to be asks first."""
-        return self._inventory.call(self._situation.node)
+        return self._inventory.call(self.situation.node)
 
     # --- the end ------------------------------------------------------------------------------------------------
 
     def end_workers(self) -> None:
         """End every worker at once. Their exits are still reaped by the loop."""
         self._workforce.close()
-        self.durable.close()
-        if self.share is not None:
-            self.share.close()
+        self._participant.void()
 
     def close(self) -> None:
         """Let go of all memory; after the last worker is gone."""

@@ -4,8 +4,8 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.agent.environment import WorkerPlace, worker_environment
 from deadpool_run.agent.node.copies import Copies
 from deadpool_run.agent.processes.workers import Workforce
@@ -16,29 +16,12 @@ from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import FetchFailed
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
+from deadpool_run.ids import Epoch, NodeId, WorkerId
 from deadpool_run.vault.segments import create_memory
 from deadpool_run.vault.status_page import create_status_page
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages
 from deadpool_run.wire.peers import Peer, World
-
-
-class GenerationStart(Protocol):
-    """What ranks begin with that are given away when a world begins."""
-
-    resume: Version
-    """The version that their first slots hold; -1: none."""
-
-    def begin(self) -> None:
-        """Note that a world begins, with fresh memory."""
-
-    def when_ready(self, call: Callable[[], None]) -> None:
-        """Call as soon as the slots hold it."""
-
-    def seated(self, rank: Rank) -> None:
-        """Note that the rank is about to be given away."""
-
 
 _SIGNALS = {KillHow.SIGKILL: signal.SIGKILL, KillHow.SIGTERM: signal.SIGTERM, KillHow.SIGSEGV: signal.SIGSEGV}
 _INJECTED_EXIT_CODE = 1
@@ -70,7 +53,7 @@ class OrderPerformer:
         mark: dict[str, str],
         workforce: Workforce,
         vault: Vault,
-        begins: GenerationStart,
+        participant: CheckpointParticipant,
         output: Logs,
         copies: Callable[[], Copies | None],
         fetch_failed: Callable[[FetchFailed], None],
@@ -80,7 +63,7 @@ class OrderPerformer:
         self._mark = mark
         self._workforce = workforce
         self._vault = vault
-        self._begins = begins
+        self._participant = participant
         self._output = output
         self._copies = copies
         self._fetch_failed = fetch_failed
@@ -103,7 +86,7 @@ class OrderPerformer:
                 self._workforce.start(worker)
             case do.AssignRank(worker):
                 self._workforce.expect_rank(worker)
-                self._begins.when_ready(lambda: self._seat(effect, capture_interval, source))
+                self._seat(effect, capture_interval, source)
             case do.PrepareSpare():
                 self._prepare(effect, capture_interval)
             case do.AbortStep(worker, epoch):
@@ -138,7 +121,7 @@ class OrderPerformer:
         copies = self._copies()
         if copies is not None:
             copies.renew(self._world.timeline)
-        self._begins.begin()
+        self._participant.begin()
         self._output.begin(generation)
 
     def _seat(self, order: do.AssignRank, capture_interval: int, source: Peer | None) -> None:
@@ -147,7 +130,7 @@ class OrderPerformer:
         if copies is None or not order.replacement:
             self._vault.vacate(order.rank)
             if not order.replacement:
-                self._begins.seated(order.rank)
+                self._participant.seated(order.rank)
             self._assign(order, capture_interval)
             return
 
@@ -209,7 +192,7 @@ class OrderPerformer:
     ) -> tuple[messages.Assign, dict[str, int], list[int]]:
         """Return what the worker is told, the descriptors by their names, and those of them that are to be closed."""
         local_rank = order.local_rank
-        resume = -1 if order.replacement else self._begins.resume
+        resume = -1 if order.replacement else self._participant.resume
         seat = WorkerPlace(
             worker=order.worker,
             rank=order.rank,

@@ -4,7 +4,7 @@ Nothing is unpickled: our own files say where each tensor is, and torch's slices
 """
 
 import io
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from deadpool_run.vault.checkpoint_format import (
     version_in,
 )
 from deadpool_run.vault.segments import TensorEntry
-from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, LoadCheckpoint
+from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots
 from deadpool_run.worker.checkpoint.slots import THREADS, Filling, Slots
 from deadpool_run.worker.checkpoint.storage import Storage, storage_at
 
@@ -49,25 +49,33 @@ class _Candidate:
     name: str
 
 
-def load(order: LoadCheckpoint, slots: Slots) -> Loaded:
-    """Fill the first slot of each rank from the checkpoint that the job is to go on from.
-
-    Of several, the newest that is whole. Raises `CheckpointError` if there are some and none is, or if the one that was
-    named cannot be used.
-    """
-    try:
-        found = _first_good(order, (), lambda candidate, record: _fill(candidate, record, slots))
-    except CheckpointError:
-        _empty(slots)
-        raise
-    if found.version == checkpoint_format.NOTHING:
-        _empty(slots)
-    return found
-
-
 def choose(order: ChooseCheckpoint) -> Loaded:
-    """Return which checkpoint the job is to go on from, by what is of the whole in it. Raises as `load`."""
-    return _first_good(order, order.but, _check_metadata)
+    """Return the newest good checkpoint that the job may begin from, judged by its record and its metadata.
+
+    Prepares the place for new ones if the job begins. Raises `CheckpointError` if there are checkpoints and none is
+    good, or if the one that the user named cannot be used.
+    """
+    if order.first:
+        if order.target:
+            storage_at(order.target).prepare()
+        _refuse_what_is_in_the_way(order.target, order.resume)
+    refused, passed_over = [], False
+    for candidate in _candidates(order):
+        where = candidate.storage.where(candidate.name)
+        if where in order.but:
+            passed_over = True
+            continue
+        try:
+            record = _record(candidate, order.world_size)
+            _check_metadata(candidate, record)
+        except (CheckpointError, OSError) as error:
+            refused.append(f"checkpoint {where} is refused: {_said(error)}")
+            continue
+        return Loaded(record.version, where, tuple(refused), record.written)
+    if not refused and not passed_over:
+        return Loaded(checkpoint_format.NOTHING, "", ())
+    advice = "there is no other to go on from; to begin anew, give --durable another place"
+    raise CheckpointError("\n".join((*refused, advice)))
 
 
 def fill(order: FillSlots, slots: Slots) -> Loaded:
@@ -88,33 +96,6 @@ def _empty(slots: Slots) -> None:
         segments.mark_empty(pair[0])
 
 
-def _first_good(
-    order: LoadCheckpoint | ChooseCheckpoint, but: Collection[str], use: Callable[[_Candidate, Record], None]
-) -> Loaded:
-    """Use the newest checkpoint that can be, but for these; return it. Raises `CheckpointError`."""
-    if order.first:
-        if order.target:
-            storage_at(order.target).prepare()
-        _refuse_what_is_in_the_way(order.target, order.resume)
-    refused, passed_over = [], False
-    for candidate in _candidates(order):
-        where = candidate.storage.where(candidate.name)
-        if where in but:
-            passed_over = True
-            continue
-        try:
-            record = _record(candidate, order.world_size)
-            use(candidate, record)
-        except (CheckpointError, OSError) as error:
-            refused.append(f"checkpoint {where} is refused: {_said(error)}")
-            continue
-        return Loaded(record.version, where, tuple(refused), record.written)
-    if not refused and not passed_over:
-        return Loaded(checkpoint_format.NOTHING, "", ())
-    advice = "there is no other to go on from; to begin anew, give --durable another place"
-    raise CheckpointError("\n".join((*refused, advice)))
-
-
 def _said(error: CheckpointError | OSError) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
@@ -126,7 +107,7 @@ def _versions(storage: Storage) -> list[Version]:
     return sorted((v for name in storage.names() if (v := version_in(name)) is not None), reverse=True)
 
 
-def _candidates(order: LoadCheckpoint | ChooseCheckpoint) -> Iterator[_Candidate]:
+def _candidates(order: ChooseCheckpoint) -> Iterator[_Candidate]:
     """Yield what may be gone on from, newest first."""
     named = _named(order.resume)
     if order.target and (order.resume == AUTO or not order.first):
@@ -197,11 +178,6 @@ def _record(candidate: _Candidate, world_size: int) -> Record:
     if version_in(candidate.name) not in (None, record.version):
         raise CheckpointError(f"its {checkpoint_format.RECORD} is of version {record.version}")
     return record
-
-
-def _fill(candidate: _Candidate, record: Record, slots: Slots) -> None:
-    _check_metadata(candidate, record)
-    _fill_ranks(candidate, record, slots)
 
 
 def _check_metadata(candidate: _Candidate, record: Record) -> None:

@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deadpool_run.errors import CheckpointError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import Manifest, SegmentState, SlotHeader, TensorEntry
@@ -20,8 +18,6 @@ from deadpool_run.worker.snapshot.capture import dtype_of
 Slots = Mapping[Rank, tuple[int, int]]
 """The descriptors of each rank's slots."""
 
-COPY_TIMEOUT_S = 60.0
-"""For so long a version is looked for that stands until it is copied."""
 _READ_BYTES = 1 << 28
 THREADS = 4
 
@@ -48,32 +44,6 @@ def tensor_at(base: Tensor, entry: TensorEntry) -> Tensor:
     """Return the entry's bytes in `base`, a slot's, as a tensor of its dtype, shape and stride."""
     flat = base[entry.offset : entry.offset + entry.nbytes].view(dtype_of(entry.dtype))
     return flat.as_strided(entry.shape, entry.stride, flat.storage_offset())
-
-
-def copy_committed(status_page: StatusPage, slots: Slots, above: Version) -> list[SlotCopy] | None:
-    """Copy the newest committed version of the lent ranks; None if it is not above this one.
-
-    A slot may be written anew while it is read: then all is void. At first nobody is asked to wait. If steps are too
-    short for that, the next version is kept: for as long as the copy takes, no rank overwrites it, and captures that
-    find no other slot are skipped. Raises `CheckpointError` if no copy could be made all the same.
-    """
-    memories = rooms(slots)
-    deadline = time.monotonic() + COPY_TIMEOUT_S
-    version = status_page.committed()
-    try:
-        with ThreadPoolExecutor(THREADS) as pool:
-            while version is not None and version > above:
-                copies = _copy_all(status_page, slots, version, memories, pool)
-                if copies is not None:
-                    return copies
-                if time.monotonic() > deadline:
-                    raise CheckpointError(f"no version stood for as long as a copy takes, {COPY_TIMEOUT_S:.0f} s long")
-                version = status_page.committed()
-                # A rank may have begun to overwrite it just before this: then that copy is void too.
-                status_page.kept = EMPTY if version is None else version
-    finally:
-        status_page.kept = EMPTY
-    return None
 
 
 def rooms(slots: Slots) -> dict[Rank, mmap.mmap]:

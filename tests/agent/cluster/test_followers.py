@@ -24,7 +24,7 @@ class Head:
     def __init__(self):
         self.state = coordinator.new_state(SETTINGS)
         self.server = SimpleNamespace(on_entry=None, entries=0)
-        self.durable = None
+        self.durable = SimpleNamespace(node_lost=lambda _: None)
         self.told = []
 
     def submit(self, event):
