@@ -19,7 +19,7 @@ from deadpool_run.agent.cluster.follower import EndedError, Follower, LostError,
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
-from deadpool_run.agent.cluster.slurm_cancel import end_job_given_up, end_job_if_nobody_waits
+from deadpool_run.agent.cluster.slurm_cancel import cancel_if_abandoned, cancel_if_srun_is_gone
 from deadpool_run.agent.console import announcement, tell
 from deadpool_run.agent.environment import omp_banner
 from deadpool_run.agent.node.node import LocalNode
@@ -54,9 +54,9 @@ def run(spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServe
     if agent.living is not None or agent.given_up:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the Slurm job that is ended, this is one
         asyncio.run(
-            end_job_given_up(spec.slurm, agent.base or spec.run_dir, tell)
+            cancel_if_abandoned(spec.slurm, agent.base or spec.run_dir, tell)
             if agent.living is None
-            else end_job_if_nobody_waits(spec.slurm, agent.living, tell)
+            else cancel_if_srun_is_gone(spec.slurm, agent.living, tell)
         )
     return exit_code
 
