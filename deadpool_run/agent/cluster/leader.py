@@ -1,6 +1,6 @@
-"""The coordinator's agent: who decides, what keeps the decisions, and who carries out which of them.
+"""The leader: the agent that runs the coordinator, and sends its orders to the nodes.
 
-On one machine all orders go to the one node by plain calls; on several, to each node by its connection.
+On one machine orders are plain calls of the only node; on several they also go to each follower's connection.
 """
 
 import asyncio
@@ -56,9 +56,9 @@ class Leader:
         known: FollowedLog | None = None,
         term: int = 0,
     ) -> None:
-        """Begin anew, or go on in a later `term` from what another coordinator is `known` to have decided.
+        """Start a job, or continue in a later `term` from the followed log of the last leader.
 
-        `on_news`: viewers may look.
+        `on_lost` is called with the reason when no store can be had, `on_news` after each decision, for viewers.
         """
         self.node = node
         """The leader's own."""
@@ -68,8 +68,8 @@ class Leader:
         """Whether there is no other node."""
         self._on_over = on_over
         self._over = False
-        self._outlined = known is not None or spec.cluster is None
-        """What the job was understood to be has been told, or needs no telling."""
+        self._plan_printed = known is not None or spec.cluster is None
+        """The plan has been printed, or need not be."""
         self._timeline = 0
         self._ranks_moved = False
         cluster = spec.cluster
@@ -89,7 +89,7 @@ class Leader:
             job=self,
             known=node.newest_durable,
         )
-        self._health: HangDetector | None = None
+        self._hang_detector: HangDetector | None = None
         self._record = RunRecord(spec, None if output.root is None else str(output.root), term=term)
 
     @property
@@ -103,8 +103,8 @@ class Leader:
         return self._server
 
     def begin(self) -> None:
-        """Look after ranks that hang."""
-        self._health = HangDetector(
+        """Watch for hung ranks."""
+        self._hang_detector = HangDetector(
             self._spec.hang_timeout_s,
             look=lambda: sights_of(self.state, self.node.vault.status_page),
             pid=self.node.pid,
@@ -115,7 +115,7 @@ class Leader:
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def submit(self, event: Event) -> None:
-        """Take in a fact, unless the job is over."""
+        """Submit a fact, unless the job is over."""
         if self._over:
             if isinstance(event, StopRequested):
                 self.durable.close()
@@ -129,12 +129,12 @@ class Leader:
 
     fact = submit
 
-    def safe(self, told: peers.Safe) -> None:
-        """Take in what holders of a rank's copies have."""
+    def safe(self, safe: peers.Safe) -> None:
+        """Handle which copies of a rank other nodes hold."""
         assert self._tracking is not None
         commits = self._tracking.commits
         commits.safe(
-            Rank(told.rank), tuple(Version(version) for version in told.versions), told.transcript, told.timeline
+            Rank(safe.rank), tuple(Version(version) for version in safe.versions), safe.transcript, safe.timeline
         )
         self._publish_committed()
         if not commits.protected or commits.committed is None:
@@ -145,24 +145,24 @@ class Leader:
             if moved:
                 self._publish_buddies()
 
-    def durable_news(self, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Take in what our own node has of durable checkpoints."""
-        self.durable_news_of(self.here, told)
+    def durable_news(self, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
+        """Handle the own node's news of durable checkpoints."""
+        self.durable_news_of(self.here, news)
 
-    def durable_news_of(self, node: NodeId, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Take in what a node has of durable checkpoints."""
-        match told:
+    def durable_news_of(self, node: NodeId, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
+        """Handle a node's news of durable checkpoints."""
+        match news:
             case peers.Saved():
-                self.durable.saved(node, told)
+                self.durable.saved(node, news)
             case peers.Loaded():
-                self.durable.loaded(node, told)
+                self.durable.loaded(node, news)
             case peers.PreemptionNotice():
                 self.durable.preemption_notice()
             case _:
-                assert_never(told)
+                assert_never(news)
 
     def tell_node(self, node: NodeId, message: peers.ToNode) -> None:
-        """Say something of durable checkpoints to a node, our own included."""
+        """Send a message about durable checkpoints to a node, the own one included."""
         if node != self.here:
             if self.followers is not None:
                 self.followers.send(node, message)
@@ -170,7 +170,7 @@ class Leader:
             self.node.durable_order(message)
 
     def publish_durable(self, newest: peers.Durable) -> None:
-        """Let every node know it: any of them may lead next."""
+        """Send every node the newest checkpoint: any of them may lead next."""
         self.node.durable_order(newest)
         if self.followers is not None:
             self.followers.broadcast(newest)
@@ -189,9 +189,9 @@ class Leader:
         self.submit(StopRequested(0, EXIT_QUEUE_AGAIN))
 
     def mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
-        """Show on our status page what a node's workers say on theirs.
+        """Copy a node's rank entries to the leader's status page.
 
-        Not of a rank whose last owner's slots are still here: the status page says what is in them, and its replacement needs them.
+        Except of a rank whose last owner's slots are still here: its replacement needs to know what is in them.
         """
         for rank, *words in rank_entries:
             owner = self.state.seats[rank].node if 0 <= rank < len(self.state.seats) else None
@@ -199,7 +199,7 @@ class Leader:
                 self.node.vault.status_page.mirror(rank, words)
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
-        """Return what a node that joins is told first."""
+        """Return the first messages for a node that joins."""
         begin = do.BeginGeneration(self.state.generation)
         joined = peers.Joined(
             node,
@@ -210,13 +210,13 @@ class Leader:
         )
         committed = None if self._tracking is None else self._tracking.committed
         durable = self.durable.newest
-        known = tuple(told for told in (committed, durable) if told is not None)
+        known = tuple(message for message in (committed, durable) if message is not None)
         return joined, self.world(), peers.Order(encode(begin), self.state.capture_interval), *known
 
     # --- orders ---------------------------------------------------------------------------------------------------
 
     def perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each kind of order
-        """Have one order carried out, by whom it concerns."""
+        """Pass one order to the nodes that it concerns."""
         match effect:
             case do.ReportIncident(incident):
                 tell(incident_line(incident))
@@ -232,7 +232,7 @@ class Leader:
             case do.DiscardAbove(epoch, version):
                 if epoch > self._timeline:
                     self._new_timeline(epoch, version)
-                self._to_all(effect)  # also one that was ordered before: there may be nodes that it has not reached
+                self._to_all(effect)  # also a repeated one: it may not have reached every node
             case do.SetBuddies():
                 self._ranks_moved = True
             case do.StartWorker(_, node) | do.ReportReplicas(node):
@@ -267,7 +267,7 @@ class Leader:
     def _to(self, node: NodeId, effect: Effect, source: NodeId | None = None) -> None:
         peer = None if source is None else self._peer(source)
         if source is not None and peer is None:
-            return  # its loss is told next, and with it comes another order
+            return  # its loss is the next fact, and another order follows
         if node == self.here:
             self.node.perform(effect, self.state.capture_interval, peer)
         elif self.followers is not None:
@@ -285,16 +285,16 @@ class Leader:
     # --- what every node knows ------------------------------------------------------------------------------------
 
     def world(self) -> peers.World:
-        """Return what every assignment depends on."""
+        """Return the world that assignments refer to."""
         return peers.World(self.state.generation, self._timeline, self._store.host, self._store.port)
 
     def resume(self) -> None:
-        """Take over what our own node knows of the world; only the store is another one."""
+        """Adopt the own node's view of the world; only the store is a new one."""
         self._timeline = self.node.timeline
         self.node.set_world(self.world())
 
     def _new_timeline(self, timeline: int, rollback: Version | None) -> None:
-        """Begin to count anew what is safe: what was reported before is of a life that did not happen."""
+        """Restart counting what is safe: earlier reports are of a timeline that was abandoned."""
         self._timeline = timeline
         world = self.world()
         self.node.set_world(world)
@@ -307,20 +307,20 @@ class Leader:
 
     def _publish_committed(self) -> None:
         assert self._tracking is not None
-        if (told := self._tracking.committed_news(self._timeline)) is not None:
-            self.node.committed(told)
+        if (committed := self._tracking.committed_news(self._timeline)) is not None:
+            self.node.committed(committed)
             if self.followers is not None:
-                self.followers.broadcast(told)
+                self.followers.broadcast(committed)
 
     def _publish_buddies(self) -> None:
-        """Tell those nodes for which something has changed."""
+        """Send buddies to the nodes for which they changed."""
         if self._tracking is None:
             return
-        for node, told in self._tracking.buddies_news(self.state, self._peer):
+        for node, buddies in self._tracking.buddies_news(self.state, self._peer):
             if node == self.here:
-                self.node.set_buddies(told)
+                self.node.set_buddies(buddies)
             elif self.followers is not None:
-                self.followers.send(node, told)
+                self.followers.send(node, buddies)
 
     # --- what there is to see -------------------------------------------------------------------------------------
 
@@ -337,19 +337,19 @@ class Leader:
         return NodeReports(self.here, self.followers.term, seen, now, self._server.now())
 
     def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
-        """Return who holds the rank, with its pid."""
+        """Return the worker that holds the rank, with its pid."""
         owner = self.state.owner(rank)
         return None if owner is None or owner.pid is None else (owner.worker, owner.pid)
 
     def _decided(self) -> None:
-        if self._ranks_moved and self.state.phase in _COPIED_IN:  # in a repair, what was left behind is still needed
+        if self._ranks_moved and self.state.phase in _COPIED_IN:  # during a repair former copies are still needed
             self._ranks_moved = False
             self._publish_buddies()
         if self.followers is not None:
             self.followers.decided()
         self.durable.decided()
-        if self.state.phase is JobPhase.UNPROTECTED and not self._outlined:
-            self._outlined = True
+        if self.state.phase is JobPhase.UNPROTECTED and not self._plan_printed:
+            self._plan_printed = True
             for line in outline(self._spec.settings, tuple(self.state.nodes.values())):
                 tell(line)
         self._on_news()
@@ -357,21 +357,21 @@ class Leader:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def retire(self) -> None:
-        """Decide nothing more."""
+        """Stop deciding."""
         self._over = True
         self.durable.close()
 
     async def end(self, message: peers.End | None) -> None:
-        """Decide nothing more, and tell everyone; without a word the others are left to find another coordinator."""
+        """Stop deciding, and send everyone this message. Without one the others elect another leader."""
         self.retire()
-        if self._health is not None:
-            self._health.close()
+        if self._hang_detector is not None:
+            self._hang_detector.close()
         self._server.close()
         if self.followers is not None:
             await self.followers.end(message)
         self._store.close()
 
     def close(self, exit_code: int, reason: str) -> None:
-        """Leave the records; last of all."""
+        """Complete the records; the last call."""
         self._journal.close()
         self._record.end(exit_code, reason)

@@ -1,6 +1,6 @@
-"""What one machine contributes to a job: its workers, their memory, and copies of others'. Decides nothing.
+"""What one machine contributes to a job: its workers, their memory, and copies of others' snapshots. Decides nothing.
 
-The coordinator is above it, in this process or in another one: facts go up, orders come down.
+The leader is above it, in this process or on another node: facts go up, orders come down.
 """
 
 from dataclasses import fields
@@ -33,20 +33,20 @@ from deadpool_run.wire.peers import Buddies, Committed, Loaded, Peer, Preemption
 
 
 class Above(Protocol):
-    """The coordinator, seen from a node."""
+    """The leader, seen from a node."""
 
     def fact(self, event: Event) -> None:
-        """Take in what has happened on the node."""
+        """Handle what has happened on the node."""
 
-    def safe(self, told: Safe) -> None:
-        """Take in what other nodes hold of one of the node's ranks."""
+    def safe(self, safe: Safe) -> None:
+        """Handle what other nodes hold of one of the node's ranks."""
 
-    def durable_news(self, told: Saved | Loaded | PreemptionNotice) -> None:
-        """Take in what concerns durable checkpoints."""
+    def durable_news(self, news: Saved | Loaded | PreemptionNotice) -> None:
+        """Handle the node's news of durable checkpoints."""
 
 
 class LocalNode:
-    """One life of a node in the job. `above` may be replaced when the coordinator moves."""
+    """One membership of a node in the job. A new leader replaces `above`."""
 
     def __init__(  # noqa: PLR0913 - the parts of a machine's launch
         self,
@@ -90,7 +90,7 @@ class LocalNode:
     # --- orders -------------------------------------------------------------------------------------------------
 
     def set_world(self, world: World) -> None:
-        """Take in what assignments from now on depend on."""
+        """Set the world that assignments refer to from now on."""
         self._world_timeline = world.timeline
         self._performer.set_world(world)
 
@@ -102,7 +102,7 @@ class LocalNode:
                 held = () if self.copies is None else self.copies.versions(rank)
                 self._submit(ReplicasReported(node, rank, epoch, held))
             case do.DiscardAbove(epoch, version):
-                if epoch > self._timeline:  # else it has reached this node before
+                if epoch > self._timeline:  # else the order is a repeated one
                     self._begin_timeline(epoch)
                     if self.copies is not None:
                         self.copies.discard_above(epoch, version)
@@ -110,33 +110,33 @@ class LocalNode:
                 self._begin_timeline(self._world_timeline)
                 self._performer.perform(effect, capture_interval, source)
                 if self.copies is not None:
-                    self.vault.status_page.tell(
-                        None, ()
-                    )  # the rank entries of the status page do not tell what is committed
+                    self.vault.status_page.tell(None, ())  # over several nodes the leader tells what is committed
             case _:
                 self._performer.perform(effect, capture_interval, source)
 
     def _begin_timeline(self, timeline: int) -> None:
-        """Forget what was safe: it was of a life of the world that did not happen."""
+        """Forget what was safe: it is of a timeline that was abandoned."""
         self._timeline = timeline
         self._safe.clear()
         self._finished.clear()
 
-    def set_buddies(self, told: Buddies) -> None:
-        """Take in whom to send copies to, and whose to hold."""
+    def set_buddies(self, buddies: Buddies) -> None:
+        """Set the nodes to send copies to, and the ranks to hold copies of."""
         if self.copies is None:
             return
-        mine = {Rank(int(rank)): peers for rank, peers in told.mine.items()}
-        for rank in self.copies.at_home() - mine.keys():  # replacements' that were ended here among them
+        mine = {Rank(int(rank)): peers for rank, peers in buddies.mine.items()}
+        for rank in self.copies.at_home() - mine.keys():  # also of replacements that were ended here
             self.copies.left(rank)
-        self.copies.keep([Rank(rank) for rank in told.keep])
+        self.copies.keep([Rank(rank) for rank in buddies.keep])
         self.copies.set_buddies(mine)
-        self.copies.tell_all()  # what was said before was of the buddies of before, or to another coordinator
+        self.copies.tell_all()  # earlier reports were of former buddies, or went to another leader
 
-    def committed(self, told: Committed) -> None:
-        """Let the node's workers know which of their snapshots are needed."""
-        if told.timeline == self._timeline:
-            self.vault.status_page.tell(Version(told.version) if told.version >= 0 else None, told.abandoned)
+    def committed(self, committed: Committed) -> None:
+        """Tell the node's workers which of their snapshots are needed."""
+        if committed.timeline == self._timeline:
+            self.vault.status_page.tell(
+                Version(committed.version) if committed.version >= 0 else None, committed.abandoned
+            )
 
     def void_checkpoints(self) -> None:
         """End what the last leader ordered of durable checkpoints."""
@@ -158,29 +158,29 @@ class LocalNode:
 
     @property
     def timeline(self) -> int:
-        """The life of the world that the node knows of."""
+        """The newest timeline that the node knows."""
         return self._timeline
 
-    # --- what is to be seen -------------------------------------------------------------------------------------
+    # --- status -------------------------------------------------------------------------------------------------
 
     def pid(self, worker: WorkerId) -> int | None:
         """Return the process of a worker that lives here."""
         return self._workforce.pid(worker)
 
     def rank_entries(self) -> tuple[tuple[int, ...], ...]:
-        """Return what the node's workers say on its status page: the rank, then a rank entry's words."""
+        """Return the status page's entries of the ranks here: the rank, then the entry's words."""
         return tuple((rank, *self.vault.status_page.rank_entries[rank].words()) for rank in self._workforce.ranks())
 
     def traffic(self) -> Traffic | None:
-        """Return what went between this node's copies and others'; None if there are none."""
+        """Return the traffic of copies between this node and others; None if nothing is copied."""
         if self.copies is None:
             return None
         report = self.copies.report()
         return Traffic(**{each.name: report[each.name] for each in fields(Traffic)})
 
     def resynced(self) -> NodeResynced:
-        """Return what a coordinator that comes to be asks first."""
-        return self._inventory.call(self.situation.node)
+        """Return the inventory, which a new leader asks for first."""
+        return self._inventory.report(self.situation.node)
 
     # --- the end ------------------------------------------------------------------------------------------------
 
@@ -190,34 +190,34 @@ class LocalNode:
         self._participant.void()
 
     def close(self) -> None:
-        """Let go of all memory; after the last worker is gone."""
+        """Free all memory, after the last worker is gone."""
         if self.copies is not None:
             self.copies.close()
         self.vault.close()
 
-    # --- news ---------------------------------------------------------------------------------------------------
+    # --- facts --------------------------------------------------------------------------------------------------
 
     def replicated(self, rank: Rank, versions: tuple[Version, ...], transcript: bool, timeline: int) -> None:
-        """Pass on what other nodes hold of a rank that lives here."""
+        """Report what other nodes hold of a rank that lives here."""
         if timeline != self._timeline:
             return
-        told = self._safe[rank] = Safe(timeline, rank, versions, transcript)
-        self.above.safe(told)
+        safe = self._safe[rank] = Safe(timeline, rank, versions, transcript)
+        self.above.safe(safe)
         waiting = self._finished.get(rank)
         if waiting is not None and waiting.version in versions:
             del self._finished[rank]
             self.above.fact(waiting)
 
-    def _durable_news(self, told: peers.Saved | peers.Loaded) -> None:
-        self.above.durable_news(told)
+    def _durable_news(self, news: peers.Saved | peers.Loaded) -> None:
+        self.above.durable_news(news)
 
     def _captured(self, rank: Rank, version: Version) -> None:
         if self.copies is not None:
             self.copies.captured(rank, version)
 
     def _submit(self, event: Event) -> None:
-        """Pass a fact on; that a rank is through only once its last snapshot is safe from the loss of this node."""
-        self._inventory.told(event)
+        """Submit a fact. The end of a rank's loop waits until its last snapshot is safe from the loss of this node."""
+        self._inventory.reported(event)
         if isinstance(event, WorkerExited):
             self._root_cause.ended(event.worker, event.code, event.signal)
         if self.copies is not None and isinstance(event, CaptureSkipped):

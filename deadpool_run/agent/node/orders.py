@@ -1,4 +1,4 @@
-"""Turns the coordinator's orders into acts on this node's workers. Decides nothing."""
+"""Carries out the coordinator's orders on this node's workers. Decides nothing."""
 
 import os
 import signal
@@ -29,20 +29,20 @@ _INJECTED_EXIT_CODE = 1
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What this node is in the job, beyond its own launch."""
+    """This node's place in the job."""
 
     node: NodeId
     address: str
-    """Where this node's workers are reached by others: an IP literal."""
+    """Where others reach this node's workers: an IP literal."""
     replicates: bool
-    """Snapshots are to be copied to other nodes, so that workers say when they have made one."""
+    """Snapshots are copied to other nodes, so workers report each one."""
 
 
 class OrderPerformer:
-    """Performs on this node.
+    """Carries out orders on this node.
 
-    `mark` is what every worker's environment has so that its family can be found. `copies` returns what holds and
-    brings what nodes keep for each other; None where there is none. `fetch_failed` is told what could not be brought.
+    `mark` is in every worker's environment, so that its descendants can be found. `copies` returns the replication
+    between nodes; None where there is none. `fetch_failed` takes what could not be fetched.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a node that it acts on
@@ -72,13 +72,13 @@ class OrderPerformer:
         self._store_moved = False
 
     def set_world(self, world: World) -> None:
-        """Take in what assignments from now on depend on."""
+        """Set the world that assignments refer to from now on."""
         before, self._world = self._world, world
         if before.store_host and (before.store_host, before.store_port) != (world.store_host, world.store_port):
             self._store_moved = True
 
     def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901, PLR0912 - one case for each order
-        """Carry out one order for this node. Those that are the coordinator's own never come here."""
+        """Carry out one order for this node. The leader's own orders never come here."""
         match effect:
             case do.BeginGeneration(generation):
                 self._begin(generation)
@@ -112,7 +112,7 @@ class OrderPerformer:
                 raise ProtocolError(f"{type(effect).__name__} is no order for a node")
 
     def _moved_store(self) -> tuple[str, int] | tuple[()]:
-        """Return where the store is, if workers may know it elsewhere."""
+        """Return the store's address, if workers may have an older one."""
         return (self._world.store_host, self._world.store_port) if self._store_moved else ()
 
     def _begin(self, generation: int) -> None:
@@ -125,7 +125,7 @@ class OrderPerformer:
         self._output.begin(generation)
 
     def _seat(self, order: do.AssignRank, capture_interval: int, source: Peer | None) -> None:
-        """Give the rank away once what its replacement rehearses with is here."""
+        """Assign the rank once the transcript for its replacement's rehearsal is here."""
         copies = self._copies()
         if copies is None or not order.replacement:
             self._vault.vacate(order.rank)
@@ -170,10 +170,10 @@ class OrderPerformer:
             os.close(fd)
 
     def _prepare(self, order: do.PrepareSpare, capture_interval: int) -> None:
-        """Have the spare rehearse with the rank's transcript, and with memory that is nobody's."""
+        """Have the spare rehearse with the rank's transcript and scratch memory."""
         transcript = self._vault.open_transcript(order.rank)
         if transcript is None:
-            return  # the rank has moved on: nobody waits for the spare
+            return  # the rank has moved: the rehearsal is not needed
         scratch = {
             "status_page": create_status_page(self._spec.settings.world_size),
             **{name: create_memory(f"spare-{name}") for name in ("slot0", "slot1")},
@@ -190,7 +190,7 @@ class OrderPerformer:
     def _order(
         self, order: do.AssignRank, capture_interval: int, memory: Mapping[str, int]
     ) -> tuple[messages.Assign, dict[str, int], list[int]]:
-        """Return what the worker is told, the descriptors by their names, and those of them that are to be closed."""
+        """Return the message for the worker, its descriptors by name, and those of them that the caller closes."""
         local_rank = order.local_rank
         resume = -1 if order.replacement else self._participant.resume
         seat = WorkerPlace(
