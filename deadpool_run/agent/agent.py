@@ -1,7 +1,7 @@
-"""The process of `deadpool-run` itself: wires the parts of one machine's launch, and takes them down again.
+"""The process of `deadpool-run` itself: connects the parts of one machine's launch, and closes them in order.
 
-It leads a job (the coordinator lives in it) or follows one that is led elsewhere; decisions are the coordinator's, acts the
-node's. Here is only who is connected to whom, and in which order things begin and end. Never imports torch.
+It leads a job (the coordinator runs in it) or follows a leader on another node. The coordinator decides, the node acts; this
+module only starts, connects and ends them. Never imports torch.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN
+from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN
 from deadpool_run.agent.cluster import rendezvous
-from deadpool_run.agent.cluster.follower import EndedError, Follower, LostError, RedirectError
+from deadpool_run.agent.cluster.follower import EndedError, Follower, LostError, NoLeader, RedirectError
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
-from deadpool_run.agent.cluster.slurm_cancel import end_job_given_up, end_job_if_nobody_waits
+from deadpool_run.agent.cluster.slurm_cancel import cancel_if_abandoned, cancel_if_srun_is_gone
 from deadpool_run.agent.console import announcement, tell
 from deadpool_run.agent.environment import omp_banner
 from deadpool_run.agent.node.node import LocalNode
@@ -39,8 +39,8 @@ from deadpool_run.wire.auth import ConnectionRole
 
 _END_TIMEOUT_S = 10.0
 """At the end: how long killed processes may take to be gone, before they are left to the kernel."""
-_AGAIN_S = 0.2
-"""Whoever could not take us in is asked again after so long."""
+_RETRY_S = 0.2
+"""Pause before the node asks again to be admitted."""
 _EXIT_LAUNCH_FAILED = 1
 _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 
@@ -50,23 +50,23 @@ def run(spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServe
     children.become_subreaper()
     agent = _Agent(spec, forkserver_spec, forkserver)
     exit_code = asyncio.run(agent.main())
-    if agent.living is not None or agent.given_up:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the Slurm job that is ended, this is one
+    if agent.living is not None or agent.found_nobody:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # scancel sends it to this process too
         asyncio.run(
-            end_job_given_up(spec.slurm, agent.base or spec.run_dir, tell)
+            cancel_if_abandoned(spec.slurm, agent.base or spec.run_dir, tell)
             if agent.living is None
-            else end_job_if_nobody_waits(spec.slurm, agent.living, tell)
+            else cancel_if_srun_is_gone(spec.slurm, agent.living, tell)
         )
     return exit_code
 
 
 def _founded_again(spec: LaunchSpec, term: int) -> LaunchSpec:
-    """Return the launch with a directory of its own: that of the run has what was left when it was founded before."""
+    """Return the launch with a directory of its own: the run's still has the files of the time before."""
     return replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{term}"))
 
 
 class _Agent:
-    """One launch. Everything is made in `main`, in the running loop, and unmade there in reverse."""
+    """One launch. `main` makes everything in the running loop, and closes it in reverse order."""
 
     def __init__(self, spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServerProcess) -> None:
         self._spec = spec
@@ -76,12 +76,12 @@ class _Agent:
         self._node: LocalNode | None = None
         self._member: Participation | None = None
         self.base: Path | None = None
-        """The directory of the run that this node was in last."""
-        self._once_beside: list[peers.Peer] = []  # in this node's last life
+        """The directory of this node's last run."""
+        self._former_agents: list[peers.Peer] = []  # agents of this node's last membership
         self.living: frozenset[str] | None = None
-        """The names of the nodes that were in the job at its end, if it was led from here."""
-        self.given_up = False
-        """The others were looked for in vain."""
+        """The names of the nodes that were in the job at its end, if this node led it."""
+        self.found_nobody = False
+        """The search for the other nodes failed."""
         self._was_member = False
 
     async def main(self) -> int:
@@ -93,7 +93,7 @@ class _Agent:
         for number in spec.signals_to_handle:
             loop.add_signal_handler(number, self._on_signal, number)
         if signal.SIGUSR1 not in spec.signals_to_handle:
-            loop.add_signal_handler(signal.SIGUSR1, self._on_end_preemption_notice)
+            loop.add_signal_handler(signal.SIGUSR1, self._on_preemption_notice)
         loop.add_signal_handler(signal.SIGCHLD, self._forkserver.reap_strangers)
         try:
             if banner := omp_banner(spec, os.environ):
@@ -105,35 +105,30 @@ class _Agent:
     # --- one machine ------------------------------------------------------------------------------------------------
 
     async def _alone(self) -> int:
-        """Be the coordinator's agent and its only node's."""
+        """Be leader and only node."""
         spec = self._spec
         situation = Situation(ONLY_NODE, "127.0.0.1", replicates=False)
         exit_code, reason = _FAILED
         output = Logs(spec)
         control = ControlServer(spec.run_dir, self._answer)
         try:
+            node = self._node = LocalNode(
+                spec, situation, forkserver=self._forkserver, output=output, mark=self._mark, above=NoLeader()
+            )
             leader = self._leader = Leader(
                 spec,
-                situation,
+                node,
                 forkserver=self._forkserver,
                 output=output,
                 on_over=self._on_stop,
                 on_lost=self._on_lost,
                 on_news=control.notify,
             )
-            node = self._node = leader.node = LocalNode(
-                spec,
-                situation,
-                forkserver=self._forkserver,
-                output=output,
-                mark=self._mark,
-                above=leader,
-                on_lost=self._on_lost,
-            )
+            node.above = leader
             leader.begin()
             await control.start()
             leader.submit(JobSubmitted())
-            exit_code, reason = await node.durable.finish(*await self._over, spec.signals_to_handle)
+            exit_code, reason = await leader.durable.finish(*await self._over)
         finally:
             if self._leader is not None:
                 await self._leader.end(peers.End(exit_code, reason))
@@ -152,7 +147,7 @@ class _Agent:
     # --- several machines -------------------------------------------------------------------------------------------
 
     async def _among_others(self) -> int:
-        """Find the job, or found it; and find it again after we were taken for lost."""
+        """Find the job or found it, and rejoin it after this node was declared lost."""
         cluster = self._spec.cluster
         assert cluster is not None
         first, timeout_s = True, self._spec.settings.join_timeout_s
@@ -167,35 +162,35 @@ class _Agent:
                     may_found=first,
                     timeout_s=timeout_s,
                     base=self.base,
-                    known=[(peer.address, peer.port) for peer in self._once_beside],
+                    known=[(peer.address, peer.port) for peer in self._former_agents],
                 )
             if isinstance(found, rendezvous.Over):
-                self.given_up = not self._over.done()
+                self.found_nobody = not self._over.done()
                 tell(found.reason)
                 return found.exit_code
             try:
                 return await self._be_member(found)
             except RedirectError as redirect:
-                found = await rendezvous.turn_to(cluster, redirect.leader.address, redirect.leader.port)
+                found = await rendezvous.redirect(cluster, redirect.leader.address, redirect.leader.port)
                 if found is None:
-                    await asyncio.wait({self._over}, timeout=_AGAIN_S)
+                    await asyncio.wait({self._over}, timeout=_RETRY_S)
             except EndedError as ended:
                 tell(f"the job has ended: {ended}")
                 return ended.end.exit_code
             except LostError as error:
                 found = None
-                if not self._was_member:  # it does not lead, and knows of nobody who does: it may be looking itself
+                if not self._was_member:  # that agent neither leads nor knows the leader: it may be searching itself
                     if loop.time() - since > timeout_s:
-                        self.given_up = True
-                        tell(f"nobody has taken this node in within {timeout_s:g} s ({error})")
+                        self.found_nobody = True
+                        tell(f"no leader admitted this node within {timeout_s:g} s ({error})")
                         return _EXIT_LAUNCH_FAILED
-                    await asyncio.wait({self._over}, timeout=_AGAIN_S)
+                    await asyncio.wait({self._over}, timeout=_RETRY_S)
                     continue
                 first, since = False, loop.time()
-                tell(f"{error}; this node's workers are ended, and it asks to be taken in again, as a spare")
+                tell(f"{error}; this node ends its workers and asks to rejoin as a spare")
 
     async def _be_member(self, found: rendezvous.Founder | rendezvous.Found) -> int:
-        """Be a node of the job to its end. Raises `LostError` if it goes on without us, `EndedError` if it refuses us."""
+        """Be a node of the job to its end. Raises `LostError` if it continues without this node, `EndedError` if it refuses it."""
         cluster = self._spec.cluster
         assert cluster is not None
         self._was_member = False
@@ -208,7 +203,7 @@ class _Agent:
                 return await self._live(spec, Situation(node_id, found.address, replicates=True), place, None)
             follower = Follower(found.sock, peers.Join(place, self._spec.nproc_per_node))
             try:
-                joined, agents = await follower.taken_in(self._over)
+                joined, agents = await follower.admitted(self._over)
                 situation = Situation(joined.node, found.address, replicates=True)
                 return await self._live(self._spec_of(joined), situation, place, (follower, joined, agents))
             finally:
@@ -221,7 +216,7 @@ class _Agent:
         spec: LaunchSpec,
         situation: Situation,
         place: Place,
-        led_by: tuple[Follower, peers.Joined, peers.Agents] | None,
+        admission: tuple[Follower, peers.Joined, peers.Agents] | None,
     ) -> int:
         exit_code, reason, fenced = *_FAILED, False
         make_run_dir(spec.run_dir)
@@ -232,21 +227,21 @@ class _Agent:
         )
         self._node, self._was_member = member.node, True
         try:
-            if led_by is None:
+            if admission is None:
                 await member.found()
             else:
-                follower, joined, agents = led_by
+                follower, joined, agents = admission
                 tell(f"joined run {joined.run_id} as node {joined.node}")
                 await member.join(follower, agents)
             await asyncio.wait({member.over, self._over}, return_when=asyncio.FIRST_COMPLETED)
             exit_code, reason = member.over.result() if member.over.done() else self._over.result()
-            if member.over.done() and member.leader is not None and member.leader.durable is not None:
+            if member.over.done() and member.leader is not None:
                 exit_code, reason = await member.leader.durable.finish(exit_code, reason)
             if exit_code and member.leader is None:
                 tell(announcement("the job has ended", reason))
         except LostError as error:
             fenced, reason = True, str(error)
-            self._once_beside = member.others()
+            self._former_agents = member.others()
             raise
         finally:
             await member.end(exit_code, reason, fenced=fenced)
@@ -260,7 +255,7 @@ class _Agent:
         return exit_code
 
     def _spec_of(self, joined: peers.Joined) -> LaunchSpec:
-        """Return our launch with what is the job's in it."""
+        """Return this node's launch with the job's settings in it."""
         cluster = self._spec.cluster
         assert cluster is not None
         base = self._spec.run_dir if cluster.own_directory else self._spec.run_dir.parent / joined.run_name
@@ -279,48 +274,46 @@ class _Agent:
         else:
             self._member.accept(role, sock)
 
-    # --- what the parts ask of the whole ----------------------------------------------------------------------------
+    # --- signals, and failures of the parts -------------------------------------------------------------------------
 
     def _on_signal(self, number: int) -> None:
-        """Pass a request to end on to the coordinator; before there is one, just end."""
+        """Pass the signal to the coordinator as a request to stop; without one, just end."""
         event: Event = StopRequested(number)
         if self._leader is not None:
             self._leader.submit(event)
         elif self._member is not None:
-            self._member.wish(event)
+            self._member.request(event)
         else:
-            self._on_stop(128 + number, f"it was ended by {signal.Signals(number).name} before it had joined a job")
+            self._on_stop(128 + number, f"ended by {signal.Signals(number).name} before it joined a job")
 
-    def _on_end_preemption_notice(self) -> None:
-        """Have the job saved, if there is a place for it: somebody says that it is about to be ended.
+    def _on_preemption_notice(self) -> None:
+        """Have the job saved, if there is a place for it: SIGUSR1 announces its end.
 
-        It is Slurm's `--signal=USR1@SECONDS`. Before there is a job among others, it is not waited for any more.
+        As with Slurm's `--signal=USR1@SECONDS`. A node that has not found its job yet stops searching.
         """
         durable = self._spec.durable
         if durable is None or not durable.target:
-            tell(
-                "SIGUSR1: the job is about to be ended; there is nowhere to save it to, so training goes on until then"
-            )
+            tell("SIGUSR1: the job will be ended soon, and is not saved: there is no --durable; training continues")
         elif self._member is not None:
             self._member.preemption_notice()
         elif self._spec.cluster is not None:
-            self._on_stop(EXIT_QUEUE_AGAIN, "its end was foretold before it had joined a job")
-        elif self._node is not None:
-            self._node.durable.preemption_notice()
+            self._on_stop(EXIT_QUEUE_AGAIN, "preempted before it joined a job")
+        elif self._leader is not None:
+            self._leader.durable.preemption_notice()
 
     def _on_stop(self, exit_code: int, reason: str) -> None:
         if not self._over.done():
             self._over.set_result((exit_code, reason))
 
     def _on_lost(self, reason: str) -> None:
-        """End: without a fork server or a store nothing can be run."""
+        """End the job: without a fork server or a store nothing can run."""
         tell(reason)
-        if self._node is not None:
-            self._node.durable.close()
+        if self._leader is not None:
+            self._leader.durable.close()
         self._on_stop(_EXIT_LAUNCH_FAILED, reason)
 
     def _on_bug(self, _: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-        """Turn an error in a callback into the end of the job: nothing can be relied on after it."""
+        """End the job after an error in a callback: its state cannot be trusted."""
         error = context.get("exception") or RuntimeError(context["message"])
         if not self._over.done():
             self._over.set_exception(error)
@@ -328,11 +321,11 @@ class _Agent:
     # --- beginning and end ------------------------------------------------------------------------------------------
 
     async def _end_node(self, output: Logs | None) -> None:
-        """End the node's workers, see all that serve them end, and let go of their memory."""
+        """End the node's workers and the processes that serve them, then free their memory."""
         node = self._node
         if node is not None:
             node.end_workers()
-            await self._forkserver.settled(_END_TIMEOUT_S)  # none is on its way any more
+            await self._forkserver.settled(_END_TIMEOUT_S)  # no process is still being forked
             await children.wait_gone(self._forkserver.children(), _END_TIMEOUT_S)
         self._forkserver.kill_strangers(_END_TIMEOUT_S)
         if output is not None:
@@ -342,7 +335,7 @@ class _Agent:
         self._node = None
 
     async def _end(self) -> None:
-        """End what is left, however the job ended; nothing outlives this."""
+        """End all that is left, however the job ended. No process outlives this."""
         self._forkserver.close()
         await children.wait_gone(self._forkserver.processes(), _END_TIMEOUT_S)
         children.kill_strangers(_END_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What the user is told: on stderr, never among the workers' standard output."""
+"""Lines for the user: on stderr, each with a prefix, never among the workers' standard output."""
 
 import contextlib
 import os
@@ -11,20 +11,20 @@ _STDERR = 2
 
 
 def tell(text: str) -> None:
-    """Say something to the user. A job never ends for it."""
+    """Print a line for the user. A job never fails because that fails."""
     with contextlib.suppress(OSError):  # the terminal is gone, or takes nothing now
         os.write(_STDERR, f"deadpool-run: {text}\n".encode(errors="replace"))
 
 
 def announcement(what: str, reason: str) -> str:
-    """Return what is said of a decision: on one line, or, if the reason has several, with the reason below it."""
+    """Return the text of a decision: on one line, or with a reason of several lines below it."""
     if "\n" in reason:
         return f"{what}:\n{indent(reason.rstrip(), '  ')}"
     return f"{what}: {reason}" if reason else what
 
 
 def report_request(journal: Path) -> str:
-    """Return the request to report an error of ours, with what tells most about it."""
+    """Return the request to report an error of ours, with versions and the journal."""
     versions = ", ".join(f"{name} {_version(name)}" for name in ("deadpool-run", "torch"))
     python = ".".join(map(str, sys.version_info[:3]))
     return (

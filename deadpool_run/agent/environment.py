@@ -1,4 +1,4 @@
-"""The environment of a worker: torchrun's, and ours beside it. Pure."""
+"""Environment variables of a worker: torchrun's and our own. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from deadpool_run.ids import ONLY_NODE, Epoch, Rank, WorkerId
 from deadpool_run.wire import check
 
 _OUTER_LAUNCHERS = ("PET_", "TORCHELASTIC_", "DEADPOOL_")
-"""Options and worker variables of a launcher around this one; inherited, they would misconfigure one inside."""
+"""Options and worker variables of an outer launcher. Inherited, they would misconfigure an inner one."""
 
 _OMP_BANNER = (
     "OMP_NUM_THREADS is not set: each of the {workers} workers gets {threads}, so that together they do not overload "
@@ -19,7 +19,7 @@ _OMP_BANNER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlace:
-    """A worker in a rank's place."""
+    """A worker's rank, and what it needs to take it."""
 
     worker: WorkerId
     rank: Rank
@@ -31,21 +31,21 @@ class WorkerPlace:
     store_host: str
     store_port: int
     error_file: str
-    """Where the script's exception is to be written; empty if nowhere."""
+    """Where the script's exception is written; empty: nowhere."""
     node: str = ONLY_NODE
     address: str = "127.0.0.1"
-    """Where workers on other nodes reach this one's: an IP literal."""
+    """Where workers on other nodes reach this node's: an IP literal."""
     replicates: bool = False
     resume: int = -1
-    """The version that its first slot holds from before the job; -1: none."""
+    """The version that its first slot was loaded with; -1: none."""
 
 
 def base_environment(spec: LaunchSpec, outer: Mapping[str, str]) -> dict[str, str]:
-    """Return what all processes of the job share."""
+    """Return the environment that all processes of the job share."""
     env = {
         name: value
         for name, value in outer.items()
-        if not name.startswith(_OUTER_LAUNCHERS) or name == check.VARIABLE  # the one that is meant for our workers
+        if not name.startswith(_OUTER_LAUNCHERS) or name == check.VARIABLE  # that one is meant for our workers
     }
     threads = omp_num_threads(spec, outer)
     if threads is not None:
@@ -54,7 +54,7 @@ def base_environment(spec: LaunchSpec, outer: Mapping[str, str]) -> dict[str, st
 
 
 def omp_num_threads(spec: LaunchSpec, outer: Mapping[str, str]) -> int | None:
-    """Return what we set OMP_NUM_THREADS to; None if we leave it as it is."""
+    """Return the value for OMP_NUM_THREADS; None to leave it as it is."""
     if "OMP_NUM_THREADS" in outer:
         return None
     if spec.omp_num_threads is not None:
@@ -63,7 +63,7 @@ def omp_num_threads(spec: LaunchSpec, outer: Mapping[str, str]) -> int | None:
 
 
 def omp_banner(spec: LaunchSpec, outer: Mapping[str, str]) -> str | None:
-    """Return torchrun's warning, if we choose a number that nobody asked for."""
+    """Return torchrun's warning, if the user chose no number."""
     threads = omp_num_threads(spec, outer)
     if threads is None or spec.omp_num_threads is not None:
         return None
@@ -73,7 +73,7 @@ def omp_banner(spec: LaunchSpec, outer: Mapping[str, str]) -> str | None:
 def worker_environment(spec: LaunchSpec, seat: WorkerPlace, outer: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of the worker in this seat.
 
-    GROUP_RANK is the place among the nodes that the rank was first given to: it stays the rank's when the rank moves.
+    GROUP_RANK is the number of the rank's first node, and stays the same when the rank moves.
     """
     env = base_environment(spec, outer)
     world_size = str(spec.settings.world_size)

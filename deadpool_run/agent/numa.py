@@ -1,4 +1,4 @@
-"""Which CPUs are near a rank's GPU: `--numa-binding`, found in sysfs and the NVIDIA driver's files, without torch.
+"""`--numa-binding`: the CPUs near a rank's GPU, found in sysfs and the NVIDIA driver's files, without torch.
 
 The modes are torchrun's. GPUs are numbered by their PCI address, as CUDA numbers GPUs of one kind.
 Sources: sysfs-devices-system-cpu and sysfs-bus-pci of the kernel's ABI documentation.
@@ -41,17 +41,13 @@ class Machine:
     def bind(self, mode: BindingMode, ranks: int) -> dict[int, frozenset[int]]:
         """Return the CPUs of each local rank. Raises `UsageError` if a rank has no GPU, or there is no CPU near it."""
         if ranks > len(self._gpus):
-            raise UsageError(f"--numa-binding: {ranks} ranks, but {len(self._gpus)} GPUs are to be seen\n{_ADVICE}")
+            raise UsageError(f"--numa-binding: {ranks} ranks, but {len(self._gpus)} GPUs are visible\n{_ADVICE}")
         try:
             chosen = {rank: self._cpus(mode, rank) for rank in range(ranks)}
         except (OSError, ValueError) as error:
-            raise UsageError(
-                f"--numa-binding: this machine does not say what is near its GPUs: {error}\n{_ADVICE}"
-            ) from error
+            raise UsageError(f"--numa-binding: cannot read which CPUs are near the GPUs: {error}\n{_ADVICE}") from error
         if alone := [rank for rank, cpus in chosen.items() if not cpus]:
-            raise UsageError(
-                f"--numa-binding {mode}: no CPU that may be used is left for local rank {alone[0]}\n{_ADVICE}"
-            )
+            raise UsageError(f"--numa-binding {mode}: no usable CPU is left for local rank {alone[0]}\n{_ADVICE}")
         return chosen
 
     def _visible(self, visible: str | None) -> list[str]:
@@ -94,8 +90,8 @@ class Machine:
         return caches[largest_first[place % len(largest_first)]] if largest_first else frozenset()
 
     def _node_of(self, address: str) -> int:
-        told = int((self._root / "sys/bus/pci/devices" / address / "numa_node").read_text())
-        return max(told, 0)  # -1: the firmware does not say, as where there is one node only
+        node = int((self._root / "sys/bus/pci/devices" / address / "numa_node").read_text())
+        return max(node, 0)  # -1: the firmware does not say, as on machines with one node
 
     def _of_node(self, node: int) -> frozenset[int]:
         return _ranges((self._root / _NODES / f"node{node}" / "cpulist").read_text()) & self._allowed

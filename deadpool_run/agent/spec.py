@@ -1,4 +1,4 @@
-"""What one launch is to do, resolved: every default applied, every option checked. The command line builds it."""
+"""Specification of one launch: defaults applied, options checked. The command line builds it."""
 
 import json
 import os
@@ -15,13 +15,13 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 
 LOGS_OFF = Path(os.devnull)
-"""As `log_dir`: neither log files nor error files (torchrun's meaning of /dev/null)."""
+"""As `log_dir`: no log files and no error files (torchrun's meaning of /dev/null)."""
 
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 DEFAULT_HANG_TIMEOUT_S = 600.0
-DEFAULT_DURABLE_TIMEOUT_S = 1800.0
 """As long as NCCL's own watchdog waits: rank 0 alone, at a long evaluation, looks just like a hang."""
+DEFAULT_DURABLE_TIMEOUT_S = 1800.0
 
 DEFAULT_PRELOAD = (
     "torch",
@@ -36,7 +36,7 @@ DEFAULT_PRELOAD = (
     "deadpool_run.worker.process.bootstrap",
     "deadpool_run.worker.job",
 )
-"""Imports of our own side and of the first step of DDP, FSDP2 or tensor parallelism: a worker has none left to do.
+"""Imports of this package, and of the first step of DDP, FSDP2 or tensor parallelism, so that workers import nothing.
 
 None of them starts a thread or touches a device (the fork server checks the first).
 """
@@ -95,29 +95,29 @@ class StartMethod(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """How this node's agent finds those of the other nodes, and what it is among them."""
+    """How this node's agent finds the other nodes, and its place among them."""
 
     endpoints: tuple[tuple[str, int], ...]
-    """Where the coordinator's agent listens, as host and port; the agent on the first one founds the job. None: see `meeting`."""
+    """Where the leader listens, as host and port. The agent on the first one founds the job. None: see `meeting`."""
     token: bytes = field(repr=False)
-    """Who has it is one of us."""
+    """Proves that an agent belongs to the job."""
     node_name: str
     node_rank: int | None = None
     """This node's place among those that hold ranks; None if arrival decides."""
     failure_domain: str = ""
-    """What it shares with its neighbours, such as a switch."""
+    """What fails together with this node, such as a switch."""
     node_timeout_s: float = 5.0
-    """A node that is silent for so long is lost."""
+    """A node that is silent for longer has failed."""
     bandwidth: int | None = None
-    """Bytes per second that copies of snapshots may take; None: all there is."""
+    """Bytes per second for copies of snapshots; None: no limit."""
     streams: int | None = None
     """Connections that a large snapshot of one rank is sent over. None: four for all ranks of a machine."""
     own_directory: bool = False
-    """The user named a run directory; else it is called as the coordinator's is."""
+    """The user named a run directory; else it has the name of the leader's."""
     founds: bool = True
     """False: another node is known to be the first, even if its address were ours too."""
     meeting: Path | None = None
-    """Folder on a shared disk where the agents find each other (`agent.meeting`), as nobody's address is known before."""
+    """Folder on a shared disk where the agents find each other (`cluster.shared_folder`), if no address is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,13 +130,13 @@ class DurableSpec:
     every_s: float | None = None
     """One of both is set where there is a target."""
     keep: int = 2
-    """As many of the newest are kept."""
+    """How many of the newest are kept."""
     resume: str = "auto"
     """auto, never, or a checkpoint's path or URL."""
     timeout_s: float = DEFAULT_DURABLE_TIMEOUT_S
-    """What one machine is to do for a checkpoint, or for a step of one that several write, is given up after so long."""
+    """Timeout of one step of writing or loading on one node."""
     exit_on_usr1: bool = True
-    """Whether the job ends, to be queued again, once SIGUSR1 has had a checkpoint written."""
+    """Whether SIGUSR1 ends the job, to be queued again, after its checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +154,11 @@ class LaunchSpec:
     log_dir: Path | None = None
     """Base of torchrun's log tree. None: `run_dir / "logs"`. `LOGS_OFF`: no logs, no error files."""
     redirects: Mapping[int, Streams] = field(default_factory=dict)
-    """Streams that go to files instead of the console, per local rank; a rank that is not named has none."""
+    """Streams that go to files instead of the console, per local rank; none for a missing rank."""
     tee: Mapping[int, Streams] = field(default_factory=dict)
     """Streams that go to files and to the console with a prefix, per local rank."""
     local_ranks_filter: frozenset[int] | None = None
-    """Only these local ranks are seen on the console. None: all."""
+    """Only these local ranks show on the console. None: all."""
     duplicate_stdout_filters: tuple[str, ...] = ()
     """Tee'd lines that hold one of these also go to `filtered_stdout.log`."""
     duplicate_stderr_filters: tuple[str, ...] = ()
@@ -177,19 +177,19 @@ class LaunchSpec:
     signals_to_handle: tuple[int, ...] = DEFAULT_SIGNALS
     """Signals that end the job in order."""
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
-    """Without progress of any rank for so long, those to blame are ended. 0: hangs are not looked for."""
+    """Without progress of any rank for longer, the culprits are ended. 0: no detection."""
     cluster: Cluster | None = None
-    """None: one machine, nobody to talk to."""
+    """None: one machine."""
     durable: DurableSpec | None = None
     slurm: Discovery | None = None
-    """Our place in a Slurm job; None outside any."""
+    """The place in a Slurm job; None outside any."""
 
     def __post_init__(self) -> None:
-        """Refuse what a node cannot do."""
+        """Refuse a launch that a node cannot run."""
         if self.nproc_per_node != self.settings.ranks_per_node:
             raise UsageError(
-                f"{self.settings.ranks_per_node} ranks for each node of {self.nproc_per_node}: give all nodes the same "
-                "--nproc-per-node"
+                f"the job has {self.settings.ranks_per_node} ranks per node, this node {self.nproc_per_node}: "
+                "give all nodes the same --nproc-per-node"
             )
         if self.start_method is StartMethod.FORKSERVER and self.python != sys.executable:
             raise UsageError(f"the fork server cannot fork workers of {self.python}: add --start-method spawn")
@@ -201,7 +201,7 @@ class LaunchSpec:
 
     @property
     def command(self) -> Target:
-        """What the forked child is told to run: in a fresh interpreter, a program."""
+        """What a forked child runs: with `spawn` a fresh interpreter."""
         if self.target.mode is Mode.EXEC or self.start_method is StartMethod.FORKSERVER:
             return self.target
         module = ("-m",) if self.target.mode is Mode.MODULE else ()

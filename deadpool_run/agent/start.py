@@ -1,4 +1,4 @@
-"""The first moments of a launch: what takes longest is under way before the rest of the agent is imported."""
+"""Starts the fork server, which takes longest to be ready, before it imports the rest of the agent."""
 
 import os
 import uuid
@@ -15,7 +15,7 @@ _OURS = ("deadpool_run.worker.process.bootstrap", "deadpool_run.worker.process.s
 
 def run(spec: LaunchSpec) -> int:
     """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
-    if spec.cluster is None:  # else the coordinator has a word in where it is
+    if spec.cluster is None:  # else the leader names it
         make_run_dir(spec.run_dir)
     environment = base_environment(spec, os.environ) | {MARK: uuid.uuid4().hex}
     forkserver_spec = ForkServerSpec((*spec.preload, *_OURS) if spec.warm else (), environment)

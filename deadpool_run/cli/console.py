@@ -1,23 +1,16 @@
-"""The launcher's messages: on stderr, each with a prefix."""
+"""Errors of the command line on stderr, and whether output has colors."""
 
 import os
-import sys
 from typing import Literal
+
+from deadpool_run.agent.console import tell
 
 Color = Literal["auto", "always", "never"]
 
-PREFIX = "deadpool-run: "
-
-
-def note(message: str) -> None:
-    """Write a note."""
-    sys.stderr.write(f"{PREFIX}{message}\n")
-
 
 def error(message: str) -> None:
-    """Write an error; lines after the first are indented."""
-    first, *rest = message.splitlines() or [""]
-    sys.stderr.write("\n".join([PREFIX + first, *(f"  {line}" for line in rest)]) + "\n")
+    """Print an error; lines after the first are indented."""
+    tell(message.replace("\n", "\n  "))
 
 
 def set_color(when: str) -> None:

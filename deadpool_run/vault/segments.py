@@ -142,13 +142,6 @@ def whole_pages(nbytes: int) -> int:
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def create_segment(name: str) -> int:
-    """Return the descriptor (not inherited over exec) of a new, empty memory file. `name` is for /proc only."""
-    fd = os.memfd_create(f"deadpool-{name}", os.MFD_CLOEXEC)
-    os.ftruncate(fd, HEADER_BYTES)
-    return fd
-
-
 def create_memory(name: str) -> int:
     """Return the descriptor of a new, empty memory file that can grow and not shrink.
 
@@ -351,12 +344,6 @@ def write_blob(fd: int, data: bytes) -> None:
     _write_blob_header(fd, SegmentState.BUSY, b"")
     write_all(fd, data, HEADER_BYTES)
     _write_blob_header(fd, SegmentState.COMPLETE, data)
-
-
-def clear_blob(fd: int) -> None:
-    """Empty the blob segment."""
-    _write_blob_header(fd, SegmentState.EMPTY, b"")
-    os.ftruncate(fd, HEADER_BYTES)
 
 
 def blob_bytes(fd: int) -> int | None:

@@ -15,31 +15,12 @@ class LendSlots(Tagged):
     rank: int
 
 
-class WriteCheckpoint(Tagged):
-    """Orders to write the newest committed version if it is above this one, and to keep the newest `keep` checkpoints."""
-
-    target: str
-    run: str
-    above: int
-    keep: int
-
-
-class LoadCheckpoint(Tagged):
-    """Orders to fill every lent rank's first slot from a checkpoint.
+class ChooseCheckpoint(Tagged):
+    """Asks which checkpoint the job resumes from, other than those in `but`, which some node could not load.
 
     `resume` is "auto", "never" or a checkpoint's path or URL. `first`: the job begins. A world that restarts uses only the
     checkpoints of its own job.
     """
-
-    target: str
-    run: str
-    resume: str
-    first: bool
-    world_size: int
-
-
-class ChooseCheckpoint(Tagged):
-    """Asks which checkpoint the job resumes from, other than those in `but`, which some node could not load. Else as `LoadCheckpoint`."""
 
     target: str
     run: str
@@ -58,7 +39,7 @@ class FillSlots(Tagged):
 
 
 class TakeStep(Tagged):
-    """Orders a step (a `checkpoint_format.CheckpointStep`) of a checkpoint that several nodes write together.
+    """Orders a step (a `checkpoint_format.CheckpointStep`) of a checkpoint that all nodes write together.
 
     `attempt` is unique. `firsts` has the first rank of each node that writes. `leads`: this node does what is done once.
     """
@@ -82,14 +63,6 @@ class StepTaken(Tagged):
     nbytes: int
 
 
-class CheckpointWritten(Tagged):
-    """Reports that a checkpoint is complete. `version` is -1 if there was nothing new to write."""
-
-    version: int
-    where: str
-    nbytes: int
-
-
 class CheckpointLoaded(Tagged):
     """Reports the version that the slots hold. -1: there is no checkpoint to resume from.
 
@@ -109,5 +82,5 @@ class CheckpointFailed(Tagged):
     again: bool = False
 
 
-ToCheckpointer = LendBoard | LendSlots | WriteCheckpoint | LoadCheckpoint | ChooseCheckpoint | FillSlots | TakeStep
-FromCheckpointer = CheckpointWritten | CheckpointLoaded | CheckpointFailed | StepTaken
+ToCheckpointer = LendBoard | LendSlots | ChooseCheckpoint | FillSlots | TakeStep
+FromCheckpointer = CheckpointLoaded | CheckpointFailed | StepTaken

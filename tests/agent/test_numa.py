@@ -51,7 +51,7 @@ def test_cores_are_shared_out(root):
     assert bound(root, "exclusive", 2, "0,1") == {0: [0, 1], 1: [2, 3]}
     assert bound(root, "exclusive", 1, "2") == {0: [8, 9, 10, 11]}
     assert bound(root, "exclusive", 2, "0,1", allowed=range(1, 4)) == {0: [1], 1: [2, 3]}
-    with pytest.raises(UsageError, match="no CPU that may be used is left for local rank 3"):
+    with pytest.raises(UsageError, match="no usable CPU is left for local rank 3"):
         bound(root, "exclusive", 4)  # three GPUs near a node of two cores
 
 
@@ -69,7 +69,7 @@ def test_gpus_are_those_that_cuda_shows(root, visible):
 
 def test_a_machine_that_does_not_say(root, tmp_path):
     (root / "sys/devices/system/node/node2/cpulist").unlink()
-    with pytest.raises(UsageError, match="does not say what is near"):
+    with pytest.raises(UsageError, match="cannot read which CPUs are near"):
         bound(root, "node", 3)
     with pytest.raises(UsageError, match="1 ranks, but 0 GPUs"):
         bound(tmp_path / "nothing", "node", 1)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.segments import create_segment
+from deadpool_run.vault.segments import create_memory
 from deadpool_run.vault.status_page import StatusPage, create_status_page
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
@@ -25,7 +25,7 @@ LAYERS = 100  # a weight and a bias each: 200 parameters, 800 tensors with AdamW
 def snapshots_of(model, optimizer, *extra):
     status_page = StatusPage(create_status_page(1), 1)
     made = Snapshots(
-        slot_fds=(create_segment("bench0"), create_segment("bench1")),
+        slot_fds=(create_memory("bench0"), create_memory("bench1")),
         status_page=status_page,
         rank=Rank(0),
         on_skip=lambda version: print(f"skipped {version}"),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from deadpool_run.ids import Rank
-from deadpool_run.vault.segments import create_segment
+from deadpool_run.vault.segments import create_memory
 from deadpool_run.vault.status_page import StatusPage, create_status_page
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
@@ -21,7 +21,7 @@ pytestmark = [
 @pytest.fixture
 def memory():
     status_page_fd = create_status_page(1)
-    fds = (create_segment("0"), create_segment("1"))
+    fds = (create_memory("0"), create_memory("1"))
     status_page = StatusPage(status_page_fd, 1)
     yield status_page, fds
     status_page.close()

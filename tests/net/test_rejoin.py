@@ -31,7 +31,7 @@ class Node:
     def __init__(self, above):
         self.above = above
 
-    def share_anew(self):
+    def void_checkpoints(self):
         pass
 
     def resynced(self):
@@ -47,14 +47,14 @@ class Mine(Participation):
         self.leader = None
         self._token, self._place, self._situation = TOKEN, Place("me"), SimpleNamespace(node="me")
         self._follower, self._no_leader, self._preemption_notice, self._tasks = None, NoLeader(), False, set()
-        self._replicator = SimpleNamespace(tell_all=lambda: None)
+        self._replicator = SimpleNamespace(report_all=lambda: None)
         self.node = Node(self._no_leader)
         configurations = (Configuration(1, "old", ("old", *addresses, "me")),)
         agent = election.follower("me", T, 0, configurations, self._loop.time())
         self._leadership = Leadership(agent, addresses, self, TOKEN)
 
     def hear_claim(self, agents):
-        self._leadership.hear_claim(agents)
+        self._leadership.handle_claim(agents)
 
     async def close(self):
         for task in self._tasks:
@@ -115,7 +115,7 @@ def test_one_that_leads_no_longer_names_who_does_and_that_one_is_followed():
         claimed = started(stack, "x", lambda end: end.send(peers.Redirect(later.peer, agents(2, later, claimed))))
         mine = Mine({"x": claimed.peer, "y": later.peer})
         mine.hear_claim(agents(1, claimed, later))
-        mine.wish(StopRequested(15))
+        mine.request(StopRequested(15))
         await later.until(lambda: later.came)
         end = later.came[0][1]
         rejoin, wish = await end.hears(2)
@@ -168,7 +168,7 @@ def test_one_that_does_not_lead_yet_is_asked_again_and_again_but_ever_more_rarel
         times = [at for at, _ in claimed.came]
         gaps = [later - before for before, later in itertools.pairwise(times)]
         for number, gap in enumerate(gaps):
-            assert gap >= min(participation._AGAIN_S * 2**number, participation._AGAIN_AT_MOST_S)
+            assert gap >= min(participation._RETRY_S * 2**number, participation._MAX_RETRY_S)
         await mine.close()
 
     run(main)

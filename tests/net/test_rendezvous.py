@@ -209,7 +209,7 @@ def test_one_that_was_in_the_job_before_does_not_found_a_second_one():
         found = await find(cluster(port), never(), may_found=False, timeout_s=LONG_S)
         assert isinstance(found, Over)
         assert found.exit_code == 1
-        assert "nobody leads the job" in found.reason
+        assert "no leader is reachable" in found.reason
         with socket.socket() as sock:  # nobody has the port
             sock.bind((LOOPBACK, port))
 

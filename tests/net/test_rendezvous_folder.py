@@ -85,7 +85,7 @@ def test_a_job_that_nobody_takes_over_is_founded_again_but_not_by_one_that_was_i
         (await look(tmp_path / "m", node_timeout_s=0.05)).listener.close()
         gave_up = await look(tmp_path / "m", node_timeout_s=0.05, may_found=False, timeout_s=1.0)
         assert gave_up.exit_code == 1
-        assert "nobody leads it now" in gave_up.reason
+        assert "the run has no leader now" in gave_up.reason
         again = await look(tmp_path / "m", node_timeout_s=0.05)
         again.listener.close()
         assert again.term == 1

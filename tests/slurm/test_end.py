@@ -90,9 +90,9 @@ def test_who_gives_up_ends_the_job_if_nobody_else_can_go_on(lab, leader):
 @pytest.mark.parametrize(
     ("leader", "why"),
     [
-        ("n2", "node n2 may go on with it"),
-        ("n2~2", "node n2~2 may go on with it"),
-        ("mine", "node mine may go on with it"),
+        ("n2", "node n2 may be training"),
+        ("n2~2", "node n2~2 may be training"),
+        ("mine", "node mine may be training"),
         ("nobody knows", "cannot be read here"),
     ],
 )
@@ -101,7 +101,7 @@ def test_who_gives_up_leaves_the_job_to_those_who_may_go_on(lab, leader, why):
     lab.kill_node("n1")
     end(lab)
     lab.wait_until(lambda: "cancelled False" in told(lab), "decision of the last agent")
-    assert f"Slurm job {job.number} has lost its batch script, and is not ended" in told(lab)
+    assert f"Slurm job {job.number} has lost its batch script, and is not cancelled" in told(lab)
     assert why in told(lab)
     assert job.state == "RUNNING"
 
@@ -111,4 +111,4 @@ def test_who_gives_up_while_srun_waits_says_nothing(lab):
     end(lab)
     assert job.wait() == "COMPLETED"
     assert "cancelled False" in told(lab)
-    assert "not ended" not in told(lab)
+    assert "not cancelled" not in told(lab)

@@ -68,7 +68,7 @@ def test_one_node_is_started_only_from_elsewhere():
 def test_more_nodes_than_there_are_are_refused():
     with pytest.raises(UsageError, match="job 42 has 3"):
         nodes_to_start(nnodes="4")
-    with pytest.raises(UsageError, match="not a number of machines"):
+    with pytest.raises(UsageError, match="two different numbers"):
         nodes_to_start(nnodes="2:3")
 
 

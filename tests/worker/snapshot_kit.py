@@ -14,7 +14,7 @@ from kit.world import LIMIT_S, _context
 from torch import nn
 
 from deadpool_run.ids import Rank
-from deadpool_run.vault.segments import create_segment, read_exactly, read_manifest
+from deadpool_run.vault.segments import create_memory, read_exactly, read_manifest
 from deadpool_run.vault.status_page import StatusPage, create_status_page
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
@@ -39,7 +39,7 @@ class Slots:
     def __init__(self, ranks=1):
         self.ranks = ranks
         self.status_page_fd = create_status_page(ranks)
-        self.fds = [(create_segment(f"{rank}-0"), create_segment(f"{rank}-1")) for rank in range(ranks)]
+        self.fds = [(create_memory(f"{rank}-0"), create_memory(f"{rank}-1")) for rank in range(ranks)]
         self.status_page = StatusPage(self.status_page_fd, ranks)
 
     def gift(self, rank=0):

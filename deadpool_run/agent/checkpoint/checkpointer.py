@@ -1,14 +1,14 @@
-"""The processes that write durable checkpoints from a node's slots, and fill slots from them.
+"""Checkpointers: processes that write durable checkpoints from a node's slots, and fill slots from them.
 
-Storage may cease to answer, and whoever uses it then waits for ever: so everything that is asked for has its time.
+A process that uses storage which stopped answering waits for ever. So each order has a timeout.
 """
 
 import asyncio
 import signal
-import socket
 from collections.abc import Callable, Sequence
 
 from deadpool_run.agent.processes.children import Exit, Process
+from deadpool_run.agent.processes.controlled_process import ControlledProcess
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.worker_channel import WorkerChannel
 from deadpool_run.ids import Rank
@@ -20,55 +20,57 @@ from deadpool_run.wire.checkpoints import (
     LendSlots,
     TakeStep,
     ToCheckpointer,
-    WriteCheckpoint,
 )
 from deadpool_run.wire.messages import Message
 
 KIND = "checkpointer"
 _DEATH_S = 5.0
-"""So long a killed one may take to be gone before it is taken to sleep uninterruptibly in the kernel, with its memory."""
+"""How long a killed process may take to end. After that it sleeps uninterruptibly in the kernel, with its memory."""
 
-Heard = Callable[[Message], None]
+OnAnswer = Callable[[Message], None]
 
 
 class Checkpointers:
-    """All of one node, each forked for one checkpoint and watched like any other process. In the running loop."""
+    """The checkpointers of one node, each forked for one checkpoint. In the running loop."""
 
     def __init__(self, forkserver: ForkServer, vault: Vault, timeout_s: float) -> None:
-        """Whatever is asked for is given up after `timeout_s`."""
         self.forkserver = forkserver
         self.vault = vault
         self.timeout_s = timeout_s
         self.stuck: list[Process] = []
-        """Those that were killed long ago and have not ended: as long as there is one, no other is made."""
+        """Killed processes that have not ended. While there is one, no other is forked."""
 
-    def start(self, ranks: Sequence[Rank], heard: Heard) -> "Checkpointer":
-        """Return one that is lent the status page and the slots of these ranks."""
-        return Checkpointer(self, ranks, heard)
+    def start(self, ranks: Sequence[Rank], on_answer: OnAnswer) -> "Checkpointer":
+        """Fork a checkpointer, and lend it the status page and the slots of these ranks."""
+        return Checkpointer(self, ranks, on_answer)
 
 
 class Checkpointer:
-    """One of them. It is asked for one thing after the other; `heard` is told each answer, or why there is none."""
+    """One checkpointer. It takes one order at a time; `on_answer` takes the answer, or the reason why there is none."""
 
-    def __init__(self, owner: Checkpointers, ranks: Sequence[Rank], heard: Heard) -> None:
+    def __init__(self, owner: Checkpointers, ranks: Sequence[Rank], on_answer: OnAnswer) -> None:
         self._owner = owner
         self._vault = owner.vault
         self._ranks = ranks
-        self._heard = heard
+        self._on_answer = on_answer
         self._loop = asyncio.get_running_loop()
-        self._order: ToCheckpointer | None = None  # the question that has not been answered
-        self._timer: asyncio.TimerHandle | None = None  # of that question
-        self._over = False  # nothing it says counts any more
-        self._killed = self._late = False
-        self._ours: socket.socket | None = None  # our end of the control socket until there is a process
-        self._process: Process | None = None
-        self._channel: WorkerChannel | None = None
+        self._order: ToCheckpointer | None = None  # not answered yet
+        self._timer: asyncio.TimerHandle | None = None  # that order's timeout
+        self._over = False  # its answers no longer count
+        self._late = False
+        self._child = ControlledProcess(
+            KIND,
+            on_started=self._started,
+            on_message=self._answered,
+            on_failed=lambda why: self._answered(CheckpointFailed(why)),
+            on_ended=self._ended,
+        )
         self._hindered = bool(owner.stuck)
         if not self._hindered:
-            owner.forkserver.fork(KIND, self._make_fds, self._forked, self._unforked, self._ended)
+            self._child.fork(owner.forkserver)
 
     def ask(self, order: ToCheckpointer) -> None:
-        """Have it do something; it has done all else."""
+        """Send it an order. It must have answered the last one."""
         assert self._order is None
         self._order = order
         if self._hindered:
@@ -76,29 +78,23 @@ class Checkpointer:
             why = f"the process of an earlier attempt (pid {pids}) does not end: its storage does not answer"
             self._loop.call_soon(self._answered, CheckpointFailed(why))
             return
-        if self._channel is not None:
-            self._send(order)
+        if self._child.channel is not None:
+            self._send(self._child.channel, order)
 
-    def _send(self, order: ToCheckpointer) -> None:
-        assert self._channel is not None
+    def _send(self, channel: WorkerChannel, order: ToCheckpointer) -> None:
         self._timer = self._loop.call_later(self._owner.timeout_s, self._overdue)
-        self._channel.send(order)
+        channel.send(order)
 
     def let_go(self) -> None:
-        """Ask nothing more: it ends."""
+        """Let it end: there are no more orders."""
         self._finish()
-        if self._channel is not None:
-            self._channel.close()
+        if self._child.channel is not None:
+            self._child.channel.close()
 
     def kill(self) -> None:
-        """End it, whatever it is doing, and hear no more of it."""
+        """Kill it, and ignore its answer."""
         self._finish()
-        self._kill()
-
-    def _kill(self) -> None:
-        self._killed = True
-        if self._process is not None:
-            self._process.signal_group(signal.SIGKILL)
+        self._child.kill()
 
     def _finish(self) -> None:
         self._over = True
@@ -110,70 +106,48 @@ class Checkpointer:
             self._timer = None
 
     def _overdue(self) -> None:
-        """End it, since the answer does not come: its end is the answer."""
+        """Kill it, since the answer does not come: its end is the answer."""
         self._late = True
         self._timer = self._loop.call_later(_DEATH_S, self._deathless)
-        self._kill()
+        self._child.kill()
 
     def _deathless(self) -> None:
-        """Wait no more for its end, and make no other before it: each would sleep as this one, and hold its memory."""
-        assert self._process is not None
+        """Stop waiting for its end, and fork no other before it: each would sleep like this one, and hold its memory."""
+        assert self._child.process is not None
         self._vault.status_page.kept = EMPTY
-        self._owner.stuck.append(self._process)
+        self._owner.stuck.append(self._child.process)
         self._fail("does not end though it is killed")
 
-    def _make_fds(self) -> list[int]:
-        if self._ours is not None:
-            self._ours.close()
-        self._ours, theirs = socket.socketpair()
-        return [theirs.detach()]
-
-    def _unforked(self, why: str) -> None:
-        if self._ours is not None:
-            self._ours.close()
-        self._answered(CheckpointFailed(why))
-
-    def _forked(self, process: Process) -> None:
-        assert self._ours is not None
-        self._process = process
-        self._channel = WorkerChannel(
-            self._ours,
-            self._answered,
-            lambda _: process.signal_group(signal.SIGKILL),  # confused: its end is its answer
-        )
-        self._ours = None
-        if self._killed:  # given up before it existed
-            process.signal_group(signal.SIGKILL)
+    def _started(self) -> None:
+        channel = self._child.channel
+        assert channel is not None
+        if self._over:  # it was let go or killed before it existed
+            channel.close()
             return
-        self._channel.send(LendBoard(self._vault.world_size), [self._vault.status_page_fd])
+        channel.send(LendBoard(self._vault.world_size), [self._vault.status_page_fd])
         for rank in self._ranks:
             fds = self._vault.descriptors(rank)
-            self._channel.send(LendSlots(rank), [fds["slot0"], fds["slot1"]])
-        if self._order is not None and not self._over:
-            self._send(self._order)
-        if self._over:
-            self._channel.close()
+            channel.send(LendSlots(rank), [fds["slot0"], fds["slot1"]])
+        if self._order is not None:
+            self._send(channel, self._order)
 
     def _answered(self, answer: Message) -> None:
         self._order = None
         self._stop_timer()
         if not self._over:
-            self._heard(answer)
+            self._on_answer(answer)
 
     def _ended(self, end: Exit) -> None:
-        assert self._channel is not None
-        self._owner.stuck = [process for process in self._owner.stuck if process is not self._process]
+        self._owner.stuck = [process for process in self._owner.stuck if process is not self._child.process]
         self._vault.status_page.kept = EMPTY  # one that was killed has not let go
-        self._channel.read_rest()
-        self._channel.close()
         if not self._over:
             how = f"was killed by {signal.Signals(end.signal).name}" if end.signal else f"exited with code {end.code}"
             self._fail(how)
 
     def _fail(self, how: str) -> None:
-        """Say that it ended without an answer, or that it is given up."""
+        """Report that it ended without an answer, or too late."""
         self._finish()
-        does = "writes it" if isinstance(self._order, WriteCheckpoint | TakeStep) else "reads checkpoints"
+        does = "writes it" if isinstance(self._order, TakeStep) else "reads checkpoints"
         if self._late:
             how = f"was not done within {self._owner.timeout_s:g} s (--durable-timeout): does its storage answer?"
-        self._heard(CheckpointFailed(f"the process that {does} {how}"))
+        self._on_answer(CheckpointFailed(f"the process that {does} {how}"))

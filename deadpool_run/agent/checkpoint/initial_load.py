@@ -1,4 +1,4 @@
-"""From which durable checkpoint a world of several nodes begins: chosen once, loaded by all before any rank is given away."""
+"""Initial load: the checkpoint that a world begins from, chosen once and loaded by every node before any rank starts."""
 
 import uuid
 from collections import defaultdict
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointer, Checkpointers
-from deadpool_run.agent.spec import DurableSpec
+from deadpool_run.agent.checkpoint.job import CheckpointedJob
 from deadpool_run.ids import NodeId, Rank
 from deadpool_run.wire import peers
 from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, ChooseCheckpoint
@@ -15,54 +15,49 @@ from deadpool_run.wire.messages import Message
 
 @dataclass(slots=True)
 class InitialLoad:
-    """Of one world. `begun` is told from what, once every node has loaded it; `lost` why it cannot begin."""
+    """The load of one world. `begun` is called with the checkpoint once every node has loaded it."""
 
-    spec: DurableSpec
-    run: str
-    first: bool
-    """The job begins; else its world begins again, which goes on from what it has written itself."""
-    world_size: int
+    order: ChooseCheckpoint
+    job: CheckpointedJob
     checkpointers: Checkpointers
-    tell: Callable[[NodeId, peers.ToNode], None]
-    say: Callable[[str], None]
+    homes: dict[Rank, NodeId]
+    """The nodes of the ranks, as far as they are known."""
     begun: Callable[[CheckpointLoaded], None]
-    lost: Callable[[str], None]
     _checkpointer: Checkpointer | None = None
-    _but: list[str] = field(default_factory=list)
     _chosen: CheckpointLoaded | None = None
-    _seats: list[tuple[NodeId, Rank, Callable[[], None]]] = field(default_factory=list)
+    _seats: list[Callable[[], None]] = field(default_factory=list)
     _attempt: str = ""
     _waiting: set[NodeId] = field(default_factory=set)
 
     def choose(self) -> None:
-        """Begin to look for the newest that is good."""
+        """Look for the newest good checkpoint."""
         self._chosen = None
         self._checkpointer = self.checkpointers.start((), self._found)
-        spec = self.spec
-        self._checkpointer.ask(
-            ChooseCheckpoint(spec.target, self.run, spec.resume, self.first, self.world_size, list(self._but))
-        )
+        self._checkpointer.ask(self.order)
 
     def seat(self, node: NodeId, rank: Rank, call: Callable[[], None]) -> None:
-        """Call when the rank, which will live on this node, can be given away: when all of them can."""
-        self._seats.append((node, rank, call))
-        self._load()
+        """Call once every rank can be assigned; this one will live on this node."""
+        self._seats.append(call)
+        if self.homes.get(rank) != node:
+            self.homes[rank] = node
+            self._load()
 
-    def loaded(self, node: NodeId, told: peers.Loaded) -> None:
-        """Note that a node holds what it is to, or cannot."""
-        if told.attempt != self._attempt or node not in self._waiting or self._chosen is None:
+    def loaded(self, node: NodeId, answer: peers.Loaded) -> None:
+        """Record that a node has loaded its ranks' state, or cannot."""
+        if answer.attempt != self._attempt or node not in self._waiting or self._chosen is None:
             return
         self._waiting.discard(node)
-        if told.failure:
+        if answer.failure:
             self._waiting.clear()
-            self.say(f"checkpoint {self._chosen.where} is refused by node {node}: {told.failure}")
-            self._but.append(self._chosen.where)
+            by = "" if self.job.alone else f" by node {node}"
+            self.job.say(f"checkpoint {self._chosen.where} is refused{by}: {answer.failure}")
+            self.order.but.append(self._chosen.where)
             self.choose()
         elif not self._waiting:
-            self._go()
+            self._begin(self._chosen)
 
-    def give_up(self) -> None:
-        """Call nobody any more."""
+    def stop(self) -> None:
+        """Load nothing more and call nobody."""
         self._seats.clear()
         self._waiting.clear()
         if self._checkpointer is not None:
@@ -74,30 +69,29 @@ class InitialLoad:
         self._checkpointer = None
         if isinstance(answer, CheckpointLoaded):
             for refusal in answer.refused:
-                self.say(refusal)
+                self.job.say(refusal)
             self._chosen = answer
             self._load()
         else:
-            self.lost(answer.why if isinstance(answer, CheckpointFailed) else str(answer))
+            self.job.cannot_begin(answer.why if isinstance(answer, CheckpointFailed) else str(answer))
 
     def _load(self) -> None:
-        """Have every node load its ranks' slots, once it is known what, and whose."""
-        if self._chosen is None or len(self._seats) < self.world_size:
+        """Have every node load its ranks' state, once the checkpoint and every rank's node are known."""
+        if self._chosen is None or len(self.homes) < self.order.world_size:
             return
         if self._chosen.version < 0:
-            self._go()
+            self._begin(self._chosen)
             return
         self._attempt = uuid.uuid4().hex[:8]
         ranks: dict[NodeId, list[int]] = defaultdict(list)
-        for node, rank, _ in self._seats:
+        for rank, node in self.homes.items():
             ranks[node].append(rank)
         self._waiting = set(ranks)
         for node, own in ranks.items():
-            self.tell(node, peers.Load(self._attempt, tuple(own), self._chosen.where, self._chosen.version))
+            self.job.tell_node(node, peers.Load(self._attempt, tuple(own), self._chosen.where, self._chosen.version))
 
-    def _go(self) -> None:
-        assert self._chosen is not None
+    def _begin(self, chosen: CheckpointLoaded) -> None:
         seats, self._seats = self._seats, []
-        self.begun(self._chosen)
-        for _, _, call in seats:
+        self.begun(chosen)
+        for call in seats:
             call()

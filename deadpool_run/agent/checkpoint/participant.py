@@ -1,4 +1,4 @@
-"""What this node does for the durable checkpoints of a job over several nodes: its ranks' part, step by step, as it is told."""
+"""A node's part in durable checkpoints: it copies, writes and loads its ranks' state, in steps that the leader orders."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ from deadpool_run.wire.messages import Message
 
 
 class CheckpointParticipant:
-    """In the running loop. `answer` goes to who leads; `hold` is told what a rank that is given away here begins with."""
+    """In the running loop. `answer` goes to the leader; `on_held` takes the version that a rank starts with here."""
 
     def __init__(
         self,
@@ -21,38 +21,34 @@ class CheckpointParticipant:
         vault: Vault,
         run: str,
         answer: Callable[[peers.Saved | peers.Loaded], None],
-        hold: Callable[[Rank, Version], None],
+        on_held: Callable[[Rank, Version], None],
     ) -> None:
         self._checkpointers = checkpointers
         self._vault = vault
         self._run = run
         self._answer = answer
-        self._hold = hold
+        self._on_held = on_held
         self._attempt = self._step = ""
         self._last = False
         self._checkpointer: Checkpointer | None = None
         self.resume = NOTHING
-        """The version that the first slots of the ranks that are given away here hold from before."""
+        """The version that the first slots of this node's ranks were loaded with."""
 
     def begin(self) -> None:
-        """Forget what was loaded: the vault is a fresh one."""
+        """Forget what was loaded: the world begins with a fresh vault."""
         self.void()
         self.resume = NOTHING
 
-    def when_ready(self, call: Callable[[], None]) -> None:
-        """Call: ranks are given away only when all slots are filled."""
-        call()
-
     def seated(self, rank: Rank) -> None:
-        """Say what the first slot holds of a rank that is given to one who begins with it."""
+        """Publish the loaded version of a rank that is about to be assigned."""
         if self.resume >= 0:
             self._vault.status_page.rank_entries[rank].set_slot(0, self.resume)
-            self._hold(rank, self.resume)
+            self._on_held(rank, self.resume)
 
-    # --- one is written -------------------------------------------------------------------------------------------
+    # --- writing --------------------------------------------------------------------------------------------------
 
     def save(self, order: peers.Save) -> None:
-        """Take a step."""
+        """Take one step of an attempt."""
         step, ranks = CheckpointStep(order.step), [Rank(rank) for rank in order.ranks]
         if step is CheckpointStep.PREPARE:
             self._start(order.attempt, ranks, lambda answer: self._saved(order.attempt, answer))
@@ -60,7 +56,8 @@ class CheckpointParticipant:
             self._answer(peers.Saved(order.attempt, order.step, "this node has given it up", "", 0, again=True))
             return
         if step is CheckpointStep.COPY and ranks:
-            # What is committed is told after this at the earliest, so that no rank has overwritten the version yet.
+            # Over several nodes what is committed is told after this at the earliest, so that no rank has overwritten
+            # the version yet. On one machine a rank may just have begun to: then the copy fails, and another follows.
             self._vault.status_page.kept = order.version
         self._step, self._last = order.step, step is (CheckpointStep.COMPLETE if order.leads else CheckpointStep.PARTS)
         self._checkpointer.ask(
@@ -84,10 +81,10 @@ class CheckpointParticipant:
             self._let_go()
         self._answer(peers.Saved(attempt, self._step, failure, where, nbytes, again))
 
-    # --- one is loaded --------------------------------------------------------------------------------------------
+    # --- loading --------------------------------------------------------------------------------------------------
 
     def load(self, order: peers.Load) -> None:
-        """Fill the slots of ranks that are to be given away here."""
+        """Fill the slots of ranks that will be assigned here."""
         ranks = [Rank(rank) for rank in order.ranks]
         self.resume = NOTHING
         for rank in ranks:
@@ -103,23 +100,19 @@ class CheckpointParticipant:
             self.resume = Version(answer.version)
         self._answer(peers.Loaded(order.attempt, failure))
 
-    # --- checkpointers --------------------------------------------------------------------------------------------
+    # --- its checkpointer -----------------------------------------------------------------------------------------
 
     def void(self, attempt: str | None = None) -> None:
-        """Give up what is under way, or this attempt if it is."""
+        """End this attempt if it is under way; None: whatever is."""
         if self._checkpointer is not None and attempt in (None, self._attempt):
             self._checkpointer.kill()
             self._checkpointer = None
             self._vault.status_page.kept = EMPTY
 
-    def close(self) -> None:
-        """Have no part in anything any more."""
-        self.void()
-
-    def _start(self, attempt: str, ranks: Sequence[Rank], heard: Callable[[Message], None]) -> None:
+    def _start(self, attempt: str, ranks: Sequence[Rank], on_answer: Callable[[Message], None]) -> None:
         self.void()
         self._attempt, self._step, self._last = attempt, str(CheckpointStep.PREPARE), False
-        self._checkpointer = self._checkpointers.start(ranks, heard)
+        self._checkpointer = self._checkpointers.start(ranks, on_answer)
 
     def _let_go(self) -> None:
         if self._checkpointer is not None:

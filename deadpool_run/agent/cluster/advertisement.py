@@ -1,12 +1,12 @@
-"""What an agent of a job over several nodes lets be seen of it: a record, and where the job is led from.
+"""What an agent of a job over several nodes publishes on disk: its record, and the leader's address.
 
-None of it is needed to train: what a disk refuses is told, and the job goes on.
+Training needs none of it: an error of the disk is printed, and the job continues.
 """
 
 import asyncio
 import socket
 
-from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN
+from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN
 from deadpool_run.agent.cluster import leader_file
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.shared_folder import LeaderRecord, RunEnd, SharedFolder
@@ -19,7 +19,7 @@ from deadpool_run.ids import NodeId
 
 
 class Advertisement:
-    """Of one life of a node, in the running loop."""
+    """The files of one membership of a node, in the running loop."""
 
     def __init__(self, spec: LaunchSpec, node: NodeId, address: str, port: int) -> None:
         """`address` and `port` are where others reach this agent."""
@@ -30,44 +30,44 @@ class Advertisement:
         self._record: RunRecord | None = None
         self._leader: Leader | None = None
         cluster = spec.cluster
-        self._meeting = None if cluster is None or cluster.meeting is None else SharedFolder(cluster.meeting)
+        self._folder = None if cluster is None or cluster.meeting is None else SharedFolder(cluster.meeting)
 
     def follow(self, output: Logs) -> None:
-        """Be seen as one that follows."""
+        """Publish this node as a follower."""
         try:
             self._record = RunRecord(self._spec, None if output.root is None else str(output.root), leader=False)
         except OSError as error:
-            tell(f"`deadpool-run status` will not work on this node: {error}")
+            tell(f"cannot write this node's record: {error} (`deadpool-run status` will not work here)")
 
     async def lead(self, leader: Leader, term: int) -> None:
-        """Be seen as the one that leads from this term on."""
-        self._record, self._leader = None, leader  # it leaves the record now
+        """Publish this node as the leader of this term."""
+        self._record, self._leader = None, leader  # the leader keeps the record now
         try:
             await asyncio.get_running_loop().run_in_executor(None, self._announce, term)
         except (OSError, UsageError) as error:
-            tell(f"nobody can be told on the disk that this node leads the job: {error}")
+            tell(f"cannot write the leader file: {error} (other nodes still find this one over the network)")
 
     def close(self, exit_code: int, reason: str, *, fenced: bool) -> None:
-        """Leave the records; last of all."""
+        """Complete the records; the last call."""
         if self._record is not None:
             self._record.end(exit_code, reason)
         if self._leader is None:
             return
         self._leader.close(exit_code, reason)
-        if self._meeting is None or fenced:
+        if self._folder is None or fenced:
             return
         try:
             if exit_code == EXIT_QUEUE_AGAIN:
-                self._meeting.leave()
+                self._folder.leave()
             else:
-                self._meeting.close(RunEnd(exit_code, reason))
+                self._folder.close(RunEnd(exit_code, reason))
         except UsageError as error:
-            tell(f"nobody can be told on the disk that the job is over: {error}")
+            tell(f"cannot record the end of the job: {error} (a node that comes later would start it again)")
 
     def _announce(self, term: int) -> None:
         base = self._spec.base_dir or self._spec.run_dir
         here = (socket.gethostname(), self._address, self._port)
         leader_file.write(base, leader_file.LeaderFile(term, self._node, *here, str(self._spec.run_dir)))
-        last = None if self._meeting is None or term == 0 else self._meeting.leader()
-        if self._meeting is not None and last is not None:
-            self._meeting.claim(LeaderRecord(last.founded + term, self._address, self._port, last.founded))
+        last = None if self._folder is None or term == 0 else self._folder.leader()
+        if self._folder is not None and last is not None:
+            self._folder.claim(LeaderRecord(last.founded + term, self._address, self._port, last.founded))

@@ -1,4 +1,4 @@
-"""A node's connection with a coordinator that lives elsewhere: facts go up it, orders come down."""
+"""A node's connection to the leader on another node: sends facts, receives orders."""
 
 import asyncio
 import socket
@@ -11,16 +11,16 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
 
 _ANSWER_S = 4.0
-"""Less than a viewer waits, so that it hears why there is no answer."""
-_UNREACHED = {"error": "the node that leads the job does not answer: ask again in a few seconds"}
+"""Less than a viewer waits, so that the viewer gets a reason instead of a timeout."""
+_UNREACHED = {"error": "the job's leader does not answer: try again in a few seconds"}
 
 
 class LostError(Exception):
-    """The coordinator takes this node for lost, or will; the text says why."""
+    """The leader has declared this node lost, or will; the text says why."""
 
 
 class EndedError(Exception):
-    """The job is over, or does not take us in."""
+    """The job has ended, or does not admit this node."""
 
     def __init__(self, end: peers.End) -> None:
         super().__init__(end.reason)
@@ -28,7 +28,7 @@ class EndedError(Exception):
 
 
 class RedirectError(Exception):
-    """Somebody else leads the job."""
+    """Another node leads the job."""
 
     def __init__(self, leader: peers.Peer) -> None:
         super().__init__(f"{leader.node} leads the job")
@@ -36,25 +36,25 @@ class RedirectError(Exception):
 
 
 class NoLeader:
-    """Above a node while nobody leads: what the next coordinator asks for anyway is dropped."""
+    """Stands for the leader while there is none. Drops what the next leader will ask for anyway."""
 
     def __init__(self) -> None:
-        self.wishes: list[StopRequested] = []
+        self.requests: list[StopRequested] = []
 
     def fact(self, event: Event) -> None:
-        """Keep a user's wish."""
+        """Keep a user's request for the next leader."""
         if isinstance(event, StopRequested):
-            self.wishes.append(event)
+            self.requests.append(event)
 
-    def safe(self, told: peers.Safe) -> None:
-        """Drop it: all is told again."""
+    def safe(self, news: peers.Safe) -> None:
+        """Drop it: the node sends all of it again."""
 
-    def durable_news(self, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Drop it: the next coordinator begins its checkpoints anew, and is told again that the end was foretold."""
+    def durable_news(self, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
+        """Drop it: the next leader starts new attempts, and gets the preemption notice again."""
 
 
 class Follower:
-    """One connection. `begin` says who hears of it; what came before is heard then, in order."""
+    """One connection. Messages that come before `begin` are handled then, in order."""
 
     def __init__(self, sock: socket.socket, first_word: peers.Join | peers.Rejoin) -> None:
         loop = asyncio.get_running_loop()
@@ -66,11 +66,11 @@ class Follower:
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._on_message: Callable[[peers.Message], None] | None = None
         self._on_lost: Callable[[str, bool], None] | None = None
-        self._link = PeerLink(sock, self._heard, self._lost)
+        self._link = PeerLink(sock, self._handle, self._broken)
         self._link.send(first_word)
 
-    async def taken_in(self, stop: asyncio.Future[tuple[int, str]]) -> tuple[peers.Joined, peers.Agents]:
-        """Return what the coordinator answers to `Join`. Raises `EndedError` if it does not take us in, `LostError` and `RedirectError`."""
+    async def admitted(self, stop: asyncio.Future[tuple[int, str]]) -> tuple[peers.Joined, peers.Agents]:
+        """Return the leader's answer to `Join`. Raises `EndedError` if it refuses this node, `LostError` and `RedirectError`."""
         await asyncio.wait({self._taken, stop}, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
         if self._taken.done():
             return self._taken.result()
@@ -78,18 +78,18 @@ class Follower:
 
     @property
     def was_answered(self) -> bool:
-        """Whether the coordinator has said anything: until then an end of the connection proves nothing."""
+        """Whether the leader has sent anything. Until then the end of the connection proves nothing."""
         return self._answered.done() and not self._answered.cancelled() and self._answered.result()
 
     async def answered(self) -> bool:
-        """Return whether a coordinator says anything, once it has, or once the connection has ended.
+        """Wait for the first message or the end of the connection; return whether a leader answered.
 
-        One who says that another leads is none.
+        An agent that redirects to another is no leader.
         """
         return await self._answered
 
     def begin(self, on_message: Callable[[peers.Message], None], on_lost: Callable[[str, bool], None]) -> None:
-        """Have what is and was said heard; `on_lost` as of a `PeerLink`."""
+        """Handle messages, those that came before included; `on_lost` as of a `PeerLink`."""
         self._on_message, self._on_lost = on_message, on_lost
         early, self._early = self._early, []
         try:
@@ -97,13 +97,13 @@ class Follower:
                 on_message(message)
         except ProtocolError as error:
             self._link.close()
-            on_lost(f"it broke the protocol: {error}", False)
+            on_lost(f"protocol error: {error}", False)
             return
         if not self._link.open:
             on_lost("its connection was closed", True)
 
     async def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the coordinator's answer to a viewer's request, or why there is none; soon, in any case."""
+        """Return the leader's answer to a viewer's request, or why there is none, within a few seconds."""
         self._asked += 1
         number = self._asked
         answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
@@ -119,39 +119,39 @@ class Follower:
         finally:
             del self._answers[number]
 
-    def told(self, number: int, answer: Mapping[str, Any]) -> None:
-        """Pass on an answer to whoever still waits for it."""
+    def take_answer(self, number: int, answer: Mapping[str, Any]) -> None:
+        """Pass an answer to the request that waits for it."""
         waiting = self._answers.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._link.close()
-        self._answer_nobody()
+        self._fail_requests()
         if not self._answered.done():
             self._answered.set_result(False)
         if self._taken.done() and not self._taken.cancelled():
-            self._taken.exception()  # looked at, so that nobody warns of it
+            self._taken.exception()  # retrieved, or asyncio warns
         self._taken.cancel()
 
     def send(self, message: peers.ToLeader) -> None:
-        """Say something."""
+        """Send a message."""
         self._link.send(message)
 
     def fact(self, event: Event) -> None:
-        """Pass on what has happened here."""
+        """Send a fact of this node."""
         self._link.send(peers.Fact(event))
 
-    def safe(self, told: peers.Safe) -> None:
-        """Pass on what other nodes hold of a rank of ours."""
-        self._link.send(told)
+    def safe(self, news: peers.Safe) -> None:
+        """Send what other nodes hold of a rank that lives here."""
+        self._link.send(news)
 
-    def durable_news(self, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Pass on what concerns durable checkpoints."""
-        self._link.send(told)
+    def durable_news(self, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
+        """Send news of durable checkpoints."""
+        self._link.send(news)
 
-    def _heard(self, message: peers.Message) -> None:
+    def _handle(self, message: peers.Message) -> None:
         if not self._answered.done():
             self._answered.set_result(not isinstance(message, peers.Redirect))
         if self._on_message is not None:
@@ -174,15 +174,15 @@ class Follower:
             case _:
                 pass
 
-    def _answer_nobody(self) -> None:
+    def _fail_requests(self) -> None:
         for number in self._answers:
-            self.told(number, _UNREACHED)
+            self.take_answer(number, _UNREACHED)
 
-    def _lost(self, why: str, closed: bool) -> None:
-        self._answer_nobody()
+    def _broken(self, why: str, closed: bool) -> None:
+        self._fail_requests()
         if not self._answered.done():
             self._answered.set_result(False)
         if self._on_lost is not None:
             self._on_lost(why, closed)
         elif not self._taken.done():
-            self._taken.set_exception(LostError(f"the coordinator is out of reach: {why}"))
+            self._taken.set_exception(LostError(f"the leader cannot be reached: {why}"))

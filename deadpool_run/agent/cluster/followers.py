@@ -1,11 +1,11 @@
-"""The other nodes of a job that is led from here: told, heard, counted, and two of them kept ready to take over."""
+"""The leader's followers: connections, heartbeats, admission, and the log for two that are ready to take over."""
 
 import asyncio
 import socket
 from collections.abc import Iterable, Mapping
 from typing import Protocol, assert_never
 
-from deadpool_run.agent.checkpoint.durable_leader import DurableLeader
+from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.coordinator.connections import Connections
 from deadpool_run.coordinator.requests import RequestHandler
@@ -18,15 +18,15 @@ from deadpool_run.ids import NodeId
 from deadpool_run.view.status_report import Seen
 from deadpool_run.wire import peers
 
-PULSES = 5
-"""Signs of life per time-out."""
+HEARTBEATS = 5
+"""Heartbeats per node timeout."""
 
 
 class Leading(Protocol):
-    """What followers need of the leader's coordinator."""
+    """What followers need of the leader."""
 
     request_handler: RequestHandler
-    durable: DurableLeader | None
+    durable: CheckpointLeader
 
     @property
     def state(self) -> State:
@@ -39,24 +39,24 @@ class Leading(Protocol):
     def submit(self, event: Event) -> None:
         """Take in a fact."""
 
-    def safe(self, told: peers.Safe) -> None:
-        """Take in which copies are complete."""
+    def safe(self, safe: peers.Safe) -> None:
+        """Handle which copies are complete."""
 
     def mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
         """Publish the status pages of another node."""
 
-    def durable_news_of(self, node: NodeId, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Take in news of a durable checkpoint."""
+    def durable_news_of(self, node: NodeId, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
+        """Handle a node's news of durable checkpoints."""
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
-        """Return what a node that joins is told first."""
+        """Return the first messages for a node that joins."""
 
     def world(self) -> peers.World:
         """Return the world as it is."""
 
 
 class Followers:
-    """Every node but our own, in the running loop."""
+    """Every node but the leader's own, in the running loop."""
 
     def __init__(self, leader: Leading, leadership: Leadership, nproc_per_node: int) -> None:
         self._leader = leader
@@ -66,18 +66,18 @@ class Followers:
             self, {NodeId(name) for name in (*leader.state.leaves, leadership.agent.me) if name}
         )
         self._log_followers: set[NodeId] = set()
-        """Those that follow the log."""
+        """Nodes that follow the log."""
         self._configuration: electorate.Configuration | None = None
         self._wanted: set[NodeId] = set()
-        """Those that are to, of that configuration."""
+        """Nodes that should follow it, by that configuration."""
         self._joining: dict[NodeId, peers.Join] = {}
-        """Nodes that are to be taken in together, once a majority knows of the last change of the configuration.
+        """Nodes to admit together, once a majority knows the last change of the configuration.
 
-        Each change is told to every node, and thousands of nodes may come within seconds.
+        Each change goes to every node, and thousands of nodes may join within seconds.
         """
         self._seen: dict[NodeId, Seen] = {}
         self._losses: list[NodeLost] = []
-        """Found in this turn of the loop, and not told yet."""
+        """Found in this turn of the loop, and not submitted yet."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         leader.server.on_entry = self._log
@@ -86,45 +86,44 @@ class Followers:
     # --- speaking -------------------------------------------------------------------------------------------------
 
     def send(self, node: NodeId, message: peers.ToNode) -> None:
-        """Say something to a node; nothing happens if it is lost."""
+        """Send a message to a node, unless it is lost."""
         self._connections.send(node, message)
 
     def broadcast(self, message: peers.ToNode) -> None:
-        """Say something to every node."""
+        """Send a message to every node."""
         self._connections.broadcast(message)
 
     def share(self, agents: peers.Agents) -> None:
-        """Tell every node who counts now."""
+        """Send every node the configuration."""
         self.broadcast(agents)
         if self._joining and len(agents.configurations) == 1:
-            self._loop.call_soon(self._take_in)  # whoever says so is in the middle of it
+            self._loop.call_soon(self._admit_joining)  # the caller is still changing the configuration
 
     def lose(self, node: NodeId, reason: str) -> None:
-        """Hang up on a node, and tell the coordinator: in one word of all that are lost in this turn of the loop.
+        """Close a node's connection and submit its loss, together with all losses of this turn of the loop.
 
         Where a switch breaks, many connections end at once; each loss alone would be a repair of its own.
         """
         self._connections.evict(node, reason)
         self._log_followers.discard(node)
         self._seen.pop(node, None)
-        if self._leader.durable is not None:
-            self._leader.durable.node_lost(node)
+        self._leader.durable.node_lost(node)
         if not self._losses:
-            self._loop.call_soon(self._tell_losses)
+            self._loop.call_soon(self._submit_losses)
         self._losses.append(NodeLost(node, reason))
 
-    def _tell_losses(self) -> None:
+    def _submit_losses(self) -> None:
         losses, self._losses = tuple(self._losses), []
         self._leader.submit(losses[0] if len(losses) == 1 else NodesLost(losses))
 
     def decided(self) -> None:
-        """Bring those who are to take over up to date, if they are others than before."""
+        """Send the state to nodes that newly follow the log."""
         if self._leader.state.move is not None:
-            return  # what is deferred is not told; there will be a decision when it is over
+            return  # deferred facts are not in the log; a decision follows the move
         configuration = self._leadership.agent.configuration
-        if configuration is not self._configuration:  # who is next is looked for in all of it, and decisions are many
+        if configuration is not self._configuration:  # decisions are many, and this looks at all agents
             self._configuration, self._wanted = configuration, set(configuration.log_followers)
-        connected = self._wanted.intersection(self._connections.nodes())  # others would miss how it begins
+        connected = self._wanted.intersection(self._connections.nodes())  # the others would miss the beginning
         self._log_followers &= connected
         for node in connected - self._log_followers:
             self._log_followers.add(node)
@@ -132,30 +131,30 @@ class Followers:
             self.send(node, peers.LogState(term, server.entries, server.now(), server.state))
 
     def seen(self) -> Mapping[NodeId, Seen]:
-        """Return what is known of those who have been heard of."""
+        """Return the last heartbeat ack of each node."""
         return self._seen
 
     def is_whole(self) -> bool:
-        """Tell whether every agent that counts, and has not ended, is connected."""
+        """Return whether every living agent of the configuration is connected."""
         agent = self._leadership.agent
         return {*agent.configuration.agents} - agent.ended - {agent.me} <= {*self._connections.nodes()}
 
     @property
     def term(self) -> int:
-        """How often the coordinator has moved, or more."""
+        """The leader's term."""
         return self._leadership.agent.term
 
     async def end(self, message: peers.End | None) -> None:
-        """Tell every agent, if there is anything to tell, and hang up."""
+        """Send a last message, if there is one, and close all connections."""
         if self._timer is not None:
             self._timer.cancel()
         await self._connections.end(message)
 
     def _heartbeat(self) -> None:
         agent = self._leadership.agent
-        self._timer = self._loop.call_later(agent.timeout_s / PULSES, self._heartbeat)
+        self._timer = self._loop.call_later(agent.timeout_s / HEARTBEATS, self._heartbeat)
         self.broadcast(self._leadership.heartbeat())
-        if agent.term > 0:  # those that another coordinator had taken in may not know of this one
+        if agent.term > 0:  # nodes that the last leader admitted may not know this one
             self._leadership.claim(but=self._connections.nodes())
 
     def _log(self, now: float, event: Event) -> None:
@@ -163,35 +162,35 @@ class Followers:
             entry = peers.LogEntry(self._leadership.agent.term, self._leader.server.entries, now, event)
             self._connections.broadcast(entry, self._log_followers)
 
-    # --- hearing: what the hub asks -------------------------------------------------------------------------------
+    # --- receiving: what the connections ask ----------------------------------------------------------------------
 
     def accept(self, sock: socket.socket) -> None:
         """Serve an authenticated connection."""
         self._connections.accept(sock)
 
     def refusal(self, join: peers.Join | peers.Rejoin) -> str:
-        """Return why a node cannot be taken in; empty if it can."""
+        """Return why a node is refused; empty if it is not."""
         if isinstance(join, peers.Rejoin):
             state = self._leader.state
             lost = join.node in state.leaves and join.node not in state.nodes
             known = join.node in self._leadership.agent.configuration.agents
-            return "" if known and not lost else f"node {join.node} was lost before or while the coordinator moved"
+            return "" if known and not lost else f"node {join.node} was lost before the new leader took over"
         if join.nproc_per_node != self._nproc_per_node:
             return (
-                f"node {join.place.name} was started with --nproc-per-node {join.nproc_per_node}, and the job has "
-                f"{self._nproc_per_node} for each node: give all of them the same"
+                f"node {join.place.name} was started with --nproc-per-node {join.nproc_per_node}, but the job has "
+                f"{self._nproc_per_node}: give every node the same"
             )
         return ""
 
     def joins(self, node: NodeId, join: peers.Join) -> None:
-        """Take a new node in, with others that come in the same turn of the loop."""
+        """Admit a new node, together with others that join in the same turn of the loop."""
         if not self._joining:
-            self._loop.call_soon(self._take_in)
+            self._loop.call_soon(self._admit_joining)
         self._joining[node] = join
 
-    def _take_in(self) -> None:
+    def _admit_joining(self) -> None:
         if len(self._leadership.agent.configurations) > 1:
-            return  # `share` comes back to it
+            return  # `share` calls this again
         joining = {node: join for node, join in self._joining.items() if self._connections.admit(node)}
         self._joining.clear()
         for node, join in joining.items():
@@ -199,23 +198,25 @@ class Followers:
                 self.send(node, message)
             self._leadership.know(peers.Peer(node, join.place.address, join.place.port))
         if joining:
-            self._leadership.hear(electorate.AgentsJoined(tuple(joining)))
+            self._leadership.handle(electorate.AgentsJoined(tuple(joining)))
         for node, join in joining.items():
             self._leader.submit(NodeJoined(node, join.place))
 
     def rejoined(self, rejoin: peers.Rejoin) -> None:
-        """Go on with a node that the last coordinator took in."""
+        """Admit a node of the last leader's."""
         if rejoin.found.node != rejoin.node:
-            raise ProtocolError(f"node {rejoin.node} does not say what it has")
+            raise ProtocolError(f"node {rejoin.node} rejoins without its inventory")
         self.send(rejoin.node, self._leadership.agents())
         self.send(rejoin.node, self._leader.world())
         self._leadership.know(peers.Peer(rejoin.node, rejoin.place.address, rejoin.place.port))
-        if rejoin.node not in self._leader.state.leaves:  # the last coordinator took it in, and could not tell any more
+        if (
+            rejoin.node not in self._leader.state.leaves
+        ):  # the last leader admitted it, and failed before it could log that
             self._leader.submit(NodeJoined(rejoin.node, rejoin.place))
         self._leader.submit(rejoin.found)
 
     def heard(self, node: NodeId, message: peers.ToLeader) -> None:
-        """Take in what an agent says beside facts."""
+        """Handle an agent's message that is not a fact."""
         match message:
             case peers.Safe():
                 self._leader.safe(message)
@@ -228,7 +229,7 @@ class Followers:
             case peers.Ask(number, request):
                 self.send(node, peers.Answer(number, dict(self._leader.request_handler.answer(request))))
             case peers.Join() | peers.Rejoin() | peers.Fact():
-                pass  # the hub's own
+                pass  # handled by the connections
             case _:
                 assert_never(message)
 
@@ -237,5 +238,5 @@ class Followers:
         self._leader.submit(event)
 
     def hung_up(self, node: NodeId) -> None:
-        """Note that an agent's process has ended."""
-        self._leadership.hear(electorate.AgentEnded(node))
+        """Handle the end of an agent's process."""
+        self._leadership.handle(electorate.AgentEnded(node))

@@ -1,19 +1,18 @@
-"""The coordinator's agent: who decides, what keeps the decisions, and who carries out which of them.
+"""The leader: the agent that runs the coordinator, and sends its orders to the nodes.
 
-On one machine all orders go to the one node by plain calls; on several, to each node by its connection.
+On one machine orders are plain calls of the only node; on several they also go to each follower's connection.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, assert_never
 
-from deadpool_run.agent.checkpoint.durable_leader import DurableLeader
+from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN, CheckpointLeader
 from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.agent.cluster.tracking import Tracking
 from deadpool_run.agent.console import announcement, report_request, tell
 from deadpool_run.agent.node.hang_detector import HangDetector, sights_of
 from deadpool_run.agent.node.node import LocalNode
-from deadpool_run.agent.node.orders import Situation
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.store import LOOPBACK, Store
 from deadpool_run.agent.records.incident_line import incident_line
@@ -36,6 +35,7 @@ from deadpool_run.view.status_report import NodeReports, Seen, status_object
 from deadpool_run.wire import peers, typed
 
 JOURNAL_NAME = "journal.jsonl"
+_EXIT_LAUNCH_FAILED = 1
 _COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING})
 
 
@@ -45,7 +45,7 @@ class Leader:
     def __init__(  # noqa: PLR0913 - the parts of an agent that it acts on
         self,
         spec: LaunchSpec,
-        situation: Situation,
+        node: LocalNode,
         *,
         forkserver: ForkServer,
         output: Logs,
@@ -55,22 +55,24 @@ class Leader:
         known: FollowedLog | None = None,
         term: int = 0,
     ) -> None:
-        """Begin anew, or go on in a later `term` from what another coordinator is `known` to have decided.
+        """Start a job, or continue in a later `term` from the followed log of the last leader.
 
-        `on_news`: viewers may look.
+        `on_lost` is called with the reason when no store can be had, `on_news` after each decision, for viewers.
         """
-        self.node: LocalNode
-        """Our own machine's; set before `begin`."""
+        self.node = node
+        """The leader's own."""
         self._spec = spec
-        self._here = situation.node
+        self.here = node.situation.node
+        self.alone = spec.cluster is None
+        """Whether there is no other node."""
         self._on_over = on_over
         self._over = False
-        self._outlined = known is not None or spec.cluster is None
-        """What the job was understood to be has been told, or needs no telling."""
+        self._plan_printed = known is not None or spec.cluster is None
+        """The plan has been printed, or need not be."""
         self._timeline = 0
         self._ranks_moved = False
         cluster = spec.cluster
-        self._store = Store(forkserver, on_lost, LOOPBACK if cluster is None else situation.address)
+        self._store = Store(forkserver, on_lost, LOOPBACK if cluster is None else node.situation.address)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
         self.request_handler = RequestHandler(spec.settings.world_size, self)
         self._on_news = on_news
@@ -78,9 +80,15 @@ class Leader:
         self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
         self.followers: Followers | None = None
         """The other nodes; None on one machine. Set before `begin`."""
-        self.durable: DurableLeader | None = None
-        """Durable checkpoints of several nodes; as above."""
-        self._health: HangDetector | None = None
+        self.durable = CheckpointLeader(
+            spec.durable,
+            run=spec.run_id,
+            checkpointers=node.checkpointers,
+            vault=node.vault,
+            job=self,
+            known=node.newest_durable,
+        )
+        self._hang_detector: HangDetector | None = None
         self._record = RunRecord(spec, None if output.root is None else str(output.root), term=term)
 
     @property
@@ -94,8 +102,8 @@ class Leader:
         return self._server
 
     def begin(self) -> None:
-        """Look after ranks that hang."""
-        self._health = HangDetector(
+        """Watch for hung ranks."""
+        self._hang_detector = HangDetector(
             self._spec.hang_timeout_s,
             look=lambda: sights_of(self.state, self.node.vault.status_page),
             pid=self.node.pid,
@@ -106,10 +114,10 @@ class Leader:
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def submit(self, event: Event) -> None:
-        """Take in a fact, unless the job is over."""
+        """Submit a fact, unless the job is over."""
         if self._over:
-            if isinstance(event, StopRequested) and self.durable is not None:
-                self.durable.give_up()
+            if isinstance(event, StopRequested):
+                self.durable.close()
             return
         if isinstance(event, CaptureSkipped) and self._tracking is not None:
             member = self.state.members.get(event.worker)
@@ -120,12 +128,12 @@ class Leader:
 
     fact = submit
 
-    def safe(self, told: peers.Safe) -> None:
-        """Take in what holders of a rank's copies have."""
+    def safe(self, safe: peers.Safe) -> None:
+        """Handle which copies of a rank other nodes hold."""
         assert self._tracking is not None
         commits = self._tracking.commits
         commits.safe(
-            Rank(told.rank), tuple(Version(version) for version in told.versions), told.transcript, told.timeline
+            Rank(safe.rank), tuple(Version(version) for version in safe.versions), safe.transcript, safe.timeline
         )
         self._publish_committed()
         if not commits.protected or commits.committed is None:
@@ -136,42 +144,53 @@ class Leader:
             if moved:
                 self._publish_buddies()
 
-    def durable_news(self, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Take in what our own node has of durable checkpoints."""
-        self.durable_news_of(self._here, told)
+    def durable_news(self, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
+        """Handle the own node's news of durable checkpoints."""
+        self.durable_news_of(self.here, news)
 
-    def durable_news_of(self, node: NodeId, told: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Take in what a node has of durable checkpoints."""
-        if self.durable is None:
-            return
-        match told:
+    def durable_news_of(self, node: NodeId, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
+        """Handle a node's news of durable checkpoints."""
+        match news:
             case peers.Saved():
-                self.durable.saved(node, told)
+                self.durable.saved(node, news)
             case peers.Loaded():
-                self.durable.loaded(node, told)
+                self.durable.loaded(node, news)
             case peers.PreemptionNotice():
                 self.durable.preemption_notice()
             case _:
-                assert_never(told)
+                assert_never(news)
 
     def tell_node(self, node: NodeId, message: peers.ToNode) -> None:
-        """Say something of durable checkpoints to a node, our own included."""
-        if node != self._here:
+        """Send a message about durable checkpoints to a node, the own one included."""
+        if node != self.here:
             if self.followers is not None:
                 self.followers.send(node, message)
         elif isinstance(message, peers.Save | peers.Void | peers.Load | peers.Durable):
             self.node.durable_order(message)
 
     def publish_durable(self, newest: peers.Durable) -> None:
-        """Let every node know it: any of them may lead next."""
+        """Send every node the newest checkpoint: any of them may lead next."""
         self.node.durable_order(newest)
         if self.followers is not None:
             self.followers.broadcast(newest)
 
-    def mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
-        """Show on our status page what a node's workers say on theirs.
+    def say(self, line: str) -> None:
+        """Print a line for the user."""
+        tell(line)
 
-        Not of a rank whose last owner's slots are still here: the status page says what is in them, and its replacement needs them.
+    def cannot_begin(self, why: str) -> None:
+        """End the job: it cannot begin from the checkpoint that it was given."""
+        tell(why)
+        self._on_over(_EXIT_LAUNCH_FAILED, why)
+
+    def leave(self) -> None:
+        """End the job after a preemption notice: its state is saved."""
+        self.submit(StopRequested(0, EXIT_QUEUE_AGAIN))
+
+    def mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
+        """Copy a node's rank entries to the leader's status page.
+
+        Except of a rank whose last owner's slots are still here: its replacement needs to know what is in them.
         """
         for rank, *words in rank_entries:
             owner = self.state.seats[rank].node if 0 <= rank < len(self.state.seats) else None
@@ -179,7 +198,7 @@ class Leader:
                 self.node.vault.status_page.mirror(rank, words)
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
-        """Return what a node that joins is told first."""
+        """Return the first messages for a node that joins."""
         begin = do.BeginGeneration(self.state.generation)
         joined = peers.Joined(
             node,
@@ -189,14 +208,14 @@ class Leader:
             {} if self._spec.durable is None else typed.to_plain(self._spec.durable),
         )
         committed = None if self._tracking is None else self._tracking.committed
-        durable = None if self.durable is None else self.durable.newest
-        known = tuple(told for told in (committed, durable) if told is not None)
+        durable = self.durable.newest
+        known = tuple(message for message in (committed, durable) if message is not None)
         return joined, self.world(), peers.Order(begin, self.state.capture_interval), *known
 
     # --- orders ---------------------------------------------------------------------------------------------------
 
     def perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each kind of order
-        """Have one order carried out, by whom it concerns."""
+        """Pass one order to the nodes that it concerns."""
         match effect:
             case do.ReportIncident(incident):
                 tell(incident_line(incident))
@@ -212,7 +231,7 @@ class Leader:
             case do.DiscardAbove(epoch, version):
                 if epoch > self._timeline:
                     self._new_timeline(epoch, version)
-                self._to_all(effect)  # also one that was ordered before: there may be nodes that it has not reached
+                self._to_all(effect)  # also a repeated one: it may not have reached every node
             case do.SetBuddies():
                 self._ranks_moved = True
             case do.StartWorker(_, node) | do.ReportReplicas(node):
@@ -230,12 +249,11 @@ class Leader:
             self._store.renew()
         self._new_timeline(self.state.epoch, None)
         self._to_all(order)
-        if self.durable is not None:
-            self.durable.begin()
+        self.durable.begin()
 
     def _assign(self, order: do.AssignRank) -> None:
         member = self.state.members.get(order.worker)
-        if member is not None and self.durable is not None and not order.replacement:
+        if member is not None and not order.replacement:
             self.durable.seat(member.node, order.rank, lambda: self._to_worker(order))
         else:
             self._to_worker(order, order.transcript_from)
@@ -248,8 +266,8 @@ class Leader:
     def _to(self, node: NodeId, effect: Effect, source: NodeId | None = None) -> None:
         peer = None if source is None else self._peer(source)
         if source is not None and peer is None:
-            return  # its loss is told next, and with it comes another order
-        if node == self._here:
+            return  # its loss is the next fact, and another order follows
+        if node == self.here:
             self.node.perform(effect, self.state.capture_interval, peer)
         elif self.followers is not None:
             self.followers.send(node, peers.Order(effect, self.state.capture_interval, peer))
@@ -266,74 +284,71 @@ class Leader:
     # --- what every node knows ------------------------------------------------------------------------------------
 
     def world(self) -> peers.World:
-        """Return what every assignment depends on."""
+        """Return the world that assignments refer to."""
         return peers.World(self.state.generation, self._timeline, self._store.host, self._store.port)
 
-    def go_on(self) -> None:
-        """Take over what our own node knows of the world; only the store is another one."""
+    def resume(self) -> None:
+        """Adopt the own node's view of the world; only the store is a new one."""
         self._timeline = self.node.timeline
         self.node.set_world(self.world())
 
     def _new_timeline(self, timeline: int, rollback: Version | None) -> None:
-        """Begin to count anew what is safe: what was reported before is of a life that did not happen."""
+        """Restart counting what is safe: earlier reports are of a timeline that was abandoned."""
         self._timeline = timeline
         world = self.world()
         self.node.set_world(world)
         if self.followers is not None:
             self.followers.broadcast(world)
-        if self.durable is not None:
-            self.durable.new_timeline()
+        self.durable.new_timeline()
         if self._tracking is not None:
             self._tracking.new_timeline(self._timeline, rollback)
             self._publish_committed()
 
     def _publish_committed(self) -> None:
         assert self._tracking is not None
-        if (told := self._tracking.committed_news(self._timeline)) is not None:
-            self.node.committed(told)
+        if (committed := self._tracking.committed_news(self._timeline)) is not None:
+            self.node.committed(committed)
             if self.followers is not None:
-                self.followers.broadcast(told)
+                self.followers.broadcast(committed)
 
     def _publish_buddies(self) -> None:
-        """Tell those nodes for which something has changed."""
+        """Send buddies to the nodes for which they changed."""
         if self._tracking is None:
             return
-        for node, told in self._tracking.buddies_news(self.state, self._peer):
-            if node == self._here:
-                self.node.set_buddies(told)
+        for node, news in self._tracking.buddies_news(self.state, self._peer):
+            if node == self.here:
+                self.node.set_buddies(news)
             elif self.followers is not None:
-                self.followers.send(node, told)
+                self.followers.send(node, news)
 
     # --- what there is to see -------------------------------------------------------------------------------------
 
     def status(self) -> Mapping[str, Any]:
         """Return what viewers see."""
-        durable = self.node.durable if self.durable is None else self.durable
         run = self._record.parts
-        return status_object(self.state, self.node.vault.status_page, run, durable.report(), self._nodes())
+        return status_object(self.state, self.node.vault.status_page, run, self.durable.report(), self._nodes())
 
     def _nodes(self) -> NodeReports | None:
         if self.followers is None:
             return None
-        seen = {**self.followers.seen(), self._here: Seen(None, self.node.traffic())}
+        seen = {**self.followers.seen(), self.here: Seen(None, self.node.traffic())}
         now = asyncio.get_running_loop().time()
-        return NodeReports(self._here, self.followers.term, seen, now, self._server.now())
+        return NodeReports(self.here, self.followers.term, seen, now, self._server.now())
 
     def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
-        """Return who holds the rank, with its pid."""
+        """Return the worker that holds the rank, with its pid."""
         owner = self.state.owner(rank)
         return None if owner is None or owner.pid is None else (owner.worker, owner.pid)
 
     def _decided(self) -> None:
-        if self._ranks_moved and self.state.phase in _COPIED_IN:  # in a repair, what was left behind is still needed
+        if self._ranks_moved and self.state.phase in _COPIED_IN:  # during a repair former copies are still needed
             self._ranks_moved = False
             self._publish_buddies()
         if self.followers is not None:
             self.followers.decided()
-        if self.durable is not None:
-            self.durable.decided()
-        if self.state.phase is JobPhase.UNPROTECTED and not self._outlined:
-            self._outlined = True
+        self.durable.decided()
+        if self.state.phase is JobPhase.UNPROTECTED and not self._plan_printed:
+            self._plan_printed = True
             for line in outline(self._spec.settings, tuple(self.state.nodes.values())):
                 tell(line)
         self._on_news()
@@ -341,22 +356,21 @@ class Leader:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def retire(self) -> None:
-        """Decide nothing more."""
+        """Stop deciding."""
         self._over = True
-        if self.durable is not None:
-            self.durable.close()
+        self.durable.close()
 
     async def end(self, message: peers.End | None) -> None:
-        """Decide nothing more, and tell everyone; without a word the others are left to find another coordinator."""
+        """Stop deciding, and send everyone this message. Without one the others elect another leader."""
         self.retire()
-        if self._health is not None:
-            self._health.close()
+        if self._hang_detector is not None:
+            self._hang_detector.close()
         self._server.close()
         if self.followers is not None:
             await self.followers.end(message)
         self._store.close()
 
     def close(self, exit_code: int, reason: str) -> None:
-        """Leave the records; last of all."""
+        """Complete the records; the last call."""
         self._journal.close()
         self._record.end(exit_code, reason)

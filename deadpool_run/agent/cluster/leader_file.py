@@ -1,19 +1,19 @@
-"""Where a run is led from: `leader.json` in the run's directory, for agents and viewers that look there on a shared disk.
+"""The leader file: `leader.json` in the run's directory names the leader, for agents and viewers on a shared disk.
 
-The last that took over writes last. Where the disk is not shared the file is of no use, and of no harm.
+Each new leader replaces it. Where the disk is not shared the file has no use and does no harm.
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from deadpool_run.agent.records import atomic_file
 from deadpool_run.coordinator.address import POINTER_NAME
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderFile:
-    """Of the coordinator's agent."""
+    """Where the leader runs and listens."""
 
     term: int
     node: str
@@ -22,25 +22,20 @@ class LeaderFile:
     address: str
     port: int
     run_dir: str
-    """With its control socket."""
+    """Holds the leader's control socket."""
 
 
-def write(base: Path, told: LeaderFile) -> None:
-    """Say it in the run's directory, unless another says it of a later term. Raises OSError."""
+def write(base: Path, leader: LeaderFile) -> None:
+    """Write the file in the run's directory, unless one of a later term is there. Raises OSError."""
     before = read(base)
-    if before is not None and before.term > told.term:
-        return
-    fresh = base / f".{POINTER_NAME}.{os.getpid()}"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor, opened with its mode
-        json.dump(asdict(told), file)
-    fresh.replace(base / POINTER_NAME)
+    if before is None or before.term <= leader.term:
+        atomic_file.replace(base / POINTER_NAME, json.dumps(asdict(leader)))
 
 
 def read(base: Path) -> LeaderFile | None:
-    """Return what is said there; None if nothing is, or nothing that can be understood."""
+    """Return the file's content; None if there is no file, or none that can be read."""
     try:
-        told = json.loads((base / POINTER_NAME).read_text(encoding="utf-8"))
-        return LeaderFile(**{**told, "term": int(told["term"]), "port": int(told["port"])})
+        found = json.loads((base / POINTER_NAME).read_text(encoding="utf-8"))
+        return LeaderFile(**{**found, "term": int(found["term"]), "port": int(found["port"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None

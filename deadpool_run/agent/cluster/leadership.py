@@ -1,4 +1,4 @@
-"""The shell of `core.election`: who decides for this job, as this agent knows it. One timer, no polling."""
+"""Shell of the election: its one timer, its connections, and what this agent does about each output."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -12,41 +12,41 @@ from deadpool_run.wire import peers
 from deadpool_run.wire.peers import Peer
 
 LOOKS = 20
-"""At answers within a node time-out: what they say counts from when they were asked for, so nothing depends on it."""
+"""How often a leader handles answers within a node timeout. They count from the time of the request, so late is fine."""
 
 
 class LeadershipOwner(Protocol):
-    """What acts on what is found."""
+    """Acts on the outcome of elections."""
 
     def take_over(self, term: int) -> None:
-        """Decide from now on."""
+        """Become the leader."""
 
     def share(self, agents: peers.Agents) -> None:
-        """Tell every node who counts now."""
+        """Send every node the configuration."""
 
     def lose_node(self, node: NodeId, reason: str) -> None:
-        """Tell the coordinator that a node is lost."""
+        """Report to the coordinator that a node failed."""
 
     def follow(self, leader: Peer, term: int) -> None:
-        """Obey another coordinator from now on."""
+        """Follow another leader."""
 
     def fence(self, reason: str) -> None:
         """End this node's workers, and leave the job."""
 
 
 class Leadership:
-    """One life of this node among the others, in the running loop. Where the others listen is known from the configurations."""
+    """This node's part in elections, in the running loop. The configurations have the addresses of the others."""
 
     def __init__(
         self,
         agent: Agent,
         addresses: Mapping[NodeId, Peer],
-        body: LeadershipOwner,
+        owner: LeadershipOwner,
         token: bytes,
     ) -> None:
         self._agent = agent
         self._addresses = dict(addresses)
-        self._body = body
+        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._answer: Callable[[peers.Message], None] | None = None
@@ -56,8 +56,8 @@ class Leadership:
         self.vote_links = VoteLinks(
             token,
             agent.timeout_s,
-            self._heard,
-            lambda node: self.hear(electorate.AgentEnded(node)),
+            self._on_message,
+            lambda node: self.handle(electorate.AgentEnded(node)),
         )
         self._set_timer()
 
@@ -68,41 +68,41 @@ class Leadership:
 
     @property
     def leader(self) -> Peer | None:
-        """Who leads the job, as far as is known here, and where it listens."""
+        """The leader's address, as far as it is known here."""
         return self._addresses.get(self._agent.configuration.leader)
 
     def others(self) -> list[Peer]:
-        """Return the other agents that count, as far as it is known where they listen."""
+        """Return the other agents of the configuration whose addresses are known."""
         return [peer for peer in self._others(self._agent.configuration) if peer.port]
 
     def know(self, peer: Peer) -> None:
-        """Note where an agent listens."""
+        """Record an agent's address."""
         self._addresses[peer.node] = peer
 
-    def hear(self, event: Event) -> None:
-        """Take in a fact, behind all answers that have come."""
+    def handle(self, event: Event) -> None:
+        """Handle a fact, after all answers that have come."""
         if self._answers:
-            self._hear_answers()
-        self._hear(event)
+            self._handle_answers()
+        self._handle(event)
 
     def answered(self, answer: HeardFromAgent) -> None:
-        """Take in an agent's answer. A leader has one of each agent for each heartbeat, so it looks at many together."""
+        """Handle an agent's answer. A leader gets one of each agent for each heartbeat, so it handles many together."""
         self._answers.append(answer)
         if self._agent.role is not ElectionRole.LEADER:
-            self._hear_answers()
+            self._handle_answers()
         elif self._answers_due is None:
-            # Who knows of the last change of the configuration is to be found soon, so that the older one counts no more.
+            # The sooner a majority knows the last change of the configuration, the sooner the older one stops counting.
             delay_s = self._agent.timeout_s / LOOKS if len(self._agent.configurations) == 1 else 0.0
-            self._answers_due = self._loop.call_later(delay_s, self._hear_answers)
+            self._answers_due = self._loop.call_later(delay_s, self._handle_answers)
 
-    def _hear_answers(self) -> None:
+    def _handle_answers(self) -> None:
         if self._answers_due is not None:
             self._answers_due.cancel()
             self._answers_due = None
         answers, self._answers = tuple(self._answers), []
-        self._hear(electorate.HeardFromAgents(answers))
+        self._handle(electorate.HeardFromAgents(answers))
 
-    def _hear(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         if self._closed:
             return
         before = self._agent
@@ -115,41 +115,43 @@ class Leadership:
             and after.term > before.term
             and after.configuration.leader in self._addresses
         ):
-            self._body.follow(self._addresses[after.configuration.leader], after.term)
+            self._owner.follow(self._addresses[after.configuration.leader], after.term)
         self._set_timer()
 
-    def hear_configuration(self, told: peers.Agents, *, claim: bool = False) -> None:
-        """Take in a leader's configuration."""
-        self.hear(electorate.HeardFromLeader(told.term, self._learn(told), claim))
+    def handle_configuration(self, agents: peers.Agents, *, claim: bool = False) -> None:
+        """Handle a leader's configuration."""
+        self.handle(electorate.HeardFromLeader(agents.term, self._learn(agents), claim))
 
-    def hear_claim(self, told: peers.Agents) -> None:
-        """Take in that somebody is elected, who may not decide yet; another agent may have said so."""
-        self.hear_configuration(told, claim=True)
+    def handle_claim(self, agents: peers.Agents) -> None:
+        """Handle a claim of leadership, which the elected agent or another one sent. It may not decide yet."""
+        self.handle_configuration(agents, claim=True)
 
-    def hear_heartbeat(self, told: peers.Heartbeat) -> None:
-        """Take in a sign of life of the leader, which says what still counts of the configurations that it told."""
+    def handle_heartbeat(self, heartbeat: peers.Heartbeat) -> None:
+        """Handle a heartbeat of the leader, which names the configurations that still count."""
         configurations = tuple(
-            configuration for configuration in self._agent.configurations if configuration.number >= told.oldest
+            configuration for configuration in self._agent.configurations if configuration.number >= heartbeat.oldest
         )
-        if configurations and configurations[-1].number == told.newest:
-            self.hear(electorate.HeardFromLeader(told.term, configurations))
+        if configurations and configurations[-1].number == heartbeat.newest:
+            self.handle(electorate.HeardFromLeader(heartbeat.term, configurations))
 
     def agents(self) -> peers.Agents:
-        """Return the configurations that count, as they are told."""
-        return self._told(self._agent.term, self._agent.configurations)
+        """Return the configurations that count, with addresses."""
+        return self._with_addresses(self._agent.term, self._agent.configurations)
 
     def heartbeat(self) -> peers.Heartbeat:
-        """Return a sign of life of this leader."""
+        """Return this leader's heartbeat."""
         configurations = self._agent.configurations
         return peers.Heartbeat(self._agent.term, self._loop.time(), configurations[0].number, configurations[-1].number)
 
     def claim(self, but: Collection[NodeId]) -> None:
-        """Have those of the configuration that are not connected follow this node, which leads."""
+        """Send a claim of leadership to agents of the configuration that are not connected."""
         message = peers.LeadershipClaim(self._loop.time(), self.agents())
-        self.vote_links.say([peer for peer in self._others(self._agent.configuration) if peer.node not in but], message)
+        self.vote_links.send(
+            [peer for peer in self._others(self._agent.configuration) if peer.node not in but], message
+        )
 
     def close(self) -> None:
-        """Have no part in it any more."""
+        """Take no part any more."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -162,43 +164,43 @@ class Leadership:
             case electorate.RequestVotes(asked):
                 log = asked.log
                 ask = peers.VoteRequest(asked.term, asked.candidate, log.term, log.entries, asked.configuration)
-                self.vote_links.say(self._others(self._agent.configuration), ask)
+                self.vote_links.send(self._others(self._agent.configuration), ask)
             case electorate.GiveVote(_, vote):
                 if self._answer is not None:
-                    configurations = self._told(vote.term, vote.configurations).configurations
+                    configurations = self._with_addresses(vote.term, vote.configurations).configurations
                     self._answer(
                         peers.Vote(vote.term, vote.voter, vote.granted, vote.closed, vote.voted_term, configurations)
                     )
             case electorate.ClaimLeadership(term, configurations):
-                self.vote_links.say(
+                self.vote_links.send(
                     self._others(configurations[-1]),
-                    peers.LeadershipClaim(self._loop.time(), self._told(term, configurations)),
+                    peers.LeadershipClaim(self._loop.time(), self._with_addresses(term, configurations)),
                 )
             case electorate.TakeOver(term):
-                self._body.take_over(term)
+                self._owner.take_over(term)
             case electorate.ShareConfiguration(configurations):
-                self._body.share(self._told(self._agent.term, configurations))
+                self._owner.share(self._with_addresses(self._agent.term, configurations))
             case electorate.LoseNode(node, reason):
-                self._body.lose_node(node, reason)
+                self._owner.lose_node(node, reason)
             case electorate.Fence(reason):
-                self._body.fence(reason)
+                self._owner.fence(reason)
             case _:
                 assert_never(output)
 
-    def _heard(self, message: peers.Message, answer: Callable[[peers.Message], None]) -> None:
-        """Take in what another agent says on a connection for votes."""
+    def _on_message(self, message: peers.Message, answer: Callable[[peers.Message], None]) -> None:
+        """Handle a message of another agent on a vote connection."""
         self._answer = answer
         match message:
             case peers.VoteRequest(term, candidate, log_term, log_entries, configuration):
                 log = electorate.LogIndex(log_term, log_entries)
-                self.hear(electorate.VoteAsked(term, candidate, log, configuration))
+                self.handle(electorate.VoteAsked(term, candidate, log, configuration))
             case peers.Vote(term, voter, granted, closed, voted_term, configurations):
-                told = self._learn(peers.Agents(term, configurations))
-                self.hear(electorate.VoteGiven(term, voter, granted, closed, voted_term, told))
-                if self._agent.role is ElectionRole.LEADER:  # it came late: enough had voted
+                learned = self._learn(peers.Agents(term, configurations))
+                self.handle(electorate.VoteGiven(term, voter, granted, closed, voted_term, learned))
+                if self._agent.role is ElectionRole.LEADER:  # this vote came after the majority's
                     answer(peers.LeadershipClaim(self._loop.time(), self.agents()))
             case peers.LeadershipClaim(sent_at, agents):
-                self.hear_claim(agents)
+                self.handle_claim(agents)
                 if self._agent.term == agents.term:
                     answer(
                         peers.HeartbeatAck(agents.term, sent_at, self._agent.configuration.number, node=self._agent.me)
@@ -206,22 +208,22 @@ class Leadership:
             case peers.HeartbeatAck(term, sent_at, configuration, node=node) if node:
                 self.answered(HeardFromAgent(NodeId(node), term, sent_at, configuration))
             case _:
-                pass  # of no meaning here
+                pass  # no message for a vote connection
         self._answer = None
 
-    def _learn(self, told: peers.Agents) -> tuple[Configuration, ...]:
-        """Note where agents listen; return the configurations without that."""
-        for configuration in told.configurations:
+    def _learn(self, agents: peers.Agents) -> tuple[Configuration, ...]:
+        """Record the agents' addresses; return the configurations without them."""
+        for configuration in agents.configurations:
             for peer in configuration.agents:
-                if peer.port:  # else whoever tells does not know it
+                if peer.port:  # else the sender does not know it
                     self.know(peer)
-        return configurations_of(told)
+        return configurations_of(agents)
 
     def _others(self, configuration: Configuration) -> list[Peer]:
         found = (self._addresses.get(node) for node in configuration.agents if node != self._agent.me)
         return [peer for peer in found if peer is not None]
 
-    def _told(self, term: int, configurations: tuple[Configuration, ...]) -> peers.Agents:
+    def _with_addresses(self, term: int, configurations: tuple[Configuration, ...]) -> peers.Agents:
         def listed(configuration: Configuration) -> peers.ConfigurationMessage:
             known = (self._addresses.get(node, Peer(node, "", 0)) for node in configuration.agents)
             return peers.ConfigurationMessage(configuration.number, configuration.leader, tuple(known))
@@ -232,12 +234,12 @@ class Leadership:
         if self._timer is not None:
             self._timer.cancel()
         deadline = None if self._closed else election.next_deadline(self._agent)
-        self._timer = None if deadline is None else self._loop.call_at(deadline, self.hear, electorate.Tick())
+        self._timer = None if deadline is None else self._loop.call_at(deadline, self.handle, electorate.Tick())
 
 
-def configurations_of(told: peers.Agents) -> tuple[Configuration, ...]:
+def configurations_of(agents: peers.Agents) -> tuple[Configuration, ...]:
     """Return the configurations without the addresses."""
     return tuple(
         Configuration(configuration.number, configuration.leader, tuple(peer.node for peer in configuration.agents))
-        for configuration in told.configurations
+        for configuration in agents.configurations
     )

@@ -1,6 +1,6 @@
-"""One life of this node in a job that spans several: it follows a coordinator, or is it, and may come from the one to the other.
+"""One membership of this node in a job over several nodes: as follower, as leader, or first one and then the other.
 
-Whoever decides, the node and its workers stay: what is above them is replaced.
+The node and its workers stay when the leader changes: only what is above them is replaced.
 """
 
 import asyncio
@@ -8,8 +8,6 @@ import socket
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, CheckpointJob
-from deadpool_run.agent.checkpoint.durable_leader import CheckpointNodes, DurableLeader
 from deadpool_run.agent.cluster import rendezvous
 from deadpool_run.agent.cluster.advertisement import Advertisement
 from deadpool_run.agent.cluster.follower import Follower, LostError, NoLeader
@@ -25,7 +23,7 @@ from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.log_follower import LogFollower
-from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place, StopRequested
+from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place
 from deadpool_run.core.leadership import election, electorate
 from deadpool_run.core.leadership.electorate import ElectionRole
 from deadpool_run.core.transitions import JobPhase
@@ -36,15 +34,14 @@ from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
 from deadpool_run.wire.peers import Peer
 
-_AGAIN_S, _AGAIN_AT_MOST_S = 0.05, 0.8
-"""Whoever could not be followed is asked again after a while, twice as long each time."""
-_EXIT_LAUNCH_FAILED = 1
+_RETRY_S, _MAX_RETRY_S = 0.05, 0.8
+"""Pause before a leader that could not be followed is dialled again; it doubles each time."""
 _STREAMS = 4
 """Connections for large snapshots, of all ranks of a machine together."""
 
 
 class Participation:
-    """Made in the running loop; `over` is the end of the job, or `LostError` where it goes on without this node."""
+    """Made in the running loop. `over` is the end of the job, or `LostError` where it continues without this node."""
 
     def __init__(  # noqa: PLR0913 - the parts of a machine's launch
         self,
@@ -72,13 +69,11 @@ class Participation:
         self._control = ControlServer(spec.run_dir, self._answer)
         self._preemption_notice = False
         self._replica = LogFollower(spec.settings)
-        self._callers: list[socket.socket] = []  # members that came before we knew that we lead
+        self._callers: list[socket.socket] = []  # nodes that came before this one knew that it leads
         self._tasks: set[asyncio.Task[None]] = set()
         self._leadership: Leadership
         self.advertisement = Advertisement(spec, situation.node, situation.address, place.port)
-        self.node = LocalNode(
-            spec, situation, forkserver=forkserver, output=output, mark=mark, above=self._no_leader, on_lost=self.fence
-        )
+        self.node = LocalNode(spec, situation, forkserver=forkserver, output=output, mark=mark, above=self._no_leader)
         token = self._token
         self._replicator = Replicator(
             self.node.vault,
@@ -103,15 +98,15 @@ class Participation:
         leader.submit(JobSubmitted(here, place))
         await self._control.start()
 
-    async def join(self, follower: Follower, told: peers.Agents) -> None:
-        """Follow the coordinator that has taken this node in."""
+    async def join(self, follower: Follower, agents: peers.Agents) -> None:
+        """Follow the leader that has admitted this node."""
         agent = election.follower(
-            self._situation.node, self._timeout_s, told.term, configurations_of(told), self._loop.time()
+            self._situation.node, self._timeout_s, agents.term, configurations_of(agents), self._loop.time()
         )
-        addresses = {peer.node: peer for configuration in told.configurations for peer in configuration.agents}
+        addresses = {peer.node: peer for configuration in agents.configurations for peer in configuration.agents}
         self._leadership = Leadership(agent, addresses, self, self._token)
         self.advertisement.follow(self._output)
-        self._obey(follower)
+        self._attach(follower)
         await self._control.start()
 
     def accept(self, purpose: ConnectionRole, sock: socket.socket) -> None:
@@ -125,10 +120,10 @@ class Participation:
         elif self._leadership.agent.role is ElectionRole.CANDIDATE:
             self._callers.append(sock)
         else:
-            self._send_on(sock)
+            self._redirect(sock)
 
-    def _send_on(self, sock: socket.socket) -> None:
-        """Tell one who asks to be taken in who leads the job, if that is known."""
+    def _redirect(self, sock: socket.socket) -> None:
+        """Redirect a node that wants to join to the leader, if that is known."""
         leader = self._leadership.leader
         link = PeerLink(sock, lambda _: None, lambda _, __: None)
         if leader is not None and leader.node != self._situation.node:
@@ -136,44 +131,44 @@ class Participation:
         link.close_when_flushed()
 
     def others(self) -> list[Peer]:
-        """Return the other agents of the job, as far as it is known where they listen."""
+        """Return the other agents of the job whose addresses are known."""
         return self._leadership.others()
 
-    def wish(self, event: Event) -> None:
-        """Pass on what a user wants, to one who leads for certain."""
+    def request(self, event: Event) -> None:
+        """Pass a user's request to the leader; keep it while it is uncertain who leads."""
         unsure = self._follower is not None and not self._follower.was_answered
         (self._no_leader if unsure else self.node.above).fact(event)
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Answer a viewer of this node, as the coordinator's own would be."""
+        """Answer a viewer of this node, as the leader would."""
         if self.leader is not None:
             return self.leader.request_handler.answer(request)
         if self._follower is not None:
             return await self._follower.ask(request)
-        return {"error": "nobody leads the job at this moment: ask again in a few seconds"}
+        return {"error": "the job has no leader at this moment: try again in a few seconds"}
 
     def preemption_notice(self) -> None:
-        """Pass on that the end of the job was announced to this node; if another coordinator comes, to that too."""
+        """Pass a preemption notice to the leader, and to each later one."""
         self._preemption_notice = True
-        self._tell_of_the_end()
+        self._send_preemption_notice()
 
-    # --- leading: what the authority asks -------------------------------------------------------------------------
+    # --- leading: what the election orders ------------------------------------------------------------------------
 
     def take_over(self, term: int) -> None:
-        """Decide from now on: go on from what the last coordinator is known to have decided."""
+        """Lead from now on, from the followed log of the last leader."""
         known = self._replica.known
         if known is None:
-            self.fence("this node is to lead the job, and was not told what had been decided")
+            self.fence("elected leader without a copy of the decision log; leaving the job")
             return
         if self._follower is not None:
             self._follower.close()
             self._follower = None
-        self.node.share_anew()
+        self.node.void_checkpoints()
         leader = self._lead(term)
-        leader.go_on()
+        leader.resume()
         tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
         if leader.state.phase is JobPhase.STOPPED:
-            self._do(self._tell_the_end(leader, term))
+            self._do(self._lead_to_the_end(leader, term))
         else:
             leader.submit(CoordinatorMoved(term, self._situation.node))
             leader.submit(self.node.resynced())
@@ -184,33 +179,32 @@ class Participation:
         for sock in callers:
             self.accept(ConnectionRole.MEMBER, sock)
 
-    async def _tell_the_end(self, leader: Leader, term: int) -> None:
-        """Lead only to end: whoever led may not have told it to all, and who is not told looks for the job in vain."""
-        stop, followers, durable = leader.state.stop, leader.followers, leader.durable
+    async def _lead_to_the_end(self, leader: Leader, term: int) -> None:
+        """Lead only to end the job: the last leader may not have told every node that it is over."""
+        stop, followers = leader.state.stop, leader.followers
         assert stop is not None
         assert followers is not None
-        assert durable is not None
-        durable.close()  # whoever led was writing the last step, and no more comes of that
+        leader.durable.close()  # the last leader was writing the last step: that attempt is void
         await self.advertisement.lead(leader, term)
         until = self._loop.time() + self._timeout_s
         while not (followers.is_whole() or self.over.done()) and self._loop.time() < until:
-            await asyncio.wait({self.over}, timeout=_AGAIN_S)
+            await asyncio.wait({self.over}, timeout=_RETRY_S)
         self._over(stop.exit_code, stop.reason)
 
     def share(self, agents: peers.Agents) -> None:
-        """Tell every node who counts now."""
+        """Send every node the configuration."""
         if self.leader is not None and self.leader.followers is not None:
             self.leader.followers.share(agents)
 
     def lose_node(self, node: NodeId, reason: str) -> None:
-        """Tell the coordinator that a node is lost."""
+        """Report to the coordinator that a node failed."""
         if self.leader is not None and self.leader.followers is not None:
             self.leader.followers.lose(node, reason)
 
     def _lead(self, term: int) -> Leader:
         leader = self.leader = Leader(
             self._spec,
-            self._situation,
+            self.node,
             forkserver=self._forkserver,
             output=self._output,
             on_over=self._over,
@@ -219,52 +213,33 @@ class Participation:
             known=self._replica.known,
             term=term,
         )
-        leader.node = self.node
         leader.followers = Followers(leader, self._leadership, self._spec.nproc_per_node)
-        leader.durable = DurableLeader(
-            self._spec.durable,
-            run=self._spec.run_id,
-            checkpointers=self.node.checkpointers,
-            vault=self.node.vault,
-            nodes=CheckpointNodes(self._situation.node, lambda: leader.state, leader.tell_node, leader.publish_durable),
-            job=CheckpointJob(
-                say=tell, lost=self._cannot_begin, leave=lambda: leader.submit(StopRequested(0, EXIT_QUEUE_AGAIN))
-            ),
-            known=self.node.newest_durable,
-        )
         self._above(leader)
-        self._pass_on_wishes(leader)
+        self._pass_on_requests(leader)
         return leader
-
-    def _cannot_begin(self, why: str) -> None:
-        tell(why)
-        self._over(_EXIT_LAUNCH_FAILED, why)
 
     # --- following ------------------------------------------------------------------------------------------------
 
     def follow(self, leader: Peer, term: int) -> None:
-        """Obey another coordinator from now on."""
+        """Follow another leader."""
         if self._follower is not None:
             self._follower.close()
             self._follower = None
         self.node.above = self._no_leader
-        self.node.share_anew()
+        self.node.void_checkpoints()
         self._do(self._rejoin(leader, term))
 
     async def _rejoin(self, leader: Peer, term: int) -> None:
-        """Connect to the coordinator of this term, unless a newer one comes first.
-
-        Whether it still lives is found out elsewhere.
-        """
-        pause_s = _AGAIN_S
+        """Connect to the leader of this term, until there is a newer one. The election finds out whether it lives."""
+        pause_s = _RETRY_S
         while self._is_awaited(term):
             if await self._is_followed(leader, term):
                 return
             await asyncio.wait({self.over}, timeout=pause_s)
-            pause_s = min(2 * pause_s, _AGAIN_AT_MOST_S)
+            pause_s = min(2 * pause_s, _MAX_RETRY_S)
 
     async def _is_followed(self, leader: Peer, term: int) -> bool:
-        """Return whether the agent has been connected to, and answers as a coordinator does."""
+        """Return whether the agent was connected, and answers as a leader."""
         try:
             sock = await self._loop.run_in_executor(
                 None, rendezvous.dial, ConnectionRole.MEMBER, leader.address, leader.port, self._token
@@ -275,43 +250,43 @@ class Participation:
             sock.close()
             return False
         follower = Follower(sock, peers.Rejoin(self._situation.node, self._place, self.node.resynced()))
-        self._obey(follower)
+        self._attach(follower)
         self._replicator.report_all()
         if await follower.answered():
-            self._pass_on_wishes(follower)
+            self._pass_on_requests(follower)
             return True
         follower.close()
-        if self._follower is follower:  # it did not lead yet, or any more: that says nothing of its life
+        if self._follower is follower:  # it does not lead yet, or no longer: it may live
             self._follower, self.node.above = None, self._no_leader
         return False
 
     def _is_awaited(self, term: int) -> bool:
         return not self.over.done() and self._leadership.agent.term == term and self._follower is None
 
-    def _obey(self, follower: Follower) -> None:
+    def _attach(self, follower: Follower) -> None:
         self._follower = follower
         self._above(follower)
-        follower.begin(lambda message: self._heard(follower, message), lambda _, closed: self._cut(follower, closed))
+        follower.begin(lambda message: self._handle(follower, message), lambda _, closed: self._cut(follower, closed))
 
     def _above(self, above: Follower | Leader) -> None:
         self.node.above = above
-        if self._preemption_notice:  # a coordinator that begins is to have heard of its own beginning first
-            self._loop.call_soon(self._tell_of_the_end)
+        if self._preemption_notice:  # a new leader must handle its own start first
+            self._loop.call_soon(self._send_preemption_notice)
 
-    def _tell_of_the_end(self) -> None:
+    def _send_preemption_notice(self) -> None:
         self.node.above.durable_news(peers.PreemptionNotice())
 
-    def _pass_on_wishes(self, above: Follower | Leader) -> None:
-        wishes, self._no_leader.wishes = self._no_leader.wishes, []
-        for wish in wishes:
-            above.fact(wish)
+    def _pass_on_requests(self, above: Follower | Leader) -> None:
+        requests, self._no_leader.requests = self._no_leader.requests, []
+        for request in requests:
+            above.fact(request)
 
-    def _heard(self, follower: Follower, message: peers.Message) -> None:  # noqa: C901, PLR0912 - one case for each message
+    def _handle(self, follower: Follower, message: peers.Message) -> None:  # noqa: C901, PLR0912 - one case for each message
         match message:
             case _ if follower is not self._follower:
-                pass  # another coordinator is obeyed meanwhile
+                pass  # from a former leader
             case peers.Heartbeat(term, sent_at):
-                self._leadership.hear_heartbeat(message)
+                self._leadership.handle_heartbeat(message)
                 known = self._leadership.agent.configuration.number
                 follower.send(
                     peers.HeartbeatAck(
@@ -319,15 +294,15 @@ class Participation:
                     )
                 )
             case peers.Agents():
-                self._leadership.hear_configuration(message)
+                self._leadership.handle_configuration(message)
             case peers.Redirect(agents=agents):
-                self._leadership.hear_claim(agents)
+                self._leadership.handle_claim(agents)
             case peers.LogState():
                 self._replica.begin(message)
-                self._followed()
+                self._log_followed()
             case peers.LogEntry():
                 self._replica.follow(message)
-                self._followed()
+                self._log_followed()
             case peers.World():
                 self.node.set_world(message)
             case peers.Order(effect, capture_interval, source):
@@ -340,30 +315,30 @@ class Participation:
             case peers.Save() | peers.Void() | peers.Load() | peers.Durable():
                 self.node.durable_order(message)
             case peers.Evict(reason):
-                self.fence(f"the coordinator takes this node for lost: {reason}")
+                self.fence(f"the leader declared this node lost: {reason}")
             case peers.End(exit_code, reason):
                 self._over(exit_code, reason)
             case peers.Answer(number, answer):
-                follower.told(number, answer)
+                follower.take_answer(number, answer)
             case peers.Joined():
-                pass  # taken in already
+                pass  # handled before this membership began
             case _:
-                raise ProtocolError(f"a coordinator does not say {type(message).__name__}")
+                raise ProtocolError(f"a leader does not send {type(message).__name__}")
 
-    def _followed(self) -> None:
+    def _log_followed(self) -> None:
         if self._replica.known is not None:
-            self._leadership.hear(electorate.LogFollowed(self._replica.known.index))
+            self._leadership.handle(electorate.LogFollowed(self._replica.known.index))
 
     def _cut(self, follower: Follower, closed: bool) -> None:
         if follower is self._follower:
             self.node.above = self._no_leader
         if follower is self._follower and follower.was_answered:
-            self._leadership.hear(electorate.LinkBroken(closed))
+            self._leadership.handle(electorate.LinkBroken(closed))
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def fence(self, reason: str) -> None:
-        """End this node's workers before all else: others have their ranks, or will."""
+        """End this node's workers first of all: other nodes have their ranks, or will."""
         self.node.end_workers()
         if self.leader is not None:
             self.leader.retire()
@@ -371,7 +346,7 @@ class Participation:
             self.over.set_exception(LostError(reason))
 
     async def end(self, exit_code: int, reason: str, *, fenced: bool) -> None:
-        """Decide and obey no more; the node is still to be closed."""
+        """Stop leading or following. The node is closed separately."""
         await self._control.close()
         self._leadership.close()
         if self._follower is not None:
@@ -379,13 +354,13 @@ class Participation:
         for sock in self._callers:
             sock.close()
         if self.leader is not None:
-            # A leader without authority says nothing of others: that its connections end lets them choose another.
+            # A fenced leader sends nothing: the end of its connections makes the others elect another.
             await self.leader.end(None if fenced else peers.End(exit_code, reason))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.over.done() and not self.over.cancelled():
-            self.over.exception()  # looked at
+            self.over.exception()  # retrieved, or asyncio warns
 
     def _over(self, exit_code: int, reason: str) -> None:
         if not self.over.done():

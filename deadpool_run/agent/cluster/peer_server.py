@@ -1,4 +1,4 @@
-"""The one port of an agent that other agents connect to. Whoever has not the job's token gets no further than here."""
+"""The agent's one port for other agents. Connections without the job's token are refused here."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from deadpool_run.wire.auth import ConnectionRole
 
 _BACKLOG = 1024
 _MAX_GREETINGS = 256
-"""At once; whoever comes beyond them waits in the backlog."""
+"""At once; further connections wait in the backlog."""
 _ACCEPT_AGAIN_S = 0.05
 
 
@@ -21,7 +21,7 @@ class PeerServer:
     def __init__(
         self, listener: socket.socket, token: bytes, on_peer: Callable[[ConnectionRole, socket.socket], None]
     ) -> None:
-        """Serve on a bound socket, which becomes this object's."""
+        """Serve on a bound socket, and own it."""
         listener.listen(_BACKLOG)
         listener.setblocking(False)
         self._listener = listener
@@ -38,7 +38,7 @@ class PeerServer:
         return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
-        """Accept nobody any more; greetings under way are cut."""
+        """Accept no more connections, and cut greetings that are under way."""
         if self._closed:
             return
         self._closed = True
@@ -57,9 +57,7 @@ class PeerServer:
             sock, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except (
-            OSError
-        ):  # no descriptor is free, or the caller has gone: it stays in the backlog, and is asked for later
+        except OSError:  # no descriptor is free, or the caller has gone: accept again later
             self._loop.remove_reader(self._listener)
             self._loop.call_later(_ACCEPT_AGAIN_S, self._listen_again)
             return
@@ -73,7 +71,7 @@ class PeerServer:
 
     def _greet(self, sock: socket.socket) -> None:
         role = handshake.receive(sock, self._token)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._greeted, threading.current_thread(), role, sock)
 
     def _greeted(self, thread: threading.Thread, role: ConnectionRole | None, sock: socket.socket) -> None:

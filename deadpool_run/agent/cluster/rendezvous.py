@@ -1,4 +1,4 @@
-"""How an agent finds the job that it belongs to, or founds it. Addresses are exchanged as IP literals, found once by name."""
+"""Rendezvous: how an agent finds its job, or founds it. Names are resolved once; agents exchange IP literals."""
 
 import asyncio
 import contextlib
@@ -22,32 +22,31 @@ from deadpool_run.wire.auth import WRONG_TOKEN, ConnectionRole, GreetingRefusedE
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
-_SAY_AFTER_S = 10.0
-"""Whoever is waited for longer than this is named to the user."""
-_LOOK_S = 1.0
-"""Who is to found the job looks so long at each other endpoint, whether the job is there already; so does who comes back
-at each agent that it knew."""
-_ASKED = 5
-"""More of those would be lost only with a majority of the agents, or take long to be asked."""
+_REPORT_AFTER_S = 10.0
+"""After this wait the log names what the agent waits for."""
+_PROBE_S = 1.0
+"""How long a founding node probes every other endpoint for an existing job, and a rejoining one each agent that it knew."""
+_MAX_PROBED = 5
+"""Known agents that a rejoining node probes: more would take long, and few can fail without losing the majority."""
 _REFUSALS = 3
-"""So many times in a row a machine that is up says that nobody listens there, before the job is taken for ended."""
+"""Refused connections in a row, by a machine that is up, after which the job counts as ended."""
 _ABANDONED_S, _ABANDONED_TIMEOUTS = 15.0, 4.0
-"""Whoever was to take over would have done so: in seconds, and in time-outs of a node."""
+"""After this time a takeover would be over: in seconds, and in node timeouts. The longer counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Founder:
-    """Nobody leads the job yet: we do, at this address."""
+    """The job has no leader yet: this node founds it, at this address."""
 
     address: str
     listener: socket.socket
     term: int = 0
-    """Larger than 0 if the job was founded before, and ended without being over."""
+    """Larger than 0 if the job was founded before, and ended to be started again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The job is led elsewhere: an authenticated connection to there, and where others will reach us."""
+    """Another node leads the job: an authenticated connection to it, and the address where others reach this node."""
 
     sock: socket.socket
     address: str
@@ -56,7 +55,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """There is no job any more, or we are not to look for it any longer."""
+    """The search is over without a job: it has ended, or the time is over."""
 
     exit_code: int
     reason: str
@@ -71,23 +70,25 @@ async def find(  # noqa: PLR0913 - where to look, and for how long
     base: Path | None = None,
     known: Sequence[tuple[str, int]] = (),
 ) -> Founder | Found | Over:
-    """Return what there is. Who was in the job before does not found another, and waits while somebody may lead it.
+    """Find or found the job. A node that was in the job before may not found another: it waits for a leader.
 
-    `base` is the run's directory, where a coordinator that came later says where it is, if the disk is shared. `known` are
-    addresses of agents that were in the job; any of them sends on to the one that leads.
-    Raises `UsageError` if the tokens are not the same, or no endpoint can be looked up.
+    `base` is the run's directory, which has a leader file if the disk is shared. `known` are addresses of agents that were
+    in the job; each of them redirects to the leader. Raises `UsageError` if the tokens differ, or no endpoint can be
+    resolved.
     """
     loop = asyncio.get_running_loop()
-    search = _ByEndpoint(cluster, may_found, base, known) if cluster.meeting is None else _ByMeeting(cluster, may_found)
-    began, pause, told = time.monotonic(), _FIRST_PAUSE_S, False
+    search = (
+        _ByEndpoint(cluster, may_found, base, known) if cluster.meeting is None else _BySharedFolder(cluster, may_found)
+    )
+    began, pause, reported = time.monotonic(), _FIRST_PAUSE_S, False
     while True:
         tried = await loop.run_in_executor(None, search.once)
         if isinstance(tried, Founder | Found | Over):
             return tried
         if time.monotonic() - began > timeout_s:
-            return Over(1, f"nobody at {search.where} has taken this node in within {timeout_s:g} s ({tried})")
-        if not told and time.monotonic() - began > _SAY_AFTER_S:
-            told = True
+            return Over(1, f"no leader at {search.where} admitted this node within {timeout_s:g} s ({tried})")
+        if not reported and time.monotonic() - began > _REPORT_AFTER_S:
+            reported = True
             tell(f"waiting for the job's first node at {search.where} ({tried})")
         done, _ = await asyncio.wait({stop}, timeout=pause)
         if done:
@@ -96,12 +97,12 @@ async def find(  # noqa: PLR0913 - where to look, and for how long
 
 
 class _ByEndpoint:
-    """Looks where the user, or the scheduler, says. `once` blocks, and returns why nothing came of it."""
+    """Searches the endpoints of the user or the scheduler. `once` blocks, and returns why it found nothing."""
 
     def __init__(self, cluster: Cluster, may_found: bool, base: Path | None, known: Sequence[tuple[str, int]]) -> None:
         self._cluster = cluster
         self._may_found = may_found
-        self._known = known[:_ASKED]
+        self._known = known[:_MAX_PROBED]
         self._founds = may_found and cluster.founds
         self._base = base
         self._refusals = 0
@@ -118,12 +119,12 @@ class _ByEndpoint:
                 unknown.append(nameless)
                 continue
             if founder is not None and (address, port) == founder.listener.getsockname()[:2]:
-                continue  # another name of ours
+                continue  # another name of this node
             if self._founds and place == 0 and (listener := _bind(address, port)) is not None:
                 founder = Founder(address, listener)
-                continue  # unless the job is there already, and led from elsewhere
+                continue  # unless another endpoint leads the job already
             try:
-                limit_s = handshake.TIMEOUT_S if founder is None else _LOOK_S
+                limit_s = handshake.TIMEOUT_S if founder is None else _PROBE_S
                 sock = _dial_or_advise(address, port, self._cluster.token, limit_s)
             except OSError as failure:
                 error = failure
@@ -133,10 +134,10 @@ class _ByEndpoint:
             return _found(sock, self._cluster)
         if len(unknown) == len(self._cluster.endpoints):
             raise unknown[0]
-        return founder or self._ask_later(error)
+        return founder or self._find_successor(error)
 
-    def _ask_later(self, error: OSError) -> Found | Over | OSError:
-        """Ask who leads the job by what is said in its directory; without an answer, say what that means."""
+    def _find_successor(self, error: OSError) -> Found | Over | OSError:
+        """Look for a later leader by the leader file and the known agents; judge what it means if there is none."""
         later = None if self._base is None else leader_file.read(self._base)
         if later is not None:
             try:
@@ -147,15 +148,15 @@ class _ByEndpoint:
                 error = failure
         for address, port in self._known:
             with contextlib.suppress(OSError):
-                return _found(dial(ConnectionRole.MEMBER, address, port, self._cluster.token, _LOOK_S), self._cluster)
+                return _found(dial(ConnectionRole.MEMBER, address, port, self._cluster.token, _PROBE_S), self._cluster)
         self._refusals = self._refusals + 1 if error.errno == errno.ECONNREFUSED else 0
         if not self._may_found and self._refusals >= _REFUSALS:
-            return Over(1, "nobody leads the job any more: it has ended, or its coordinator's node is lost")
+            return Over(1, "no leader is reachable: the job has ended, or its leader's node failed")
         return error
 
 
-class _ByMeeting:
-    """Looks at the folder where whoever leads the job says so; blocks, as the other."""
+class _BySharedFolder:
+    """Searches the shared folder, where the leader has its record. Blocks, like the other."""
 
     def __init__(self, cluster: Cluster, may_found: bool) -> None:
         assert cluster.meeting is not None
@@ -179,20 +180,20 @@ class _ByMeeting:
                 if not self._is_abandoned(leader, failure):
                     return failure
         if not self._may_found:
-            return OSError("nobody leads it now")
+            return OSError("the run has no leader now")
         address = own_address()
         listener = _bind(address, 0)
-        assert listener is not None, "it is ours, and any port will do"
+        assert listener is not None, "the address is this node's, and any port will do"
         term = 0 if leader is None else leader.term + 1
         if self._meeting.claim(LeaderRecord(term, address, listener.getsockname()[1], founded=term)):
             return Founder(address, listener, term)
         listener.close()
-        return OSError("another node was first")
+        return OSError("another node founded the run first")
 
     def _is_abandoned(self, leader: LeaderRecord, failure: OSError) -> bool:
-        """Return whether a machine that is up says for so long that nobody is there that nobody will take over either.
+        """Return whether the leader's machine has refused connections for longer than any takeover takes.
 
-        A machine that is silent may only be so to us: to found the job again would take replacements away from it.
+        A silent machine may be cut off from this node only: to found the job again would take replacements from it.
         """
         if failure.errno != errno.ECONNREFUSED:
             self._dead = None
@@ -205,7 +206,7 @@ class _ByMeeting:
 def own_address() -> str:
     """Return the address by which other machines reach this one: of its name, else of its default route.
 
-    The second asks the kernel only; nothing is sent (the address is one of RFC 5737's, for documentation).
+    The route is looked up in the kernel; nothing is sent (the address is one of RFC 5737's, for documentation).
     """
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
@@ -218,25 +219,25 @@ def own_address() -> str:
 
 
 def _for_others(host: str, address: str) -> str:
-    """Return an address that others can use too: some systems have their own name mean the loopback interface."""
+    """Return an address that others can use too: some systems resolve their own name to the loopback interface."""
     is_own_name = host not in {address, "localhost"} and ip_address(address).is_loopback
     return own_address() if is_own_name else address
 
 
-async def turn_to(cluster: Cluster, address: str, port: int) -> Found | None:
-    """Return a connection to who leads the job, by another agent's word; None if it cannot be had."""
+async def redirect(cluster: Cluster, address: str, port: int) -> Found | None:
+    """Return a connection to the leader that another agent named; None if it does not answer."""
 
-    def turn() -> Found | None:
+    def connect() -> Found | None:
         try:
             return _found(_dial_or_advise(address, port, cluster.token, handshake.TIMEOUT_S), cluster)
         except OSError:
             return None
 
-    return await asyncio.get_running_loop().run_in_executor(None, turn)
+    return await asyncio.get_running_loop().run_in_executor(None, connect)
 
 
 def _found(sock: socket.socket, cluster: Cluster) -> Found:
-    """Return the connection, and a port of ours: that of an endpoint that is this machine, so that others find us there."""
+    """Return the connection, and a bound port: that of an endpoint on this machine if there is one, where others look."""
     ours = str(sock.getsockname()[0])
     mine = [port for host, port in cluster.endpoints if _is_at(host, port, ours)]
     return Found(sock, ours, next(filter(None, (_bind(ours, port) for port in (*mine, 0)))))
@@ -252,7 +253,7 @@ def _is_at(host: str, port: int, address: str) -> bool:
 def dial(
     role: ConnectionRole, address: str, port: int, token: bytes, timeout_s: float = handshake.TIMEOUT_S
 ) -> socket.socket:
-    """Return a connection for this purpose to an agent that has our token. Blocking; raises OSError."""
+    """Return an authenticated connection to an agent, for this purpose. Blocking; raises OSError."""
     try:
         return handshake.dial(address, port, role, token, timeout_s)
     except GreetingRefusedError as error:
@@ -266,7 +267,7 @@ def _dial_or_advise(address: str, port: int, token: bytes, timeout_s: float) -> 
         advice = (
             "give all nodes the same: DEADPOOL_TOKEN, or --token-file"
             if str(error) == WRONG_TOKEN
-            else "is another program listening there? --rdzv-endpoint names another port"
+            else "another program may listen there: choose another port with --rdzv-endpoint"
         )
         raise UsageError(f"{address}:{port} refused this node: {error}\n{advice}") from error
 
@@ -275,7 +276,7 @@ def _look_up(host: str, port: int) -> str:
     """Return the address of a host, as an IP literal. Blocking."""
     try:
         found: list[Any] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # the latter: no name could be like that
+    except (OSError, UnicodeError) as error:  # the latter: not a valid name
         why = (isinstance(error, OSError) and error.strerror) or "not a host's name"
         raise UsageError(f"--rdzv-endpoint {host}:{port}: {why}\nwrite an address instead of a name") from error
     return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])

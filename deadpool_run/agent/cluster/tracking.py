@@ -1,4 +1,4 @@
-"""What the coordinator's agent has told which node, so that each is told only what is new to it. No I/O."""
+"""What the leader has sent to each node, so that it sends only news. No I/O."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -12,18 +12,18 @@ _NOTHING = Buddies({}, ())
 
 
 class Tracking:
-    """Which snapshots are safe, and who holds copies of whose: as it is, and as it was last told."""
+    """Which snapshots are safe, and which node holds copies of which rank: as it is, and as it was last sent."""
 
     def __init__(self, world_size: int) -> None:
         self.commits = Commits(world_size)
         self.committed: Committed | None = None
-        """What every node was told of the commits."""
+        """The commits, as every node has them."""
         self._buddies: dict[NodeId, Buddies] = {}
         self._copied_to: tuple[tuple[NodeId, ...], ...] = ()
         self._protected = False
 
     def new_timeline(self, timeline: int, rollback: Version | None) -> None:
-        """Count anew: from the top, or after a rollback to this version."""
+        """Restart counting: from nothing, or after a rollback to this version."""
         if rollback is None:
             self._protected = False
             self.commits.begin(timeline)
@@ -31,7 +31,7 @@ class Tracking:
             self.commits.discard_above(timeline, rollback)
 
     def committed_news(self, timeline: int) -> Committed | None:
-        """Return what every node is to know of the commits; None if they do."""
+        """Return the commits if they changed since they were last sent, else None."""
         newest = -1 if self.commits.committed is None else self.commits.committed
         told = Committed(timeline, newest, tuple(sorted(self.commits.abandoned)))
         if told == self.committed:
@@ -40,12 +40,12 @@ class Tracking:
         return told
 
     def is_news_of_protection(self) -> bool:
-        """Whether this is the first time in the generation that one asks."""
+        """Return whether this is the first call in the generation."""
         first, self._protected = not self._protected, True
         return first
 
     def buddies_news(self, state: State, peer: Callable[[NodeId], Peer | None]) -> Iterator[tuple[NodeId, Buddies]]:
-        """Yield each node that is to send or to hold something else than it was told, with all of what it now is."""
+        """Yield each node whose buddies or copies changed since they were last sent, with all of them."""
         before, self._copied_to = self._copied_to, state.buddies
         for rank, new in enumerate(state.buddies):
             if not before or not set(new) <= set(before[rank]):

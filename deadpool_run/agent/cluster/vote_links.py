@@ -1,4 +1,4 @@
-"""The connections on which agents choose a coordinator: made when they are needed, to every agent of the configuration."""
+"""Vote connections: made for an election, to every agent of the configuration."""
 
 import asyncio
 import socket
@@ -12,9 +12,9 @@ from deadpool_run.wire.peers import Message, Peer
 
 
 class VoteLinks:
-    """Speaks to agents by their node, in the running loop.
+    """The connections by node, in the running loop.
 
-    `on_message` is told what any of them says, with a way to answer; `on_refused` whose host says that nobody listens there.
+    `on_message` takes each message, with a function that answers it; `on_refused` the node whose host refused a connection.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class VoteLinks:
         self._closed = False
 
     def accept(self, sock: socket.socket) -> None:
-        """Listen to an agent that has connected."""
+        """Serve an agent that has connected."""
         if self._closed:
             sock.close()
             return
         self._accepted = [link for link in self._accepted if link.open]
         self._accepted.append(self._link(sock))
 
-    def say(self, peers: Iterable[Peer], message: Message) -> None:
-        """Say it to those that are connected, and connect to the others: it is said again soon, and reaches them then."""
+    def send(self, peers: Iterable[Peer], message: Message) -> None:
+        """Send it to connected agents, and connect to the others, who get it then."""
         for peer in peers:
             link = self._links.get(peer.node)
             if link is not None and link.open:
@@ -53,7 +53,7 @@ class VoteLinks:
                 self._loop.create_task(self._dial(peer, message))
 
     def close(self) -> None:
-        """Hang up on everyone."""
+        """Close all connections."""
         self._closed = True
         for link in (*self._links.values(), *self._accepted):
             link.close()
@@ -68,7 +68,7 @@ class VoteLinks:
                 self._on_refused(peer.node)
             return
         except (OSError, GreetingRefusedError):
-            return  # it is asked again
+            return  # the next message dials again
         finally:
             self._dialling.discard(peer.node)
         if self._closed:

@@ -1,6 +1,6 @@
-"""Finds ranks that make no progress. What was seen is judged by pure functions; `HangDetector` looks, and says who is to be ended.
+"""Finds hung ranks on the status page. Pure functions judge; `HangDetector` looks, and submits which workers hang.
 
-The status page is looked at a few times per time-out, whatever the job does: workers are never asked and never interrupted.
+It looks a few times per timeout, whatever the job does. Workers are never asked and never interrupted.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from deadpool_run.ids import Rank, WorkerId
 from deadpool_run.vault.status_page import Phase, StatusPage
 
 LOOKS = 4
-"""Looks per time-out. Counted, not timed: while this process was suspended, so were the workers, and nobody hung."""
+"""Looks per timeout. Counted, not timed: while this process was suspended, so were the workers, and none hung."""
 _IN_LOOP = frozenset({Phase.STEP, Phase.OPTIMIZER, Phase.BETWEEN, Phase.FINISHED})
-_TOLD = 8
-"""Ranks that a reason describes; those to blame come first."""
+_MAX_DESCRIBED = 8
+"""Ranks that a reason describes; the culprits come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSight:
-    """What one look saw of one rank. Two equal ones mean that it made no progress between them."""
+    """One look at one rank. Two equal ones mean that it made no progress between them."""
 
     rank: Rank
     worker: WorkerId
@@ -34,22 +34,22 @@ class RankSight:
     issued: int
     """Collectives, in this epoch."""
     waited: int
-    """Those of them that have completed."""
+    """The completed ones of these."""
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for other ranks: in a collective, or for them to finish too."""
+        """Whether it waits for other ranks: in a collective, or for their end."""
         return self.phase is Phase.FINISHED or self.issued > self.waited
 
     @property
     def reached(self) -> tuple[bool, int, int]:
-        """How far it has got; the smallest is the one that the others wait for."""
+        """Its progress. The others wait for the rank with the least."""
         return self.phase is Phase.FINISHED, self.completed, self.issued
 
 
 @dataclass(frozen=True, slots=True)
 class Stillness:
-    """How often the same was seen again in a row."""
+    """How often in a row a look saw the same."""
 
     sights: tuple[RankSight, ...] = ()
     times: int = 0
@@ -57,25 +57,27 @@ class Stillness:
 
 @dataclass(frozen=True, slots=True)
 class HangVerdict:
-    """Who is to blame for a hang: nobody, if what was seen blames all alike. `reason` says what was seen."""
+    """The culprits of a hang, none if all ranks look alike, and what was seen."""
 
     culprits: tuple[RankSight, ...]
     reason: str
 
 
 def looked(before: Stillness, sights: tuple[RankSight, ...]) -> Stillness:
-    """Return the stillness after a further look; no sights mean that nothing can be said now."""
+    """Return the stillness after a further look; without sights there is none."""
     again = bool(sights) and sights == before.sights
     return Stillness(sights, before.times + 1 if again else 0)
 
 
 def judge(sights: Sequence[RankSight], stopped: Collection[Rank], timeout_s: float) -> HangVerdict:
-    """Say who keeps the others from going on. `stopped` are the ranks whose process is stopped by a signal."""
+    """Return the ranks that hold up the others. `stopped` are those whose process is stopped by a signal."""
     culprits = _culprits(sights, stopped)
     others = [sight for sight in sights if sight not in culprits]
-    told = [_describe(sight, stopped) for sight in (*culprits, *others)]
-    more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-    return HangVerdict(culprits, f"no rank has made progress for {timeout_s:g} s: {'; '.join(told[:_TOLD])}{more}")
+    seen = [_describe(sight, stopped) for sight in (*culprits, *others)]
+    more = f"; and {len(seen) - _MAX_DESCRIBED} more" if len(seen) > _MAX_DESCRIBED else ""
+    return HangVerdict(
+        culprits, f"no rank has made progress for {timeout_s:g} s: {'; '.join(seen[:_MAX_DESCRIBED])}{more}"
+    )
 
 
 def _culprits(sights: Sequence[RankSight], stopped: Collection[Rank]) -> tuple[RankSight, ...]:
@@ -85,8 +87,8 @@ def _culprits(sights: Sequence[RankSight], stopped: Collection[Rank]) -> tuple[R
     idle = tuple(sight for sight in sights if not sight.waits)
     if 0 < len(idle) < len(sights):
         return idle
-    # All wait, as when one issued a collective ahead and hangs before it asks for the result; or none does, as with NCCL,
-    # where the host never waits. Whoever is behind then keeps the others; if all are level, the script's logic does.
+    # All wait, as when one rank issued a collective ahead and hangs before it asks for the result. Or none waits, as with
+    # NCCL, where the host never waits. Then the rank that is behind holds up the others; if all are level, the script does.
     least = min(sight.reached for sight in sights)
     behind = tuple(sight for sight in sights if sight.reached == least)
     return behind if len(behind) < len(sights) else ()
@@ -104,14 +106,14 @@ def _describe(sight: RankSight, stopped: Collection[Rank]) -> str:
 
 
 def sights_of(state: State, status_page: StatusPage) -> tuple[RankSight, ...]:
-    """Return what is seen of every rank; nothing unless all are in their loop, where progress shows on the status page."""
+    """Return a look at every rank; nothing unless all are in their loop, where the status page shows progress."""
     if state.phase is not JobPhase.RUNNING:
         return ()
     sights = []
     for seat in state.seats:
         rank_entry = status_page.rank_entries[seat.rank]
         if seat.owner is None:
-            continue  # it left the script
+            continue  # its script has ended
         if rank_entry.phase not in _IN_LOOP:
             return ()
         phase = Phase(rank_entry.phase)
@@ -130,7 +132,7 @@ def sights_of(state: State, status_page: StatusPage) -> tuple[RankSight, ...]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether the process is stopped by a signal (state T of proc_pid_stat(5); a debugger's stop is another)."""
+    """Return whether a signal stopped the process (state T of proc_pid_stat(5); a debugger's stop is another)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -139,9 +141,9 @@ def is_stopped(pid: int) -> bool:
 
 
 class HangDetector:
-    """Looks at the ranks a few times per time-out, by one timer, and submits `WorkerHung` of those that hang.
+    """Looks at the ranks a few times per timeout, by one timer, and submits `WorkerHung` for the culprits.
 
-    `look` returns what is seen now, `pid` the process of a living worker. `say` is told of a hang that blames nobody.
+    `look` returns the sights of now, `pid` the process of a living worker. `say` prints a hang without a culprit.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class HangDetector:
         submit: Callable[[Event], None],
         say: Callable[[str], None],
     ) -> None:
-        """Begin, in the running loop. A `timeout_s` of 0 never looks."""
+        """Start in the running loop. A `timeout_s` of 0 never looks."""
         self._timeout_s = timeout_s
         self._look = look
         self._pid = pid
@@ -166,7 +168,7 @@ class HangDetector:
             self._set_timer()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -184,9 +186,7 @@ class HangDetector:
         if verdict.culprits:
             self._stillness = Stillness()
         elif times == LOOKS:
-            self._say(
-                f"the job hangs, and no rank is to blame more than another, so that none is ended: {verdict.reason}"
-            )
+            self._say(f"the job hangs, but no rank can be blamed, and none is ended: {verdict.reason}")
         for culprit in verdict.culprits:
             self._submit(WorkerHung(culprit.worker, verdict.reason))
 

@@ -1,4 +1,4 @@
-"""What a node knows of each of its workers, whoever ordered them: what a coordinator that comes to be asks first."""
+"""Inventory of a node's workers, whichever leader ordered them: what a new leader asks for first."""
 
 from msgspec.structs import replace
 
@@ -10,14 +10,14 @@ from deadpool_run.ids import Epoch, NodeId, Version, WorkerId
 
 
 class Inventory:
-    """Every worker of this generation that was started here, those that ended included."""
+    """Every worker of this generation that was started here, ended ones included."""
 
     def __init__(self) -> None:
         self._found: dict[WorkerId, WorkerFound] = {}
         self._discarded = (Epoch(0), Version(-1))
 
     def ordered(self, effect: Effect) -> None:
-        """Note an order as it is carried out."""
+        """Record an order that is carried out."""
         match effect:
             case do.BeginGeneration():
                 self._found = {worker: found for worker, found in self._found.items() if found.alive}
@@ -37,8 +37,8 @@ class Inventory:
             case _:
                 pass
 
-    def told(self, event: Event) -> None:
-        """Note a fact as it is told."""
+    def reported(self, event: Event) -> None:
+        """Record a fact that is submitted."""
         match event:
             case ev.WorkerStarted(worker, pid):
                 self._found[worker] = WorkerFound(worker, pid)
@@ -57,8 +57,8 @@ class Inventory:
             case _:
                 pass
 
-    def call(self, node: NodeId) -> NodeResynced:
-        """Return what there is."""
+    def report(self, node: NodeId) -> NodeResynced:
+        """Return the inventory as a fact."""
         return NodeResynced(node, tuple(self._found.values()), self._discarded)
 
     def _change(self, worker: WorkerId, **changes: object) -> None:

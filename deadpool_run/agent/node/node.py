@@ -1,15 +1,12 @@
-"""What one machine contributes to a job: its workers, their memory, and copies of others'. Decides nothing.
+"""What one machine contributes to a job: its workers, their memory, and copies of others' snapshots. Decides nothing.
 
-The coordinator is above it, in this process or in another one: facts go up, orders come down.
+The leader is above it, in this process or on another node: facts go up, orders come down.
 """
 
-from collections.abc import Callable
 from typing import Protocol, assert_never
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
-from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, CheckpointJob, DurableCheckpoints
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
-from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.copies import Copies
 from deadpool_run.agent.node.inventory import Inventory
 from deadpool_run.agent.node.orders import OrderPerformer, Situation
@@ -25,7 +22,6 @@ from deadpool_run.core.events import (
     LoopFinished,
     NodeResynced,
     ReplicasReported,
-    StopRequested,
     TranscriptSealed,
     WorkerExited,
 )
@@ -36,20 +32,20 @@ from deadpool_run.wire.peers import Buddies, Committed, Loaded, Peer, Preemption
 
 
 class Above(Protocol):
-    """The coordinator, seen from a node."""
+    """The leader, seen from a node."""
 
     def fact(self, event: Event) -> None:
-        """Take in what has happened on the node."""
+        """Handle what has happened on the node."""
 
-    def safe(self, told: Safe) -> None:
-        """Take in what other nodes hold of one of the node's ranks."""
+    def safe(self, safe: Safe) -> None:
+        """Handle what other nodes hold of one of the node's ranks."""
 
-    def durable_news(self, told: Saved | Loaded | PreemptionNotice) -> None:
-        """Take in what concerns durable checkpoints of several nodes."""
+    def durable_news(self, news: Saved | Loaded | PreemptionNotice) -> None:
+        """Handle the node's news of durable checkpoints."""
 
 
 class LocalNode:
-    """One life of a node in the job. `above` may be replaced when the coordinator moves."""
+    """One membership of a node in the job. A new leader replaces `above`."""
 
     def __init__(  # noqa: PLR0913 - the parts of a machine's launch
         self,
@@ -60,13 +56,11 @@ class LocalNode:
         output: Logs,
         mark: dict[str, str],
         above: Above,
-        on_lost: Callable[[str], None],
     ) -> None:
-        """Begin with nobody. `on_lost` is told why this node can be none of any job."""
         self.above = above
+        self.situation = situation
         vault = self.vault = Vault(spec.settings.world_size)
         self.copies: Copies | None = None
-        self._situation = situation
         self._root_cause = output.root_cause
         self._timeline = self._world_timeline = 0
         self._inventory = Inventory()
@@ -75,20 +69,14 @@ class LocalNode:
         self._workforce = Workforce(forkserver, self._submit, vault.captured, self._captured)
         timeout_s = DEFAULT_DURABLE_TIMEOUT_S if spec.durable is None else spec.durable.timeout_s
         self.checkpointers = Checkpointers(forkserver, vault, timeout_s)
-        self.share = self._make_share(spec.run_id) if situation.replicates else None
-        """Of durable checkpoints; None on one machine, which writes its own."""
-        self.newest_durable: peers.Durable | None = None
-        """Of the job, as its coordinator has told."""
-        self.durable = DurableCheckpoints(
-            None if situation.replicates else spec.durable,
-            run=spec.run_id,
-            checkpointers=self.checkpointers,
-            vault=vault,
-            job=CheckpointJob(say=tell, lost=on_lost, leave=lambda: self._submit(StopRequested(0, EXIT_QUEUE_AGAIN))),
+        self._participant = CheckpointParticipant(
+            self.checkpointers, vault, spec.run_id, self._durable_news, self._captured
         )
+        self.newest_durable: peers.Durable | None = None
+        """The newest durable checkpoint of the job, as its leader has reported it."""
         self._performer = OrderPerformer(
             spec=spec,
-            begins=self.share or self.durable,
+            participant=self._participant,
             situation=situation,
             mark=mark,
             workforce=self._workforce,
@@ -98,15 +86,10 @@ class LocalNode:
             fetch_failed=self._submit,
         )
 
-    def _make_share(self, run: str) -> CheckpointParticipant:
-        return CheckpointParticipant(
-            self.checkpointers, self.vault, run, answer=self._durable_news, hold=self._captured
-        )
-
     # --- orders -------------------------------------------------------------------------------------------------
 
     def set_world(self, world: World) -> None:
-        """Take in what assignments from now on depend on."""
+        """Set the world that assignments refer to from now on."""
         self._world_timeline = world.timeline
         self._performer.set_world(world)
 
@@ -118,7 +101,7 @@ class LocalNode:
                 held = () if self.copies is None else self.copies.versions(rank)
                 self._submit(ReplicasReported(node, rank, epoch, held))
             case do.DiscardAbove(epoch, version):
-                if epoch > self._timeline:  # else it has reached this node before
+                if epoch > self._timeline:  # else the order is a repeated one
                     self._begin_timeline(epoch)
                     if self.copies is not None:
                         self.copies.discard_above(epoch, version)
@@ -126,48 +109,46 @@ class LocalNode:
                 self._begin_timeline(self._world_timeline)
                 self._performer.perform(effect, capture_interval, source)
                 if self.copies is not None:
-                    self.vault.status_page.publish(
-                        None, ()
-                    )  # the rank entries of the status page do not tell what is committed
+                    self.vault.status_page.publish(None, ())  # over several nodes the leader tells what is committed
             case _:
                 self._performer.perform(effect, capture_interval, source)
 
     def _begin_timeline(self, timeline: int) -> None:
-        """Forget what was safe: it was of a life of the world that did not happen."""
+        """Forget what was safe: it is of a timeline that was abandoned."""
         self._timeline = timeline
         self._safe.clear()
         self._finished.clear()
 
-    def set_buddies(self, told: Buddies) -> None:
-        """Take in whom to send copies to, and whose to hold."""
+    def set_buddies(self, buddies: Buddies) -> None:
+        """Set the nodes to send copies to, and the ranks to hold copies of."""
         if self.copies is None:
             return
-        for rank in self.copies.local_ranks() - told.mine.keys():  # replacements' that were ended here among them
+        for rank in self.copies.local_ranks() - buddies.mine.keys():  # also of replacements that were ended here
             self.copies.left(rank)
-        self.copies.keep(told.keep)
-        self.copies.set_buddies(told.mine)
-        self.copies.report_all()  # what was said before was of the buddies of before, or to another coordinator
+        self.copies.keep(buddies.keep)
+        self.copies.set_buddies(buddies.mine)
+        self.copies.report_all()  # earlier reports were of former buddies, or went to another leader
 
-    def committed(self, told: Committed) -> None:
-        """Let the node's workers know which of their snapshots are needed."""
-        if told.timeline == self._timeline:
-            self.vault.status_page.publish(Version(told.version) if told.version >= 0 else None, told.abandoned)
+    def committed(self, committed: Committed) -> None:
+        """Tell the node's workers which of their snapshots are needed."""
+        if committed.timeline == self._timeline:
+            self.vault.status_page.publish(
+                Version(committed.version) if committed.version >= 0 else None, committed.abandoned
+            )
 
-    def share_anew(self) -> None:
-        """Give up what the last coordinator wanted of durable checkpoints."""
-        if self.share is not None:
-            self.share.void()
+    def void_checkpoints(self) -> None:
+        """End what the last leader ordered of durable checkpoints."""
+        self._participant.void()
 
     def durable_order(self, order: peers.Save | peers.Void | peers.Load | peers.Durable) -> None:
-        """Do this node's part for durable checkpoints of several nodes."""
-        assert self.share is not None
+        """Do this node's part of durable checkpoints."""
         match order:
             case peers.Save():
-                self.share.save(order)
+                self._participant.save(order)
             case peers.Void(attempt):
-                self.share.void(attempt)
+                self._participant.void(attempt)
             case peers.Load():
-                self.share.load(order)
+                self._participant.load(order)
             case peers.Durable():
                 self.newest_durable = order
             case _:
@@ -175,68 +156,66 @@ class LocalNode:
 
     @property
     def timeline(self) -> int:
-        """The life of the world that the node knows of."""
+        """The newest timeline that the node knows."""
         return self._timeline
 
-    # --- what is to be seen -------------------------------------------------------------------------------------
+    # --- status -------------------------------------------------------------------------------------------------
 
     def pid(self, worker: WorkerId) -> int | None:
         """Return the process of a worker that lives here."""
         return self._workforce.pid(worker)
 
     def rank_entries(self) -> tuple[tuple[int, ...], ...]:
-        """Return what the node's workers say on its status page: the rank, then a rank entry's words."""
+        """Return the status page's entries of the ranks here: the rank, then the entry's words."""
         return tuple((rank, *self.vault.status_page.rank_entries[rank].words()) for rank in self._workforce.ranks())
 
     def traffic(self) -> Traffic | None:
-        """Return what went between this node's copies and others'; None if there are none."""
+        """Return the traffic of copies between this node and others; None if nothing is copied."""
         if self.copies is None:
             return None
         report = self.copies.status()
         return Traffic(**{name: report[name] for name in Traffic.__struct_fields__})
 
     def resynced(self) -> NodeResynced:
-        """Return what a coordinator that comes to be asks first."""
-        return self._inventory.call(self._situation.node)
+        """Return the inventory, which a new leader asks for first."""
+        return self._inventory.report(self.situation.node)
 
     # --- the end ------------------------------------------------------------------------------------------------
 
     def end_workers(self) -> None:
         """End every worker at once. Their exits are still reaped by the loop."""
         self._workforce.close()
-        self.durable.close()
-        if self.share is not None:
-            self.share.close()
+        self._participant.void()
 
     def close(self) -> None:
-        """Let go of all memory; after the last worker is gone."""
+        """Free all memory, after the last worker is gone."""
         if self.copies is not None:
             self.copies.close()
         self.vault.close()
 
-    # --- news ---------------------------------------------------------------------------------------------------
+    # --- facts --------------------------------------------------------------------------------------------------
 
     def replicated(self, rank: Rank, versions: tuple[Version, ...], transcript: bool, timeline: int) -> None:
-        """Pass on what other nodes hold of a rank that lives here."""
+        """Report what other nodes hold of a rank that lives here."""
         if timeline != self._timeline:
             return
-        told = self._safe[rank] = Safe(timeline, rank, versions, transcript)
-        self.above.safe(told)
+        safe = self._safe[rank] = Safe(timeline, rank, versions, transcript)
+        self.above.safe(safe)
         waiting = self._finished.get(rank)
         if waiting is not None and waiting.version in versions:
             del self._finished[rank]
             self.above.fact(waiting)
 
-    def _durable_news(self, told: peers.Saved | peers.Loaded) -> None:
-        self.above.durable_news(told)
+    def _durable_news(self, news: peers.Saved | peers.Loaded) -> None:
+        self.above.durable_news(news)
 
     def _captured(self, rank: Rank, version: Version) -> None:
         if self.copies is not None:
             self.copies.captured(rank, version)
 
     def _submit(self, event: Event) -> None:
-        """Pass a fact on; that a rank is through only once its last snapshot is safe from the loss of this node."""
-        self._inventory.told(event)
+        """Submit a fact. The end of a rank's loop waits until its last snapshot is safe from the loss of this node."""
+        self._inventory.reported(event)
         if isinstance(event, WorkerExited):
             self._root_cause.ended(event.worker, event.code, event.signal)
         if self.copies is not None and isinstance(event, CaptureSkipped):

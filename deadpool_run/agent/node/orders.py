@@ -1,13 +1,13 @@
-"""Turns the coordinator's orders into acts on this node's workers. Decides nothing."""
+"""Carries out the coordinator's orders on this node's workers. Decides nothing."""
 
 import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from msgspec.structs import replace
 
+from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.agent.environment import WorkerPlace, worker_environment
 from deadpool_run.agent.node.copies import Copies
 from deadpool_run.agent.processes.workers import Workforce
@@ -18,29 +18,12 @@ from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import FetchFailed
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
+from deadpool_run.ids import Epoch, NodeId, WorkerId
 from deadpool_run.vault.segments import create_memory
 from deadpool_run.vault.status_page import create_status_page
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages
 from deadpool_run.wire.peers import Peer, World
-
-
-class GenerationStart(Protocol):
-    """What ranks begin with that are given away when a world begins."""
-
-    resume: Version
-    """The version that their first slots hold; -1: none."""
-
-    def begin(self) -> None:
-        """Note that a world begins, with fresh memory."""
-
-    def when_ready(self, call: Callable[[], None]) -> None:
-        """Call as soon as the slots hold it."""
-
-    def seated(self, rank: Rank) -> None:
-        """Note that the rank is about to be given away."""
-
 
 _SIGNALS = {KillHow.SIGKILL: signal.SIGKILL, KillHow.SIGTERM: signal.SIGTERM, KillHow.SIGSEGV: signal.SIGSEGV}
 _INJECTED_EXIT_CODE = 1
@@ -48,20 +31,20 @@ _INJECTED_EXIT_CODE = 1
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What this node is in the job, beyond its own launch."""
+    """This node's place in the job."""
 
     node: NodeId
     address: str
-    """Where this node's workers are reached by others: an IP literal."""
+    """Where others reach this node's workers: an IP literal."""
     replicates: bool
-    """Snapshots are to be copied to other nodes, so that workers say when they have made one."""
+    """Snapshots are copied to other nodes, so workers report each one."""
 
 
 class OrderPerformer:
-    """Performs on this node.
+    """Carries out orders on this node.
 
-    `mark` is what every worker's environment has so that its family can be found. `copies` returns what holds and
-    brings what nodes keep for each other; None where there is none. `fetch_failed` is told what could not be brought.
+    `mark` is in every worker's environment, so that its descendants can be found. `copies` returns the replication
+    between nodes; None where there is none. `fetch_failed` takes what could not be fetched.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a node that it acts on
@@ -72,7 +55,7 @@ class OrderPerformer:
         mark: dict[str, str],
         workforce: Workforce,
         vault: Vault,
-        begins: GenerationStart,
+        participant: CheckpointParticipant,
         output: Logs,
         copies: Callable[[], Copies | None],
         fetch_failed: Callable[[FetchFailed], None],
@@ -82,7 +65,7 @@ class OrderPerformer:
         self._mark = mark
         self._workforce = workforce
         self._vault = vault
-        self._begins = begins
+        self._participant = participant
         self._output = output
         self._copies = copies
         self._fetch_failed = fetch_failed
@@ -91,13 +74,13 @@ class OrderPerformer:
         self._store_moved = False
 
     def set_world(self, world: World) -> None:
-        """Take in what assignments from now on depend on."""
+        """Set the world that assignments refer to from now on."""
         before, self._world = self._world, world
         if before.store_host and (before.store_host, before.store_port) != (world.store_host, world.store_port):
             self._store_moved = True
 
     def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901, PLR0912 - one case for each order
-        """Carry out one order for this node. Those that are the coordinator's own never come here."""
+        """Carry out one order for this node. The leader's own orders never come here."""
         match effect:
             case do.BeginGeneration(generation):
                 self._begin(generation)
@@ -105,7 +88,7 @@ class OrderPerformer:
                 self._workforce.start(worker)
             case do.AssignRank(worker):
                 self._workforce.expect_rank(worker)
-                self._begins.when_ready(lambda: self._seat(effect, capture_interval, source))
+                self._seat(effect, capture_interval, source)
             case do.PrepareSpare():
                 self._prepare(effect, capture_interval)
             case do.AbortStep(worker, epoch):
@@ -131,7 +114,7 @@ class OrderPerformer:
                 raise ProtocolError(f"{type(effect).__name__} is no order for a node")
 
     def _moved_store(self) -> tuple[str, int] | tuple[()]:
-        """Return where the store is, if workers may know it elsewhere."""
+        """Return the store's address, if workers may have an older one."""
         return (self._world.store_host, self._world.store_port) if self._store_moved else ()
 
     def _begin(self, generation: int) -> None:
@@ -140,16 +123,16 @@ class OrderPerformer:
         copies = self._copies()
         if copies is not None:
             copies.renew(self._world.timeline)
-        self._begins.begin()
+        self._participant.begin()
         self._output.begin(generation)
 
     def _seat(self, order: do.AssignRank, capture_interval: int, source: Peer | None) -> None:
-        """Give the rank away once what its replacement rehearses with is here."""
+        """Assign the rank once the transcript for its replacement's rehearsal is here."""
         copies = self._copies()
         if copies is None or not order.replacement:
             self._vault.vacate(order.rank)
             if not order.replacement:
-                self._begins.seated(order.rank)
+                self._participant.seated(order.rank)
             self._assign(order, capture_interval)
             return
 
@@ -189,10 +172,10 @@ class OrderPerformer:
             os.close(fd)
 
     def _prepare(self, order: do.PrepareSpare, capture_interval: int) -> None:
-        """Have the spare rehearse with the rank's transcript, and with memory that is nobody's."""
+        """Have the spare rehearse with the rank's transcript and scratch memory."""
         transcript = self._vault.open_transcript(order.rank)
         if transcript is None:
-            return  # the rank has moved on: nobody waits for the spare
+            return  # the rank has moved: the rehearsal is not needed
         scratch = {
             "status_page": create_status_page(self._spec.settings.world_size),
             **{name: create_memory(f"spare-{name}") for name in ("slot0", "slot1")},
@@ -209,9 +192,9 @@ class OrderPerformer:
     def _order(
         self, order: do.AssignRank, capture_interval: int, memory: Mapping[str, int]
     ) -> tuple[messages.Assign, dict[str, int], list[int]]:
-        """Return what the worker is told, the descriptors by their names, and those of them that are to be closed."""
+        """Return the message for the worker, its descriptors by name, and those of them that the caller closes."""
         local_rank = order.local_rank
-        resume = -1 if order.replacement else self._begins.resume
+        resume = -1 if order.replacement else self._participant.resume
         seat = WorkerPlace(
             worker=order.worker,
             rank=order.rank,

@@ -1,4 +1,4 @@
-"""Children of this process: told of their end by pidfd, ended by process group, always reaped."""
+"""Child processes: watched by pidfd, ended with their process group, always reaped."""
 
 import asyncio
 import contextlib
@@ -25,8 +25,8 @@ class Exit:
 class Process:
     """A child that leads its own process group.
 
-    When it ends, what is left of its group is killed while it is still a zombie (until then its number can be nobody
-    else's), then it is reaped and `on_exit` is called, once.
+    When it ends, the rest of its group is killed while it is still a zombie (no other process can have its number yet).
+    Then it is reaped and `on_exit` is called, once.
     """
 
     def __init__(self, pid: int, on_exit: Callable[[Exit], None]) -> None:
@@ -72,7 +72,7 @@ class Process:
         self._kill_timer = self._loop.call_at(due, self.signal_group, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Take note of the end, if it has come."""
+        """Reap the process if it has ended."""
         if not self.alive or os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
         self.signal_group(signal.SIGKILL)
@@ -111,10 +111,10 @@ def reap_strangers(known: Callable[[int], Process | None]) -> None:
 
 
 def kill_strangers(timeout_s: float, but: Collection[int] = ()) -> None:
-    """SIGKILL every child that is left, and what they leave behind in turn, and reap them; for at most `timeout_s`.
+    """SIGKILL and reap every child that is left, and the children that they leave in turn, for up to `timeout_s`.
 
-    For the end of the job, when every child of ours has been reaped: what is left was adopted from workers. `but` are the
-    pids of children that live on.
+    For the end of the job, when every own child has been reaped: the rest was adopted from workers. `but` are the pids of
+    children to spare.
     """
     due = time.monotonic() + timeout_s
     while (children := [pid for pid in _children() if pid not in but]) and time.monotonic() < due:
@@ -126,8 +126,8 @@ def kill_strangers(timeout_s: float, but: Collection[int] = ()) -> None:
 
 
 def _wait(pid: int, due: float) -> None:
-    """Reap the child when it ends, unless that takes longer than until `due` (an uninterruptible sleep)."""
-    pidfd = os.pidfd_open(pid)  # a child that nobody else reaps: it exists
+    """Reap the child when it ends, unless it has not ended at `due` (an uninterruptible sleep)."""
+    pidfd = os.pidfd_open(pid)  # it exists: nothing else reaps this child
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     if poll.poll(max(0.0, due - time.monotonic()) * 1000):

@@ -1,4 +1,4 @@
-"""The agent's side of the fork server: asks it for processes, and starts it again if it dies."""
+"""Client of the fork server: orders processes, and restarts the server if it dies."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from deadpool_run.agent.processes.forkserver_main import MAX_PACKET_BYTES
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
 
 _MAX_DEATHS_UNPREPARED = 3
-"""Fork servers in a row that may die before they can fork; then the job cannot be run."""
+"""Fork servers in a row that may die before they can fork. Then the job ends."""
 
 Forked = Callable[[Process], None]
 Failed = Callable[[str], None]
@@ -35,10 +35,10 @@ class _Order:
 
 
 class ForkServer:
-    """Forks processes on request, and keeps watch over all that it has forked; requests wait while it imports.
+    """Forks processes on request, and watches all of them. Requests wait while the server imports.
 
-    `on_lost` is called with the reason when no fork server can be had. If one dies, the next is told of the processes
-    that live, so that it can end their groups when the agent is gone.
+    `on_lost` is called with the reason when no fork server can be started. If one dies, the next gets the living
+    processes, to end their groups when the agent is gone.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ForkServer:
         return self._process
 
     def children(self) -> list[Process]:
-        """Return all that were forked and have not been reaped, whatever became of those who asked for them."""
+        """Return all forked processes that have not been reaped."""
         return list(self._children.values())
 
     def processes(self) -> list[Process]:
@@ -75,16 +75,16 @@ class ForkServer:
         return [*([self._process] if self._process.alive else []), *self.children()]
 
     def reap_strangers(self) -> None:
-        """Reap what was adopted from workers; not while a process may exist that is ours and not known. For SIGCHLD's handler."""
+        """Reap processes adopted from workers, but not while a forked one may be unknown. For SIGCHLD's handler."""
         if not self._orders:
             processes.reap_strangers({process.pid: process for process in self.processes()}.get)
 
     def kill_strangers(self, timeout_s: float) -> None:
-        """SIGKILL what was adopted from workers, and reap it; for at most so long."""
+        """SIGKILL and reap processes adopted from workers, for up to `timeout_s`."""
         processes.kill_strangers(timeout_s, but=[process.pid for process in self.processes()])
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until no process is on its way, or the time is over. After `close` none is answered for."""
+        """Wait up to `timeout_s` until no order is open. After `close` orders are not answered."""
         if self._orders and not self._closed:
             self._unanswered = asyncio.Event()
             with contextlib.suppress(TimeoutError):
@@ -93,11 +93,10 @@ class ForkServer:
     def fork(
         self, kind: str, make_fds: Callable[[], Sequence[int]], forked: Forked, failed: Failed, ended: Ended
     ) -> int:
-        """Ask for a process; return the order's number. Either `forked` is called, and `ended` once it was reaped, or `failed`.
+        """Order a process; return the order's number. Calls `forked`, and `ended` once it was reaped, or else `failed`.
 
-        `make_fds` opens its descriptors; they are closed here once they are sent. It is called again if the fork server
-        dies before it answers: the child of a first attempt, if there is one, is then left with the other end of a socket
-        that nobody holds, and ends.
+        `make_fds` opens its descriptors, which are closed here once they are sent. It is called again if the fork server
+        dies before it answers. A child of the first attempt then has a socket without a peer, and ends.
         """
         number = self._next_order
         self._next_order += 1
@@ -107,7 +106,7 @@ class ForkServer:
         return number
 
     def recall(self, number: int) -> None:
-        """Open no more descriptors for this order: its process is not wanted. If it is under way, it is told of all the same."""
+        """Cancel an order that has not been sent. One that was sent is answered all the same."""
         if (order := self._orders.get(number)) is not None:
             order.recalled = True
             if not self._prepared:
@@ -131,11 +130,9 @@ class ForkServer:
         try:
             socket.send_fds(self._sock, [json.dumps(packet).encode()], fds)
         except (BrokenPipeError, ConnectionResetError):
-            return  # its end is told by its pidfd
-        except BlockingIOError:
-            self._process.signal_group(
-                signal.SIGKILL
-            )  # hundreds of packets unread: it hangs; the next one does its work
+            return  # its pidfd reports its end
+        except BlockingIOError:  # hundreds of packets unread: it hangs, and the next one does its work
+            self._process.signal_group(signal.SIGKILL)
 
     def _send_order(self, number: int) -> None:
         order = self._orders[number]
@@ -182,7 +179,7 @@ class ForkServer:
         ended(exit_)
 
     def _forget_recalled(self) -> None:
-        """No process is on its way for them: the fork server has not been told, or died before it answered."""
+        """Forget recalled orders, which the fork server does not have, or did not answer before it died."""
         self._orders = {number: order for number, order in self._orders.items() if not order.recalled}
         self._look_whether_settled()
 

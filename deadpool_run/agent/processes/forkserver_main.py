@@ -38,7 +38,7 @@ COMMAND = (
 as `sys.flags.safe_path`), and calls what a child is to become from the bottom of the stack, as if started by itself."""
 
 MARK = "DEADPOOL_MARK"
-"""Variable with a value of the job's own, inherited by all that its workers start."""
+"""Variable with the job's own value, inherited by every descendant of its workers."""
 
 _PR_SET_PDEATHSIG = 1
 _PID = struct.Struct("i")
@@ -46,7 +46,7 @@ MAX_PACKET_BYTES = 64 << 10
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SERVICES = {"store": "deadpool_run.worker.process.store_main", "checkpointer": "deadpool_run.worker.checkpoint.main"}
-"""What serves the agent, and runs nothing of the user's."""
+"""Processes that serve the agent, and run no code of the user's."""
 _ENTRIES = {"worker": "deadpool_run.worker.process.bootstrap", **_SERVICES}
 _SERVICE_COMMAND = "import sys; from {package} import {module}; {module}.main(*map(int, sys.argv[1:]))"
 _MAX_FDS = 4
@@ -54,7 +54,7 @@ _MAX_FDS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One packet of the agent's, with the descriptors that came with it."""
+    """One packet of the agent, with its descriptors."""
 
     body: Mapping[str, Any]
     fds: list[int]
@@ -62,7 +62,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Birth:
-    """A process under way: our ends of the pipe that it tells its pid by, and of the one that it waits at."""
+    """A process being forked: the server's ends of the pipe that brings its pid, and of the pipe that it waits at."""
 
     number: int
     """The order's."""
@@ -98,7 +98,7 @@ class _ForkServer:
         return None
 
     def _further_orders(self) -> Iterator[_Request]:
-        """Take the requests for processes that wait behind one."""
+        """Take further fork requests that have arrived."""
         while select.select([self._agent], [], [], 0)[0] and (request := self._take()) is not None:
             if request.body["do"] != "fork":
                 self._held = request
@@ -146,7 +146,7 @@ class _ForkServer:
         return {"prepared": True}
 
     def _fork(self, orders: Sequence[_Request]) -> _Request | None:
-        """Make all of them, side by side, and answer for each; in each child, return its order."""
+        """Fork all of them side by side, and answer each order; in each child, return its order."""
         births: list[_Birth] = []
         for order in orders:
             pid_reader, pid_writer = os.pipe()
@@ -182,7 +182,7 @@ class _ForkServer:
         return {"pid": pid}
 
     def _forget(self, births: Sequence[_Birth], orders: Sequence[_Request]) -> None:
-        """Close what is others': a pipe or a socket is at its end only when nobody else holds it."""
+        """Close descriptors of other processes: a pipe or socket ends only when no other process holds it."""
         for birth in births:
             os.close(birth.pid_reader)
             os.close(birth.go_writer)
@@ -232,7 +232,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def _end_marked(mark: bytes) -> None:
-    """SIGKILL every process of ours that has the mark in its environment, until a look at all finds no other."""
+    """SIGKILL every own process with the mark in its environment, until none is found."""
     killed = {os.getpid()}
     while found := {pid for pid in _pids() if _carries(pid, mark)} - killed:
         for pid in found:
@@ -277,7 +277,7 @@ def _enter(order: _Request) -> None:
 
 
 def main() -> Callable[[], None] | None:
-    """Serve until the agent goes away. Returns None in the fork server; in a child, what it is to do."""
+    """Serve until the agent goes away. Returns None in the fork server, and in a child its task."""
     agent_fd, agent_pid = (int(word) for word in sys.argv[1:3])
     agent = socket.socket(fileno=agent_fd)
     agent.set_inheritable(False)

@@ -1,4 +1,4 @@
-"""Starting the process that is the fork server. Imports little, so that it can come before everything else of the agent."""
+"""Starts the fork server's process. Imports little: it runs before the rest of the agent is imported."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from deadpool_run.agent.processes.forkserver_main import COMMAND
 
 @dataclass(frozen=True, slots=True)
 class ForkServerProcess:
-    """One fork server: its process, which nobody waits for yet, and our end of its socket."""
+    """One fork server: its process, not watched yet, and the agent's end of its socket."""
 
     pid: int
     sock: socket.socket
@@ -22,14 +22,14 @@ class ForkServerProcess:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerSpec:
-    """What each fork server of a launch is started with."""
+    """Modules and environment of every fork server of a launch."""
 
     preload: tuple[str, ...]
     """Modules to import before it forks."""
     environment: Mapping[str, str]
 
     def start(self, living: Iterable[int] = ()) -> ForkServerProcess:
-        """Start one; it imports at once. `living`: processes that an earlier one forked, which this one is to know."""
+        """Start one, which imports at once. `living`: processes that an earlier one forked, to be adopted."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-u", "-c", COMMAND]

@@ -1,13 +1,12 @@
-"""The agent's side of the store process: the job's TCPStore, fresh for each generation, always at the same address."""
+"""The job's TCPStore: a process that the agent replaces for each generation, always at the same address."""
 
 import os
-import signal
 import socket
 from collections.abc import Callable
 
 from deadpool_run.agent.processes.children import Exit, Process
+from deadpool_run.agent.processes.controlled_process import ControlledProcess
 from deadpool_run.agent.processes.forkserver import ForkServer
-from deadpool_run.agent.processes.worker_channel import WorkerChannel
 from deadpool_run.wire.messages import Message, StoreListening
 
 LOOPBACK = "127.0.0.1"
@@ -22,11 +21,10 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 class Store:
-    """Owns the listening socket; the process that serves on it is replaced by `renew` and whenever it dies.
+    """Owns the listening socket. `renew` replaces the process that serves on it, and so does its death.
 
-    Clients may connect at any time: until a process serves, they wait in the socket's backlog.
-
-    `on_lost` is called with the reason when no store can be had.
+    Clients may connect at any time: until a process serves, they wait in the socket's backlog. `on_lost` is called with the
+    reason when no process can serve.
     """
 
     def __init__(self, forkserver: ForkServer, on_lost: Callable[[str], None], host: str = LOOPBACK) -> None:
@@ -37,24 +35,21 @@ class Store:
         self._stale = False
         self._closed = False
         self._deaths = 0
-        self._process: Process | None = None
-        self._channel: WorkerChannel | None = None
-        self._socket: socket.socket | None = None
         self._waiting: list[Callable[[], None]] = []
-        self._order = self._fork()
+        self._fork()
 
     @property
     def port(self) -> int:
-        """Where it listens, on `host`; the same for the life of this object."""
+        """The port on `host`, the same for the life of this object."""
         return int(self._listener.getsockname()[1])
 
     @property
     def process(self) -> Process | None:
-        """The process that serves, once there is one."""
-        return self._process
+        """The serving process, once there is one."""
+        return self._child.process
 
     def when_fresh(self, call: Callable[[], None]) -> None:
-        """Call now, or as soon as nobody serves the keys of before `renew`."""
+        """Call now, or as soon as no process serves the keys from before `renew`."""
         if self._stale:
             self._waiting.append(call)
         else:
@@ -63,9 +58,9 @@ class Store:
     def renew(self) -> None:
         """Forget every key: end the process; its end starts another."""
         self._waiting.clear()
-        if self._process is not None and self._process.alive:
+        if self.process is not None and self.process.alive:
             self._stale = True
-            self._process.signal_group(signal.SIGKILL)
+            self._child.kill()
 
     def close(self) -> None:
         """Let the process end."""
@@ -73,35 +68,24 @@ class Store:
         self._waiting.clear()
         self._forkserver.recall(self._order)
         self._listener.close()
-        if self._channel is not None:
-            self._channel.close()
-        if self._process is not None:
-            self._process.signal_group(signal.SIGKILL)
+        self._child.kill()
 
-    def _fork(self) -> int:
-        return self._forkserver.fork("store", self._open, self._forked, self._on_lost, self._on_exit)
-
-    def _open(self) -> list[int]:
-        if self._socket is not None:
-            self._socket.close()
-        self._socket, theirs = socket.socketpair()
-        return [theirs.detach(), os.dup(self._listener.fileno())]
-
-    def _forked(self, process: Process) -> None:
-        assert self._socket is not None
-        self._process = process
-        self._channel = WorkerChannel(self._socket, self._on_message, self._on_lost)
-        self._socket = None
-        if self._closed:
-            process.signal_group(signal.SIGKILL)
+    def _fork(self) -> None:
+        self._child = ControlledProcess(
+            "store",
+            on_started=lambda: None,
+            on_message=self._on_message,
+            on_failed=self._on_lost,
+            on_ended=self._on_exit,
+            more_fds=lambda: [os.dup(self._listener.fileno())],
+        )
+        self._order = self._child.fork(self._forkserver)
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, StoreListening):
             self._deaths = 0
 
     def _on_exit(self, exit_: Exit) -> None:
-        if self._channel is not None:
-            self._channel.close()
         if self._closed:
             return
         self._deaths += not self._stale
@@ -109,7 +93,7 @@ class Store:
         if self._deaths >= _MAX_DEATHS:
             self._on_lost(f"the store ended {self._deaths} times before it served ({exit_})")
             return
-        self._order = self._fork()
+        self._fork()
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call()

@@ -1,4 +1,4 @@
-"""What a worker says, as a fact for the coordinator. Pure."""
+"""Translates workers' messages to facts for the coordinator. Pure."""
 
 from deadpool_run.core import events
 from deadpool_run.core.events import Event
@@ -54,4 +54,4 @@ def to_event(worker: WorkerId, message: Message) -> Event:  # noqa: C901, PLR091
         case messages.Finished(version):
             return events.LoopFinished(worker, Version(version))
         case _:
-            raise ProtocolError(f"worker {worker} sent {type(message).__name__}, which is not a worker's to send")
+            raise ProtocolError(f"worker {worker} sent {type(message).__name__}, which no worker may send")

@@ -1,11 +1,10 @@
-"""The failure that came first, copied to where a launcher around this one, or a scheduler, looks for it.
+"""The error file of the failure that came first, copied to where an outer launcher or a scheduler looks for it.
 
 torchrun's convention: a worker's exception is in the error file that `TORCHELASTIC_ERROR_FILE` names in its environment,
 and the launcher copies that of the first failure to the file that the same variable names in its own, with the exit code.
 """
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent.console import tell
+from deadpool_run.agent.records import atomic_file
 from deadpool_run.ids import WorkerId
 
 _MAX_BYTES = 16 << 20
@@ -27,7 +27,7 @@ class _Failure:
 
 
 class RootCause:
-    """Failures of this node's workers that nobody has made up for. `own` is our own error file; empty: nobody asks."""
+    """The first failure of this node's workers that was not repaired. `own` is our own error file; empty: none is wanted."""
 
     def __init__(self, own: str) -> None:
         self._own = own
@@ -35,17 +35,17 @@ class RootCause:
         self._failures: dict[str, _Failure] = {}
 
     def begin(self) -> None:
-        """Forget what a new generation has made up for."""
+        """Forget the failures that a new generation has repaired."""
         self._files.clear()
         self._failures.clear()
 
     def assigned(self, worker: WorkerId, error_file: str) -> None:
-        """Note which error file the worker has; whoever had it before is replaced by it."""
+        """Record the worker's error file. The worker replaces the one that had the file before."""
         self._files[worker] = error_file
         self._failures.pop(error_file, None)
 
     def ended(self, worker: WorkerId, code: int | None, signal: int | None) -> None:
-        """Note how a worker ended."""
+        """Record how a worker ended."""
         file = self._files.pop(worker, None)
         exit_code = -signal if signal is not None else code
         if self._own and file is not None and exit_code:
@@ -53,7 +53,7 @@ class RootCause:
             self._failures[file] = _Failure(error, exit_code, _time_of(error))
 
     def publish(self) -> None:
-        """Write the first failure to our own error file, if there is any and it has left an error file."""
+        """Copy the first failure's error file to our own, if there is one."""
         if not self._failures:
             return
         first = min(self._failures.values(), key=lambda failure: failure.at)
@@ -65,16 +65,14 @@ class RootCause:
             if isinstance(message, dict)
             else first.error
         )
-        draft = Path(f"{self._own}.{os.getpid()}")
         try:
-            draft.write_text(json.dumps(body), encoding="utf-8")
-            draft.replace(self._own)
+            atomic_file.replace(Path(self._own), json.dumps(body), atomic_file.PUBLIC)
         except OSError as error:
             tell(f"the error file {self._own} cannot be written: {error.strerror}")
 
 
 def _read(file: str) -> Mapping[str, Any] | None:
-    """Return an error file's content; None if there is none that a script could have meant."""
+    """Return an error file's content; None if there is no valid one."""
     try:
         path = Path(file)
         if not path.is_file() or path.stat().st_size > _MAX_BYTES:
@@ -86,12 +84,12 @@ def _read(file: str) -> Mapping[str, Any] | None:
 
 
 def _time_of(error: Mapping[str, Any] | None) -> float:
-    """Return the second of the failure: as its error file says, else now."""
+    """Return the second of the failure: from its error file, else now."""
     message = {} if error is None else error["message"]
-    told = (
+    timestamp = (
         message.get("extraInfo", {}).get("timestamp") if isinstance(message, dict) else (error or {}).get("timestamp")
     )
     try:
-        return float(int(told or ""))
+        return float(int(timestamp or ""))
     except (TypeError, ValueError):
         return float(int(time.time()))

@@ -1,10 +1,10 @@
-"""The one line that tells a user of a repair. Pure."""
+"""The line that reports a repair to the user. Pure."""
 
 from deadpool_run.core.effects import Incident, Loss
 
 
 def incident_line(incident: Incident) -> str:
-    """Return who was replaced by whom, the milliseconds that each part took, and what it cost.
+    """Return the failed and the new worker, the milliseconds of each part, and the steps repeated.
 
     Parts overlap (a replacement rehearses while survivors drain): each is shown with what it added, so that they sum up.
     """

@@ -1,4 +1,4 @@
-"""Where workers' output goes: the console as it is, files in torchrun's log tree, or both with a prefix.
+"""Workers' output: to the console as it is, to files in torchrun's log tree, or to both with a prefix.
 
 <log dir>/<run id>_<random>/attempt_<generation>/<local rank>/{stdout.log,stderr.log,error.json}
 <log dir>/<run id>_<random>/attempt_<generation>/filtered_{stdout,stderr}.log
@@ -38,7 +38,7 @@ class Logs:
     """The log tree of one run, and the threads that copy tee'd streams."""
 
     def __init__(self, spec: LaunchSpec) -> None:
-        """Make the tree's root, unless logs are off. Raises `UsageError` if that cannot be."""
+        """Make the tree's root, unless logs are off. Raises `UsageError` if that fails."""
         self._spec = spec
         self._root: Path | None = None
         if spec.log_dir != LOGS_OFF:
@@ -54,7 +54,7 @@ class Logs:
         self._tees: list[_Tee] = []
         self._console = threading.Lock()
         self.root_cause = RootCause(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
-        """What a launcher around this one is told of a failure."""
+        """The failure that an outer launcher learns of."""
 
     @property
     def root(self) -> Path | None:
@@ -74,15 +74,15 @@ class Logs:
                 os.close(_append(self._attempt / f"filtered_{stream.name}.log"))
 
     def error_file(self, local_rank: int) -> str:
-        """Return the path of the rank's error file, or nothing if logs are off."""
+        """Return the path of the rank's error file; empty if logs are off."""
         return "" if self._attempt is None else str(self._attempt / str(local_rank) / "error.json")
 
     def open(self, local_rank: int, rank: int) -> dict[str, int]:
-        """Return descriptors, the caller's to close, for the streams that do not go to the console as it is."""
+        """Open the streams that do not go to the console as they are. The caller closes the descriptors."""
         return {stream.name: fd for stream in _STREAMS if (fd := self._open(stream, local_rank, rank)) is not None}
 
     def close(self) -> None:
-        """Wait until everything that workers have written is copied, within a bound; tell why the job failed, if it did."""
+        """Publish the first failure, and wait until all output is copied, for a bounded time."""
         self.root_cause.publish()
         for tee in self._tees:
             tee.join(_DRAIN_TIMEOUT_S)
@@ -90,7 +90,7 @@ class Logs:
 
     def _open(self, stream: _Stream, local_rank: int, rank: int) -> int | None:
         shown = self._spec.local_ranks_filter is None or local_rank in self._spec.local_ranks_filter
-        if self._attempt is not None:  # as torchrun: without files, what was to go to files goes to the console
+        if self._attempt is not None:  # as torchrun: with logs off, output for files goes to the console
             tee = stream.flag in self._spec.tee.get(local_rank, Streams.NONE)
             path = self._attempt / str(local_rank) / f"{stream.name}.log"
             if tee and shown:
@@ -119,7 +119,7 @@ class Logs:
 
 
 def line_prefix(env: Mapping[str, str], role: str, local_rank: int, rank: int) -> bytes:
-    """Return what stands before a tee'd line. `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE` is torchrun's way to change it."""
+    """Return the prefix of a tee'd line. `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE` is torchrun's way to change it."""
     template = env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or "[${role_name}${local_rank}]:"
     return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank).encode()
 
@@ -134,8 +134,8 @@ class _Copies:
 class _Tee(threading.Thread):
     """Copies one stream of one worker until its last holder has closed it.
 
-    A thread, so that a console that does not take more (a pager, a full pipe) holds up its writers, as it would without
-    us, and never the agent.
+    A thread, so that a console that blocks (a pager, a full pipe) blocks the worker, as it would without us, and never the
+    agent.
     """
 
     def __init__(
@@ -178,13 +178,13 @@ def _append(path: Path) -> int:
 
 
 def _write(fd: int | None, data: bytes) -> int | None:
-    """Write all of it; return the descriptor, or None if nothing more can be written to it (the rest is then lost)."""
+    """Write all data; return the descriptor, or None if writing fails (the rest of the stream is then dropped)."""
     view = memoryview(data)
     while fd is not None and view:
         try:
             view = view[os.write(fd, view) :]
         except BlockingIOError:  # another holder of the console has made it non-blocking
             select.select([], [fd], [])
-        except OSError:  # the reader went away, the disk is full: the worker's other copy goes on
+        except OSError:  # the reader went away or the disk is full: the worker's other copy continues
             return None
     return fd

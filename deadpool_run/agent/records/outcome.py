@@ -1,4 +1,4 @@
-"""How a run ended, read from the records that its agents left."""
+"""Outcome of a run, read from the records of its agents."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,13 @@ from typing import Any
 from deadpool_run.agent.records.run_record import RECORD_NAME
 
 _PLACES = (RECORD_NAME, f"*/{RECORD_NAME}", f"*/*/{RECORD_NAME}")
-"""The run's own directory, and those of its nodes in it."""
+"""The run's directory, and its nodes' directories below it."""
 
 
 def outcome(run_dir: Path) -> int | None:
-    """Return the exit code of a run that is over; None if no record that can be read here tells it.
+    """Return the exit code of a run that has ended; None if no readable record has it.
 
-    Of the records of several agents the one with the largest term counts: an agent that was cut off and ended itself
-    knows only how its own part ended.
+    Of several agents' records the one with the largest term counts: an agent that was cut off knows only its own end.
     """
     ended = [record for record in _records(run_dir) if record.get("ended") and isinstance(record.get("exit_code"), int)]
     last = max(ended, key=lambda record: (bool(record.get("leader", True)), record.get("term") or 0), default=None)
@@ -28,7 +27,7 @@ def _records(run_dir: Path) -> list[dict[str, Any]]:
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):
-                continue  # of another user, or torn with its node
+                continue  # another user's, or cut short when its node failed
             if isinstance(record, dict):
                 found.append(record)
     return found

@@ -1,4 +1,4 @@
-"""`run.json`: what a run is, for those who look for it; written at its start and at its end. Mode 0600."""
+"""The record of a run, `run.json`, mode 0600: its command, place and end. Written at its start and at its end."""
 
 import json
 import os
@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from deadpool_run.agent.records import atomic_file
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.address import SOCKET_NAME
 from deadpool_run.errors import UsageError
@@ -16,7 +17,7 @@ SCHEMA_VERSION = 1
 
 
 def make_run_dir(run_dir: Path) -> None:
-    """Make a run's directory, mode 0700. Raises `UsageError` if that cannot be done, or if it is another run's."""
+    """Make a run's directory, mode 0700. Raises `UsageError` if that fails, or if it holds another run."""
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         run_dir.chmod(0o700)
@@ -62,13 +63,7 @@ class RunRecord:
         self._write()
 
     def _write(self) -> None:
-        """Replace the file as a whole, so that a reader never sees half of it."""
-        fresh = self._path.with_suffix(".new")
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor, opened with its mode
-            json.dump(self.parts, file, indent=1)
-            file.write("\n")
-        fresh.replace(self._path)
+        atomic_file.replace(self._path, json.dumps(self.parts, indent=1) + "\n")
 
 
 def _now() -> str:

@@ -1,1 +1,1 @@
-"""Slurm's description of a job, read from its environment. Pure; spec and the command line import it."""
+"""Slurm: a job's description, read from its environment, and its commands. Spec and the command line import it."""

@@ -1,4 +1,4 @@
-"""What a batch script asks of Slurm. Pure.
+"""Options of a batch script. Pure.
 
 Slurm tells a running job nowhere whether it was submitted with `--no-kill`; its script, of which every node that runs it
 has a copy, is the one trace.

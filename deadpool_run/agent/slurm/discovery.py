@@ -1,4 +1,4 @@
-"""From Slurm's environment to this process's place in the job. Pure: variables in, a `Discovery` out.
+"""This process's place in a Slurm job, read from Slurm's variables. Pure: variables in, a `Discovery` out.
 
 Variables as of srun(1) and sbatch(1), measured with Slurm 22.05. A process is either in a *step* (started by `srun`; one
 of several like it, an agent) or in an *allocation* only (a batch script, or the shell of salloc).
@@ -46,7 +46,7 @@ class ArrayTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """What Slurm tells."""
+    """The job and this process's place in it."""
 
     job_id: str
     restarts: int

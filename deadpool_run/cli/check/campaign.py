@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from deadpool_run.cli import console
+from deadpool_run.agent.console import tell
 from deadpool_run.cli.check.compare import RunStates, split
 from deadpool_run.cli.check.plan import plan_faults
 from deadpool_run.cli.check.report import CheckVerdict, Report, Row, judge, judge_unfailed
@@ -66,7 +66,7 @@ class _Folder(AbstractContextManager["_Folder"]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Remove a temporary folder unless it must be kept, and print the path of a folder that stays."""
         if self.keep or kind is not None:
-            console.note(f"the output of each run is in {self.path}")
+            tell(f"the output of each run is in {self.path}")
         else:
             shutil.rmtree(self.path)
 
@@ -118,7 +118,7 @@ def _unfailed(runner: CheckRunner, folder: Path, report: Report) -> RunStates | 
 
 
 def _run(runner: CheckRunner, folder: Path, fault: Fault | None, said: str) -> CheckRun:
-    console.note(said)
+    tell(said)
     run = runner.run(folder, fault, os.environ)
     if runner.stopping:
         raise typer.Abort

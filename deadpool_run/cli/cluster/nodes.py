@@ -38,7 +38,7 @@ class Shape:
 
 def shape(values: Values) -> Shape:
     """Return what `--nnodes` and `--spares` ask for. Raises `UsageError`."""
-    machines = 1 if values.flag("standalone") else _machines(values)
+    machines = 1 if values.flag("standalone") else machine_count(values)
     workers, nodes = _spares(values, machines)
     if nodes >= machines and nodes:
         advice = "--nnodes counts the spare machines too" if machines > 1 else "spare workers are written 2w, or just 2"
@@ -78,7 +78,8 @@ def host_of(endpoint: str) -> tuple[str, str]:
     return host, port
 
 
-def _machines(values: Values) -> int:
+def machine_count(values: Values) -> int:
+    """Return the number that `--nnodes` gives; `4:4` is torchrun's way to write 4. Raises `UsageError`."""
     low, _, high = values.text("nnodes").partition(":")
     if not low.isdecimal() or int(low) < 1 or not (high or low).isdecimal():
         raise values.refuse(

@@ -11,6 +11,7 @@ from pathlib import Path
 from deadpool_run.agent.cluster.shared_folder import SharedFolder
 from deadpool_run.agent.slurm import batch_script
 from deadpool_run.agent.slurm.discovery import Discovery, discover
+from deadpool_run.cli.cluster.nodes import machine_count
 from deadpool_run.cli.cluster.spec_builder import directory_name
 from deadpool_run.cli.options.machine import state_dir
 from deadpool_run.cli.options.resolve import INSIDE_WORKER, Values
@@ -104,13 +105,8 @@ def is_array_run(values: Values, place: Discovery) -> bool:
 
 
 def _nodes_wanted(values: Values, job_nodes: int) -> int:
-    """Return what `--nnodes` asks for, by default the whole job. `4:4` is torchrun's way to write 4."""
-    if not values["nnodes"].is_set:
-        return job_nodes
-    low, _, high = values.text("nnodes").partition(":")
-    if not low.isdigit() or (high or low) != low or int(low) < 1:
-        raise values.refuse("nnodes", "not a number of machines", "write one number from 1; it counts the spare ones")
-    return int(low)
+    """Return what `--nnodes` asks for, by default the whole job."""
+    return machine_count(values) if values["nnodes"].is_set else job_nodes
 
 
 def srun_command(nodes: int, gpus: int, step_name: str) -> list[str]:

@@ -11,10 +11,11 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
+from deadpool_run.agent.console import tell
 from deadpool_run.agent.records.outcome import outcome
+from deadpool_run.agent.slurm.command import run_command
 from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.cli import console
 from deadpool_run.cli.cluster.slurm_place import srun_command
 from deadpool_run.errors import UsageError
 
@@ -40,7 +41,6 @@ _PER_TASK = frozenset(
     }
 )
 """How the batch job divides its nodes among tasks. Removed, because an agent is the only task of its node."""
-_ANSWER_TIMEOUT_S = 20.0
 
 
 def start(place: Discovery, nodes: int, words: Sequence[str], environment: Mapping[str, str], spec: LaunchSpec) -> int:
@@ -54,7 +54,7 @@ def start(place: Discovery, nodes: int, words: Sequence[str], environment: Mappi
     code = asyncio.run(front.run(command, agent_environment(environment, spec)))
     found = outcome(spec.run_dir)
     if found is None:
-        console.note(f"cannot read the run's record in {spec.run_dir}: using srun's exit code {code}")
+        tell(f"cannot read the run's record in {spec.run_dir}: using srun's exit code {code}")
     return code if found is None else found
 
 
@@ -116,33 +116,21 @@ class _Front:
 
     async def _send(self, number: signal.Signals) -> None:
         """Send a signal to every process of our step, through Slurm."""
-        listed = await _output("squeue", "--noheader", "--steps", f"--jobs={self._job_id}", "--format=%i %j")
+        listed = await self._query("squeue", "--noheader", "--steps", f"--jobs={self._job_id}", "--format=%i %j")
         ours = [line.split()[0] for line in listed.splitlines() if line.split()[1:] == [self._step_name]]
         for step in ours:
-            await _output("scancel", f"--signal={number.name.removeprefix('SIG')}", step)
+            await self._query("scancel", f"--signal={number.name.removeprefix('SIG')}", step)
         if not ours:
-            console.note(f"{number.name} not passed on: Slurm has no step {self._step_name} in job {self._job_id}")
+            tell(f"{number.name} not passed on: Slurm has no step {self._step_name} in job {self._job_id}")
+
+    async def _query(self, *command: str) -> str:
+        """Return what a command of Slurm's prints, and print why it failed."""
+        why, printed = await run_command(*command)
+        if why:
+            tell(f"{command[0]}: {why}")
+        return printed
 
 
 def _forward(srun: asyncio.subprocess.Process, number: signal.Signals) -> None:
     if srun.returncode is None:
         srun.send_signal(number)
-
-
-async def _output(*command: str) -> str:
-    """Return a command's output; empty if it cannot run or takes too long."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, process_group=0
-        )
-    except OSError as error:
-        console.note(f"{command[0]}: {error.strerror}")
-        return ""
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), _ANSWER_TIMEOUT_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        console.note(f"{command[0]} gave no answer within {_ANSWER_TIMEOUT_S:.0f} s")
-        return ""
-    return output.decode(errors="replace")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deadpool_run.cli import console
+from deadpool_run.agent.console import tell
 from deadpool_run.cli.commands.find import RunDir, find_run
 from deadpool_run.core.injection import KillHow
 from deadpool_run.view.health import ready_spares
@@ -25,7 +25,7 @@ def kill_rank(
     with find_run(run_dir, os.environ) as run:
         status = run.ask({"do": "status"})
         if not ready_spares(status):
-            console.note("no spare is ready: the rank will be started again")
+            tell("no spare is ready: the rank will be started again")
         if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
             typer.confirm(f"Kill rank {rank} of {run.run_dir.name} with {how}?", abort=True, err=True)
         done = run.ask({"do": "kill-rank", "rank": rank, "how": how.value})

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from deadpool_run.agent.console import tell
 from deadpool_run.agent.spec import LaunchSpec, Mode, StartMethod
 from deadpool_run.cli import console
 from deadpool_run.cli.cluster import slurm_place
@@ -78,7 +79,7 @@ def launch(*, target: Target = None, **given: str | bool | None) -> None:
         sys.stdout.write(describe(planned, values, os.environ))
         return
     for note in planned.notes:
-        console.note(note)
+        tell(note)
     if place is not None and nodes:
         from deadpool_run.cli.cluster.slurm_start import start  # noqa: PLC0415 - only a batch script needs it
 

@@ -1,6 +1,5 @@
 """Facts about this machine (GPUs, CPUs, addresses, token), found without importing torch."""
 
-import contextlib
 import os
 import re
 import secrets
@@ -13,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from deadpool_run.agent.numa import BindingMode, Machine
+from deadpool_run.agent.records import atomic_file
 from deadpool_run.errors import UsageError
 
 DEVICES = Path("/dev")
@@ -73,13 +73,7 @@ def find_token(name: str, environment: Mapping[str, str]) -> bytes:
     path = state_dir(environment) / "token"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_name(f".token.{secrets.token_hex(8)}")
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.write(fd, secrets.token_hex(32).encode())
-        os.close(fd)
-        with contextlib.suppress(FileExistsError):
-            path.hardlink_to(draft)  # complete or not at all, and the first process wins
-        draft.unlink()
+        atomic_file.create(path, secrets.token_hex(32))
     except OSError as error:
         raise UsageError(
             f"{path}: {error.strerror}\nset DEADPOOL_TOKEN or --token-file to the same token on every machine"

@@ -11,31 +11,26 @@ import socket
 from typing import assert_never
 
 from deadpool_run.errors import DeadpoolError, VersionGoneError
-from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.checkpoint_format import NOTHING, CheckpointStep
+from deadpool_run.ids import Rank
+from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.status_page import StatusPage
 from deadpool_run.wire.checkpoints import (
     CheckpointFailed,
     CheckpointLoaded,
-    CheckpointWritten,
     ChooseCheckpoint,
     FillSlots,
     FromCheckpointer,
     LendBoard,
     LendSlots,
-    LoadCheckpoint,
     StepTaken,
     TakeStep,
-    WriteCheckpoint,
 )
 from deadpool_run.wire.messages import FrameBuffer, Message, encode
-from deadpool_run.worker.checkpoint.read import Loaded, choose, fill, load
+from deadpool_run.worker.checkpoint.read import Loaded, choose, fill
 from deadpool_run.worker.checkpoint.shared import SharedCheckpoint
-from deadpool_run.worker.checkpoint.slots import copy_committed
-from deadpool_run.worker.checkpoint.storage import storage_at
-from deadpool_run.worker.checkpoint.write import prune, write
+from deadpool_run.worker.checkpoint.slots import Slots
 
-_Order = WriteCheckpoint | LoadCheckpoint | ChooseCheckpoint | FillSlots | TakeStep
+_Order = ChooseCheckpoint | FillSlots | TakeStep
 _MAX_FDS = 2
 _PR_SET_NAME = 15
 _NAME = b"deadpool-save"
@@ -58,10 +53,10 @@ def main(control_fd: int) -> None:
                 status_page = StatusPage(fds[0], world_size)
             case LendSlots(rank):
                 slots[Rank(rank)] = (fds[0], fds[1])
-            case WriteCheckpoint() | LoadCheckpoint() | ChooseCheckpoint() | FillSlots() | TakeStep():
+            case ChooseCheckpoint() | FillSlots() | TakeStep():
                 assert status_page is not None
                 share = share or SharedCheckpoint(status_page, slots)
-                control.sendall(encode(_answered(message, status_page, slots, share)))
+                control.sendall(encode(_answered(message, slots, share)))
             case _:
                 raise AssertionError(f"a checkpointer received the unexpected message {type(message).__name__}")
 
@@ -79,11 +74,9 @@ def _receive(control: socket.socket) -> tuple[Message, list[int]] | None:
             return message, list(fds)
 
 
-def _answered(
-    order: _Order, status_page: StatusPage, slots: dict[Rank, tuple[int, int]], share: SharedCheckpoint
-) -> FromCheckpointer:
+def _answered(order: _Order, slots: Slots, share: SharedCheckpoint) -> FromCheckpointer:
     try:
-        return _done(order, status_page, slots, share)
+        return _done(order, slots, share)
     except VersionGoneError as error:
         return CheckpointFailed(str(error), again=True)
     except DeadpoolError as error:
@@ -93,14 +86,8 @@ def _answered(
         return CheckpointFailed(f"{type(error).__name__}: {where}")
 
 
-def _done(
-    order: _Order, status_page: StatusPage, slots: dict[Rank, tuple[int, int]], share: SharedCheckpoint
-) -> FromCheckpointer:
+def _done(order: _Order, slots: Slots, share: SharedCheckpoint) -> FromCheckpointer:
     match order:
-        case WriteCheckpoint():
-            return _write(order, status_page, slots)
-        case LoadCheckpoint():
-            return _loaded(load(order, slots))
         case ChooseCheckpoint():
             return _loaded(choose(order))
         case FillSlots():
@@ -109,18 +96,6 @@ def _done(
             return _take(order, share)
         case _:
             assert_never(order)
-
-
-def _write(order: WriteCheckpoint, status_page: StatusPage, slots: dict[Rank, tuple[int, int]]) -> FromCheckpointer:
-    copies = copy_committed(status_page, slots, Version(order.above))
-    if copies is None:
-        return CheckpointWritten(NOTHING, "", 0)
-    os.nice(_NICENESS)
-    storage = storage_at(order.target)
-    name, nbytes = write(storage, copies, order.run)
-    version = Version(copies[0].header.version)
-    prune(storage, version, order.keep)
-    return CheckpointWritten(version, storage.where(name), nbytes)
 
 
 def _take(order: TakeStep, share: SharedCheckpoint) -> StepTaken:

@@ -4,7 +4,7 @@ Nothing is unpickled: our own files have the place of each tensor, and torch's s
 """
 
 import io
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from deadpool_run.vault.checkpoint_format import (
     version_in,
 )
 from deadpool_run.vault.segments import TensorEntry
-from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, LoadCheckpoint
+from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots
 from deadpool_run.worker.checkpoint.slots import THREADS, Filling, Slots
 from deadpool_run.worker.checkpoint.storage import Storage, storage_at
 
@@ -49,24 +49,35 @@ class _Candidate:
     name: str
 
 
-def load(order: LoadCheckpoint, slots: Slots) -> Loaded:
-    """Fill the first slot of each rank from the newest complete checkpoint, or from the one that `resume` names.
-
-    Raises `CheckpointError` if there are checkpoints and none can be used.
-    """
-    try:
-        found = _first_good(order, (), lambda candidate, record: _fill(candidate, record, slots))
-    except CheckpointError:
-        _empty(slots)
-        raise
-    if found.version == checkpoint_format.NOTHING:
-        _empty(slots)
-    return found
-
-
 def choose(order: ChooseCheckpoint) -> Loaded:
-    """Return the checkpoint to resume from, by its record and metadata only. Raises as `load`."""
-    return _first_good(order, order.but, _check_metadata)
+    """Return the newest good checkpoint to resume from, by its record and metadata only.
+
+    Prepares the place for new ones if the job begins. Raises `CheckpointError` if there are checkpoints and none can
+    be used, or not the one that the user named.
+    """
+    if order.first:
+        if order.target:
+            storage_at(order.target).prepare()
+        _refuse_newer(order.target, order.resume)
+    refused, passed_over = [], False
+    for candidate in _candidates(order):
+        where = candidate.storage.where(candidate.name)
+        if where in order.but:
+            passed_over = True
+            continue
+        try:
+            record = _record(candidate, order.world_size)
+            _check_metadata(candidate, record)
+        except (CheckpointError, OSError) as error:
+            refused.append(f"checkpoint {where} is refused: {_message(error)}")
+            continue
+        return Loaded(record.version, where, tuple(refused), record.written)
+    if not refused and not passed_over:
+        return Loaded(checkpoint_format.NOTHING, "", ())
+    advice = (
+        "There is no other checkpoint to resume from. To start from the beginning, pass another directory to --durable."
+    )
+    raise CheckpointError("\n".join((*refused, advice)))
 
 
 def fill(order: FillSlots, slots: Slots) -> Loaded:
@@ -87,35 +98,6 @@ def _empty(slots: Slots) -> None:
         segments.mark_empty(pair[0])
 
 
-def _first_good(
-    order: LoadCheckpoint | ChooseCheckpoint, but: Collection[str], use: Callable[[_Candidate, Record], None]
-) -> Loaded:
-    """Call `use` on checkpoints, newest first, until it succeeds; return that one. Raises `CheckpointError`."""
-    if order.first:
-        if order.target:
-            storage_at(order.target).prepare()
-        _refuse_newer(order.target, order.resume)
-    refused, passed_over = [], False
-    for candidate in _candidates(order):
-        where = candidate.storage.where(candidate.name)
-        if where in but:
-            passed_over = True
-            continue
-        try:
-            record = _record(candidate, order.world_size)
-            use(candidate, record)
-        except (CheckpointError, OSError) as error:
-            refused.append(f"checkpoint {where} is refused: {_message(error)}")
-            continue
-        return Loaded(record.version, where, tuple(refused), record.written)
-    if not refused and not passed_over:
-        return Loaded(checkpoint_format.NOTHING, "", ())
-    advice = (
-        "There is no other checkpoint to resume from. To start from the beginning, pass another directory to --durable."
-    )
-    raise CheckpointError("\n".join((*refused, advice)))
-
-
 def _message(error: CheckpointError | OSError) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
@@ -126,7 +108,7 @@ def _versions(storage: Storage) -> list[Version]:
     return sorted((v for name in storage.names() if (v := version_in(name)) is not None), reverse=True)
 
 
-def _candidates(order: LoadCheckpoint | ChooseCheckpoint) -> Iterator[_Candidate]:
+def _candidates(order: ChooseCheckpoint) -> Iterator[_Candidate]:
     named = _named(order.resume)
     if order.target and (order.resume == AUTO or not order.first):
         storage = storage_at(order.target)
@@ -195,11 +177,6 @@ def _record(candidate: _Candidate, world_size: int) -> Record:
     if version_in(candidate.name) not in (None, record.version):
         raise CheckpointError(f"its {checkpoint_format.RECORD} has version {record.version}")
     return record
-
-
-def _fill(candidate: _Candidate, record: Record, slots: Slots) -> None:
-    _check_metadata(candidate, record)
-    _fill_ranks(candidate, record, slots)
 
 
 def _check_metadata(candidate: _Candidate, record: Record) -> None:

@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deadpool_run.errors import CheckpointError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import Manifest, SegmentState, SlotHeader, TensorEntry
@@ -20,8 +18,6 @@ from deadpool_run.worker.snapshot.slot_memory import tensor_at
 Slots = Mapping[Rank, tuple[int, int]]
 """The descriptors of each rank's slots."""
 
-COPY_TIMEOUT_S = 60.0
-"""Try up to this long to copy a version before it is overwritten."""
 _READ_BYTES = 1 << 28
 THREADS = 4
 
@@ -42,34 +38,6 @@ class SlotCopy:
     def raw(self, offset: int, nbytes: int) -> bytes:
         """Return bytes of the slot."""
         return self.memory[offset : offset + nbytes]
-
-
-def copy_committed(status_page: StatusPage, slots: Slots, above: Version) -> list[SlotCopy] | None:
-    """Copy the newest committed version of these ranks; None if it is not above `above`.
-
-    If a slot is overwritten while it is read, the whole copy is void. The first attempt makes no rank wait. If steps are
-    too short for that, the next version is kept: during the copy no rank overwrites it, and captures that find no other
-    slot are skipped. Raises `CheckpointError` if no copy succeeds in `COPY_TIMEOUT_S`.
-    """
-    memories = rooms(slots)
-    deadline = time.monotonic() + COPY_TIMEOUT_S
-    version = status_page.committed()
-    try:
-        with ThreadPoolExecutor(THREADS) as pool:
-            while version is not None and version > above:
-                copies = _copy_all(status_page, slots, version, memories, pool)
-                if copies is not None:
-                    return copies
-                if time.monotonic() > deadline:
-                    raise CheckpointError(
-                        f"every copy was overwritten before it was complete, for {COPY_TIMEOUT_S:.0f} s"
-                    )
-                version = status_page.committed()
-                # A rank may have started to overwrite it just before this: then that copy is void too.
-                status_page.kept = EMPTY if version is None else version
-    finally:
-        status_page.kept = EMPTY
-    return None
 
 
 def rooms(slots: Slots) -> dict[Rank, mmap.mmap]:

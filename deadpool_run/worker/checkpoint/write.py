@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,12 +31,10 @@ from deadpool_run.worker.checkpoint.plan import (
     Piece,
     assign,
     fqn_of,
-    meshes,
     modules_by_optimizer,
     parameter_key,
-    survey,
 )
-from deadpool_run.worker.checkpoint.slots import THREADS, SlotCopy
+from deadpool_run.worker.checkpoint.slots import SlotCopy
 from deadpool_run.worker.checkpoint.storage import Storage
 from deadpool_run.worker.codec import TreeReader
 from deadpool_run.worker.snapshot.slot_memory import dtype_of
@@ -48,25 +45,6 @@ Where = tuple[str, tuple[int, ...]]
 """A tensor's name in the checkpoint, and the start of the piece in it."""
 Items = Mapping[Where, Piece]
 Places = Mapping[Where, PartPlace]
-
-
-def write(storage: Storage, copies: Sequence[SlotCopy], run: str) -> tuple[str, int]:
-    """Write the checkpoint of all ranks' copies; return its name and size in bytes. Raises OSError."""
-    version = Version(copies[0].header.version)
-    name = checkpoint_format.name_of(version)
-    with ThreadPoolExecutor(THREADS) as pool:
-        pieces = [piece for copy in copies for piece in survey(copy, pool)]
-    owners = owners_of(pieces)
-    items = items_of(owners)
-    objects = hyperparameters(copies[0])
-    unfinished = storage.begin(name)
-    results = write_items(storage.writer(unfinished), len(copies), copies, items, objects)
-    write_metadata(storage.writer(unfinished), items, objects, results)
-    places = places_of(items, results)
-    stamps = [write_part(storage, unfinished, part_of(copy, owners, places)) for copy in copies]
-    found = meshes(piece.entry for piece in pieces)
-    complete(storage, unfinished, run=run, version=version, stamps=stamps, found_meshes=found)
-    return name, sum(result.size_in_bytes for result in results) + sum(stamp.nbytes for stamp in stamps)
 
 
 def write_part(storage: Storage, unfinished: str, part: Part) -> PartStamp:

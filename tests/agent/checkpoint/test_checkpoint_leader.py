@@ -1,12 +1,12 @@
-"""Who is told what, and when, while nodes write a durable checkpoint together: the coordinator's side and a node's."""
+"""Durable checkpoints: the leader's orders, one node's part in them, and one machine as a cluster of one."""
 
 import asyncio
 from types import SimpleNamespace
 
 import pytest
 
-from deadpool_run.agent.checkpoint import durable
-from deadpool_run.agent.checkpoint.durable_leader import CheckpointNodes, DurableLeader
+from deadpool_run.agent.checkpoint import leader
+from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.core.members import Seat
@@ -38,34 +38,33 @@ class Checkpointers:
 
 
 class Job:
-    """A coordinator's side, on the spare node, with all that it does recorded."""
+    """A job whose coordinator is on the spare node, with all that its checkpoints' leader does recorded."""
 
-    def __init__(self, vault, known=None, **spec):
-        seats = tuple(Seat(Rank(rank), node=node) for node, ranks in HOMES.items() for rank in ranks)
-        self.state = State(JobPhase.RUNNING, 1, seats, nodes=dict.fromkeys(HOMES))
+    def __init__(self, vault, known=None, *, homes=HOMES, here="spare", alone=False, **spec):
+        self.here, self.alone = here, alone
+        seats = tuple(Seat(Rank(rank), node=node) for node, ranks in homes.items() for rank in ranks)
+        self.state = State(JobPhase.RUNNING, 1, seats, nodes=dict.fromkeys(homes))
         self.told, self.said, self.left, self.published, self.lost = [], [], 0, [], []
+        self.say, self.publish_durable, self.cannot_begin = self.said.append, self.published.append, self.lost.append
         self.vault, self.checkpointers = vault, Checkpointers()
-        self.leader = DurableLeader(
+        self.leader = CheckpointLeader(
             DurableSpec(target="/kept", **({"every_steps": 4} | spec)),
             run="run",
             checkpointers=self.checkpointers,
             vault=vault,
-            nodes=CheckpointNodes(
-                "spare",
-                lambda: self.state,
-                lambda node, message: self.told.append((node, message)),
-                self.published.append,
-            ),
-            job=durable.CheckpointJob(say=self.said.append, lost=self.lost.append, leave=self.leave),
+            job=self,
             known=known,
         )
+
+    def tell_node(self, node, message):
+        self.told.append((node, message))
 
     def leave(self):
         self.left += 1
 
     def commit(self, version):
         self.vault.status_page.publish(version, ())
-        self.leader.look()
+        self.leader.check()
 
     def news(self):
         told, self.told = self.told, []
@@ -201,10 +200,23 @@ def test_a_version_that_is_gone_leads_to_another_and_a_copy_that_fails_is_said(v
     job.leader.saved("a", peers.Saved(copy.attempt, copy.step, "version 4 is not held", "", 0, again=True))
     assert not [word for word in job.said if "no durable checkpoint" in word]
     job.news()
-    job.leader.look()
+    job.leader.check()
     job.take()
     job.take(failing="b")
     assert job.said[-1] == "no durable checkpoint could be written: node b: no space"
+
+
+@in_loop
+def test_versions_that_are_gone_again_and_again_count_as_a_failure(vault):
+    job = Job(vault)
+    job.commit(4)
+    for _ in range(leader._MAX_VOID + 1):
+        assert not job.said
+        job.leader.check()
+        (_, order), *_ = job.news()
+        job.leader.saved("a", peers.Saved(order.attempt, order.step, "version 4 is not held", "", 0, again=True))
+        job.news()
+    assert job.said == ["no durable checkpoint could be written: version 4 is not held"]
 
 
 @in_loop
@@ -326,3 +338,81 @@ def test_a_node_tells_that_it_holds_a_version_only_when_ranks_are_given_away(vau
     assert vault.status_page.rank_entries[0].slots == (EMPTY, EMPTY)
     share.seated(Rank(0))
     assert (vault.status_page.rank_entries[0].slots, held) == ((4, EMPTY), [(0, 4)])
+
+
+# --- one machine: the only node leads, and is the only participant -------------------------------------------------
+
+
+def alone(vault, **more):
+    return Job(vault, homes={"node": (0, 1, 2)}, here="node", alone=True, **more)
+
+
+@in_loop
+def test_the_only_node_takes_every_step_itself(vault):
+    job = alone(vault)
+    job.commit(4)
+    assert [job.take() for _ in STEPS] == [(step, {"node"}) for step in STEPS]
+    assert [message.version for message in job.published] == [4]
+
+
+@in_loop
+def test_the_only_node_is_not_named_in_what_cannot_be_written(vault):
+    job = alone(vault)
+    job.commit(4)
+    job.take(failing="node")
+    assert job.said == ["no durable checkpoint could be written: no space"]
+
+
+@pytest.mark.parametrize("phase", [JobPhase.UNPROTECTED, JobPhase.REPAIRING])
+def test_one_machine_holds_every_slot_also_in_a_repair_or_unprotected(vault, phase):
+    @in_loop
+    def check(vault):
+        job = alone(vault)
+        job.state = State(phase, 1, job.state.seats, nodes=job.state.nodes)
+        job.commit(4)
+        assert job.take()[0] == "prepare"
+
+    check(vault)
+
+
+@in_loop
+def test_a_preemption_notice_before_the_first_step_ends_a_job_on_one_machine_at_once(vault):
+    job = alone(vault)
+    job.leader.preemption_notice()
+    assert (job.left, job.news()) == (1, [])
+
+
+@in_loop
+def test_one_machine_loads_before_its_ranks_are_assigned(vault):
+    job, called = alone(vault), []
+    job.leader.begin()
+    job.checkpointers.heard(CheckpointLoaded(8, "/kept/step-8", "2026-01-01T00:00:00+00:00", []))
+    ((node, order),) = job.news()
+    assert (node, order.ranks) == ("node", (0, 1, 2))
+    job.leader.seat("node", Rank(0), lambda: called.append(0))
+    assert not job.news()
+    job.leader.loaded("node", peers.Loaded(order.attempt, "damaged"))
+    assert job.said == ["checkpoint /kept/step-8 is refused: damaged"]
+    job.checkpointers.heard(CheckpointLoaded(4, "/kept/step-4", "2026-01-01T00:00:00+00:00", []))
+    ((_, order),) = job.news()
+    assert not called
+    job.leader.loaded("node", peers.Loaded(order.attempt, ""))
+    job.leader.seat("node", Rank(1), lambda: called.append(1))
+    assert called == [0, 1]
+
+
+@in_loop
+def test_a_rank_that_is_assigned_to_another_node_while_nodes_load_is_loaded_there(vault):
+    job, called = Job(vault), []
+    job.leader.begin()
+    for node, ranks in HOMES.items():
+        for rank in ranks:
+            job.leader.seat(node, rank, lambda rank=rank: called.append(rank))
+    job.checkpointers.heard(CheckpointLoaded(8, "/kept/step-8", "2026-01-01T00:00:00+00:00", []))
+    job.news()
+    job.leader.seat("spare", Rank(2), lambda: called.append("again"))
+    orders = dict(job.news())
+    assert {node: order.ranks for node, order in orders.items()} == {"a": (0, 1), "spare": (2,)}
+    for node, order in orders.items():
+        job.leader.loaded(node, peers.Loaded(order.attempt, ""))
+    assert called == [0, 1, 2, "again"]

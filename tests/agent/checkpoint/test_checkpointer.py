@@ -14,9 +14,9 @@ from deadpool_run.agent.processes.children import Process
 from deadpool_run.ids import Rank
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
-from deadpool_run.wire.checkpoints import WriteCheckpoint
+from deadpool_run.wire.checkpoints import TakeStep
 
-ORDER = WriteCheckpoint("/kept", "run", 0, 2)
+ORDER = TakeStep("prepare", "/kept", "run", "one", 0, 2, 1, [0], leads=True)
 PTRACE_SEIZE, PTRACE_DETACH, PTRACE_O_TRACEEXIT = 0x4206, 17, 0x40
 
 

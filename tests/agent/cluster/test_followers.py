@@ -24,7 +24,7 @@ class Head:
     def __init__(self):
         self.state = coordinator.new_state(SETTINGS)
         self.server = SimpleNamespace(on_entry=None, entries=0)
-        self.durable = None
+        self.durable = SimpleNamespace(node_lost=lambda _: None)
         self.told = []
 
     def submit(self, event):
@@ -78,7 +78,7 @@ def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_ar
             self.came.append(node)
             self.tell()
 
-    class Authority:
+    class FakeLeadership:
         """Keeps who is to count, and shares at once."""
 
         def __init__(self):
@@ -91,7 +91,7 @@ def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_ar
         def know(self, peer):
             self.known.append(peer.node)
 
-        def hear(self, event):
+        def handle(self, event):
             self.agent, outputs = election.step(self.agent, event, 1.0)
             for output in outputs:
                 followers.share(
@@ -102,7 +102,7 @@ def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_ar
 
     async def main():
         nonlocal followers
-        leader, leadership = Head(), Authority()
+        leader, leadership = Head(), FakeLeadership()
         leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, {}),)
         followers = Watched(leader, leadership, 2)
         ends = []
@@ -121,7 +121,7 @@ def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_ar
         assert [len(configuration.agents) for configuration in leadership.agent.configurations] == [2, 3]
         await join("c", "d")
         assert [event.node for event in leader.told] == leadership.known == ["a", "b"]
-        leadership.hear(electorate.HeardFromAgent("a", 0, 1.0, leadership.agent.configuration.number))
+        leadership.handle(electorate.HeardFromAgent("a", 0, 1.0, leadership.agent.configuration.number))
         await asyncio.sleep(0)
         assert [event.node for event in leader.told] == leadership.known == ["a", "b", "c", "d"]
         assert [len(configuration.agents) for configuration in leadership.agent.configurations] == [3, 5]

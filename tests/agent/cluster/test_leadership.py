@@ -50,7 +50,7 @@ async def test_a_leaders_answers_are_looked_at_together_and_before_anything_else
     now = asyncio.get_running_loop().time()
     leader = leadership(election.first_leader(NodeId("h"), LONG_S, now), body)
     for node in ("a", "b"):
-        leader.hear(el.AgentsJoined((NodeId(node),)))
+        leader.handle(el.AgentsJoined((NodeId(node),)))
     body.shared.clear()
     for node in ("a", "b"):
         leader.answered(answer(node, leader, now))
@@ -59,7 +59,7 @@ async def test_a_leaders_answers_are_looked_at_together_and_before_anything_else
     for node in ("a", "b"):
         leader.answered(answer(node, leader, now + 5))
     assert max(leader.agent.answers.values()) < now + 5, "there is time"
-    leader.hear(el.Tick())
+    leader.handle(el.Tick())
     assert leader.agent.answers == {"a": now + 5, "b": now + 5}
     leader.close()
 
@@ -70,8 +70,8 @@ async def test_a_candidate_looks_at_each_answer_at_once(body):
     configuration = el.Configuration(1, NodeId("h"), (NodeId("h"), NodeId("a"), NodeId("b")))
     agent = election.follower(NodeId("a"), LONG_S, 0, (configuration,), now)
     follower = leadership(agent, body)
-    follower.hear(el.LogFollowed(el.LogIndex(0, 1)))
-    follower.hear(el.LinkBroken(closed=True))
+    follower.handle(el.LogFollowed(el.LogIndex(0, 1)))
+    follower.handle(el.LinkBroken(closed=True))
     assert follower.agent.role is el.ElectionRole.CANDIDATE
     follower.answered(el.HeardFromAgent(NodeId("b"), follower.agent.candidate_term, now, 1))
     assert follower.agent.answers == {"b": now}

@@ -15,9 +15,9 @@ from deadpool_run.wire import messages
 def test_a_captured_snapshot_is_for_the_agent_and_no_fact():
     facts, captured = [], []
     workforce = Workforce(None, facts.append, lambda _: (), lambda *what: captured.append(what))
-    workforce._workers[WorkerId(3)] = _Worker(rank=Rank(1))
-    workforce._heard(WorkerId(3), messages.Captured(7))
-    workforce._heard(WorkerId(3), messages.SetupDone())
+    workforce._workers[WorkerId(3)] = _Worker(None, rank=Rank(1))
+    workforce._handle(WorkerId(3), messages.Captured(7))
+    workforce._handle(WorkerId(3), messages.SetupDone())
     assert captured == [(Rank(1), Version(7))]
     assert facts == [SetupCompleted(WorkerId(3))]
 
@@ -26,7 +26,7 @@ def test_a_worker_is_bound_to_cpus():
     workforce = Workforce(None, lambda _: None, lambda _: ())
     cpus = os.sched_getaffinity(0)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
-        workforce._workers[WorkerId(3)] = _Worker(process=SimpleNamespace(pid=child.pid))
+        workforce._workers[WorkerId(3)] = _Worker(SimpleNamespace(process=SimpleNamespace(pid=child.pid)))
         workforce.bind(WorkerId(3), {min(cpus)})
         workforce.bind(WorkerId(4), {max(cpus)})  # it has ended
         assert os.sched_getaffinity(child.pid) == {min(cpus)}
@@ -34,8 +34,8 @@ def test_a_worker_is_bound_to_cpus():
     assert os.sched_getaffinity(0) == cpus
 
 
-class Heard:
-    """A channel that notes what is sent."""
+class Recorder:
+    """A channel that records what is sent."""
 
     def __init__(self):
         self.messages = []
@@ -46,8 +46,8 @@ class Heard:
 
 def test_what_is_for_the_owner_of_a_rank_waits_until_it_has_it():
     """An agent brings a replacement's transcript before it gives the rank away, and the next loss does not wait for that."""
-    workforce, channel, worker = Workforce(None, lambda _: None, lambda _: ()), Heard(), WorkerId(3)
-    workforce._workers[worker] = _Worker(channel=channel)
+    workforce, channel, worker = Workforce(None, lambda _: None, lambda _: ()), Recorder(), WorkerId(3)
+    workforce._workers[worker] = _Worker(SimpleNamespace(channel=channel))
     workforce.expect_rank(worker)
     workforce.send(worker, messages.Abort(3))
     workforce.send(worker, messages.SetInterval(4))
@@ -60,8 +60,8 @@ def test_what_is_for_the_owner_of_a_rank_waits_until_it_has_it():
 
 
 def test_the_end_of_the_job_reaches_who_still_waits_for_a_rank():
-    workforce, channel, worker = Workforce(None, lambda _: None, lambda _: ()), Heard(), WorkerId(3)
-    workforce._workers[worker] = _Worker(channel=channel)
+    workforce, channel, worker = Workforce(None, lambda _: None, lambda _: ()), Recorder(), WorkerId(3)
+    workforce._workers[worker] = _Worker(SimpleNamespace(channel=channel))
     workforce.expect_rank(worker)
     workforce.send(worker, messages.Stop())
     workforce.send(worker, messages.ExitNow(3))

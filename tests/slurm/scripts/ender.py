@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from deadpool_run.agent.cluster.slurm_cancel import end_job_given_up, end_job_if_nobody_waits
+from deadpool_run.agent.cluster.slurm_cancel import cancel_if_abandoned, cancel_if_srun_is_gone
 from deadpool_run.agent.slurm.discovery import discover
 
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -26,7 +26,7 @@ signal.sigwait({signal.SIGUSR1})
 if place.step.index == len(place.step.nodes) - 1:
     living = {"all": {*place.nodes}, "others": {"n2", "n3"}}.get(sys.argv[1])
     if living is None:
-        cancelled = asyncio.run(end_job_given_up(place, Path(sys.argv[1]), tell))
+        cancelled = asyncio.run(cancel_if_abandoned(place, Path(sys.argv[1]), tell))
     else:
-        cancelled = asyncio.run(end_job_if_nobody_waits(place, living, tell))
+        cancelled = asyncio.run(cancel_if_srun_is_gone(place, living, tell))
     tell(f"cancelled {cancelled}")

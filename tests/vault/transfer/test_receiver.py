@@ -23,7 +23,7 @@ class Owner:
     def __init__(self, node):
         self.sock = connect(*node.listener.getsockname())
         self.sock.settimeout(LIMIT_S)
-        self.fd = segments.create_segment("played")
+        self.fd = segments.create_memory("played")
 
     def write(self, version, token=0, rank=0):
         fill_slot(self.fd, rank, version, content(rank, version, token))
@@ -87,7 +87,7 @@ async def pair():
 def seal(owner):
     """Have the transcript taken, without which nothing can be had."""
     snapshot = owner.bytes, owner.token
-    fd = segments.create_segment("transcript")
+    fd = segments.create_memory("transcript")
     segments.write_blob(fd, b"a transcript")
     owner.token, owner.bytes = segments.blob_identity(fd), os.pread(fd, segments.blob_bytes(fd), 0)
     os.close(fd)

@@ -3,6 +3,7 @@
 import os
 import pickle
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,11 +15,9 @@ from deadpool_run.vault import checkpoint_format
 from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.segments import complete_version, read_exactly, read_header, read_manifest
 from deadpool_run.vault.status_page import EMPTY
-from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, LoadCheckpoint, TakeStep
-from deadpool_run.worker.checkpoint import write as durable_write
-from deadpool_run.worker.checkpoint.read import choose, fill, load
+from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, TakeStep
+from deadpool_run.worker.checkpoint.read import choose, fill
 from deadpool_run.worker.checkpoint.shared import SharedCheckpoint
-from deadpool_run.worker.checkpoint.slots import copy_committed
 from deadpool_run.worker.checkpoint.storage import storage_at
 
 RANKS = 2
@@ -30,15 +29,11 @@ def lent(slots):
 
 
 def write(slots, target, run=RUN, keep=2):
-    """Write the newest committed version as the checkpointer does; return its name."""
-    copies = copy_committed(slots.status_page, lent(slots), checkpoint_format.NOTHING)
-    storage = storage_at(str(target))
-    name, _ = durable_write.write(storage, copies, run)
-    durable_write.prune(storage, copies[0].header.version, keep)
-    return name
+    """Write the newest committed version as the checkpointer of the only node does; return its name."""
+    return write_shared(slots, [list(range(len(slots.fds)))], target, keep, run)
 
 
-def write_shared(slots, nodes, target, keep=2):
+def write_shared(slots, nodes, target, keep=2, run=RUN):
     """Write the newest committed version as several nodes' checkpointers do, which have these ranks; return its name.
 
     The last of them leads; it may have none.
@@ -52,7 +47,7 @@ def write_shared(slots, nodes, target, keep=2):
             takes_part = step in (CheckpointStep.PREPARE, CheckpointStep.COPY) or nodes[at]
             if leads if step is CheckpointStep.COMPLETE else takes_part:
                 firsts = [ranks[0] for ranks in nodes if ranks]
-                order = (str(step), str(target), RUN, "a1", version, keep, sum(map(len, nodes)), firsts, leads)
+                order = (str(step), str(target), run, "a1", version, keep, sum(map(len, nodes)), firsts, leads)
                 taken = share.take(TakeStep(*order))
     assert slots.status_page.kept == EMPTY
     assert taken.where == storage_at(str(target)).where(checkpoint_format.name_of(version))
@@ -60,7 +55,21 @@ def write_shared(slots, nodes, target, keep=2):
 
 
 def read(slots, target, *, resume="auto", run=RUN, first=True, world_size=RANKS):
-    return load(LoadCheckpoint(str(target), run, str(resume), first, world_size), lent(slots))
+    """Fill the slots of every rank as the only node does: from the newest checkpoint that can be loaded."""
+    order, refused = ChooseCheckpoint(str(target), run, str(resume), first, world_size, []), []
+    while True:
+        try:
+            found = choose(order)
+        except CheckpointError as error:
+            raise CheckpointError("\n".join((*refused, str(error)))) from error
+        refused += found.refused
+        if found.version == checkpoint_format.NOTHING:
+            return found
+        try:
+            return replace(fill(FillSlots(found.where, found.version, world_size), lent(slots)), refused=tuple(refused))
+        except CheckpointError as error:
+            refused.append(f"checkpoint {found.where} is refused: {error}")
+            order.but.append(found.where)
 
 
 @pytest.fixture(autouse=True)

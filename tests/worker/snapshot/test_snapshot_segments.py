@@ -27,7 +27,7 @@ ENTRIES = (
 
 @pytest.fixture
 def fd():
-    made = segments.create_segment("test")
+    made = os.memfd_create("test")  # one that can be cut short
     yield made
     os.close(made)
 
@@ -61,7 +61,7 @@ def test_a_manifest_comes_back(fd):
 
 def test_a_slot_copied_by_sendfile_is_the_same_slot(fd):
     header = write(fd)
-    other = segments.create_segment("copy")
+    other = segments.create_memory("copy")
     sent = 0
     while sent < header.used_bytes:
         sent += os.sendfile(other, fd, sent, header.used_bytes - sent)
@@ -122,8 +122,6 @@ def test_a_blob_comes_back(fd, data):
     segments.write_blob(fd, b"a longer one that was here before" * 400)
     segments.write_blob(fd, data)
     assert segments.read_blob(fd) == data
-    segments.clear_blob(fd)
-    assert segments.read_blob(fd) is None
 
 
 def test_a_torn_blob_is_nothing(fd):

@@ -1,4 +1,4 @@
-"""One durable checkpoint that several nodes write: which step they are at, and who has not taken it. No I/O."""
+"""One attempt at a durable checkpoint: its present step, and the nodes that have not finished it. No I/O."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ _STEPS = tuple(CheckpointStep)
 
 @dataclass(slots=True)
 class Attempt:
-    """`ranks` has every rank by its node; `leader` may have none."""
+    """`ranks` has every rank by its node; the leader may have none."""
 
     name: str
     ranks: Mapping[NodeId, tuple[Rank, ...]]
@@ -20,7 +20,7 @@ class Attempt:
     target: str
     keep: int
     version: Version = NOTHING
-    """Chosen when all are prepared to copy it."""
+    """Chosen when every node is prepared to copy it."""
     step: CheckpointStep = CheckpointStep.PREPARE
     nbytes: int = 0
     where: str = ""
@@ -28,19 +28,20 @@ class Attempt:
 
     @property
     def nodes(self) -> set[NodeId]:
-        """Everyone who has a part in it."""
+        """The nodes that take part."""
         return {*self.ranks, self.leader}
 
     def orders(self) -> Iterator[tuple[NodeId, peers.Save]]:
-        """Yield what each node is to do in this step, and wait for it."""
+        """Yield each node's order for this step, and wait for its answer."""
         firsts = tuple(sorted(min(ranks) for ranks in self.ranks.values()))
-        takes_part: set[NodeId] = set(self.ranks)
-        if self.step in (CheckpointStep.PREPARE, CheckpointStep.COPY):
-            takes_part.add(self.leader)
-        elif self.step is CheckpointStep.COMPLETE:
-            takes_part = {self.leader}
-        self.waiting = takes_part
-        for node in sorted(takes_part):
+        match self.step:
+            case CheckpointStep.PREPARE | CheckpointStep.COPY:
+                self.waiting = self.nodes
+            case CheckpointStep.COMPLETE:
+                self.waiting = {self.leader}
+            case _:
+                self.waiting = set(self.ranks)
+        for node in sorted(self.waiting):
             yield (
                 node,
                 peers.Save(
@@ -55,17 +56,17 @@ class Attempt:
                 ),
             )
 
-    def taken(self, node: NodeId, told: peers.Saved) -> bool:
-        """Note that a node has taken its step; tell whether all have."""
-        if told.step == self.step and node in self.waiting:
+    def taken(self, node: NodeId, saved: peers.Saved) -> bool:
+        """Record that a node has finished the step; return whether all have."""
+        if saved.step == self.step and node in self.waiting:
             self.waiting.discard(node)
-            self.nbytes += told.nbytes
-            self.where = told.where or self.where
+            self.nbytes += saved.nbytes
+            self.where = saved.where or self.where
             return not self.waiting
         return False
 
     def next_step(self) -> bool:
-        """Go on to the next step; False if that was the last."""
+        """Advance to the next step; return False if that was the last."""
         at = _STEPS.index(self.step) + 1
         if at == len(_STEPS):
             return False

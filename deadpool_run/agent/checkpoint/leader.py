@@ -1,22 +1,22 @@
-"""The coordinator's side of the durable checkpoints of several nodes: when one is written, and from which one begins.
+"""The leader of durable checkpoints: when one is written, and from which one a world begins.
 
-Every node writes its own ranks' part (`agent.share`), one step after the other, each when all have taken the one before. A
-node that is lost on the way makes the attempt void; the next is made with the version that is committed then.
+Every node copies and writes its own ranks' part (`participant`), in steps: each begins when all nodes have finished the one
+before. The only node of a job on one machine is leader and only participant. The failure of a node voids the attempt; the
+next attempt writes the version that is committed then.
 """
 
 import asyncio
 import uuid
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from deadpool_run.agent.checkpoint.attempt import Attempt
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
-from deadpool_run.agent.checkpoint.durable import EXIT_QUEUE_AGAIN, CheckpointJob
-from deadpool_run.agent.checkpoint.durable_attempt import Attempt
-from deadpool_run.agent.checkpoint.durable_schedule import Schedule
 from deadpool_run.agent.checkpoint.initial_load import InitialLoad
+from deadpool_run.agent.checkpoint.job import CheckpointedJob
+from deadpool_run.agent.checkpoint.schedule import Schedule
 from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
@@ -24,56 +24,43 @@ from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
-from deadpool_run.wire.checkpoints import CheckpointLoaded
+from deadpool_run.wire.checkpoints import CheckpointLoaded, ChooseCheckpoint
 
-_AGAIN_S = 0.5
+EXIT_QUEUE_AGAIN = 75
+"""EX_TEMPFAIL of sysexits.h: the job is not done, and continues from its checkpoint when it is started again."""
+_RETRY_S = 0.5
 _MAX_VOID = 60
-"""Attempts in a row that come to nothing because nodes are lost or versions gone, before that is called a failure."""
+"""Void attempts in a row, of failed nodes or overwritten versions, after which writing counts as failed."""
 _WRITTEN_IN = frozenset({JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPED})
 _COMES_TO_RUN = frozenset({*_WRITTEN_IN, JobPhase.REPAIRING})
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointNodes:
-    """The nodes of the job, and how they are told."""
+class CheckpointLeader:
+    """Made in the running loop, one per coordinator. Does nothing without a `spec`."""
 
-    here: NodeId
-    state: Callable[[], State]
-    """The coordinator's, as it is now."""
-    tell: Callable[[NodeId, peers.ToNode], None]
-    """Speaks to one, our own included."""
-    publish: Callable[[peers.Durable], None]
-    """Lets all know the newest checkpoint."""
-
-
-class DurableLeader:
-    """Made in the running loop, for one coordinator; does nothing unless `spec` asks for something."""
-
-    def __init__(  # noqa: PLR0913 - what it knows, tells and decides about
+    def __init__(  # noqa: PLR0913 - what it works for and with
         self,
         spec: DurableSpec | None,
         *,
         run: str,
         checkpointers: Checkpointers,
         vault: Vault,
-        nodes: CheckpointNodes,
-        job: CheckpointJob,
+        job: CheckpointedJob,
         known: peers.Durable | None,
     ) -> None:
-        """Begin, or go on from the newest checkpoint that is known."""
+        """Start, or continue from the newest checkpoint that is known."""
         self._spec = spec
         self._run = run
         self._checkpointers = checkpointers
         self._vault = vault
-        self._nodes = nodes
         self._job = job
         self._loop = asyncio.get_running_loop()
-        self._beginning: InitialLoad | None = None
+        self._initial_load: InitialLoad | None = None
         self._attempt: Attempt | None = None
         self._over: asyncio.Future[None] | None = None  # of the attempt
         self._voided = 0
         self._wanted = self._leaving = self._left = self._finishing = self._closed = False
-        self._schedule = Schedule(spec, vault, self.look)
+        self._schedule = Schedule(spec, vault, self.check)
         self.newest = known
         """The newest checkpoint of the job."""
         if known is not None:
@@ -84,7 +71,7 @@ class DurableLeader:
             self._schedule.begin()
 
     def report(self) -> dict[str, Any] | None:
-        """Return what a status shows; None where nothing is durable."""
+        """Return what `status` shows; None where nothing is durable."""
         if self._spec is None:
             return None
         known = self.newest
@@ -94,94 +81,93 @@ class DurableLeader:
     # --- a world begins --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Find out what the world is to begin from."""
+        """Choose the checkpoint that the world begins from. Only a restarted world prefers this run's own."""
         self._void("the world begins again")
-        if self._beginning is not None:
-            self._beginning.give_up()
-        if self._spec is None:
+        if self._initial_load is not None:
+            self._initial_load.stop()
+        spec, size, here = self._spec, self._vault.world_size, self._job.here
+        if spec is None:
             return
-        self._beginning = InitialLoad(
-            spec=self._spec,
-            run=self._run,
-            first=self._nodes.state().generation == 0,
-            world_size=self._vault.world_size,
-            checkpointers=self._checkpointers,
-            tell=self._nodes.tell,
-            say=self._job.say,
-            begun=self._begun,
-            lost=self._job.lost,
-        )
-        self._beginning.choose()
+        order = ChooseCheckpoint(spec.target, self._run, spec.resume, self._job.state.generation == 0, size, [])
+        homes = {Rank(rank): here for rank in range(size)} if self._job.alone else {}
+        self._initial_load = InitialLoad(order, self._job, self._checkpointers, homes, self._begun)
+        self._initial_load.choose()
 
     def seat(self, node: NodeId, rank: Rank, call: Callable[[], None]) -> None:
         """Call as soon as every rank's slots, on the nodes where they will live, hold what the world begins from."""
-        if self._beginning is None:
+        if self._initial_load is None:
             call()
         else:
-            self._beginning.seat(node, rank, call)
+            self._initial_load.seat(node, rank, call)
+
+    def loaded(self, node: NodeId, answer: peers.Loaded) -> None:
+        """Handle a node's answer: it has loaded its ranks' state, or cannot."""
+        if self._initial_load is not None:
+            self._initial_load.loaded(node, answer)
 
     def _begun(self, found: CheckpointLoaded) -> None:
-        self._beginning = None
+        self._initial_load = None
         self._schedule.written = Version(found.version)
         self._schedule.begin()
         if found.version >= 0:
             self._job.say(f"resuming at step {found.version}, from {found.where}")
             self._set_newest(peers.Durable(found.version, found.where, found.written))
-        elif self._nodes.state().generation > 0:
+        elif self._job.state.generation > 0:
             self._job.say("there is no durable checkpoint yet: the world begins at step 0")
 
     # --- while it runs ---------------------------------------------------------------------------------------------
 
     def preemption_notice(self) -> None:
-        """Write now, since the end of the job was announced (SIGUSR1), and then, if so asked, end it."""
+        """Write now, since the end of the job was announced (SIGUSR1), and then, if so configured, end it."""
         if self._spec is None or not self._spec.target or self._leaving or self._left:
             return
-        if self._nodes.state().phase in (JobPhase.STOPPING, JobPhase.STOPPED):
-            return  # perhaps for that, by whoever led before; asked a second time, workers would be killed outright
-        then = "then the job ends, to be queued again" if self._spec.exit_on_usr1 else "training goes on"
+        if self._job.state.phase in (JobPhase.STOPPING, JobPhase.STOPPED):
+            return  # perhaps for that, by the last leader; a second request would kill workers outright
+        then = "then the job ends, to be queued again" if self._spec.exit_on_usr1 else "training continues"
         self._job.say(f"SIGUSR1: writing a durable checkpoint; {then}")
         self._wanted, self._leaving = True, self._spec.exit_on_usr1
-        self.look()
+        self.check()
 
     def decided(self) -> None:
-        """See whether what could not be written before the coordinator's last decision now can."""
+        """Check again: the coordinator's last decision may allow a checkpoint that is wanted."""
         if self._wanted:
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Write a checkpoint if one is wanted or due, and can be written."""
-        spec, state = self._spec, self._nodes.state()
-        if spec is None or not spec.target or self._attempt or self._beginning or self._finishing or self._closed:
+        spec, state = self._spec, self._job.state
+        if spec is None or not spec.target or self._attempt or self._initial_load or self._finishing or self._closed:
             return
-        committed = (
-            self._vault.status_page.committed()
-        )  # None: not known (yet), such as after the coordinator has moved
+        committed = self._vault.status_page.committed()
         is_new = self._schedule.is_new(committed)
-        if self._wanted and (state.phase not in _COMES_TO_RUN or (committed is not None and not is_new)):
-            self._wanted = False  # there is nothing that is not durable
+        if self._wanted and not self._may_come(state, committed):
+            self._wanted = False
             self._end_job_if_leaving()
         elif ((self._wanted and is_new) or self._schedule.is_due(committed)) and self._is_whole(state):
             self._begin_attempt()
 
+    def _may_come(self, state: State, committed: Version | None) -> bool:
+        """Return whether there is a version to write, or will be: several nodes may not know yet what is committed."""
+        if self._job.alone or committed is not None:
+            return self._schedule.is_new(committed) and (self._job.alone or state.phase in _COMES_TO_RUN)
+        return state.phase in _COMES_TO_RUN
+
     def _is_whole(self, state: State) -> bool:
-        """Tell whether every rank has a node that can be told to write."""
+        """Return whether every rank's slots are on a node that can copy them, as one machine's always are."""
+        if self._job.alone:
+            return True
         homes_live = all(seat.node in state.nodes for seat in state.seats)
         return state.phase in _WRITTEN_IN and state.move is None and homes_live
 
     def _begin_attempt(self) -> asyncio.Future[None]:
-        """Have it begin; return its end."""
+        """Start an attempt; return its end."""
         assert self._spec is not None
+        here, seats = self._job.here, self._job.state.seats
         ranks: dict[NodeId, list[Rank]] = defaultdict(list)
-        for seat in self._nodes.state().seats:
-            assert seat.node is not None
-            ranks[seat.node].append(seat.rank)
-        self._attempt = Attempt(
-            uuid.uuid4().hex[:8],
-            {node: tuple(own) for node, own in ranks.items()},
-            self._nodes.here,
-            self._spec.target,
-            self._spec.keep,
-        )
+        for seat in seats:
+            ranks[here if self._job.alone or seat.node is None else seat.node].append(seat.rank)
+        parts = {node: tuple(own) for node, own in ranks.items()}
+        self._attempt = Attempt(uuid.uuid4().hex[:8], parts, here, self._spec.target, self._spec.keep)
         over = self._over = self._loop.create_future()
         self._order()
         return over
@@ -191,21 +177,21 @@ class DurableLeader:
         assert attempt is not None
         for node, order in list(attempt.orders()):
             if self._attempt is attempt:
-                self._nodes.tell(node, order)
+                self._job.tell_node(node, order)
 
-    def saved(self, node: NodeId, told: peers.Saved) -> None:
-        """Take in that a node has taken a step, or cannot."""
+    def saved(self, node: NodeId, answer: peers.Saved) -> None:
+        """Handle a node's answer: it has finished a step, or cannot."""
         attempt = self._attempt
-        if attempt is None or told.attempt != attempt.name:
+        if attempt is None or answer.attempt != attempt.name:
             return
-        if told.failure and told.again:
-            self._void(told.failure)
-        elif told.failure:
-            self._fail(f"node {node}: {told.failure}")
-        elif attempt.taken(node, told):
-            self._go_on(attempt)
+        if answer.failure and answer.again:
+            self._void(answer.failure)
+        elif answer.failure:
+            self._fail(answer.failure if self._job.alone else f"node {node}: {answer.failure}")
+        elif attempt.taken(node, answer):
+            self._advance(attempt)
 
-    def _go_on(self, attempt: Attempt) -> None:
+    def _advance(self, attempt: Attempt) -> None:
         if not attempt.next_step():
             self._written(attempt)
             return
@@ -228,7 +214,7 @@ class DurableLeader:
         self._end_job_if_leaving()
 
     def _fail(self, why: str) -> None:
-        """Say that it cannot be written. Training goes on, also where the end of the job was foretold."""
+        """Report that no checkpoint can be written. Training continues, also after a preemption notice."""
         self._end_attempt()
         self._voided = 0
         self._wanted = self._leaving = False
@@ -236,7 +222,7 @@ class DurableLeader:
         self._job.say(f"no durable checkpoint could be written: {why}")
 
     def _void(self, why: str) -> None:
-        """Give the attempt up; there will be another with a later version."""
+        """End the attempt; another follows with a later version."""
         if self._attempt is None:
             return
         self._voided += 1
@@ -244,7 +230,7 @@ class DurableLeader:
             self._fail(why)
             return
         self._end_attempt()
-        self._loop.call_later(_AGAIN_S, self.look)
+        self._loop.call_later(_RETRY_S, self.check)
 
     def _end_attempt(self) -> None:
         attempt, self._attempt = self._attempt, None
@@ -252,12 +238,12 @@ class DurableLeader:
         assert self._over is not None
         if attempt.where == "":
             for node in attempt.nodes:
-                self._nodes.tell(node, peers.Void(attempt.name))
+                self._job.tell_node(node, peers.Void(attempt.name))
         self._over.set_result(None)
 
     def _set_newest(self, newest: peers.Durable) -> None:
         self.newest = newest
-        self._nodes.publish(newest)
+        self._job.publish_durable(newest)
 
     def _end_job_if_leaving(self) -> None:
         if self._leaving and not self._left:
@@ -267,49 +253,40 @@ class DurableLeader:
     # --- what happens meanwhile ------------------------------------------------------------------------------------
 
     def node_lost(self, node: NodeId) -> None:
-        """Give up what the node had a part in."""
+        """Void the attempt that the node took part in."""
         if self._attempt is not None and node in self._attempt.nodes:
             self._job.say(f"the durable checkpoint that was being written is void: node {node} is lost")
             self._void(f"node {node} is lost")
 
     def new_timeline(self) -> None:
-        """Go on with nothing that was not copied before: versions may be made again."""
+        """Void an attempt whose version is not copied yet: versions may be made again."""
         if self._attempt is not None and self._attempt.step in (CheckpointStep.PREPARE, CheckpointStep.COPY):
             self._void("ranks go back to a version")
-
-    def loaded(self, node: NodeId, told: peers.Loaded) -> None:
-        """Take in that a node has loaded what it was to."""
-        if self._beginning is not None:
-            self._beginning.loaded(node, told)
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
     async def finish(self, exit_code: int, reason: str) -> tuple[int, str]:
-        """Workers are gone: write their last common version, however they ended; return how the run ended."""
-        if exit_code == EXIT_QUEUE_AGAIN or (self._left and exit_code != 0):  # the former of one who led before, too
+        """Write the last common version of the ended workers, and return how the run ended. `close` cuts it short."""
+        if exit_code == EXIT_QUEUE_AGAIN or (self._left and exit_code != 0):  # the former: the last leader's code
             step = max(self._schedule.written, 0)
-            return EXIT_QUEUE_AGAIN, f"its end was foretold; it goes on from step {step} when started again"
-        if self._spec is None or not self._spec.target or self._beginning is not None:
+            return EXIT_QUEUE_AGAIN, f"preempted: the job continues from step {step} when it is started again"
+        if self._spec is None or not self._spec.target or self._initial_load is not None:
             return exit_code, reason
         self._finishing = True
         if self._over is not None:
             await self._over
         if self._schedule.is_new(self._vault.status_page.committed()) and not self._closed:
-            if self._is_whole(self._nodes.state()):
+            if self._is_whole(self._job.state):
                 await self._begin_attempt()
             else:
                 self._job.say("the last step could not be made durable: a node that has a part of it is lost")
         return exit_code, reason
 
-    def give_up(self) -> None:
-        """Write no more, though the job ends: the user will not wait for it."""
-        self.close()
-
     def close(self) -> None:
-        """Have no part in anything any more."""
+        """Write and load nothing more, also not the last step."""
         self._closed = True
         self._schedule.stop()
-        if self._beginning is not None:
-            self._beginning.give_up()
+        if self._initial_load is not None:
+            self._initial_load.stop()
         if self._attempt is not None:
             self._end_attempt()

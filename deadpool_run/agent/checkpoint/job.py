@@ -1,0 +1,38 @@
+"""What the leader of durable checkpoints needs of the job: its nodes and its coordinator."""
+
+from typing import Protocol
+
+from deadpool_run.core.state import State
+from deadpool_run.ids import NodeId
+from deadpool_run.wire import peers
+
+
+class CheckpointedJob(Protocol):
+    """The job, as the coordinator's agent presents it."""
+
+    @property
+    def here(self) -> NodeId:
+        """The leader's own node."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether that is the job's only node."""
+
+    @property
+    def state(self) -> State:
+        """The coordinator's state, to read only."""
+
+    def tell_node(self, node: NodeId, message: peers.ToNode) -> None:
+        """Send a message to a node, the leader's own included."""
+
+    def publish_durable(self, newest: peers.Durable) -> None:
+        """Send every node the newest checkpoint."""
+
+    def say(self, line: str) -> None:
+        """Print a line for the user."""
+
+    def cannot_begin(self, why: str) -> None:
+        """End the job: it cannot begin from the checkpoint that it was given."""
+
+    def leave(self) -> None:
+        """End the job after a preemption notice: its state is saved."""

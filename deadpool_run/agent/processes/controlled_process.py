@@ -1,0 +1,74 @@
+"""One process of the fork server's, with the agent's end of its control socket: worker, store or checkpointer."""
+
+import signal
+import socket
+from collections.abc import Callable, Iterable
+
+from deadpool_run.agent.processes.children import Exit, Process
+from deadpool_run.agent.processes.forkserver import ForkServer
+from deadpool_run.agent.processes.worker_channel import WorkerChannel
+from deadpool_run.wire.messages import Message
+
+
+class ControlledProcess:
+    """Either `on_failed` is called, or `on_started` and, once the process was reaped, `on_ended`."""
+
+    def __init__(  # noqa: PLR0913 - one callback for each event
+        self,
+        kind: str,
+        *,
+        on_started: Callable[[], None],
+        on_message: Callable[[Message], None],
+        on_failed: Callable[[str], None],
+        on_ended: Callable[[Exit], None],
+        more_fds: Callable[[], Iterable[int]] = tuple,
+    ) -> None:
+        """`more_fds` opens the descriptors that the process gets besides its socket."""
+        self._kind = kind
+        self._on_started = on_started
+        self._on_message = on_message
+        self._on_failed = on_failed
+        self._on_ended = on_ended
+        self._more_fds = more_fds
+        self._ours: socket.socket | None = None  # until there is a process
+        self.process: Process | None = None
+        self.channel: WorkerChannel | None = None
+        self.doomed = False
+        """It was or will be killed."""
+
+    def fork(self, forkserver: ForkServer) -> int:
+        """Order the process; return the order's number."""
+        return forkserver.fork(self._kind, self._make_fds, self._forked, self._unforked, self._exited)
+
+    def kill(self) -> None:
+        """Kill the process with its group, as soon as it exists."""
+        self.doomed = True
+        if self.process is not None:
+            self.process.signal_group(signal.SIGKILL)
+
+    def _make_fds(self) -> list[int]:
+        if self._ours is not None:
+            self._ours.close()
+        self._ours, theirs = socket.socketpair()
+        return [theirs.detach(), *self._more_fds()]
+
+    def _forked(self, process: Process) -> None:
+        assert self._ours is not None
+        self.process = process
+        # One that breaks the protocol is killed: its end is handled like any other.
+        self.channel = WorkerChannel(self._ours, self._on_message, lambda _: self.kill())
+        self._ours = None
+        if self.doomed:
+            self.kill()
+        self._on_started()
+
+    def _unforked(self, why: str) -> None:
+        if self._ours is not None:
+            self._ours.close()
+        self._on_failed(why)
+
+    def _exited(self, end: Exit) -> None:
+        assert self.channel is not None
+        self.channel.read_rest()  # what it sent last comes before its end
+        self.channel.close()
+        self._on_ended(end)

@@ -1,0 +1,50 @@
+"""Files that appear as a whole: written as a draft beside them, then renamed or linked to their name."""
+
+import os
+import secrets
+from pathlib import Path
+
+PRIVATE = 0o600
+PUBLIC = 0o666
+"""Modes; the second is subject to the umask."""
+
+
+def replace(path: Path, text: str, mode: int = PRIVATE) -> None:
+    """Write the file, in the place of one that has its name. Raises OSError."""
+    draft = _draft(path, text, mode, durable=False)
+    try:
+        draft.replace(path)
+    except OSError:
+        draft.unlink()
+        raise
+
+
+def create(path: Path, text: str) -> bool:
+    """Write the file unless its name is taken; return whether it was written. Raises OSError.
+
+    Of several processes that create one file, on NFS too, exactly one does: link(2) is atomic and fails if the name is
+    taken.
+    """
+    draft = _draft(path, text, PRIVATE, durable=True)
+    try:
+        path.hardlink_to(draft)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    return True
+
+
+def _draft(path: Path, text: str, mode: int, *, durable: bool) -> Path:
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor, opened with its mode
+            file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(fd)
+    except OSError:
+        draft.unlink()
+        raise
+    return draft
