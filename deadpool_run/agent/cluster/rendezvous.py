@@ -267,7 +267,7 @@ def _dial_or_advise(address: str, port: int, token: bytes, timeout_s: float) -> 
         advice = (
             "give all nodes the same: DEADPOOL_TOKEN, or --token-file"
             if str(error) == WRONG_TOKEN
-            else "another program may listen there: choose another port with --rdzv-endpoint"
+            else "another program may listen there: --rdzv-endpoint names another port"
         )
         raise UsageError(f"{address}:{port} refused this node: {error}\n{advice}") from error
 
