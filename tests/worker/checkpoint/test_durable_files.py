@@ -378,7 +378,8 @@ def test_one_of_another_format_is_refused(trained, made, tmp_path):
     path = tmp_path / write(slots, tmp_path) / checkpoint_format.RECORD
     path.write_text(path.read_text().replace(f'"format": {checkpoint_format.FORMAT}', '"format": 99'))
     with pytest.raises(
-        CheckpointError, match=f"of format 99; this version of deadpool-run reads format {checkpoint_format.FORMAT}"
+        CheckpointError,
+        match=f"of format 99, and this version of deadpool-run reads only format {checkpoint_format.FORMAT}",
     ):
         read(made(), tmp_path)
 
