@@ -192,7 +192,13 @@ class Registry:
             self.step_failed = True
         if first:
             self.on_failure(f"{what}: {error}")
-        self.hold()
+        try:
+            self.hold()
+        except RuntimeError as unheard:  # no peer was lost; one has left before the last collective, say
+            try:
+                raise error from unheard
+            finally:
+                del error  # see `GuardedWork._fail`
 
     def _drain(self) -> None:
         if self.state is not GroupState.ATTACHED:

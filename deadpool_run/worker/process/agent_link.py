@@ -32,7 +32,7 @@ from deadpool_run.worker.process.unwind import AsyncRaise
 _READ_BYTES = 64 << 10
 _MAX_FDS = 8
 _AGENT_GONE = 1
-_END_S = 300.0
+_END_S = 60.0
 
 
 def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
@@ -161,7 +161,7 @@ class AgentOrders:
             return None if self.epoch > epoch else self._attach
 
     def wait_end(self) -> None:
-        """Block until the agent ends this process. Any thread. Raises RuntimeError if it does not for five minutes."""
+        """Block until the agent ends this process. Any thread. Raises RuntimeError if it does not for a minute."""
         if threading.current_thread() is threading.main_thread():
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping or self._leaving, _END_S)
