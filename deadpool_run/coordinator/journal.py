@@ -16,14 +16,14 @@ from deadpool_run.core.events import Event
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
-from deadpool_run.structs import Record
+from deadpool_run.structs import Untagged
 from deadpool_run.wire.typed import Decoder, to_json
 
 FORMAT = 2
 """Raised whenever a line can no longer be read as before: a class or field of events, effects or state was renamed."""
 
 
-class Header(Record):
+class Header(Untagged):
     """The first line. `state` is what the coordinator began with; None: a new job."""
 
     format: int
@@ -31,7 +31,7 @@ class Header(Record):
     state: State | None
 
 
-class Entry(Record):
+class Entry(Untagged):
     """Any other line: one call of `coordinator.step`, with its event and the orders that it returned."""
 
     now: float

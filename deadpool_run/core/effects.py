@@ -5,7 +5,7 @@ An order names the worker (one process life), so that performing it late can nev
 
 from deadpool_run.core.injection import KillHow
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
-from deadpool_run.structs import Record, Tagged
+from deadpool_run.structs import Tagged, Untagged
 
 
 class BeginGeneration(Tagged):
@@ -137,7 +137,7 @@ class TerminateWorker(Tagged):
     grace_s: float
 
 
-class Loss(Record):
+class Loss(Untagged):
     """One rank's loss and its replacement, as part of an incident."""
 
     rank: Rank
@@ -148,7 +148,7 @@ class Loss(Record):
     from_spare: bool
 
 
-class Incident(Record):
+class Incident(Untagged):
     """A finished repair. Times are seconds after the loss was known; `detected_s` is known for injected faults only."""
 
     epoch: Epoch

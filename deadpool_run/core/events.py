@@ -3,12 +3,12 @@
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import Blame
 from deadpool_run.ids import ONLY_NODE, Epoch, NodeId, Rank, Version, WorkerId
-from deadpool_run.structs import Record, Tagged
+from deadpool_run.structs import Tagged, Untagged
 
 _NO_EPOCH = Epoch(0)
 
 
-class Place(Record):
+class Place(Untagged):
     """Where a node is. `failure_domain` names what it shares with its neighbours (a switch); empty if that is not known.
 
     `order` is the user's or the scheduler's place for it among the nodes; None if arrival decides.
@@ -59,7 +59,7 @@ class CoordinatorMoved(Tagged):
     node: NodeId
 
 
-class WorkerFound(Record):
+class WorkerFound(Untagged):
     """What an agent knows of one worker, whoever ordered it. Exactly one of `code` and `signal` is set once it ended.
 
     `rank` is the one that it was given, -1 if none, and `epoch` that of the order that gave it.

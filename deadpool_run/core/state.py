@@ -117,7 +117,7 @@ class Raise:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class JobEnd:
     """Why and how the job ends."""
 
     exit_code: int
@@ -190,7 +190,7 @@ class State:
     """The last ones, oldest first."""
     done_at: float | None = None
     """When the last rank exited 0."""
-    stop: Stop | None = None
+    stop: JobEnd | None = None
     """Set in STOPPING and STOPPED."""
     reason: str = ""
     """Of the last decision."""

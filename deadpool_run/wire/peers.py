@@ -10,14 +10,14 @@ from deadpool_run.core.events import Event, NodeResynced, Place
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank
-from deadpool_run.structs import Record, Tagged
+from deadpool_run.structs import Tagged, Untagged
 from deadpool_run.wire import typed
 from deadpool_run.wire.frames import pack
 
 MAX_FRAME_BYTES = 16 << 20
 
 
-class Peer(Record):
+class Peer(Untagged):
     """The address of a node's agent."""
 
     node: NodeId
@@ -58,7 +58,7 @@ class Rejoin(Tagged):
     found: NodeResynced
 
 
-class Traffic(Record):
+class Traffic(Untagged):
     """Copies of snapshots that went between this node and others."""
 
     sent_bytes: int
@@ -139,7 +139,7 @@ class Heartbeat(Tagged):
     newest: int
 
 
-class ConfigurationMessage(Record):
+class ConfigurationMessage(Untagged):
     """An `electorate.Configuration` with the addresses of its agents."""
 
     number: int

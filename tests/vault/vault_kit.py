@@ -13,7 +13,7 @@ from deadpool_run.vault import segments
 from deadpool_run.vault.segments import HEADER_BYTES, SegmentState, SlotHeader
 from deadpool_run.vault.status_page import BUSY, EMPTY
 from deadpool_run.vault.transfer import dedup, framing, headers
-from deadpool_run.vault.transfer.headers import Go, Held
+from deadpool_run.vault.transfer.headers import Go, HeldVersions
 from deadpool_run.vault.transfer.replicator import Peer, Replicator
 from deadpool_run.vault.vault import Vault
 
@@ -219,7 +219,7 @@ class FakeBuddy:
         headers.send(self.sock, answer)
 
     def say_held(self, *held, transcript=None):
-        self.say(Held(list(held), transcript))
+        self.say(HeldVersions(list(held), transcript))
 
     def go(self, offer):
         """Have the offered segment sent, all of it."""

@@ -6,7 +6,7 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
-from deadpool_run.core.state import Stop, all_done
+from deadpool_run.core.state import JobEnd, all_done
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 
 UNREAPED_S = 30.0
@@ -33,7 +33,7 @@ def stop(decision: Decision, exit_code: int, reason: str, signal: int = SIGTERM)
         return
     decision.enter(JobPhase.STOPPING, reason)
     state = decision.state
-    state.stop, state.repair, state.suspicion = Stop(exit_code, reason), None, None
+    state.stop, state.repair, state.suspicion = JobEnd(exit_code, reason), None, None
     decision.announce("stopping the job", reason)
     for member in state.members.values():
         if member.phase is not MemberPhase.ENDING:
@@ -110,5 +110,5 @@ def advance_stopping(decision: Decision) -> None:
 
 def _stopped(decision: Decision, exit_code: int, reason: str) -> None:
     decision.enter(JobPhase.STOPPED, reason)
-    decision.state.stop = decision.state.stop or Stop(exit_code, reason)
+    decision.state.stop = decision.state.stop or JobEnd(exit_code, reason)
     decision.effects.append(do.StopJob(exit_code, reason))

@@ -1,7 +1,7 @@
 """Headers between vaults: requests and answers around segments, with their bounds.
 
-An owner sends `Put`, and over further connections `Part`; a node with a replacement sends `Get`. A `Put` is answered with `Go` and
-after the segment with `Held`, with `Held` at once if this very content is there, or with `No`. A `Get` is answered with `Have`, which
+An owner sends `Put`, and over further connections `PartHeader`; a node with a replacement sends `Get`. A `Put` is answered with `Go` and
+after the segment with `HeldVersions`, with `HeldVersions` at once if this very content is there, or with `No`. A `Get` is answered with `Have`, which
 the segment follows, or with `No`.
 """
 
@@ -51,10 +51,10 @@ class Put(Tagged):
     """Whether chunks are looked for first (`dedup`). Only in snapshots."""
     of: _PartCount = 1
     delivery: _Token | None = None
-    """Set where there are several parts: the first follows here, and `Part` brings the others."""
+    """Set where there are several parts: the first follows here, and `PartHeader` brings the others."""
 
 
-class Part(Tagged):
+class PartHeader(Tagged):
     """Brings part number `part` of `of` of a delivery, over a connection of its own. The bytes follow."""
 
     delivery: _Token
@@ -82,7 +82,7 @@ class No(Tagged):
     why: str
 
 
-class Held(Tagged):
+class HeldVersions(Tagged):
     """Lists what is held of the rank now: its versions, and the token of its transcript."""
 
     held: _Identities
@@ -97,8 +97,8 @@ class Have(Tagged):
     of: _PartCount
 
 
-Request = Put | Part | Get
-Answer = Go | No | Held | Have
+Request = Put | PartHeader | Get
+Answer = Go | No | HeldVersions | Have
 _REQUESTS: Decoder[Request] = Decoder(Request, "a request between vaults")
 _ANSWERS: Decoder[Answer] = Decoder(Answer, "an answer between vaults")
 
@@ -117,7 +117,7 @@ def receive_request(sock: socket.socket, world_size: int, idle: Callable[[], boo
     if body is None:
         return None
     request = _REQUESTS.decode(body)
-    if not isinstance(request, Part) and request.rank >= world_size:
+    if not isinstance(request, PartHeader) and request.rank >= world_size:
         raise ProtocolError(f"a request between vaults is about rank {request.rank}, and there are {world_size}")
     return request
 

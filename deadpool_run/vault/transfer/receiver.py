@@ -55,7 +55,7 @@ class Served:
         match request:
             case headers.Put():
                 self._take(request)
-            case headers.Part():
+            case headers.PartHeader():
                 self._take_part(request)
             case headers.Get():
                 self._give(request)
@@ -79,7 +79,7 @@ class Served:
             headers.send(self._sock, headers.No(refusal))
             return
         left = replicas.trim(rank, timeline, put.held)
-        headers.send(self._sock, headers.Held(left, replicas.transcript(rank)))
+        headers.send(self._sock, headers.HeldVersions(left, replicas.transcript(rank)))
 
     def _receive(self, put: headers.Put, copy: Copy) -> str | None:
         """Receive a copy and add it; return the reason if that fails."""
@@ -109,7 +109,7 @@ class Served:
         finally:
             striped_receives.end(delivery)
 
-    def _take_part(self, part: headers.Part) -> None:
+    def _take_part(self, part: headers.PartHeader) -> None:
         striped_receive = self._shared.striped_receives.find(part.delivery)
         striped_receive.bring(part.part, part.of, self._sock, self._shared.received)
 

@@ -227,7 +227,7 @@ class ReplicationLink:
             self._send(sock, offer, delivery, streams.cut(left, parts))
             answer = headers.receive_answer(sock)
             deduplicated = nbytes - sum(end - begin for begin, end in left)
-        if not isinstance(answer, headers.Held):
+        if not isinstance(answer, headers.HeldVersions):
             _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer)
             return False
         if found is not None:  # else the buddy had all of it and did not search
@@ -245,7 +245,7 @@ class ReplicationLink:
 
         def send(part: int, sock: socket.socket) -> None:
             if part:
-                headers.send(sock, headers.Part(delivery, part, len(parts)))
+                headers.send(sock, headers.PartHeader(delivery, part, len(parts)))
             outcomes.append(
                 offer.source.send(
                     sock,
@@ -259,7 +259,7 @@ class ReplicationLink:
         self._stream_pool.work([partial(send, part) for part in range(1, len(parts))], lambda: send(0, sock))
         framing.end_segment(sock, max(outcomes))
 
-    def _learn(self, offer: _Offer, answer: headers.Held) -> None:
+    def _learn(self, offer: _Offer, answer: headers.HeldVersions) -> None:
         if offer.version is TRANSCRIPT and answer.transcript != offer.source.token:
             raise ProtocolError("a buddy does not hold the transcript that it accepted")
         with self._changed:

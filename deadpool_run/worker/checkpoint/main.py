@@ -26,7 +26,7 @@ from deadpool_run.wire.checkpoints import (
     TakeStep,
 )
 from deadpool_run.wire.messages import FrameBuffer, Message, encode
-from deadpool_run.worker.checkpoint.read import Loaded, choose, fill
+from deadpool_run.worker.checkpoint.read import LoadedCheckpoint, choose, fill
 from deadpool_run.worker.checkpoint.shared import SharedCheckpoint
 from deadpool_run.worker.checkpoint.slots import Slots
 
@@ -105,5 +105,5 @@ def _take(order: TakeStep, share: SharedCheckpoint) -> StepTaken:
     return taken
 
 
-def _loaded(found: Loaded) -> FromCheckpointer:
+def _loaded(found: LoadedCheckpoint) -> FromCheckpointer:
     return CheckpointLoaded(found.version, found.where, found.written, list(found.refused))

@@ -34,7 +34,7 @@ AUTO, NEVER = "auto", "never"
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedCheckpoint:
     """The loaded checkpoint; `version` is `NOTHING` if there was none."""
 
     version: Version
@@ -49,7 +49,7 @@ class _Candidate:
     name: str
 
 
-def choose(order: ChooseCheckpoint) -> Loaded:
+def choose(order: ChooseCheckpoint) -> LoadedCheckpoint:
     """Return the newest good checkpoint to resume from, by its record and metadata only.
 
     Prepares the place for new ones if the job begins. Raises `CheckpointError` if there are checkpoints and none can
@@ -71,16 +71,16 @@ def choose(order: ChooseCheckpoint) -> Loaded:
         except (CheckpointError, OSError) as error:
             refused.append(f"checkpoint {where} is refused: {_message(error)}")
             continue
-        return Loaded(record.version, where, tuple(refused), record.written)
+        return LoadedCheckpoint(record.version, where, tuple(refused), record.written)
     if not refused and not passed_over:
-        return Loaded(checkpoint_format.NOTHING, "", ())
+        return LoadedCheckpoint(checkpoint_format.NOTHING, "", ())
     advice = (
         "There is no other checkpoint to resume from. To start from the beginning, pass another directory to --durable."
     )
     raise CheckpointError("\n".join((*refused, advice)))
 
 
-def fill(order: FillSlots, slots: Slots) -> Loaded:
+def fill(order: FillSlots, slots: Slots) -> LoadedCheckpoint:
     """Fill the first slot of each rank from this checkpoint. Empties them and raises `CheckpointError` on failure."""
     candidate = _named(order.where)
     assert candidate is not None
@@ -90,7 +90,7 @@ def fill(order: FillSlots, slots: Slots) -> Loaded:
     except (CheckpointError, OSError) as error:
         _empty(slots)
         raise CheckpointError(_message(error)) from error
-    return Loaded(record.version, order.where, (), record.written)
+    return LoadedCheckpoint(record.version, order.where, (), record.written)
 
 
 def _empty(slots: Slots) -> None:

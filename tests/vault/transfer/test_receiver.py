@@ -13,7 +13,7 @@ from vault_kit import KIB, LIMIT_S, Node, connect, content, fill_slot, in_loop, 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.transfer import framing, headers
-from deadpool_run.vault.transfer.headers import Go, Held, No
+from deadpool_run.vault.transfer.headers import Go, HeldVersions, No
 from deadpool_run.wire.typed import to_json
 
 
@@ -106,13 +106,13 @@ async def test_a_whole_copy_counts():
     async with pair() as (node, owner):
         owner.write(5)
         answer = await off(owner.put_all, 5)
-        assert answer == Held([(5, owner.token)], None)
+        assert answer == HeldVersions([(5, owner.token)], None)
         assert node.replicator.versions(Rank(0)) == (), "without a transcript nobody can rehearse"
         answer = await off(seal, owner)
         assert answer.transcript is not None
         assert node.replicator.versions(Rank(0)) == (5,)
         assert node.copy_of(0, 5) == content(0, 5)
-        assert isinstance(await off(owner.put, 5), Held), "the same content is not sent twice"
+        assert isinstance(await off(owner.put, 5), HeldVersions), "the same content is not sent twice"
 
 
 def flipped(data, at):
@@ -135,7 +135,7 @@ async def test_a_flipped_byte_is_found_and_the_copy_before_stays(at):
         assert await off(headers.receive_answer, owner.sock) == No("damaged")
         assert node.replicator.versions(Rank(0)) == (5,)
         assert node.copy_of(0, 5) == content(0, 5)
-        assert isinstance(await off(owner.put_all, 6, held=[*held, (6, owner.token)]), Held)
+        assert isinstance(await off(owner.put_all, 6, held=[*held, (6, owner.token)]), HeldVersions)
         assert node.copy_of(0, 6) == content(0, 6)
 
 
@@ -351,7 +351,7 @@ async def test_garbage_ends_its_connection_and_nothing_else():
             finally:
                 stranger.close()
         owner.write(5)
-        assert isinstance(await off(owner.put_all, 5), Held)
+        assert isinstance(await off(owner.put_all, 5), HeldVersions)
 
 
 def expect_end(sock):
@@ -370,7 +370,7 @@ async def test_a_frame_cut_short_is_nothing(cut):
         await off(lambda: expect_end(stranger))
         stranger.close()
         owner.write(5)
-        assert isinstance(await off(owner.put_all, 5), Held)
+        assert isinstance(await off(owner.put_all, 5), HeldVersions)
 
 
 @pytest.mark.parametrize("length", [framing.PIECE_BYTES + 1, 300 * KIB, (1 << 32) - 1])

@@ -278,6 +278,6 @@ async def test_what_was_never_offered_has_no_parts(monkeypatch):
     monkeypatch.setattr(framing, "TIMEOUT_S", 0.2)
     async with cluster("a") as (a,):
         with connect(a.peer.address, a.peer.port) as sock:
-            headers.send(sock, headers.Part(bytes(16), 1, 2))
+            headers.send(sock, headers.PartHeader(bytes(16), 1, 2))
             assert await off(sock.recv, 1) == b"", "the connection is given up"
         assert a.replicator.versions(Rank(0)) == ()
