@@ -66,7 +66,7 @@ def test_a_host_whose_link_goes_down(fleet, net, reference, whose):
     lost = 0 if whose == "the coordinator's" else next(host for host in (2, 1, 3) if ranks[host])
     net.cut(lost)
     job.check_repaired(reference("ddp", STEPS), ranks[lost], others(lost))
-    job.wait_output(lost, "this node's workers are ended")
+    job.wait_output(lost, "this node ends its workers")
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_a_host_that_freezes_and_thaws_after_it_was_replaced(fleet, reference, w
         job.wait_state(rank, 8, pid_not=job.account.pids(rank)[:1])
     job.agents[lost].everything(signal.SIGCONT)
     job.check_repaired(reference("ddp", STEPS), ranks[lost], others(lost))
-    job.wait_output(lost, "this node's workers are ended")
+    job.wait_output(lost, "this node ends its workers")
 
 
 def test_a_coordinator_that_pauses_for_longer_than_it_may_decide_takes_nobody_with_it(fleet, reference):
@@ -89,7 +89,7 @@ def test_a_coordinator_that_pauses_for_longer_than_it_may_decide_takes_nobody_wi
     """
     job, ranks = begun(fleet, apart=True, hold_replacements=True)
     job.pause(0)
-    job.wait_output(0, "which is no majority; this node's workers are ended")
+    job.wait_output(0, "which is no majority; this node ends its workers")
     job.wait_output(0, "as node h0~2")
     job.release(HOLDS)
     job.check_repaired(reference("ddp", STEPS), ranks[0], [0, 1, 2, 3])

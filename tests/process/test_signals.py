@@ -28,7 +28,7 @@ def test_a_job_goes_on_when_its_end_is_preemption_notice(cluster):
     job.wait_event("held")
     for pid in marked(job.mark):
         os.kill(pid, signal.SIGUSR1)
-    job.wait_stderr("SIGUSR1: the job is about to be ended")
+    job.wait_stderr("SIGUSR1: the job will be ended soon")
     job.release()
     assert job.wait_exit() == 0
     assert len({event["pid"] for event in job.account.of("start")}) == 2

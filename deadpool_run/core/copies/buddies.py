@@ -6,7 +6,7 @@ rank that holds the same parameters: what it has already is not sent.
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from msgspec.structs import replace
 from itertools import chain, islice
 
 from deadpool_run.core import effects as do

@@ -12,10 +12,10 @@ from deadpool_run.errors import UsageError
 RACE = """
 import sys
 from pathlib import Path
-from deadpool_run.agent.cluster.shared_folder import Leader, Meeting
-meeting = Meeting(Path(sys.argv[1]))
+from deadpool_run.agent.cluster.shared_folder import LeaderRecord, SharedFolder
+folder = SharedFolder(Path(sys.argv[1]))
 sys.stdin.read()
-print(meeting.token(), meeting.claim(Leader(1, "10.0.0.1", int(sys.argv[2]))), meeting.head().port)
+print(folder.token(), folder.claim(LeaderRecord(1, "10.0.0.1", int(sys.argv[2]))), folder.leader().port)
 """
 
 
@@ -45,27 +45,25 @@ def test_of_many_one_is_the_leader_and_all_know_who(tmp_path):
 
 
 def test_the_largest_term_counts_and_is_had_once(tmp_path):
-    meeting = SharedFolder(tmp_path / "run")
-    assert meeting.leader() is None
-    assert meeting.claim(LeaderRecord(2, "fd00::1", 1))
-    assert meeting.claim(LeaderRecord(10, "10.0.0.2", 2))
-    assert meeting.claim(LeaderRecord(3, "10.0.0.3", 3)), "too late, and harmless"
-    assert not meeting.claim(LeaderRecord(10, "10.0.0.4", 4))
-    assert meeting.leader() == LeaderRecord(10, "10.0.0.2", 2)
-    meeting.end()
-    assert not (tmp_path / "run").exists()
+    folder = SharedFolder(tmp_path / "run")
+    assert folder.leader() is None
+    assert folder.claim(LeaderRecord(2, "fd00::1", 1))
+    assert folder.claim(LeaderRecord(10, "10.0.0.2", 2))
+    assert folder.claim(LeaderRecord(3, "10.0.0.3", 3)), "too late, and harmless"
+    assert not folder.claim(LeaderRecord(10, "10.0.0.4", 4))
+    assert folder.leader() == LeaderRecord(10, "10.0.0.2", 2)
 
 
 def test_nobody_else_can_read_the_token(tmp_path):
-    meeting = SharedFolder(tmp_path / "run")
+    folder = SharedFolder(tmp_path / "run")
     before = os.umask(0)
     try:
-        meeting.token()
+        folder.token()
     finally:
         os.umask(before)
     assert (tmp_path / "run" / "token").stat().st_mode & 0o777 == 0o600
     (tmp_path / "run").chmod(0o755)
-    with pytest.raises(UsageError, match="others than you"):
+    with pytest.raises(UsageError, match="others may enter it"):
         SharedFolder(tmp_path / "run")
 
 
