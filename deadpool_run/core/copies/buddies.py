@@ -6,8 +6,9 @@ rank that holds the same parameters: what it has already is not sent.
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator
-from msgspec.structs import replace
 from itertools import chain, islice
+
+from msgspec.structs import replace
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
