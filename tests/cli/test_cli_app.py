@@ -188,3 +188,11 @@ def test_a_script_with_a_commands_name_is_reached_by_a_path_or_dashes(home):
     (home / "status").write_text("")
     for line in ("--dry-run ./status", "--dry-run -- status"):
         assert deadpool(*line.split(), cwd=home, env=ours(home)).returncode == 0
+
+
+def test_env_prints_no_secret(home):
+    variables = {"DEADPOOL_TOKEN": "open sesame", "NCCL_DEBUG": "INFO", "SLURM_JOB_SECRET_FILE": "open sesame"}
+    printed = deadpool("env", env=ours(home, **variables)).stdout
+    assert "DEADPOOL_TOKEN=<set>" in printed
+    assert "NCCL_DEBUG=INFO" in printed
+    assert "open sesame" not in printed

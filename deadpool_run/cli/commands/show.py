@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -11,7 +12,8 @@ import typer
 from deadpool_run.cli.commands.launch import resolved
 from deadpool_run.cli.options.machine import DEVICES, count_gpus
 
-_PACKAGES = ("deadpool-run", "torch", "numpy", "psutil", "rich", "typer", "PyYAML")
+_PACKAGES = ("deadpool-run", "torch", "msgspec", "numpy", "psutil", "rich", "typer", "PyYAML")
+_SECRET = re.compile("TOKEN|KEY|SECRET|PASSW", re.IGNORECASE)
 _PREFIXES = ("DEADPOOL_", "PET_", "TORCH", "NCCL_", "GLOO_", "CUDA_", "OMP_", "MASTER_", "SLURM_J", "SLURM_N")
 
 
@@ -28,7 +30,7 @@ def config_show(
 
 
 def env() -> None:
-    """Print versions and variables for a bug report."""
+    """Print versions and variables for a bug report, without secrets."""
     lines = [f"{name:<14}{_version(name)}" for name in _PACKAGES]
     lines += [
         f"{'python':<14}{platform.python_version()} ({sys.executable})",
@@ -36,7 +38,8 @@ def env() -> None:
         f"{'CPUs':<14}{os.cpu_count()}, {len(os.sched_getaffinity(0))} usable",
         f"{'GPUs':<14}{count_gpus(os.environ, DEVICES)}",
     ]
-    lines += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)]
+    shown = sorted((name, value) for name, value in os.environ.items() if name.startswith(_PREFIXES))
+    lines += [f"{name}={'<set>' if _SECRET.search(name) else value}" for name, value in shown]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
