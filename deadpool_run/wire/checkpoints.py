@@ -3,7 +3,7 @@
 from deadpool_run.structs import Tagged
 
 
-class LendBoard(Tagged):
+class LendStatusPage(Tagged):
     """Lends the status page. Comes with one descriptor."""
 
     world_size: int
@@ -82,5 +82,5 @@ class CheckpointFailed(Tagged):
     again: bool = False
 
 
-ToCheckpointer = LendBoard | LendSlots | ChooseCheckpoint | FillSlots | TakeStep
+ToCheckpointer = LendStatusPage | LendSlots | ChooseCheckpoint | FillSlots | TakeStep
 FromCheckpointer = CheckpointLoaded | CheckpointFailed | StepTaken

@@ -1,7 +1,7 @@
 """Messages between an agent and its workers, and their frames. No sockets here.
 
 A frame is a 4-byte big-endian length and a JSON object whose `type` names the message class. File descriptors travel with the
-first byte of `Assign` (in the order of its `fds`), `LendBoard` and `LendSlots`, and of no other message.
+first byte of `Assign` (in the order of its `fds`), `LendStatusPage` and `LendSlots`, and of no other message.
 """
 
 from collections.abc import Iterator

@@ -16,8 +16,8 @@ from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.checkpoints import (
     CheckpointFailed,
-    LendBoard,
     LendSlots,
+    LendStatusPage,
     TakeStep,
     ToCheckpointer,
 )
@@ -124,7 +124,7 @@ class Checkpointer:
         if self._over:  # it was let go or killed before it existed
             channel.close()
             return
-        channel.send(LendBoard(self._vault.world_size), [self._vault.status_page_fd])
+        channel.send(LendStatusPage(self._vault.world_size), [self._vault.status_page_fd])
         for rank in self._ranks:
             fds = self._vault.descriptors(rank)
             channel.send(LendSlots(rank), [fds["slot0"], fds["slot1"]])

@@ -20,8 +20,8 @@ from deadpool_run.wire.checkpoints import (
     ChooseCheckpoint,
     FillSlots,
     FromCheckpointer,
-    LendBoard,
     LendSlots,
+    LendStatusPage,
     StepTaken,
     TakeStep,
 )
@@ -49,7 +49,7 @@ def main(control_fd: int) -> None:
     while (received := _receive(control)) is not None:
         message, fds = received
         match message:
-            case LendBoard(world_size):
+            case LendStatusPage(world_size):
                 status_page = StatusPage(fds[0], world_size)
             case LendSlots(rank):
                 slots[Rank(rank)] = (fds[0], fds[1])

@@ -18,7 +18,7 @@ from deadpool_run.wire import peers
 SETTINGS = Settings(world_size=2, nodes=2, join_timeout_s=1000.0)
 
 
-class Head:
+class FakeLeader:
     """Keeps what the coordinator is told."""
 
     def __init__(self):
@@ -42,7 +42,7 @@ def lead():
     agent = election.first_leader("leader", 1000.0, 0.0)
     leadership = SimpleNamespace(agent=agent, heartbeat=lambda: peers.Heartbeat(0, 0.0, 1, 1))
     assert isinstance(agent, electorate.Agent)
-    leader = Head()
+    leader = FakeLeader()
     return leader, Followers(leader, leadership, 1)
 
 
@@ -102,7 +102,7 @@ def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_ar
 
     async def main():
         nonlocal followers
-        leader, leadership = Head(), FakeLeadership()
+        leader, leadership = FakeLeader(), FakeLeadership()
         leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, {}),)
         followers = Watched(leader, leadership, 2)
         ends = []
