@@ -143,6 +143,7 @@ class RepairParticipant:
 
     def learn_replicas(self) -> None:
         """After attaching: note which replicas differ as before the loss; the others have to stay equal."""
+        self.snapshots.agreement.share()
         self.snapshots.agreement.compare(strict=False)
         self.snapshots.agreement.repaired(self.completed)
 

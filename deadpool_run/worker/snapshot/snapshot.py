@@ -274,7 +274,7 @@ class Snapshots:
             self._buffers.put()
             self._protected.put(self._values)
             self._put_gradients(self._values["gradients"])
-            self.agreement.unequal = set(self._values["keeps"]["unequal"])
+            self.agreement.unequal.update(self._values["keeps"]["unequal"])
         put_rng(self._rng)
 
     def restore(self, version: Version) -> None:
@@ -297,7 +297,7 @@ class Snapshots:
             restoration.check()
             values, rng = restoration.apply()
             self._keeps_grads = values["keeps"]["gradients"]
-            self.agreement.unequal = set(values["keeps"]["unequal"])
+            self.agreement.unequal.update(values["keeps"]["unequal"])
             self._writes_before_update |= values["keeps"]["early"]
             self._put_gradients(values["gradients"])
         if torch.cuda.is_initialized():

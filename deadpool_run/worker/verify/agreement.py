@@ -63,6 +63,16 @@ class Agreement:
         """Return whether a difference at this version stops the job."""
         return version in self._strict
 
+    def share(self) -> None:
+        """Learn what the other ranks have: survivors know more than a replacement, whose snapshot is older."""
+        for group, tensors in self._by_group():
+            names = [name for name, _ in tensors]
+            rows = _gathered(torch.tensor([zlib.crc32("\n".join(names).encode()), len(names)]), group)
+            if names and all(row == rows[0] for row in rows):
+                table = _gathered(torch.tensor([int(name in self.unequal) for name in names]), group)
+                known = zip(names, zip(*table, strict=True), strict=True)
+                self.unequal.update(name for name, column in known if any(column))
+
     def compare(self, *, strict: bool) -> ReplicaDifference | None:
         """Compare with the other replicas; return what should not differ. Without `strict`, only learn what differs."""
         found = None

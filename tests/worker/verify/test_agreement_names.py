@@ -1,0 +1,30 @@
+"""What differs between replicas anyway: learnt once by some rank, known to all after a repair, and never unlearnt."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.verify.agreement import Agreement
+
+
+def shares(member):
+    member.start()
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    protected = Protected()
+    protected.add("model", model)
+    agreement = Agreement(protected)
+    with torch.no_grad():
+        model.module.bias += member.rank  # as between two averages
+    if member.rank == 0:
+        agreement.unequal.add("model/bias")
+    agreement.share()
+    differs = agreement.compare(strict=True)
+    dist.barrier()
+    return sorted(agreement.unequal), differs is None
+
+
+def test_a_replacement_learns_what_survivors_know(make_world):
+    (survivor, replacement) = make_world(2).run(shares)
+    assert survivor == replacement
+    assert survivor[0] and survivor[1]
