@@ -33,6 +33,8 @@ _OUTSIDE_LOOP = (
     "this script updates weights outside of job.steps(): nothing protects it, and a lost rank restarts it from the beginning.\n"
     "Write `for step in job.steps(N):` and `with step:` around the step."
 )
+_LATEST_TRIAL = 4
+"""The trial waits until this step for DDP to decide its buckets: gradients may be accumulated before the first reduction."""
 _OUTSIDE = 3
 """Updates before the step loop that make a loop of the script's own; one or two may be a warm-up."""
 
@@ -285,7 +287,8 @@ class LoopMember(RepairParticipant):
 
     def begin_trial(self, total: int) -> bool:
         """Start the trial of the next step; False if it is not due, or if a rank was lost."""
-        if not (self.trial.may_begin(self.completed, total) and self.snapshots.reduces_repeatably()):
+        early = self.completed < _LATEST_TRIAL
+        if not (self.trial.may_begin(self.completed, total) and self.snapshots.reduces_repeatably(early=early)):
             return False
         self.snapshots.wait(cancel_pending=False)
         if self.completed not in self.snapshots.held() and not self.snapshots.capture_now(self.completed):
