@@ -26,15 +26,13 @@ from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
-from deadpool_run.worker.verify.agreement import ReplicaDifference
+from deadpool_run.worker.verify.agreement import ReplicaDifference, any_rank
 from deadpool_run.worker.verify.coverage import is_sampled
 
 _OUTSIDE_LOOP = (
     "this script updates weights outside of job.steps(): nothing protects it, and a lost rank restarts it from the beginning.\n"
     "Write `for step in job.steps(N):` and `with step:` around the step."
 )
-_LATEST_TRIAL = 4
-"""The trial waits until this step for DDP to decide its buckets: gradients may be accumulated before the first reduction."""
 _OUTSIDE = 3
 """Updates before the step loop that make a loop of the script's own; one or two may be a warm-up."""
 
@@ -48,10 +46,14 @@ class LoopMember(RepairParticipant):
         self.practising = session.resume >= 0  # rehearses the first steps with its peers, then resumes version `resume`
         self._practised = True  # no peer was lost in those steps
         self.trial = Trial(wanted=verify and not (self.rehearsing or self.practising))
+        self._undecided: list[bool] | None = (
+            None  # whether each DDP had its buckets when the trial began, if one had not
+        )
         self._transcript: Transcript | None = None  # recorded, not sealed yet
         self._in_loop = False
         self._outside = 0  # weight updates before the loop
         self._updated = False  # an optimizer has begun to change weights in this step
+        self._ever_updated = False  # in a complete step
         self._in_step = False
         self._stopped = False  # the optimizer was stopped in this step
         self._updates = False  # every complete step so far has stepped an optimizer, and there was one
@@ -191,9 +193,22 @@ class LoopMember(RepairParticipant):
         self._live = self.completed if kept else None
 
     def _is_verified(self, step: int) -> bool:
-        if self.trial.stage is Trial.Stage.RAN and (why := self.trial.verdict(step, self.snapshots.observe())):
+        """After the second run of the trial, compare it with the first; False if a rank was lost meanwhile."""
+        if self.trial.stage is not Trial.Stage.RAN:
+            return True
+        if why := self.trial.verdict(step, self.snapshots.observe()):
             self.refuse(why)
+        with self._unrecorded():
+            updated = any_rank(self._updated or not self._optimizers)
+        if self.registry.step_failed:
+            return False
+        self.trial.conclude(updated=updated)
         return True
+
+    def learn_replicas(self) -> None:
+        """After attaching: agree whether the trial is still due, and note which replicas differ as before the loss."""
+        self.trial.interrupt(due=any_rank(not self.trial.is_over))
+        super().learn_replicas()
 
     @property
     def step_failed(self) -> bool:
@@ -218,6 +233,7 @@ class LoopMember(RepairParticipant):
         now = time.monotonic_ns()
         self.completed = self._live = Version(self.completed + 1)
         self._updates = self._updated and (self._updates or self._steps_done == 0)
+        self._ever_updated |= self._updated
         self._steps_done += 1
         self._rank_entry.step_ns = now - self._step_began_ns
         self._rank_entry.step_ended_ns = now
@@ -287,8 +303,9 @@ class LoopMember(RepairParticipant):
 
     def begin_trial(self, total: int) -> bool:
         """Start the trial of the next step; False if it is not due, or if a rank was lost."""
-        early = self.completed < _LATEST_TRIAL
-        if not (self.trial.may_begin(self.completed, total) and self.snapshots.reduces_repeatably(early=early)):
+        if not self.trial.may_begin(self.completed, total):
+            return False
+        if not self.snapshots.reduces_repeatably(updated=self._ever_updated):
             return False
         self.snapshots.wait(cancel_pending=False)
         if self.completed not in self.snapshots.held() and not self.snapshots.capture_now(self.completed):

@@ -142,12 +142,15 @@ class Snapshots:
         modules = self._protected.modules.values()
         return [has_buckets(ddp) for module in modules for ddp in module.replicated]
 
-    def reduces_repeatably(self, *, early: bool) -> bool:
-        """Return whether a repeated step reduces alike: not before DDP has decided its buckets, `early` in a job."""
+    def reduces_repeatably(self, *, updated: bool) -> bool:
+        """Return whether a repeated step reduces alike: every DDP has decided its buckets, or does before it reduces.
+
+        If the last forward was under no_sync(), the backward that first reduces is still to come. `updated` says that weights
+        have changed without it: it may never come.
+        """
         ddps = [ddp for module in self._protected.modules.values() for ddp in module.replicated]
         waiting = [ddp for ddp in ddps if not has_buckets(ddp)]
-        # Without: the last forward was under no_sync(), so that the first backward that reduces is still to come.
-        return not any(ddp.static_graph or (early and not ddp.require_forward_param_sync) for ddp in waiting)
+        return not any(ddp.static_graph or not (updated or ddp.require_forward_param_sync) for ddp in waiting)
 
     def decide_buckets(self, registry: Registry) -> None:
         """Let every DDP that can decide its buckets. Collective: call it on every rank at the end of a step."""
