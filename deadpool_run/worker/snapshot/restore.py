@@ -155,7 +155,7 @@ class Restoration:
                 if tracked.name not in self._saved:
                     owner, _, key = tracked.name.rpartition("/")
                     _, name = self._state_owners[owner]
-                    del optimizer.optimizer.state[self._parameters[name]][key]
+                    del optimizer.state[self._parameters[name]][key]
 
     def _created(self, entry: TensorEntry) -> Tensor:
         owner, _, key = entry.name.rpartition("/")
@@ -166,7 +166,7 @@ class Restoration:
         made = torch.empty_strided(entry.shape, entry.stride, dtype=dtype_of(entry.dtype), device=device)
         if entry.placement is not None:
             made = _distributed(made, entry, parameter)
-        _state(optimizer, parameter)[key] = made
+        optimizer.state[parameter][key] = made
         return made
 
     def _values(self) -> dict[str, Any]:
@@ -200,11 +200,6 @@ class Restoration:
         if not isinstance(like, DTensor):
             raise SnapshotError(f"a value of the snapshot has the placement {entry.placement}, the live one has none")
         return _distributed(made, entry, like)
-
-
-def _state(optimizer: OptimizerState, parameter: Tensor) -> dict[str, Any]:
-    state: dict[str, Any] = optimizer.optimizer.state[parameter]
-    return state
 
 
 def _differences(entry: TensorEntry, tracked: Tracked) -> list[str]:

@@ -1,4 +1,4 @@
-"""Trains under DDP, which reduces for the first time in the last of `accumulated` steps: late_reduction.py ACCUMULATED."""
+"""Trains under DDP, which reduces for the first time in the last of `accumulated` steps: late_reduction.py ACCUMULATED [--sharded]."""
 
 import os
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "process" / "scripts"))
@@ -26,7 +27,10 @@ def main():
     job = deadpool.init()
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(5)]), bucket_cap_mb=0.01)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    if "--sharded" in sys.argv:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-2)
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     job.protect(model=model, optimizer=optimizer)
     for step in job.steps(3 * accumulated):
         tell("step", index=step.index, rehearsing=job.rehearsing)

@@ -86,6 +86,37 @@ def test_a_restore_removes_state_that_the_snapshot_does_not_have(slots):
     snapshots.close()
 
 
+class Outer(torch.optim.SGD):
+    """Leaves the updates to an inner optimizer, as ZeroRedundancyOptimizer does."""
+
+    def __init__(self, parameters):
+        parameters = list(parameters)
+        super().__init__(parameters, lr=0.1)
+        self.optim = torch.optim.Adam(parameters, lr=0.1)
+
+    def step(self):
+        self.optim.step()
+
+
+def test_the_state_of_an_inner_optimizer_is_made_and_removed(slots):
+    model = nn.Linear(2, 2)
+    outer = Outer(model.parameters())
+    snapshots = slots.own()
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", outer)
+    snapshots.capture_now(0)
+    model(torch.ones(3, 2)).sum().backward()
+    outer.step()
+    snapshots.capture_now(1)
+    want = digest(model.state_dict(), outer.optim.state_dict())
+    snapshots.restore(0)
+    assert not outer.optim.state
+    snapshots.restore(1)
+    assert digest(model.state_dict(), outer.optim.state_dict()) == want
+    assert not outer.state
+    snapshots.close()
+
+
 def test_tensor_objects_stay_the_same(slots):
     training = Training(1)
     snapshots = training.protected_by(slots.own())
