@@ -31,6 +31,22 @@ def test_survivors_that_go_astray_run_their_script_again(cluster, reference, kin
         assert last["freed"], "the first run's model is still in memory"
 
 
+def test_a_script_that_hides_a_half_done_update_is_replaced(cluster, reference):
+    """Nobody is lost: an exception leaves the optimizer's step on rank 1, and the script goes on."""
+    job = cluster(
+        "--layout",
+        "ddp",
+        "--steps",
+        str(STEPS),
+        "--astray",
+        "swallow",
+        "--die",
+        "rank=1,step=5,at=optimizer,how=raise-once,n=3",
+    )
+    job.check_repaired(reference("ddp", STEPS), [1])
+    assert "an exception left an optimizer's step in step 5" in job.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["retry", "converge"])
 def test_a_survivor_that_does_not_end_its_step_runs_its_script_again(cluster, reference, kind):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deadpool_run.errors import ReplicasDifferError, StepAborted
 from deadpool_run.ids import Version
@@ -24,6 +23,7 @@ from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
+from deadpool_run.worker.loop.updates import Updates
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.verify.agreement import ReplicaDifference, any_rank
@@ -52,18 +52,14 @@ class LoopMember(RepairParticipant):
         self._transcript: Transcript | None = None  # recorded, not sealed yet
         self._in_loop = False
         self._outside = 0  # weight updates before the loop
-        self._updated = False  # an optimizer has begun to change weights in this step
-        self._ever_updated = False  # in a complete step
         self._in_step = False
         self._stopped = False  # the optimizer was stopped in this step
-        self._updates = False  # every complete step so far has stepped an optimizer, and there was one
-        self._steps_done = 0  # complete ones, by this run of the script
         self._released = False
         self._step_began_ns = 0
         self._optimizers = False  # there is an optimizer, and weights change only there
         session.loss_pending, session.report_and_wait = self.loss_pending, self.report_and_wait
         self.registry.hold = self._hold
-        self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
+        self._updates = Updates(self._before_optimizer)
 
     # --- steps ---------------------------------------------------------------------------------------------------
     #
@@ -87,7 +83,8 @@ class LoopMember(RepairParticipant):
     def begin_step(self, index: int) -> None:
         """Start the step that the loop is about to receive."""
         self.session.step = index
-        self._updated = self._stopped = False
+        self._stopped = False
+        self._updates.begin_step()
         self.registry.begin_step(index, rehearsed=index < REHEARSAL_STEPS)
         self._step_began_ns = time.monotonic_ns()
 
@@ -107,12 +104,13 @@ class LoopMember(RepairParticipant):
             raise StepAborted("a peer was lost during this step")
         self.snapshots.wait()
         # If a peer died now with its copy half written, two steps would be lost: this one and the one it was copying.
-        if self._in_step and not (self._updated or in_backward or self.snapshots.wait_for_peers()):
+        if self._in_step and not (self._updates.begun or in_backward or self.snapshots.wait_for_peers()):
             self._stopped = True
             raise StepAborted("a peer was lost while it copied its snapshot")
-        if not self._updated:
+        if not self._updates.begun:
             self.snapshots.check_writes()
-        self._optimizers = self._updated = True
+        self._optimizers = True
+        self._updates.note()
         self.snapshots.note_optimizer(optimizer)
         if self._in_step:
             self._rank_entry.phase = Phase.OPTIMIZER
@@ -169,6 +167,7 @@ class LoopMember(RepairParticipant):
                 self.snapshots.decide_buckets(self.registry)
         assert index is not None
         if not step_failed:
+            self._updates.check(index)
             problem = self.snapshots.coverage.problem(index, look=is_sampled(index))
             if problem:
                 self.refuse(problem)
@@ -186,10 +185,10 @@ class LoopMember(RepairParticipant):
 
     def _discard(self, *, step_failed: bool) -> None:
         """End a step that will be repeated: find out which version the live objects hold."""
-        if step_failed and self._updates and not (self._stopped or self._updated):
+        if step_failed and self._updates.always and not (self._stopped or self._updates.begun):
             # The script skipped its optimizer for the first time: it caught an exception.
             self.report_and_wait("its step ended without a step of an optimizer")
-        kept = self._stopped and not self._updated and self.snapshots.is_untouched()
+        kept = self._stopped and not self._updates.begun and self.snapshots.is_untouched()
         self._live = self.completed if kept else None
 
     def _is_verified(self, step: int) -> bool:
@@ -199,7 +198,7 @@ class LoopMember(RepairParticipant):
         if why := self.trial.verdict(step, self.snapshots.observe()):
             self.refuse(why)
         with self._unrecorded():
-            updated = any_rank(self._updated or not self._optimizers)
+            updated = any_rank(self._updates.begun or not self._optimizers)
         if self.registry.step_failed:
             return False
         self.trial.conclude(updated=updated)
@@ -220,7 +219,7 @@ class LoopMember(RepairParticipant):
 
         If such a step has no collectives either (`no_sync`), ranks would run steps apart.
         """
-        return self._updated or not self._optimizers or self.snapshots.wait_for_version(self.completed)
+        return self._updates.begun or not self._optimizers or self.snapshots.wait_for_version(self.completed)
 
     def _step_failed(self) -> bool:
         """Return whether a peer was lost in the step. On CUDA an aborted collective looks successful until it has run."""
@@ -232,9 +231,7 @@ class LoopMember(RepairParticipant):
     def _complete(self) -> None:
         now = time.monotonic_ns()
         self.completed = self._live = Version(self.completed + 1)
-        self._updates = self._updated and (self._updates or self._steps_done == 0)
-        self._ever_updated |= self._updated
-        self._steps_done += 1
+        self._updates.complete_step()
         self._rank_entry.step_ns = now - self._step_began_ns
         self._rank_entry.step_ended_ns = now
         if self._optimizers:
@@ -305,7 +302,7 @@ class LoopMember(RepairParticipant):
         """Start the trial of the next step; False if it is not due, or if a rank was lost."""
         if not self.trial.may_begin(self.completed, total):
             return False
-        if not self.snapshots.reduces_repeatably(updated=self._ever_updated):
+        if not self.snapshots.reduces_repeatably(updated=self._updates.ever):
             return False
         self.snapshots.wait(cancel_pending=False)
         if self.completed not in self.snapshots.held() and not self.snapshots.capture_now(self.completed):
@@ -408,7 +405,7 @@ class LoopMember(RepairParticipant):
 
     def close(self) -> None:
         """Free groups and mappings, before the process ends."""
-        self._hook.remove()
+        self._updates.close()
         self._wrappers.close()
         self.registry.shut_down()
         self.snapshots.close()
