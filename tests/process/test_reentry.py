@@ -20,7 +20,7 @@ KINDS = {kind: [0, 2, 3] for kind in ("raise", "index", "swallow", "swallow-outs
 
 
 @pytest.mark.parametrize("kind", often(KINDS, {"swallow"}))
-@pytest.mark.parametrize("layout", often(["ddp-full", "fsdp", "tp"], {"ddp-full"}))
+@pytest.mark.parametrize("layout", often(["ddp-full", "fsdp", "tp"], {"ddp-full", "fsdp"}))
 def test_survivors_that_go_astray_run_their_script_again(cluster, reference, kind, layout):
     job = train(cluster, kind, layout=layout)
     job.check_repaired(reference(layout, STEPS), [1])
