@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from re import findall
 from typing import Any
@@ -137,6 +137,9 @@ def draw(seed: int) -> Job:
     deaths, strikes = _faults(dice, ranks, steps)
     if loop.get("breach") == "swallows":
         deaths = tuple(map(_uncaught, deaths))
+    if loop.get("breach") == "range":  # a hang is looked for in the library's loop only
+        deaths = tuple(death.replace("how=sigstop", "how=sigkill") for death in deaths)
+        strikes = tuple(replace(strike, signal=strike.signal.replace("STOP", "KILL")) for strike in strikes)
     return Job(
         seed=seed,
         loop=loop,

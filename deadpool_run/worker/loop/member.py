@@ -1,17 +1,13 @@
 """A rank's part in the job: its steps and its end. Everything here runs on the script's main thread."""
 
-import os
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import NoReturn
 
 import torch
 
-from deadpool_run.errors import ReplicasDifferError, StepAborted
+from deadpool_run.errors import StepAborted
 from deadpool_run.ids import Version
 from deadpool_run.vault.status_page import Phase
 from deadpool_run.wire import messages
@@ -26,7 +22,7 @@ from deadpool_run.worker.loop.trial import Trial
 from deadpool_run.worker.loop.updates import Updates
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
-from deadpool_run.worker.verify.agreement import ReplicaDifference, any_rank
+from deadpool_run.worker.verify.agreement import any_rank
 from deadpool_run.worker.verify.coverage import is_sampled
 
 _OUTSIDE_LOOP = (
@@ -163,7 +159,7 @@ class LoopMember(RepairParticipant):
         if self.rehearsing:
             return
         if index and not (step_failed or self.trial.running):  # DDP cannot decide in the first step
-            with self._unrecorded():
+            with self.unrecorded():
                 self.snapshots.decide_buckets(self.registry)
         assert index is not None
         if not step_failed:
@@ -178,7 +174,7 @@ class LoopMember(RepairParticipant):
             self._live = None
         elif step_failed or not self._peers_ready():
             self._discard(step_failed=step_failed)
-        elif self._is_verified(index) and self._agrees(Version(index + 1)):
+        elif self._is_verified(index) and self.agrees(Version(index + 1)):
             self._complete()
         else:
             self._live = None  # a rank was lost while replicas were compared
@@ -197,7 +193,7 @@ class LoopMember(RepairParticipant):
             return True
         if why := self.trial.verdict(step, self.snapshots.observe()):
             self.refuse(why)
-        with self._unrecorded():
+        with self.unrecorded():
             updated = any_rank(self._updates.begun or not self._optimizers)
         if self.registry.step_failed:
             return False
@@ -256,45 +252,9 @@ class LoopMember(RepairParticipant):
             transcript.write(self.session.transcript_fd)
             self._link.send(messages.Sealed(self.snapshots.replica_leader()))
 
-    @contextmanager
-    def _unrecorded(self) -> Iterator[None]:
-        """Keep these collectives out of the transcript: a rehearsal does not issue them."""
-        recording, self.registry.recording = self.registry.recording, None
-        try:
-            yield
-        finally:
-            self.registry.recording = recording
-
     def _stop_recording(self) -> None:
         self._transcript = self.registry.recording or self._transcript
         self.registry.recording = None
-
-    def _agrees(self, version: Version) -> bool:
-        """Compare replicas, at some versions; False if a rank was lost meanwhile. Stops the job if a repair made them differ."""
-        agreement = self.snapshots.agreement
-        strict = agreement.is_strict(version)
-        if not strict and not (version >= REHEARSAL_STEPS and is_sampled(version - 1)):
-            return True
-        with self._unrecorded():
-            difference = agreement.compare(strict=strict)
-        if self.registry.step_failed:
-            return False
-        if difference is not None:
-            self._stop_for(difference, version)
-        return True
-
-    def _stop_for(self, difference: ReplicaDifference, version: Version) -> NoReturn:
-        rank = self.session.rank
-        evidence = Path(os.environ.get("DEADPOOL_RUN_DIR", "")) / "evidence"
-        if rank in difference.odd or rank == min(set(difference.ranks) - set(difference.odd), default=rank):
-            self.snapshots.keep_evidence(evidence / f"rank-{rank}.pt", difference.names, version)
-        difference.wait_for_all()
-        self.refuse(
-            f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
-            f"The job stops: version {version - 1} is the last one that is known to be right. Both versions of these tensors "
-            f"are kept in {evidence}. Run `deadpool-run check` on the script to find out why.",
-            ReplicasDifferError,
-        )
 
     # --- the trial -----------------------------------------------------------------------------------------------
 

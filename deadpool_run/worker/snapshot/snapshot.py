@@ -139,17 +139,15 @@ class Snapshots:
 
     def decided_buckets(self) -> list[bool]:
         """Return for each DDP whether it has decided its buckets."""
-        modules = self._protected.modules.values()
-        return [has_buckets(ddp) for module in modules for ddp in module.replicated]
+        return [has_buckets(ddp) for module in self._protected.modules.values() for ddp in module.replicated]
 
     def reduces_repeatably(self, *, updated: bool) -> bool:
-        """Return whether a repeated step reduces alike: every DDP has decided its buckets, or does before it reduces.
+        """Return whether a repeated step reduces alike: every DDP has its buckets, or decides before it reduces.
 
-        If the last forward was under no_sync(), the backward that first reduces is still to come. `updated` says that weights
-        have changed without it: it may never come.
+        After a forward under no_sync() the first reduction is to come, unless weights were `updated` without one.
         """
-        ddps = [ddp for module in self._protected.modules.values() for ddp in module.replicated]
-        waiting = [ddp for ddp in ddps if not has_buckets(ddp)]
+        modules = self._protected.modules.values()
+        waiting = [ddp for module in modules for ddp in module.replicated if not has_buckets(ddp)]
         return not any(ddp.static_graph or not (updated or ddp.require_forward_param_sync) for ddp in waiting)
 
     def decide_buckets(self, registry: Registry) -> None:
