@@ -12,15 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.segments import (
-    SegmentState,
-    blob_bytes,
-    complete_version,
-    complete_versions,
-    create_memory,
-    identity,
-    read_identified,
-)
+from deadpool_run.vault.segments import blob_header, complete_version, create_memory, read_complete, slot_token
 from deadpool_run.vault.status_page import BUSY, EMPTY, StatusPage, create_status_page
 
 
@@ -95,9 +87,7 @@ class Vault:
 
     def captured(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, the complete versions of a rank whose worker is dead."""
-        with self._lock:
-            own = self._ranks.get(rank)
-            return () if own is None else complete_versions(own.slots, self.status_page.rank_entries[rank])
+        return tuple(held.version for held in self.held(rank))
 
     def vacate(self, rank: Rank) -> None:
         """Reset the entry of a dead worker, but keep its complete snapshots."""
@@ -132,14 +122,14 @@ class Vault:
             return (
                 own is not None
                 and self.status_page.rank_entries[rank].slots[held.slot] == held.version
-                and identity(own.slots[held.slot]) == held.token
+                and slot_token(own.slots[held.slot]) == held.token
             )
 
     def open_transcript(self, rank: Rank) -> int | None:
         """Return a duplicate, which the caller closes, of the rank's transcript; None if there is no complete one here."""
         with self._lock:
             own = self._ranks.get(rank)
-            if own is None or blob_bytes(own.transcript) is None:
+            if own is None or blob_header(own.transcript) is None:
                 return None
             return os.dup(own.transcript)
 
@@ -147,7 +137,7 @@ class Vault:
         """Return whether the rank's transcript is complete here."""
         with self._lock:
             own = self._ranks.get(rank)
-            return own is not None and blob_bytes(own.transcript) is not None
+            return own is not None and blob_header(own.transcript) is not None
 
     def set_slot(self, rank: Rank, slot: int, fd: int, version: int) -> None:
         """Publish what a slot holds, for a rank without a worker, or whose worker waits for this.
@@ -205,14 +195,9 @@ class Vault:
             return ()
         found = []
         for slot, version in enumerate(self.status_page.rank_entries[rank].slots):
-            header, token = read_identified(own.slots[slot])
-            if (
-                version >= 0
-                and header is not None
-                and header.state is SegmentState.COMPLETE
-                and header.version == version
-            ):
-                found.append(Held(Version(version), token, header.used_bytes, slot))
+            header = read_complete(own.slots[slot], version)
+            if version >= 0 and header is not None:
+                found.append(Held(Version(version), header.token, header.used_bytes, slot))
         return tuple(sorted(found, key=lambda held: held.version))
 
     def _fill(self) -> None:

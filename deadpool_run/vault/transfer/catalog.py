@@ -10,7 +10,6 @@ from functools import partial
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.segments import SegmentState
 from deadpool_run.vault.transfer import framing
 from deadpool_run.vault.transfer.framing import Bucket, Meter, Outcome, Range
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Replicas
@@ -129,15 +128,11 @@ def open_transcript(vault: Vault, rank: Rank) -> Source | None:
     fd = vault.open_transcript(rank)
     if fd is None:
         return None
-    nbytes, token = segments.blob_bytes(fd), segments.blob_identity(fd)
-    if nbytes is None:
+    header = segments.blob_header(fd)
+    if header is None:
         os.close(fd)
         return None
-
-    def still() -> bool:
-        return segments.blob_bytes(fd) == nbytes and segments.blob_identity(fd) == token
-
-    return Source(fd, nbytes, token, still, lambda: os.close(fd))
+    return Source(fd, *header, lambda: segments.blob_header(fd) == header, lambda: os.close(fd))
 
 
 def similar(shared: Shared, rank: Rank, version: Version, *, timeout_s: float) -> list[Callable[[], Source | None]]:
@@ -172,16 +167,11 @@ def _open_copy(replicas: Replicas, rank: Rank, version: Version | None) -> Sourc
 def is_sound(fd: int, version: Version | None, token: bytes, nbytes: int) -> bool:
     """Return whether a received segment is complete, readable, and of this version, content and size."""
     if version is TRANSCRIPT:
-        return (
-            segments.blob_bytes(fd) == nbytes
-            and segments.blob_identity(fd) == token
-            and segments.read_blob(fd) is not None
-        )
-    header = segments.read_header(fd)
-    if header is None or header.state is not SegmentState.COMPLETE or header.version != version:
+        return segments.blob_header(fd) == (nbytes, token) and segments.read_blob(fd) is not None
+    header = segments.read_complete(fd, version)
+    if header is None or (header.used_bytes, header.token) != (nbytes, token):
         return False
     try:
-        whole = segments.manifest_is_whole(fd, header)
+        return segments.manifest_is_whole(fd, header)
     except SnapshotError:
         return False
-    return whole and header.used_bytes == nbytes and segments.identity(fd) == token

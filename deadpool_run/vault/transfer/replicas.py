@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.segments import blob_bytes, blob_identity, create_memory, whole_pages
+from deadpool_run.vault.segments import blob_header, create_memory, whole_pages
 from deadpool_run.vault.vault import Held, Segments, Vault
 
 Token = bytes
@@ -172,11 +172,11 @@ class Replicas:
                     self._add(own, Copy(part.version, part.token, part.nbytes, timeline, Memory(fd), left_behind=True))
                 else:
                     os.close(fd)
-            nbytes = blob_bytes(segments.transcript)
-            if nbytes is None:
+            header = blob_header(segments.transcript)
+            if header is None:
                 os.close(segments.transcript)
             else:
-                token = blob_identity(segments.transcript)
+                nbytes, token = header
                 self._add(own, Copy(TRANSCRIPT, token, nbytes, timeline, Memory(segments.transcript)))
 
     def close(self) -> None:

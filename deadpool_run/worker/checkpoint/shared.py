@@ -75,7 +75,7 @@ class SharedCheckpoint:
             pieces = [piece for copy in self._copies for piece in survey(copy, pool)]
         first = self._copies[0]
         paths = [] if first.rank else list(write.hyperparameters(first))
-        self._put_result(order, {"pieces": [typed.to_plain(piece) for piece in pieces], "paths": paths})
+        self._put_result(order, {"pieces": pieces, "paths": paths})
 
     def _write(self, order: TakeStep) -> int:
         self._learn(order)
@@ -90,7 +90,7 @@ class SharedCheckpoint:
         places = write.places_of(write.items_of(self._owners), self._results(order))
         parts = [write.part_of(copy, self._owners, places) for copy in self._copies]
         stamps = [write.write_part(storage_at(order.target), _unfinished(order), part) for part in parts]
-        self._put_result(order, {"stamps": [typed.to_plain(stamp) for stamp in stamps]})
+        self._put_result(order, {"stamps": stamps})
         return sum(stamp.nbytes for stamp in stamps)
 
     def _complete(self, order: TakeStep) -> str:
@@ -120,8 +120,8 @@ class SharedCheckpoint:
     # --- results exchanged by nodes ------------------------------------------------------------------------------
 
     def _put_result(self, order: TakeStep, result: Mapping[str, Any]) -> None:
-        data = json.dumps(result, separators=(",", ":")).encode()
-        storage_at(order.target).put(_file(order, CheckpointStep(order.step), self._copies[0].rank), data)
+        path = _file(order, CheckpointStep(order.step), self._copies[0].rank)
+        storage_at(order.target).put(path, typed.to_json(result))
 
     def _results_of(self, order: TakeStep, step: CheckpointStep) -> list[Any]:
         storage, found = storage_at(order.target), []

@@ -65,18 +65,11 @@ def _copy_all(
 
     before = owners()
     orders = [(memories, rank, _slot_of(status_page, rank, version, pair), version) for rank, pair in slots.items()]
-    whole = [raw for raw in pool.map(_copy, *zip(*orders, strict=True)) if raw is not None]
+    headers = [header for header in pool.map(_copy, *zip(*orders, strict=True)) if header is not None]
     # After a rollback, a version of the same number is another one.
-    if len(whole) < len(slots) or before != owners():
+    if len(headers) < len(slots) or before != owners():
         return None
-    return [SlotCopy(raw.rank, raw.memory, raw.header, _manifest(raw)) for raw in whole]
-
-
-@dataclass(frozen=True, slots=True)
-class _Raw:
-    rank: Rank
-    memory: mmap.mmap
-    header: SlotHeader
+    return [_parsed(rank, memories[rank], header) for rank, header in zip(slots, headers, strict=True)]
 
 
 def _room(pair: tuple[int, int]) -> mmap.mmap:
@@ -90,10 +83,10 @@ def _slot_of(status_page: StatusPage, rank: Rank, version: Version, pair: tuple[
     return pair[held.index(version)] if version in held else None
 
 
-def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int | None, version: Version) -> _Raw | None:
-    """Copy one slot; None if it did not hold the version all the time."""
-    before = None if fd is None else segments.read_header(fd)
-    if fd is None or before is None or before.state is not SegmentState.COMPLETE or before.version != version:
+def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int | None, version: Version) -> SlotHeader | None:
+    """Copy one slot and return its header; None if it did not hold the version all the time."""
+    before = None if fd is None else segments.read_complete(fd, version)
+    if fd is None or before is None:
         return None
     if before.used_bytes > len(memories[rank]):  # the slot has grown since
         memories[rank] = mmap.mmap(-1, before.used_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -104,12 +97,12 @@ def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int | None, version: 
         if count == 0:
             return None
         done += count
-    return _Raw(rank, memories[rank], before) if segments.read_header(fd) == before else None
+    return before if segments.read_header(fd) == before else None
 
 
-def _manifest(raw: _Raw) -> Manifest:
-    body = raw.memory[raw.header.manifest_offset : raw.header.used_bytes]
-    return segments.parse_manifest(body, raw.header)
+def _parsed(rank: Rank, memory: mmap.mmap, header: SlotHeader) -> SlotCopy:
+    body = memory[header.manifest_offset : header.used_bytes]
+    return SlotCopy(rank, memory, header, segments.parse_manifest(body, header))
 
 
 class Filling:

@@ -27,7 +27,8 @@ class Owner:
 
     def write(self, version, token=0, rank=0):
         fill_slot(self.fd, rank, version, content(rank, version, token))
-        header, self.token = segments.read_identified(self.fd)
+        header = segments.read_header(self.fd)
+        self.token = header.token
         self.bytes = os.pread(self.fd, header.used_bytes, 0)
 
     def ask(self, **message):
@@ -89,7 +90,8 @@ def seal(owner):
     snapshot = owner.bytes, owner.token
     fd = segments.create_memory("transcript")
     segments.write_blob(fd, b"a transcript")
-    owner.token, owner.bytes = segments.blob_identity(fd), os.pread(fd, segments.blob_bytes(fd), 0)
+    nbytes, owner.token = segments.blob_header(fd)
+    owner.bytes = os.pread(fd, nbytes, 0)
     os.close(fd)
     held = [(snapshot_version(snapshot[0]), snapshot[1])]
     answer = owner.put_all(None, held=held)

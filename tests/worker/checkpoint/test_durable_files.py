@@ -3,11 +3,11 @@
 import os
 import pickle
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from msgspec.structs import replace
 from snapshot_kit import Slots, Training
 
 from deadpool_run.errors import CheckpointError
@@ -66,7 +66,7 @@ def read(slots, target, *, resume="auto", run=RUN, first=True, world_size=RANKS)
         if found.version == checkpoint_format.NOTHING:
             return found
         try:
-            return replace(fill(FillSlots(found.where, found.version, world_size), lent(slots)), refused=tuple(refused))
+            return replace(fill(FillSlots(found.where, found.version, world_size), lent(slots)), refused=refused)
         except CheckpointError as error:
             refused.append(f"checkpoint {found.where} is refused: {error}")
             order.but.append(found.where)
@@ -135,7 +135,7 @@ def test_slots_come_back_byte_for_byte(trained, made, tmp_path, kind):
     assert write(slots, target) == "step-00000002"
     other = made()
     found = read(other, target)
-    assert (found.version, found.refused) == (2, ())
+    assert (found.version, found.refused) == (2, [])
     assert [image(other, rank, 2) for rank in range(RANKS)] == [image(slots, rank, 2) for rank in range(RANKS)]
 
 
