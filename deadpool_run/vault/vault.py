@@ -7,9 +7,8 @@ send slots to other nodes get duplicates, so that no descriptor is closed while 
 
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import blob_header, complete_version, create_memory, read_complete, slot_token
@@ -46,14 +45,6 @@ class Vault:
         self.world_size = world_size
         self._lock = threading.Lock()
         self._fill()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
 
     def descriptors(self, rank: Rank) -> dict[str, int]:
         """Return the descriptors for a worker of this rank: `status_page`, `slot0`, `slot1`, `transcript`."""
@@ -109,11 +100,11 @@ class Vault:
                 return None
             return os.dup(self._ranks[rank].slots[held.slot])
 
-    def open_slot(self, rank: Rank, slot: int) -> int | None:
-        """Return a duplicate, which the caller closes, of a slot; None if the rank is not here."""
+    def open_slots(self, rank: Rank) -> list[int] | None:
+        """Return duplicates, which the caller closes, of the rank's slots; None if the rank is not here."""
         with self._lock:
             own = self._ranks.get(rank)
-            return None if own is None else os.dup(own.slots[slot])
+            return None if own is None else list(map(os.dup, own.slots))
 
     def still(self, rank: Rank, held: Held) -> bool:
         """Return whether the slot still holds this snapshot."""
@@ -161,8 +152,8 @@ class Vault:
             self.status_page.rank_entries[rank].clear(keep_slots=False)
             return own
 
-    def put(self, rank: Rank, slots: tuple[int | None, int | None], transcript: int | None) -> None:
-        """Replace the rank's memory with segments that were filled elsewhere; None: a new, empty one."""
+    def put(self, rank: Rank, slots: Sequence[int], transcript: int) -> None:
+        """Replace the rank's memory with a transcript and up to two slots that were filled elsewhere."""
         new = _create(rank, slots, transcript)
         with self._lock:
             old = self._ranks.pop(rank, None)
@@ -207,8 +198,7 @@ class Vault:
             self._ranks: dict[Rank, Segments] = {}
 
 
-def _create(rank: Rank, slots: tuple[int | None, int | None] = (None, None), transcript: int | None = None) -> Segments:
-    def made(name: str, fd: int | None) -> int:
-        return create_memory(f"{rank}-{name}") if fd is None else fd
-
-    return Segments((made("slot0", slots[0]), made("slot1", slots[1])), made("transcript", transcript))
+def _create(rank: Rank, slots: Sequence[int] = (), transcript: int | None = None) -> Segments:
+    """Return these segments, with new ones in place of those that are missing."""
+    slot0, slot1 = (*slots, *(create_memory(f"{rank}-slot{slot}") for slot in range(len(slots), 2)))
+    return Segments((slot0, slot1), create_memory(f"{rank}-transcript") if transcript is None else transcript)

@@ -105,7 +105,7 @@ class Leader:
     def _mirror(self, node: NodeId, rank_entries: Collection[tuple[int, ...]]) -> None:
         for rank, *words in rank_entries:
             if 0 <= rank < len(self.state.seats) and self.state.seats[rank].node == node:
-                self._status_page.mirror(rank, words)
+                self._status_page.rank_entries[rank].mirror(words)
 
     # --- what goes ------------------------------------------------------------------------------------------------
 

@@ -232,7 +232,7 @@ class FakeBuddy:
         """Have the offered segment sent; return how it came."""
         self.go(offer)
         with memoryview(bytearray(offer.nbytes)) as view:
-            return framing.receive_segment(self.sock, view, self.meter)
+            return framing.receive_segment(self.sock, view, self.meter, [(0, offer.nbytes)])
 
     def hang_up(self):
         if self.sock is not None:

@@ -195,7 +195,7 @@ class Leader:
         for rank, *words in rank_entries:
             owner = self.state.seats[rank].node if 0 <= rank < len(self.state.seats) else None
             if owner == node and not self.node.vault.lives_here(Rank(rank)):
-                self.node.vault.status_page.mirror(rank, words)
+                self.node.vault.status_page.rank_entries[rank].mirror(words)
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
         """Return the first messages for a node that joins."""

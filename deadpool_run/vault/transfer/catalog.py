@@ -41,23 +41,6 @@ class Timeline:
             self._changed.wait_for(lambda: self._number >= number, timeout_s)
 
 
-class Captures:
-    """Notifies threads when a rank that lives here has captured or skipped a version."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-
-    def notify(self) -> None:
-        """Wake all waiting threads."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def wait_for(self, true: Callable[[], bool], timeout_s: float) -> None:
-        """Wait up to `timeout_s` for a condition that changes with captures."""
-        with self._changed:
-            self._changed.wait_for(true, timeout_s)
-
-
 @dataclass(frozen=True, slots=True)
 class Shared:
     """The state that a replicator's threads share."""
@@ -65,7 +48,8 @@ class Shared:
     vault: Vault
     replicas: Replicas
     timeline: Timeline
-    captures: Captures
+    captures: threading.Condition
+    """Notified when a rank that lives here has captured or skipped a version."""
     striped_receives: StripedReceives
     streams: int
     """The maximum number of connections for one segment."""
@@ -92,15 +76,15 @@ class Source:
         sock: socket.socket,
         shared: Shared,
         *,
-        ranges: Sequence[Range] | None = None,
+        ranges: Sequence[Range],
         wanted: Callable[[], bool] = lambda: True,
         end: bool = True,
     ) -> Outcome:
-        """Send these ranges (None: everything) while it is wanted. Raises OSError."""
+        """Send these ranges while it is wanted. Raises OSError."""
         return framing.send_segment(
             sock,
             self.fd,
-            [(0, self.nbytes)] if ranges is None else ranges,
+            ranges,
             still=lambda: wanted() and self.still(),
             bucket=shared.bucket,
             meter=shared.sent,
@@ -142,7 +126,8 @@ def similar(shared: Shared, rank: Rank, version: Version, *, timeout_s: float) -
     rank itself; and copies of this version of other ranks.
     """
     vault, replicas = shared.vault, shared.replicas
-    shared.captures.wait_for(lambda: all(vault.is_past(each, version) for each in vault.ranks()), timeout_s)
+    with shared.captures:
+        shared.captures.wait_for(lambda: all(vault.is_past(each, version) for each in vault.ranks()), timeout_s)
     held = replicas.held()
     return [
         *(partial(_open_own, vault, each, version) for each in vault.ranks()),

@@ -204,13 +204,11 @@ def _send_file(sock: socket.socket, fd: int, offset: int, end: int) -> None:
         offset += count
 
 
-def receive_segment(
-    sock: socket.socket, view: memoryview, meter: Meter, ranges: Sequence[Range] | None = None
-) -> Outcome:
-    """Fill these ranges of `view` (None: all of it), which has the segment's size. Raises OSError and `ProtocolError`."""
+def receive_segment(sock: socket.socket, view: memoryview, meter: Meter, ranges: Sequence[Range]) -> Outcome:
+    """Fill these ranges of `view`, which has the segment's size. Raises OSError and `ProtocolError`."""
     head = bytearray(_PIECE.size)
     outcome = Outcome.WHOLE
-    pieces = _pieces([(0, len(view))] if ranges is None else ranges)
+    pieces = _pieces(ranges)
     while True:
         receive_into(sock, memoryview(head))
         length, number = _PIECE.unpack(head)

@@ -154,10 +154,9 @@ class Replicas:
             if own is None or TRANSCRIPT not in found or not newest:
                 return False
             transcript = own.copies.pop(TRANSCRIPT).memory.give()
-            newest = newest[:2]
-            fds = [own.copies.pop(version).memory.give() for version in newest]
+            fds = [own.copies.pop(version).memory.give() for version in newest[:2]]
             self._drop(rank)
-        vault.put(rank, (fds[0], fds[1] if len(fds) > 1 else None), transcript)
+        vault.put(rank, fds, transcript)
         return True
 
     def take_over(self, rank: Rank, timeline: int, segments: Segments, held: Collection[Held]) -> None:
@@ -213,10 +212,10 @@ class Replicas:
     def has(self, rank: Rank, copy: Version | None, token: Token, timeline: int) -> bool:
         """Return whether this content is here; it then belongs to this timeline, too."""
         with self._lock:
-            own = self._ranks.get(rank)
-            held = None if own is None else own.copies.get(copy)
-            if own is None or held is None or held.token != token:
+            held = self._copy(rank, copy)
+            if held is None or held.token != token:
                 return False
+            own = self._ranks[rank]
             held.timeline = own.timeline = max(own.timeline, timeline)
             held.left_behind = False
             return True
@@ -252,8 +251,7 @@ class Replicas:
     def transcript(self, rank: Rank) -> Token | None:
         """Return the token of the rank's transcript, if it is here."""
         with self._lock:
-            own = self._ranks.get(rank)
-            copy = None if own is None else own.copies.get(TRANSCRIPT)
+            copy = self._copy(rank, TRANSCRIPT)
             return None if copy is None else copy.token
 
     # --- for senders ---------------------------------------------------------------------------------------------
@@ -261,8 +259,7 @@ class Replicas:
     def open(self, rank: Rank, version: Version | None) -> tuple[Copy, int] | None:
         """Return a copy and a descriptor to read it, both for `shut`; None if it is not here."""
         with self._lock:
-            own = self._ranks.get(rank)
-            copy = None if own is None else own.copies.get(version)
+            copy = self._copy(rank, version)
             if copy is None:
                 return None
             copy.readers += 1
@@ -271,8 +268,7 @@ class Replicas:
     def still(self, rank: Rank, copy: Copy) -> bool:
         """Return whether the copy is still held."""
         with self._lock:
-            own = self._ranks.get(rank)
-            return own is not None and own.copies.get(copy.version) is copy
+            return self._copy(rank, copy.version) is copy
 
     def shut(self, copy: Copy, fd: int) -> None:
         """Close a reader's descriptor."""
@@ -281,6 +277,10 @@ class Replicas:
             copy.readers -= 1
 
     # --- with the lock held --------------------------------------------------------------------------------------
+
+    def _copy(self, rank: Rank, version: Version | None) -> Copy | None:
+        own = self._ranks.get(rank)
+        return None if own is None else own.copies.get(version)
 
     def _refusal(self, rank: Rank, timeline: int) -> str | None:
         if rank not in self._kept:

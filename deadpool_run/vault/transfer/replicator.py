@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from deadpool_run.ids import NodeId, Rank, Version
+from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.transfer import fetch as fetching
-from deadpool_run.vault.transfer.catalog import Captures, Shared, Timeline
+from deadpool_run.vault.transfer.catalog import Shared, Timeline
 from deadpool_run.vault.transfer.fetch import FetchTask
 from deadpool_run.vault.transfer.framing import Bucket, Meter
 from deadpool_run.vault.transfer.receiver import Served
@@ -65,7 +65,7 @@ class Replicator:
             vault=vault,
             replicas=Replicas(),
             timeline=Timeline(),
-            captures=Captures(),
+            captures=threading.Condition(),
             striped_receives=StripedReceives(),
             streams=streams,
             bucket=Bucket(bandwidth, closing),
@@ -80,8 +80,8 @@ class Replicator:
         self._on_safe = on_safe
         self._floor: Version | None = None
         self._local: dict[Rank, LocalVersions] = {}
-        self._links: dict[Rank, dict[NodeId, ReplicationLink]] = {}
-        self._peers: dict[Rank, tuple[Peer, ...]] = {}
+        self._links: dict[Rank, dict[Peer, ReplicationLink]] = {}
+        """Of each rank that lives here and whose buddies are known."""
         self._reported: dict[Rank, _Safe] = {}
         self._fetch_tasks: dict[Rank, FetchTask] = {}
         self._served: list[Served] = []
@@ -92,19 +92,15 @@ class Replicator:
 
     def set_buddies(self, buddies: Mapping[Rank, tuple[Peer, ...]]) -> None:
         """Copy only these ranks, which live here, to these peers from now on."""
-        for rank in self._peers.keys() - buddies.keys():
-            self._reported.pop(rank, None)
-            for link in self._links.pop(rank, {}).values():
-                self._end(link)
-        before, self._peers = self._peers, dict(buddies)
+        for rank in self._links.keys() - buddies.keys():
+            self._end_links(rank)
         for rank, peers in buddies.items():
             links = self._links.setdefault(rank, {})
-            kept = {peer.node for peer in peers if peer in before.get(rank, ())}
-            for node in links.keys() - kept:
-                self._end(links.pop(node))
+            for peer in links.keys() - set(peers):
+                self._end(links.pop(peer))
             for peer in peers:
-                if peer.node not in links:
-                    links[peer.node] = ReplicationLink(
+                if peer not in links:
+                    links[peer] = ReplicationLink(
                         rank=rank,
                         peer=peer,
                         local=self._local_of(rank),
@@ -123,12 +119,12 @@ class Replicator:
     def captured(self, rank: Rank, version: Version) -> None:
         """Note that the rank's worker has captured this version."""
         self._local_of(rank).captured(version)
-        self._shared.captures.notify()
+        self._notify_captures()
         self._wake(rank)
 
     def skipped(self) -> None:
         """Note that a rank's worker skipped a capture; the rank's entry has the version."""
-        self._shared.captures.notify()
+        self._notify_captures()
 
     def sealed(self, rank: Rank) -> None:
         """Note that the rank's transcript is complete."""
@@ -143,10 +139,7 @@ class Replicator:
         """Note that the rank moved to another node: its memory here becomes a copy, which `keep` may drop."""
         self._cancel_fetch(rank)
         held = [] if rank not in self._local else self._local.pop(rank).held()
-        for link in self._links.pop(rank, {}).values():
-            self._end(link)
-        self._peers.pop(rank, None)
-        self._reported.pop(rank, None)
+        self._end_links(rank)
         segments = self._vault.take(rank)
         if segments is not None:
             self._shared.replicas.take_over(rank, self._shared.timeline.number, segments, held)
@@ -163,15 +156,10 @@ class Replicator:
         """Drop all copies, because the world starts again. The caller renews the vault and sets new buddies."""
         self._floor = None
         self._local.clear()
-        for fetch_task in self._fetch_tasks.values():
-            self._end(fetch_task)
-        self._fetch_tasks.clear()
-        for links in self._links.values():
-            for link in links.values():
-                self._end(link)
-        self._links.clear()
-        self._peers.clear()
-        self._reported.clear()
+        for rank in list(self._fetch_tasks):
+            self._cancel_fetch(rank)
+        for rank in list(self._links):
+            self._end_links(rank)
         self._shared.replicas.renew(timeline)
         self._begin(timeline)
 
@@ -181,9 +169,7 @@ class Replicator:
         """Return, oldest first, the available versions of the rank; none without its transcript."""
         if not self._vault.lives_here(rank):
             return self._shared.replicas.versions(rank)
-        return (
-            () if not self._vault.has_transcript(rank) else tuple(held.version for held in self._local_of(rank).held())
-        )
+        return tuple(held.version for held in self._local_of(rank).held()) if self._vault.has_transcript(rank) else ()
 
     def seat(self, rank: Rank, source: Peer | None, done: Done) -> None:
         """Prepare the rank's memory here for a replacement, then call `done` with the error, or None.
@@ -211,9 +197,9 @@ class Replicator:
         began = time.monotonic()
         nbytes = 0
 
-        def act(sock: socket.socket, stream_pool: StreamPool) -> None:
+        def act(stream_pool: StreamPool) -> None:
             nonlocal nbytes
-            nbytes = fetching.fetch_snapshot(sock, stream_pool, self._shared, rank, version, timeline)
+            nbytes = fetching.fetch_snapshot(stream_pool, self._shared, rank, version, timeline)
 
         def end(failure: str | None) -> None:
             if failure is None:
@@ -234,12 +220,12 @@ class Replicator:
         fetched: list[Memory] = []
         timeline = self._shared.timeline.number
 
-        def act(sock: socket.socket, _: StreamPool) -> None:
-            fetched.append(fetching.fetch_transcript(sock, self._shared, rank, timeline))
+        def act(stream_pool: StreamPool) -> None:
+            fetched.append(fetching.fetch_transcript(stream_pool, self._shared, rank, timeline))
 
         def end(failure: str | None) -> None:
             if fetched and self._fetch_tasks.get(rank) is fetch_task:
-                self._vault.put(rank, (None, None), fetched.pop().give())
+                self._vault.put(rank, (), fetched.pop().give())
                 self._shared.replicas.drop(rank)
             elif fetched:
                 fetched.pop().close()
@@ -315,8 +301,8 @@ class Replicator:
             *self._ending,
             *self._fetch_tasks.values(),
             *self._served,
+            *(link for links in self._links.values() for link in links.values()),
         ]
-        running += [link for links in self._links.values() for link in links.values()]
         for each in running:
             each.stop()
         deadline = time.monotonic() + _CLOSE_S
@@ -329,8 +315,12 @@ class Replicator:
 
     def _begin(self, timeline: int) -> None:
         self._shared.timeline.begin(timeline)
-        for rank in self._peers.keys() | self._local.keys():
+        for rank in self._links.keys() | self._local.keys():
             self._wake(rank)
+
+    def _notify_captures(self) -> None:
+        with self._shared.captures:
+            self._shared.captures.notify_all()
 
     def _wake(self, rank: Rank) -> None:
         for link in self._links.get(rank, {}).values():
@@ -339,9 +329,10 @@ class Replicator:
 
     def _report(self, rank: Rank) -> None:
         """Report what is safe, if it has changed; nothing before the rank's buddies are known."""
-        if rank not in self._peers or self._shared.closing.is_set():
+        links = self._links.get(rank)
+        if links is None or self._shared.closing.is_set():
             return
-        timeline, links = self._shared.timeline.number, self._links.get(rank, {})
+        timeline = self._shared.timeline.number
         if links:
             holdings = [link.safe(timeline) for link in links.values()]
             common = frozenset.intersection(*(held for held, _ in holdings))
@@ -365,6 +356,11 @@ class Replicator:
             self._loop.call_soon_threadsafe(what, *arguments)
             return True
         return False
+
+    def _end_links(self, rank: Rank) -> None:
+        self._reported.pop(rank, None)
+        for link in self._links.pop(rank, {}).values():
+            self._end(link)
 
     def _end(self, each: ReplicationLink | FetchTask) -> None:
         each.stop()

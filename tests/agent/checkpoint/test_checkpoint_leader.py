@@ -1,6 +1,7 @@
 """Durable checkpoints: the leader's orders, one node's part in them, and one machine as a cluster of one."""
 
 import asyncio
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -83,7 +84,7 @@ class Job:
 
 @pytest.fixture
 def vault():
-    with Vault(3) as made:
+    with closing(Vault(3)) as made:
         yield made
 
 

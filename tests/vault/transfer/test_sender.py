@@ -120,7 +120,7 @@ async def test_a_slot_that_is_overwritten_while_it_is_sent_is_said_to_be_torn():
         await off(framing.receive_into, buddy.sock, memoryview(leader))  # it is on its way
         owner.vault.status_page.rank_entries[0].set_slot(0, BUSY)
         with memoryview(bytearray(offer.nbytes)) as view:
-            assert await off(framing.receive_segment, buddy.sock, view, buddy.meter) is Outcome.TORN
+            assert await off(framing.receive_segment, buddy.sock, view, buddy.meter, [(0, len(view))]) is Outcome.TORN
 
 
 @in_loop
@@ -154,7 +154,7 @@ async def test_pages_that_change_on_their_way_are_found_out():
         assert peeked[-8:] == bytes(8), "the owner saw no change"
         os.pwrite(owner.vault.descriptors(Rank(0))["slot0"], b"\0" * 4096, segments.HEADER_BYTES)
         with memoryview(bytearray(offer.nbytes)) as view:
-            outcome = await off(framing.receive_segment, buddy.sock, view, buddy.meter)
+            outcome = await off(framing.receive_segment, buddy.sock, view, buddy.meter, [(0, len(view))])
             changed = view[segments.HEADER_BYTES : segments.HEADER_BYTES + 4096] == b"\0" * 4096
         assert outcome is (Outcome.DAMAGED if changed else Outcome.WHOLE)
 

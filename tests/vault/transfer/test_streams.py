@@ -249,6 +249,7 @@ def test_a_stream_pool_says_what_went_wrong_and_leaves_no_thread():
         return pairs[-1][0]
 
     stream_pool = StreamPool(dial)
+    stream_pool.first()
     assert stream_pool.open(2) == 2
 
     def fail(_):
@@ -258,15 +259,16 @@ def test_a_stream_pool_says_what_went_wrong_and_leaves_no_thread():
         assert sock.recv(1) == b"", "what fails ends the others' waits"
 
     with pytest.raises(OSError, match="broken"):
-        stream_pool.work([fail, wait], lambda: None)
+        stream_pool.work(lambda _: None, fail, wait)
     stream_pool.close()
+    stream_pool.first()
     assert stream_pool.open(1) == 1, "after a close there are new ones"
 
-    def own():
+    def own(_):
         raise KeyError("ours")
 
     with pytest.raises(KeyError):
-        stream_pool.work([wait], own)
+        stream_pool.work(own, wait)
     stream_pool.close()
     for ours, theirs in pairs:
         ours.close()
