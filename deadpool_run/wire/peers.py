@@ -12,6 +12,7 @@ from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank
 from deadpool_run.structs import Tagged, Untagged
 from deadpool_run.wire import typed
+from deadpool_run.wire.checkpoints import DurableSpec
 from deadpool_run.wire.frames import pack
 
 MAX_FRAME_BYTES = 16 << 20
@@ -118,16 +119,13 @@ class Ask(Tagged):
 
 
 class Joined(Tagged):
-    """Takes the node in under this id. `settings` and `durable` are the job's and replace those of the node's command line.
-
-    `durable` has the fields of a `DurableSpec`, or none if the job writes no durable checkpoints.
-    """
+    """Takes the node in under this id. `settings` and `durable` are the job's and replace those of the node's command line."""
 
     node: NodeId
     run_id: str
     run_name: str
     settings: Settings
-    durable: dict[str, Any]
+    durable: DurableSpec | None
 
 
 class Heartbeat(Tagged):

@@ -88,7 +88,7 @@ class Leader:
 
     def _join(self, node: NodeId, place: ev.Place) -> None:
         begin = do.BeginGeneration(self.state.generation)
-        self._tell([node], peers.Joined(node, "id", "name", self._settings, {}))
+        self._tell([node], peers.Joined(node, "id", "name", self._settings, None))
         self._tell([node], self._world())
         self._tell([node], peers.Order(begin, self.state.capture_interval))
         self._server.submit(ev.NodeJoined(node, place))

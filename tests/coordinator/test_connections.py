@@ -32,7 +32,7 @@ class Owner(Changes):
         if node in self.held:
             return
         assert self.connections.admit(node)
-        self.connections.send(node, peers.Joined(node, "id", "name", SETTINGS, {}))
+        self.connections.send(node, peers.Joined(node, "id", "name", SETTINGS, None))
         self.connections.send(node, peers.World(0, 1, "127.0.0.1", 29500))
         self.submit(ev.NodeJoined(node, join.place))
 
@@ -101,7 +101,7 @@ def test_a_node_is_told_its_name_first_and_then_announced():
         end = house.connect()
         end.send(peers.Join(place, 2))
         assert await end.hears(2) == [
-            peers.Joined("n", "id", "name", SETTINGS, {}),
+            peers.Joined("n", "id", "name", SETTINGS, None),
             peers.World(0, 1, "127.0.0.1", 29500),
         ]
         assert house.owner.events == [ev.NodeJoined("n", place)]

@@ -32,7 +32,7 @@ from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
 from deadpool_run.view.plan import outline
 from deadpool_run.view.status_report import NodeReports, Seen, status_object
-from deadpool_run.wire import peers, typed
+from deadpool_run.wire import peers
 
 JOURNAL_NAME = "journal.jsonl"
 _EXIT_LAUNCH_FAILED = 1
@@ -205,7 +205,7 @@ class Leader:
             self._spec.run_id,
             self._spec.run_dir.name,
             self._spec.settings,
-            {} if self._spec.durable is None else typed.to_plain(self._spec.durable),
+            self._spec.durable,
         )
         committed = None if self._tracking is None else self._tracking.committed
         durable = self.durable.newest

@@ -9,7 +9,6 @@ import pytest
 from deadpool_run.agent.checkpoint import leader
 from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
-from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.core.members import Seat
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
@@ -18,7 +17,7 @@ from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
-from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, StepTaken
+from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, DurableSpec, StepTaken
 
 HOMES = {"a": (0, 1), "b": (2,), "spare": ()}
 STEPS = [step.value for step in CheckpointStep]

@@ -103,7 +103,7 @@ def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_ar
     async def main():
         nonlocal followers
         leader, leadership = FakeLeader(), FakeLeadership()
-        leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, {}),)
+        leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
         followers = Watched(leader, leadership, 2)
         ends = []
 
@@ -125,7 +125,7 @@ def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_ar
         await asyncio.sleep(0)
         assert [event.node for event in leader.told] == leadership.known == ["a", "b", "c", "d"]
         assert [len(configuration.agents) for configuration in leadership.agent.configurations] == [3, 5]
-        assert await ends[3].hears(1) == [peers.Joined("d", "id", "name", SETTINGS, {})]
+        assert await ends[3].hears(1) == [peers.Joined("d", "id", "name", SETTINGS, None)]
         await followers.end(peers.End(0, ""))
         for end in ends:
             end.close()
