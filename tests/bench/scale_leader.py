@@ -46,7 +46,7 @@ class Leader:
         self._frames: dict[NodeId, Frames] = {}
         self._tracking = Tracking(settings.world_size)
         self._status_page = StatusPage(create_status_page(settings.world_size), settings.world_size)
-        self._server = CoordinatorServer(settings, self, Journal(journal, settings), self._decided)
+        self._server = CoordinatorServer(settings, self.perform, Journal(journal, settings), self._decided)
         self._server.on_entry = self._log
         self._moved = False
 

@@ -76,7 +76,7 @@ class Leader:
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
         self.request_handler = RequestHandler(spec.settings.world_size, self)
         self._on_news = on_news
-        self._server = CoordinatorServer(spec.settings, self, self._journal, self._decided, known)
+        self._server = CoordinatorServer(spec.settings, self.perform, self._journal, self._decided, known)
         self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
         self.followers: Followers | None = None
         """The other nodes; None on one machine. Set before `begin`."""

@@ -31,13 +31,6 @@ class FakeLeader:
         self.told.append(event)
 
 
-class Performer:
-    """Performs nothing."""
-
-    def perform(self, effect):
-        pass
-
-
 def lead():
     agent = election.first_leader("leader", 1000.0, 0.0)
     leadership = SimpleNamespace(agent=agent, heartbeat=lambda: peers.Heartbeat(0, 0.0, 1, 1))
@@ -137,7 +130,7 @@ def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_ar
 def test_a_deadline_that_stays_keeps_its_timer_and_one_that_is_called_early_gets_another(tmp_path):
     async def main():
         journal = Journal(tmp_path / "journal", SETTINGS)
-        server = CoordinatorServer(SETTINGS, Performer(), journal, lambda: None)
+        server = CoordinatorServer(SETTINGS, lambda _: None, journal, lambda: None)
         server.submit(ev.JobSubmitted("n1"))
         first = server._timer
         server.submit(ev.WorkerStarted(99, 1))
