@@ -88,17 +88,19 @@ class Writer:
 
     def _values(self, capture: StateCapture, tree: TreeWriter) -> dict[str, Any]:
         names = capture.plan.names
-        plain: dict[str, Any] = {}
-        for name, optimizer in self._protected.optimizers.items():
-            plain[name] = optimizer.plain(names) if capture.plan.has_plain else NO_PLAIN
         members = {
             name: [[names[id(parameter)] for parameter in group] for group in groups]
             for name, groups in capture.values["members"].items()
         }
         kept = {names[id(parameter)]: gradient for parameter, gradient in capture.values["gradients"]}
-        by_name = capture.values | {"members": members, "gradients": kept}
-        values = {part: _encode_part(part, by_name[part], tree) for part in by_name}
-        values["plain"] = {name: tree.encode(state, f"the state of {name!r}") for name, state in plain.items()}
+        values: dict[str, Any] = {
+            part: {name: tree.encode(value, f"the state of {name!r} ({part})") for name, value in by_name.items()}
+            for part, by_name in (capture.values | {"members": members, "gradients": kept}).items()
+        }
+        values["plain"] = {
+            name: tree.encode(optimizer.plain(names) if capture.plan.has_plain else NO_PLAIN, f"the state of {name!r}")
+            for name, optimizer in self._protected.optimizers.items()
+        }
         values["rng"] = tree.encode(rng_tree(capture.rng), "the generators")
         return values
 
@@ -117,7 +119,3 @@ class Writer:
                 copy_each(to, of, non_blocking=True)
         for stream in self._streams.values():
             stream.synchronize()
-
-
-def _encode_part(part: str, values: dict[str, Any], tree: TreeWriter) -> dict[str, Any]:
-    return {name: tree.encode(value, f"the state of {name!r} ({part})") for name, value in values.items()}
