@@ -12,6 +12,7 @@ The tensors are only in torch's files. Nothing here is ever unpickled.
 import json
 import re
 import struct
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -47,6 +48,11 @@ def version_in(name: str) -> Version | None:
     """Return the version in a directory name; None if it is not a checkpoint's."""
     match = _NAME.fullmatch(name)
     return Version(int(match[1])) if match else None
+
+
+def versions_in(names: Iterable[str]) -> list[Version]:
+    """Return the versions in those names that are a checkpoint's, oldest first."""
+    return sorted(version for name in names if (version := version_in(name)) is not None)
 
 
 def leftover(name: str) -> bool:

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 from deadpool_run.errors import DeadpoolError, ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
@@ -19,11 +20,13 @@ from deadpool_run.vault.transfer.sender import Dial
 from deadpool_run.vault.transfer.streams import StreamPool
 from deadpool_run.wire.peers import Peer
 
+T = TypeVar("T")
 
-class FetchTask:
+
+class FetchTask(Generic[T]):
     """Fetches one segment from a peer, after the rank's last fetch task has ended.
 
-    `on_end` is called on the task's thread with the error, or None.
+    `on_end` is called on the task's thread with the result of `act`, or with None and the error.
     """
 
     def __init__(  # noqa: PLR0913 - what it asks, does and tells
@@ -32,11 +35,11 @@ class FetchTask:
         name: str,
         peer: Peer,
         dial: Dial,
-        act: Callable[[StreamPool], None],
-        on_end: Callable[[str | None], object],
-        after: "FetchTask | None",
+        act: Callable[[StreamPool], T],
+        on_end: Callable[[T | None, str | None], object],
+        after: "FetchTask[Any] | None",
     ) -> None:
-        """Start. `act` gets the connections."""
+        """Start."""
         self._peer, self._act, self._on_end, self._after = peer, act, on_end, after
         self._stream_pool = StreamPool(lambda: dial(peer.address, peer.port))
         self.thread = threading.Thread(target=self._run, name=f"deadpool-{name}", daemon=True)
@@ -50,18 +53,19 @@ class FetchTask:
         if self._after is not None:
             self._after.thread.join()  # it was stopped; two tasks must not write to the same memory
             self._after = None
+        result: T | None = None
         failure: str | None = "an unexpected error"
         try:
             with contextlib.closing(self._stream_pool) as stream_pool:
-                self._act(stream_pool)
+                result = self._act(stream_pool)
             failure = None
         except (OSError, DeadpoolError) as error:
             failure = f"{self._peer.node} ({self._peer.address}:{self._peer.port}): {error}"
         finally:
-            self._on_end(failure)
+            self._on_end(result, failure)
 
 
-def fetch_transcript(stream_pool: StreamPool, shared: Shared, rank: Rank, timeline: int) -> Memory:
+def fetch_transcript(shared: Shared, rank: Rank, timeline: int, stream_pool: StreamPool) -> Memory:
     """Return the rank's transcript in memory that the caller owns. Raises OSError and `DeadpoolError`."""
     sock, memory = stream_pool.first(), Memory(segments.create_memory(f"{rank}-transcript"))
     try:
@@ -75,7 +79,7 @@ def fetch_transcript(stream_pool: StreamPool, shared: Shared, rank: Rank, timeli
     return memory
 
 
-def fetch_snapshot(stream_pool: StreamPool, shared: Shared, rank: Rank, version: Version, timeline: int) -> int:
+def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, stream_pool: StreamPool) -> int:
     """Fetch this version into the rank's slots; return its size. Raises OSError and `DeadpoolError`.
 
     It replaces the older snapshot; the other slot is emptied when it is complete. The slots stay the same files, because the

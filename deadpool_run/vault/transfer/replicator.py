@@ -11,17 +11,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.transfer import fetch as fetching
 from deadpool_run.vault.transfer.catalog import Shared, Timeline
-from deadpool_run.vault.transfer.fetch import FetchTask
+from deadpool_run.vault.transfer.fetch import FetchTask, fetch_snapshot, fetch_transcript
 from deadpool_run.vault.transfer.framing import Bucket, Meter
 from deadpool_run.vault.transfer.receiver import Served
 from deadpool_run.vault.transfer.replicas import Memory, Replicas
 from deadpool_run.vault.transfer.sender import Dial, LocalVersions, ReplicationLink
-from deadpool_run.vault.transfer.streams import StreamPool, StripedReceives
+from deadpool_run.vault.transfer.streams import StripedReceives
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
 
@@ -83,9 +83,9 @@ class Replicator:
         self._links: dict[Rank, dict[Peer, ReplicationLink]] = {}
         """Of each rank that lives here and whose buddies are known."""
         self._reported: dict[Rank, _Safe] = {}
-        self._fetch_tasks: dict[Rank, FetchTask] = {}
+        self._fetch_tasks: dict[Rank, FetchTask[Any]] = {}
         self._served: list[Served] = []
-        self._ending: list[ReplicationLink | FetchTask] = []
+        self._ending: list[ReplicationLink | FetchTask[Any]] = []
         self._fetched = (0, 0.0)
 
     # --- buddies -------------------------------------------------------------------------------------------------
@@ -193,16 +193,10 @@ class Replicator:
 
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """Fetch this version into the rank's slots here, which then hold nothing else; call `done` as `seat` does."""
-        timeline = self._shared.timeline.number
         began = time.monotonic()
-        nbytes = 0
 
-        def act(stream_pool: StreamPool) -> None:
-            nonlocal nbytes
-            nbytes = fetching.fetch_snapshot(stream_pool, self._shared, rank, version, timeline)
-
-        def end(failure: str | None) -> None:
-            if failure is None:
+        def end(nbytes: int | None, failure: str | None) -> None:
+            if nbytes is not None and failure is None:
                 self._fetched = (nbytes, time.monotonic() - began)
                 self._local_of(rank).captured(version)
             self._seated(rank, done, failure)
@@ -211,42 +205,36 @@ class Replicator:
             name=f"fetch-{rank}",
             peer=source,
             dial=self._dial,
-            act=act,
-            on_end=lambda why: self._call(end, why),
+            act=partial(fetch_snapshot, self._shared, rank, version, self._shared.timeline.number),
+            on_end=partial(self._call, end),
             after=self._cancel_fetch(rank),
         )
 
-    def _fetch_transcript(self, rank: Rank, source: Peer, done: Done) -> FetchTask:
-        fetched: list[Memory] = []
-        timeline = self._shared.timeline.number
-
-        def act(stream_pool: StreamPool) -> None:
-            fetched.append(fetching.fetch_transcript(stream_pool, self._shared, rank, timeline))
-
-        def end(failure: str | None) -> None:
-            if fetched and self._fetch_tasks.get(rank) is fetch_task:
-                self._vault.put(rank, (), fetched.pop().give())
+    def _fetch_transcript(self, rank: Rank, source: Peer, done: Done) -> FetchTask[Memory]:
+        def end(memory: Memory | None, failure: str | None) -> None:
+            if memory is not None and self._fetch_tasks.get(rank) is fetch_task:
+                self._vault.put(rank, (), memory.give())
                 self._shared.replicas.drop(rank)
-            elif fetched:
-                fetched.pop().close()
+            elif memory is not None:
+                memory.close()
                 failure = failure or "the fetch was cancelled"
             self._seated(rank, done, failure)
 
-        def on_end(why: str | None) -> None:
-            if not self._call(end, why) and fetched:
-                fetched.pop().close()
+        def on_end(memory: Memory | None, failure: str | None) -> None:
+            if not self._call(end, memory, failure) and memory is not None:
+                memory.close()
 
         fetch_task = FetchTask(
             name=f"seat-{rank}",
             peer=source,
             dial=self._dial,
-            act=act,
+            act=partial(fetch_transcript, self._shared, rank, self._shared.timeline.number),
             on_end=on_end,
             after=self._cancel_fetch(rank),
         )
         return fetch_task
 
-    def _cancel_fetch(self, rank: Rank) -> FetchTask | None:
+    def _cancel_fetch(self, rank: Rank) -> FetchTask[Any] | None:
         fetch_task = self._fetch_tasks.pop(rank, None)
         if fetch_task is not None:
             self._end(fetch_task)
@@ -297,7 +285,7 @@ class Replicator:
         """End every thread and free all memory except the vault's. Blocks a short time; nothing is reported afterwards."""
         self._shared.closing.set()
         self._shared.striped_receives.close()
-        running: list[ReplicationLink | FetchTask | Served] = [
+        running: list[ReplicationLink | FetchTask[Any] | Served] = [
             *self._ending,
             *self._fetch_tasks.values(),
             *self._served,
@@ -362,7 +350,7 @@ class Replicator:
         for link in self._links.pop(rank, {}).values():
             self._end(link)
 
-    def _end(self, each: ReplicationLink | FetchTask) -> None:
+    def _end(self, each: ReplicationLink | FetchTask[Any]) -> None:
         each.stop()
         self._ending = [other for other in self._ending if other.thread.is_alive()]
         self._ending.append(each)

@@ -15,7 +15,7 @@ from typing import IO
 import torch
 
 from deadpool_run.errors import CheckpointError, SnapshotError
-from deadpool_run.ids import Rank, Version
+from deadpool_run.ids import Rank
 from deadpool_run.vault import checkpoint_format, segments
 from deadpool_run.vault.checkpoint_format import (
     PartPlace,
@@ -25,6 +25,7 @@ from deadpool_run.vault.checkpoint_format import (
     name_of,
     part_name,
     version_in,
+    versions_in,
 )
 from deadpool_run.vault.segments import TensorEntry
 from deadpool_run.wire.checkpoints import CheckpointLoaded, ChooseCheckpoint, FillSlots
@@ -106,15 +107,11 @@ def _message(error: CheckpointError | OSError) -> str:
     return str(error)
 
 
-def _versions(storage: Storage) -> list[Version]:
-    return sorted((v for name in storage.names() if (v := version_in(name)) is not None), reverse=True)
-
-
 def _candidates(order: ChooseCheckpoint) -> Iterator[_Candidate]:
     named = _named(order.resume)
     if order.target and (order.resume == AUTO or not order.first):
         storage = storage_at(order.target)
-        for version in _versions(storage):
+        for version in reversed(versions_in(storage.names())):
             candidate = _Candidate(storage, name_of(version))
             if order.resume == AUTO or _is_of(candidate, order.run):
                 yield candidate
@@ -142,10 +139,10 @@ def _refuse_newer(target: str, resume: str) -> None:
         return
     storage, named = storage_at(target), _named(resume)
     start = (version_in(named.name) if named is not None else None) or checkpoint_format.NOTHING
-    newer = [name_of(version) for version in _versions(storage) if version > start]
+    newer = [name_of(version) for version in versions_in(storage.names()) if version > start]
     if newer:
         raise CheckpointError(
-            f"{storage.where()} holds {', '.join(sorted(newer))}, which this run must not resume from (--resume {resume}).\n"
+            f"{storage.where()} holds {', '.join(newer)}, which this run must not resume from (--resume {resume}).\n"
             "Move them away, pass another directory to --durable, or pass --resume auto."
         )
 

@@ -23,7 +23,6 @@ from deadpool_run.vault.checkpoint_format import Part, PartPlace, PartStamp, Rec
 from deadpool_run.worker.checkpoint.plan import (
     Path,
     Piece,
-    assign,
     fqn_of,
     modules_by_optimizer,
     parameter_key,
@@ -74,27 +73,14 @@ def complete(  # noqa: PLR0913 - what the record says
     storage.complete(unfinished, checkpoint_format.name_of(version))
 
 
-def prune(storage: Storage, newest: Version, keep: int) -> list[str]:
-    """Remove all except the newest `keep` checkpoints up to this version; return their names."""
-    names = storage.names()
-    known = sorted(version for name in names if (version := checkpoint_format.version_in(name)) is not None)
-    doomed = [checkpoint_format.name_of(version) for version in known if version <= newest][:-keep]
-    for name in doomed:
-        storage.remove(name)
-    return doomed
+def prune(storage: Storage, newest: Version, keep: int) -> None:
+    """Remove all except the newest `keep` checkpoints up to this version."""
+    known = [version for version in checkpoint_format.versions_in(storage.names()) if version <= newest]
+    for version in known[:-keep]:
+        storage.remove(checkpoint_format.name_of(version))
 
 
 # --- torch's files, written in the steps of `dcp.save` --------------------------------------------------------------------
-
-
-def owners_of(pieces: Iterable[Piece]) -> Owners:
-    """Return the piece that is written for each rank and tensor."""
-    return {(piece.rank, piece.entry.name): item for piece, item in assign(pieces)}
-
-
-def items_of(owners: Owners) -> Items:
-    """Return every written piece once."""
-    return {(piece.fqn, piece.offsets): piece for piece in owners.values()}
 
 
 def write_items(
