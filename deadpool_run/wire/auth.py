@@ -99,7 +99,7 @@ class Caller:
         """Return what to send next, None at the end. Raises `GreetingRefusedError`."""
         match received:
             case Challenge(nonce, proof):
-                if not _is_proof(proof, self._token, "listener", self.hello.role, self.hello.nonce, nonce):
+                if not _equal(proof, _proof(self._token, "listener", self.hello.role, self.hello.nonce, nonce)):
                     raise GreetingRefusedError(WRONG_TOKEN)
                 self._is_sure = True
                 return Proof(_proof(self._token, "caller", self.hello.role, self.hello.nonce, nonce))
@@ -137,8 +137,8 @@ class Listener:
                 self._hello = received
                 return Challenge(self._nonce, _proof(self._token, "listener", role, nonce, self._nonce))
             case Proof(proof) if self._hello is not None:
-                known = _is_proof(proof, self._token, "caller", self._hello.role, self._hello.nonce, self._nonce)
-                return Welcome() if known else GreetingRefused(WRONG_TOKEN)
+                own = _proof(self._token, "caller", self._hello.role, self._hello.nonce, self._nonce)
+                return Welcome() if _equal(proof, own) else GreetingRefused(WRONG_TOKEN)
             case _:
                 return GreetingRefused(f"the caller sent an unexpected {type(received).__name__}")
 
@@ -148,10 +148,8 @@ def _proof(token: bytes, side: str, role: ConnectionRole, caller_nonce: str, lis
     return hmac.new(token, _bytes(text), "sha256").hexdigest()
 
 
-def _is_proof(  # noqa: PLR0913, PLR0917 - what a proof is over
-    claimed: str, token: bytes, side: str, role: ConnectionRole, caller_nonce: str, listener_nonce: str
-) -> bool:
-    return hmac.compare_digest(_bytes(claimed), _bytes(_proof(token, side, role, caller_nonce, listener_nonce)))
+def _equal(claimed: str, proof: str) -> bool:
+    return hmac.compare_digest(_bytes(claimed), _bytes(proof))
 
 
 def _bytes(text: str) -> bytes:

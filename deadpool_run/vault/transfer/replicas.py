@@ -76,6 +76,9 @@ class _Rank:
     spares: list[Memory] = field(default_factory=list)
     timeline: int = 0
 
+    def snapshots(self) -> dict[Version, Copy]:
+        return {version: copy for version, copy in self.copies.items() if version is not TRANSCRIPT}
+
 
 class Replicas:
     """The copies of a node."""
@@ -100,18 +103,14 @@ class Replicas:
         with self._lock:
             self._timeline = timeline
             for own in self._ranks.values():
-                for copy in list(own.copies.values()):
-                    if copy.version is not TRANSCRIPT and copy.version > version and copy.timeline < timeline:
-                        self._free(own, own.copies.pop(copy.version))
+                self._free_older(own, timeline, {each for each in own.snapshots() if each > version})
 
     def renew(self, timeline: int) -> None:
         """Drop everything of older timelines."""
         with self._lock:
             self._timeline = timeline
             for rank, own in list(self._ranks.items()):
-                for copy in list(own.copies.values()):
-                    if copy.timeline < timeline:
-                        self._free(own, own.copies.pop(copy.version))
+                self._free_older(own, timeline, set(own.copies))
                 if not own.copies:
                     self._drop(rank)
 
@@ -121,7 +120,7 @@ class Replicas:
             own = self._ranks.get(rank)
             if own is None or TRANSCRIPT not in own.copies:
                 return ()
-            return tuple(sorted(version for version in own.copies if version is not TRANSCRIPT))
+            return tuple(sorted(own.snapshots()))
 
     def ranks(self) -> dict[Rank, tuple[Version, ...]]:
         """Return `versions` of each rank."""
@@ -130,10 +129,7 @@ class Replicas:
     def held(self) -> dict[Rank, tuple[Version, ...]]:
         """Return the versions of each rank, with a transcript or without."""
         with self._lock:
-            return {
-                rank: tuple(version for version in own.copies if version is not TRANSCRIPT)
-                for rank, own in self._ranks.items()
-            }
+            return {rank: tuple(own.snapshots()) for rank, own in self._ranks.items()}
 
     def drop(self, rank: Rank) -> None:
         """Drop all copies of the rank."""
@@ -146,12 +142,9 @@ class Replicas:
         Without `left`, snapshots that the rank left behind do not count.
         """
         with self._lock:
-            own = self._ranks.get(rank)
-            found = {} if own is None else own.copies
-            newest = sorted(
-                (v for v, copy in found.items() if v is not TRANSCRIPT and (left or not copy.left_behind)), reverse=True
-            )
-            if own is None or TRANSCRIPT not in found or not newest:
+            own = self._ranks.get(rank, _Rank())
+            newest = sorted((v for v, copy in own.snapshots().items() if left or not copy.left_behind), reverse=True)
+            if TRANSCRIPT not in own.copies or not newest:
                 return False
             transcript = own.copies.pop(TRANSCRIPT).memory.give()
             fds = [own.copies.pop(version).memory.give() for version in newest[:2]]
@@ -238,15 +231,10 @@ class Replicas:
             own = self._ranks.get(rank)
             if own is None:
                 return []
-            left = []
-            for version, copy in list(own.copies.items()):
-                if version is TRANSCRIPT:
-                    continue
+            for version, copy in own.snapshots().items():
                 if timeline >= own.timeline and (version, copy.token) not in kept:
                     self._free(own, own.copies.pop(version))
-                else:
-                    left.append((version, copy.token))
-            return sorted(left)
+            return sorted((version, copy.token) for version, copy in own.snapshots().items())
 
     def transcript(self, rank: Rank) -> Token | None:
         """Return the token of the rank's transcript, if it is here."""
@@ -294,6 +282,12 @@ class Replicas:
         own.copies[copy.version] = copy
         if old is not None:
             self._free(own, old)
+
+    def _free_older(self, own: _Rank, timeline: int, versions: Collection[Version | None]) -> None:
+        """Free those of these versions that came in an older timeline."""
+        for version in versions:
+            if own.copies[version].timeline < timeline:
+                self._free(own, own.copies.pop(version))
 
     def _free(self, own: _Rank, copy: Copy) -> None:
         """Reuse a copy's memory, unless a reader still uses it."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -67,22 +68,19 @@ class Writer:
                 capture.version,
             )
             return False
-        blobs = []
-        offset = end
-        for blob in tree.blobs:
-            blobs.append((offset, len(blob)))
-            offset += len(blob)
+        sizes = list(map(len, tree.blobs))
+        *offsets, manifest_offset = accumulate(sizes, initial=end)
         manifest = segments.encode_manifest(
             version=capture.version,
             rank=self._rank,
             tensors=plan.encoded,
             value_tensors=segments.encode_entries(value_entries),
-            blobs=blobs,
+            blobs=list(zip(offsets, sizes, strict=True)),
             values=values,
         )
         segments.write_all(memory.fd, b"".join((*tree.blobs, manifest)), end)
         digest = segments.digest_of(manifest)
-        header = SlotHeader(SegmentState.COMPLETE, capture.version, offset, len(manifest), digest)
+        header = SlotHeader(SegmentState.COMPLETE, capture.version, manifest_offset, len(manifest), digest)
         segments.write_header(memory.fd, header)
         return True
 
