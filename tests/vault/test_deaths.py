@@ -84,12 +84,11 @@ async def test_a_buddy_that_comes_up_late_is_found():
             raise ConnectionRefusedError("not yet")
         return connect(address, port)
 
-    async with cluster("b") as (b,):
-        async with cluster("a", dial=dial) as (a,):
-            a.capture(0, 0)
-            a.copies_to(b)
-            await a.until_safe(0, 0, transcript=False)
-            assert len(dialled) == 4
+    async with cluster("b") as (b,), cluster("a", dial=dial) as (a,):
+        a.capture(0, 0)
+        a.copies_to(b)
+        await a.until_safe(0, 0, transcript=False)
+        assert len(dialled) == 4
 
 
 @in_loop

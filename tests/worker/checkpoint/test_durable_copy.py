@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from snapshot_kit import Child, Slots
+from snapshot_kit import Child, capture
 from snapshot_large import Large, trains_for_ever
 
 from deadpool_run.vault.segments import mark_busy
@@ -20,13 +20,6 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def slots(_warm):
-    made = Slots()
-    yield made
-    made.close()
 
 
 def test_a_copy_is_of_one_version_while_the_rank_trains_on(slots):
@@ -67,14 +60,12 @@ def test_a_version_that_is_kept_stays_until_it_is_let_go(slots):
     for version in range(2):
         assert snapshots.capture_now(version)
     slots.status_page.kept = 0
-    snapshots.begin(2)
-    snapshots.wait()
+    capture(snapshots, 2)
     assert snapshots.held() == (0, 1)
     assert skipped == [2]
     slots.status_page.kept = EMPTY
     assert snapshots.capture_now(3)
     assert snapshots.held() == (1, 3)
-    snapshots.close()
 
 
 def test_a_slot_that_is_being_written_is_not_copied(slots):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from msgspec.structs import replace
-from snapshot_kit import Slots, Training
+from snapshot_kit import Training
 
 from deadpool_run.errors import CheckpointError
 from deadpool_run.vault import checkpoint_format
@@ -81,16 +81,8 @@ def _one_thread():
 
 
 @pytest.fixture
-def made():
-    all_slots = []
-
-    def make(ranks=RANKS):
-        all_slots.append(Slots(ranks))
-        return all_slots[-1]
-
-    yield make
-    for slots in all_slots:
-        slots.close()
+def made(make_slots):
+    return lambda ranks=RANKS: make_slots(ranks)
 
 
 @pytest.fixture

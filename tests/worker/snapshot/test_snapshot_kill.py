@@ -4,18 +4,11 @@ import random
 import time
 
 import pytest
-from snapshot_kit import Child, Slots
+from snapshot_kit import Child, capture
 from snapshot_large import Large, trains_for_ever
 
 from deadpool_run.vault.segments import complete_versions, read_header, read_manifest
 from deadpool_run.vault.status_page import BUSY
-
-
-@pytest.fixture
-def slots(_warm):
-    made = Slots()
-    yield made
-    made.close()
 
 
 def _spin_until(condition, limit_s=30.0):
@@ -78,8 +71,7 @@ def test_a_successor_takes_over_a_half_written_slot(slots):
     for _ in range(2):
         snapshots.wait()
         large.step()
-        snapshots.begin(large.version)
-    snapshots.wait()
+        capture(snapshots, large.version)
     snapshots.close()
     assert rank_entry.held == (newest + 1, newest + 2)
     again = Large()

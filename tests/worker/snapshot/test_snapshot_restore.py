@@ -6,17 +6,10 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from snapshot_kit import Slots, Training, digest, draws, given, in_child, seed
+from snapshot_kit import Training, digest, draws, given, in_child, seed
 from torch import nn
 
 from deadpool_run.errors import ScriptError, SnapshotError
-
-
-@pytest.fixture
-def slots(_warm):
-    made = Slots()
-    yield made
-    made.close()
 
 
 def captures(gift, optimizer, steps):
@@ -70,7 +63,6 @@ def test_a_restore_can_go_back_before_the_optimizer_had_state(slots):
     snapshots.restore(0)
     assert not training.optimizer.state
     assert training.digest() == before
-    snapshots.close()
 
 
 def test_a_restore_removes_state_that_the_snapshot_does_not_have(slots):
@@ -83,7 +75,6 @@ def test_a_restore_removes_state_that_the_snapshot_does_not_have(slots):
     training.optimizer.state[first]["note"] = "x"
     snapshots.restore(1)
     assert set(training.optimizer.state[first]) == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
-    snapshots.close()
 
 
 def test_tensor_objects_stay_the_same(slots):
@@ -98,7 +89,6 @@ def test_tensor_objects_stay_the_same(slots):
     assert all(a is b for a, b in zip(held, [*training.model.parameters(), *training.model.buffers()], strict=True))
     now = [value for values in training.optimizer.state.values() for value in values.values()]
     assert all(a is b for a, b in zip(state, now, strict=True))
-    snapshots.close()
 
 
 class Odd(nn.Module):
@@ -232,7 +222,6 @@ def test_a_value_that_would_need_pickle_is_the_scripts_fault(slots):
     with pytest.raises(ScriptError, match=r"the state of 'thing' .*\.a\[0\] is a .*Opaque.*never pickled"):
         snapshots.capture_now(0)
     assert snapshots.held() == ()
-    snapshots.close()
 
 
 @pytest.mark.parametrize("obj", [3, None, torch.zeros(1), object()])
@@ -240,7 +229,6 @@ def test_only_what_has_state_can_be_protected(slots, obj):
     snapshots = slots.own()
     with pytest.raises(ScriptError, match="has no state_dict"):
         snapshots.protect("thing", obj)
-    snapshots.close()
 
 
 def test_a_name_is_used_once(slots):
@@ -248,7 +236,6 @@ def test_a_name_is_used_once(slots):
     snapshots.protect("model", nn.Linear(1, 1))
     with pytest.raises(ScriptError, match="'model' is protected already"):
         snapshots.protect("model", nn.Linear(1, 1))
-    snapshots.close()
 
 
 def _net(**changes):
@@ -286,7 +273,6 @@ def test_a_snapshot_of_other_objects_is_refused_before_anything_changes(slots, c
     with pytest.raises(SnapshotError, match=says):
         theirs.restore(0)
     assert digest(model.state_dict()) == before
-    theirs.close()
 
 
 def test_other_names_are_refused(slots):
@@ -300,7 +286,6 @@ def test_other_names_are_refused(slots):
         theirs.restore(0)
     assert "schedule: not in the snapshot" in str(refused.value)
     assert "scheduler: in the snapshot only" in str(refused.value)
-    theirs.close()
 
 
 def test_a_version_that_no_slot_holds_is_refused(slots):
@@ -308,7 +293,6 @@ def test_a_version_that_no_slot_holds_is_refused(slots):
     snapshots.capture_now(0)
     with pytest.raises(SnapshotError, match="no slot holds snapshot 3"):
         snapshots.restore(3)
-    snapshots.close()
 
 
 def test_generators_are_protected_without_asking(slots):
@@ -320,7 +304,6 @@ def test_generators_are_protected_without_asking(slots):
     seed(4)
     snapshots.restore(0)
     assert [draws() for _ in range(3)] == want
-    snapshots.close()
 
 
 def test_optimizers_share_a_model(slots):
@@ -342,7 +325,6 @@ def test_optimizers_share_a_model(slots):
     assert digest(model.state_dict(), one.state_dict(), other.state_dict(), loose) != want
     snapshots.restore(2)
     assert digest(model.state_dict(), one.state_dict(), other.state_dict(), loose) == want
-    snapshots.close()
 
 
 def test_a_rate_that_is_a_tensor_stays_that_tensor(slots):
@@ -357,4 +339,3 @@ def test_a_rate_that_is_a_tensor_stays_that_tensor(slots):
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == 0.5
     random.seed()
-    snapshots.close()
