@@ -23,7 +23,7 @@ from typing import Any
 
 from deadpool_run.errors import ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.status_page import BUSY, EMPTY, RankEntry
+from deadpool_run.vault.status_page import BUSY, EMPTY
 from deadpool_run.wire.typed import from_plain, to_json
 
 FORMAT = 2
@@ -246,12 +246,6 @@ def complete_version(fd: int) -> Version | None:
     if header is None or header.state is not SegmentState.COMPLETE:
         return None
     return Version(header.version)
-
-
-def complete_versions(fds: Sequence[int], rank_entry: RankEntry) -> tuple[Version, ...]:
-    """Return, oldest first, the versions that are complete in both the status page and the slots' headers."""
-    both = zip(fds, rank_entry.slots, strict=True)
-    return tuple(sorted(Version(version) for fd, version in both if version >= 0 and complete_version(fd) == version))
 
 
 def free_slot(

@@ -43,7 +43,7 @@ class Vault:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._fill()
 
     def descriptors(self, rank: Rank) -> dict[str, int]:
@@ -91,14 +91,20 @@ class Vault:
     def held(self, rank: Rank) -> tuple[Held, ...]:
         """Return the complete snapshots in the rank's slots, oldest first."""
         with self._lock:
-            return self._held(rank)
+            own = self._ranks.get(rank)
+            if own is None:
+                return ()
+            found = []
+            for slot, version in enumerate(self.status_page.rank_entries[rank].slots):
+                header = read_complete(own.slots[slot], version)
+                if version >= 0 and header is not None:
+                    found.append(Held(Version(version), header.token, header.used_bytes, slot))
+            return tuple(sorted(found, key=lambda held: held.version))
 
     def open(self, rank: Rank, held: Held) -> int | None:
         """Return a duplicate, which the caller closes, of the slot with this snapshot; None if it has gone."""
         with self._lock:
-            if held not in self._held(rank):
-                return None
-            return os.dup(self._ranks[rank].slots[held.slot])
+            return os.dup(self._ranks[rank].slots[held.slot]) if held in self.held(rank) else None
 
     def open_slots(self, rank: Rank) -> list[int] | None:
         """Return duplicates, which the caller closes, of the rank's slots; None if the rank is not here."""
@@ -177,17 +183,6 @@ class Vault:
             for own in self._ranks.values():
                 own.close()
             self._ranks.clear()
-
-    def _held(self, rank: Rank) -> tuple[Held, ...]:
-        own = self._ranks.get(rank)
-        if own is None:
-            return ()
-        found = []
-        for slot, version in enumerate(self.status_page.rank_entries[rank].slots):
-            header = read_complete(own.slots[slot], version)
-            if version >= 0 and header is not None:
-                found.append(Held(Version(version), header.token, header.used_bytes, slot))
-        return tuple(sorted(found, key=lambda held: held.version))
 
     def _fill(self) -> None:
         with self._lock:

@@ -84,7 +84,7 @@ class Replicas:
     """The copies of a node."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._ranks: dict[Rank, _Rank] = {}
         self._kept: frozenset[Rank] = frozenset()
         self._timeline = 0
@@ -96,7 +96,7 @@ class Replicas:
         with self._lock:
             self._kept = frozenset(ranks)
             for rank in self._ranks.keys() - self._kept:
-                self._drop(rank)
+                self.drop(rank)
 
     def discard_above(self, timeline: int, version: Version) -> None:
         """Drop newer versions of older timelines, and refuse later deliveries of older timelines."""
@@ -112,15 +112,13 @@ class Replicas:
             for rank, own in list(self._ranks.items()):
                 self._free_older(own, timeline, set(own.copies))
                 if not own.copies:
-                    self._drop(rank)
+                    self.drop(rank)
 
     def versions(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, the versions of a rank; none without its transcript."""
         with self._lock:
-            own = self._ranks.get(rank)
-            if own is None or TRANSCRIPT not in own.copies:
-                return ()
-            return tuple(sorted(own.snapshots()))
+            own = self._ranks.get(rank, _Rank())
+            return tuple(sorted(own.snapshots())) if TRANSCRIPT in own.copies else ()
 
     def ranks(self) -> dict[Rank, tuple[Version, ...]]:
         """Return `versions` of each rank."""
@@ -134,7 +132,9 @@ class Replicas:
     def drop(self, rank: Rank) -> None:
         """Drop all copies of the rank."""
         with self._lock:
-            self._drop(rank)
+            own = self._ranks.pop(rank, _Rank())
+            for memory in (*(copy.memory for copy in own.copies.values()), *own.spares):
+                memory.close()
 
     def move_to(self, vault: Vault, rank: Rank, *, left: bool = True) -> bool:
         """Turn the copies of a rank into its own memory here; False without a snapshot and a transcript.
@@ -148,7 +148,7 @@ class Replicas:
                 return False
             transcript = own.copies.pop(TRANSCRIPT).memory.give()
             fds = [own.copies.pop(version).memory.give() for version in newest[:2]]
-            self._drop(rank)
+            self.drop(rank)
         vault.put(rank, fds, transcript)
         return True
 
@@ -176,14 +176,17 @@ class Replicas:
         with self._lock:
             self._kept = frozenset()
             for rank in list(self._ranks):
-                self._drop(rank)
+                self.drop(rank)
 
     # --- for receivers -------------------------------------------------------------------------------------------
 
     def refusal(self, rank: Rank, timeline: int) -> str | None:
         """Return why deliveries of the rank in this timeline are refused; None if they are not."""
         with self._lock:
-            return self._refusal(rank, timeline)
+            if rank not in self._kept:
+                return "this node does not keep copies of the rank"
+            newest = max(self._timeline, self._ranks.get(rank, _Rank()).timeline)
+            return f"timeline {timeline} is older than {newest}" if timeline < newest else None
 
     def spare(self, rank: Rank, version: Version | None) -> Memory:
         """Return memory to receive into; the caller owns it until `add` or `put_back`."""
@@ -216,7 +219,7 @@ class Replicas:
     def add(self, rank: Rank, copy: Copy) -> str | None:
         """Add a complete copy. Or free it, and return why it is refused by now."""
         with self._lock:
-            refusal = self._refusal(rank, copy.timeline)
+            refusal = self.refusal(rank, copy.timeline)
             if refusal is not None:
                 copy.memory.close()
                 return refusal
@@ -228,9 +231,7 @@ class Replicas:
     def trim(self, rank: Rank, timeline: int, kept: Collection[tuple[Version, Token]]) -> list[tuple[Version, Token]]:
         """Drop copies that the owner does not hold, unless a newer timeline is known; return the rest."""
         with self._lock:
-            own = self._ranks.get(rank)
-            if own is None:
-                return []
+            own = self._ranks.get(rank, _Rank())
             for version, copy in own.snapshots().items():
                 if timeline >= own.timeline and (version, copy.token) not in kept:
                     self._free(own, own.copies.pop(version))
@@ -267,15 +268,7 @@ class Replicas:
     # --- with the lock held --------------------------------------------------------------------------------------
 
     def _copy(self, rank: Rank, version: Version | None) -> Copy | None:
-        own = self._ranks.get(rank)
-        return None if own is None else own.copies.get(version)
-
-    def _refusal(self, rank: Rank, timeline: int) -> str | None:
-        if rank not in self._kept:
-            return "this node does not keep copies of the rank"
-        own = self._ranks.get(rank)
-        newest = max(self._timeline, 0 if own is None else own.timeline)
-        return f"timeline {timeline} is older than {newest}" if timeline < newest else None
+        return self._ranks.get(rank, _Rank()).copies.get(version)
 
     def _add(self, own: _Rank, copy: Copy) -> None:
         old = own.copies.pop(copy.version, None)
@@ -300,13 +293,4 @@ class Replicas:
         if len(own.spares) < _MAX_SPARES:
             own.spares.append(memory)
         else:
-            memory.close()
-
-    def _drop(self, rank: Rank) -> None:
-        own = self._ranks.pop(rank, None)
-        if own is None:
-            return
-        for copy in own.copies.values():
-            copy.memory.close()
-        for memory in own.spares:
             memory.close()

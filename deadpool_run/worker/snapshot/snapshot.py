@@ -103,9 +103,8 @@ class Snapshots:
     def _take_slots(self, slot_fds: tuple[int, int], status_page: StatusPage, rank: Rank) -> None:
         self._rank_entry = status_page.rank_entries[rank]
         self._memories = tuple(SlotMemory(fd) for fd in slot_fds)
-        complete = segments.complete_versions(slot_fds, self._rank_entry)
         for slot, version in enumerate(self._rank_entry.slots):
-            if version not in complete:
+            if segments.read_complete(slot_fds[slot], version) is None:
                 self._rank_entry.set_slot(slot, EMPTY)
         writer = Writer(self._protected, rank, self._interrupted)
         self._copy_thread = self._make_copy_thread(
