@@ -6,7 +6,7 @@ nothing stays on a disk, and the size of /dev/shm is no limit.
 
 A writer sets the header to *busy* before the first byte changes, and to *complete* after the last. Digests detect an
 incomplete header or manifest. The bytes of a slot are `[0, header.used_bytes)`; a copy of the snapshot sends those. No two
-headers are equal, so that a reader detects an overwritten slot by comparing the header before and after.
+headers have the same token, so that a reader detects an overwritten slot by comparing the token before and after.
 """
 
 import fcntl
@@ -120,7 +120,7 @@ class SlotHeader:
     digest: bytes = b""
     """Of the manifest: BLAKE2b of 16 bytes."""
     writes: int = field(default=0, compare=False)
-    """Grows with each written header. Starts at the clock, so that headers of two slots are never equal."""
+    """Grows with each written header. Starts at the clock, so that headers of two slots never have the same token."""
     token: bytes = field(default=b"", compare=False)
     """Digest of the written header, which identifies the content of a complete slot."""
 

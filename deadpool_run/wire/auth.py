@@ -4,7 +4,7 @@
     Hello(version, role, nonce)        ->
                                        <-     Challenge(nonce, proof)
     Proof(proof)                       ->
-                                       <-     Welcome()          (or Refused(reason) instead of any answer)
+                                       <-     Welcome()          (or GreetingRefused(reason) instead of any answer)
 
 A proof is HMAC-SHA256 (RFC 2104) under the token over the side that proves, the role and both nonces. So a proof is of no use
 to the other side, for another role, or in another conversation.

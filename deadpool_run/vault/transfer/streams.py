@@ -1,8 +1,7 @@
 """Several connections for one segment, each with a part of its bytes: one connection may not fill the link.
 
-The first connection of a delivery carries the messages, with the number of parts (`of`). Each of the others announces
-which part of which delivery it brings, `headers.Part`, and the bytes follow as `framing` has them.
-Both ends divide the bytes in the same way, so that no further message is needed.
+The first connection of a delivery carries the messages, with the number of parts (`of`). Each of the others announces its part
+with a `headers.PartHeader`, and the bytes follow as in `framing`. Both ends divide the bytes in the same way.
 """
 
 import contextlib

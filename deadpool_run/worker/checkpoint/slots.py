@@ -86,7 +86,7 @@ def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int, version: Version
         if count == 0:
             return None
         done += count
-    return before if segments.read_header(fd) == before else None
+    return before if segments.slot_token(fd) == before.token else None
 
 
 def _parsed(rank: Rank, memory: mmap.mmap, header: SlotHeader) -> SlotCopy:
