@@ -76,9 +76,12 @@ def given(gift, **options):
     return status_page, snapshots_on(status_page, slot_fds, rank, **options)
 
 
-def snapshots_on(status_page, slot_fds, rank, **options):
+def snapshots_on(status_page, slot_fds, rank, *, protect=None, **options):
     options.setdefault("on_skip", lambda _: None)
-    return Snapshots(slot_fds=tuple(slot_fds), status_page=status_page, rank=Rank(rank), **options)
+    snapshots = Snapshots(slot_fds=tuple(slot_fds), status_page=status_page, rank=Rank(rank), **options)
+    for name, obj in (protect or {}).items():
+        snapshots.protect(name, obj)
+    return snapshots
 
 
 class Child:

@@ -1,5 +1,6 @@
 """Slots are copied for a durable checkpoint while their rank trains on: what is copied is one version, or nothing."""
 
+import os
 import time
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from snapshot_kit import Child, capture
 from snapshot_large import Large, trains_for_ever
 
-from deadpool_run.vault.segments import mark_busy
+from deadpool_run.vault.segments import complete_version, mark_busy, read_header, write_header
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.worker.checkpoint.slots import copy_kept, rooms
 
@@ -66,6 +67,20 @@ def test_a_version_that_is_kept_stays_until_it_is_let_go(slots):
     slots.status_page.kept = EMPTY
     assert snapshots.capture_now(3)
     assert snapshots.held() == (1, 3)
+
+
+def test_a_version_that_is_written_again_while_it_is_copied_is_not_taken(slots, monkeypatch):
+    assert slots.own().capture_now(0)
+    lent, preadv = {0: slots.fds[0]}, os.preadv
+    (fd,) = (fd for fd in slots.fds[0] if complete_version(fd) == 0)
+
+    def read_and_write_again(*args):
+        write_header(fd, read_header(fd))  # of the same version and layout
+        return preadv(*args)
+
+    monkeypatch.setattr(os, "preadv", read_and_write_again)
+    slots.status_page.kept = 0
+    assert copy_kept(slots.status_page, lent, 0, rooms(lent)) is None
 
 
 def test_a_slot_that_is_being_written_is_not_copied(slots):

@@ -24,8 +24,7 @@ def pair(make_slots):
 def test_a_snapshot_is_of_the_step_that_it_says(slots):
     model = nn.ParameterList([torch.zeros(BIG), torch.zeros(())])
     model.register_buffer("count", torch.zeros(3))
-    snapshots = slots.own()
-    snapshots.protect("model", model)
+    snapshots = slots.own(protect={"model": model})
     snapshots.capture_now(0)
     for version in range(1, 12):
         with torch.no_grad():
@@ -47,8 +46,7 @@ def test_a_snapshot_is_of_the_step_that_it_says(slots):
 def test_weights_written_during_a_copy_are_never_called_a_snapshot(slots):
     skipped, captured = [], []
     model = nn.ParameterList([torch.zeros(BIG)])
-    snapshots = slots.own(on_skip=skipped.append, on_captured=captured.append)
-    snapshots.protect("model", model)
+    snapshots = slots.own(on_skip=skipped.append, on_captured=captured.append, protect={"model": model})
     snapshots.capture_now(0)
     snapshots.begin(1)
     with torch.no_grad():
@@ -63,8 +61,7 @@ def test_weights_written_during_a_copy_are_never_called_a_snapshot(slots):
 
 
 def test_only_versions_that_the_interval_divides_are_captured(slots):
-    snapshots = slots.own(interval=3)
-    snapshots.protect("model", nn.Linear(2, 2))
+    snapshots = slots.own(interval=3, protect={"model": nn.Linear(2, 2)})
     held = []
     for version in range(8):
         capture(snapshots, version)
@@ -176,9 +173,7 @@ def test_a_new_owner_trusts_no_slot_on_which_header_and_status_page_differ(slots
 def test_what_is_added_later_is_captured(slots):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    snapshots = slots.own()
-    snapshots.protect("model", model)
-    snapshots.protect("optimizer", optimizer)
+    snapshots = slots.own(protect={"model": model, "optimizer": optimizer})
     snapshots.capture_now(0)
     assert len(slots.tensors(0)) == 2
     model(torch.ones(2)).sum().backward()
@@ -273,9 +268,7 @@ def test_a_rewind_works_between_captures_and_after_a_restore(slots):
 def test_gradients_that_stay_allocated_are_zeroed_in_place(slots):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    snapshots = slots.own()
-    snapshots.protect("model", model)
-    snapshots.protect("optimizer", optimizer)
+    snapshots = slots.own(protect={"model": model, "optimizer": optimizer})
     model(torch.ones(2)).sum().backward()
     kept = model.weight.grad
     for put in (snapshots.rewind, snapshots.restore):
@@ -290,9 +283,7 @@ def test_gradients_that_stay_allocated_are_zeroed_in_place(slots):
 def test_gradients_that_no_optimizer_has_used_are_state(slots):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    snapshots = slots.own()
-    snapshots.protect("model", model)
-    snapshots.protect("optimizer", optimizer)
+    snapshots = slots.own(protect={"model": model, "optimizer": optimizer})
     model(torch.tensor([1.0, 2.0])).sum().backward()
     want = model.weight.grad.clone()
     for put in (snapshots.rewind, snapshots.restore):
@@ -322,8 +313,7 @@ def test_a_wrapped_module_has_the_names_of_the_module(slots):
             self._orig_mod = module
 
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    snapshots = slots.own()
-    snapshots.protect("model", Wrapped(model))
+    snapshots = slots.own(protect={"model": Wrapped(model)})
     snapshots.capture_now(0)
     assert "model/0.weight" in slots.tensors(0)
     assert digest(model.state_dict()) == digest(Wrapped(model)._orig_mod.state_dict())

@@ -123,15 +123,13 @@ def test_odd_tensors_come_back(slots):
     seed(1)
     one = Odd()
     one.calls = 5
-    snapshots = slots.own()
-    snapshots.protect("odd", one)
+    snapshots = slots.own(protect={"odd": one})
     snapshots.capture_now(0)
     seed(2)
     with torch.no_grad():
         other = Odd()
     snapshots.close()
-    theirs = slots.own()
-    theirs.protect("odd", other)
+    theirs = slots.own(protect={"odd": other})
     theirs.restore(0)
     theirs.close()
     pairs = [*zip(one.parameters(), other.parameters(), strict=True), *zip(one.buffers(), other.buffers(), strict=True)]
@@ -173,8 +171,7 @@ PLAIN = {
 
 def test_plain_values_come_back(slots):
     holder = Holder(PLAIN)
-    snapshots = slots.own()
-    snapshots.protect("holder", holder)
+    snapshots = slots.own(protect={"holder": holder})
     snapshots.capture_now(0)
     holder.state = None
     snapshots.restore(0)
@@ -194,8 +191,7 @@ def test_tensors_and_arrays_in_values_come_back(slots):
     }
     want = {key: value for key, value in state.items() if key in ("array", "scalar", "generator")}
     holder = Holder(state)
-    snapshots = slots.own()
-    snapshots.protect("holder", holder)
+    snapshots = slots.own(protect={"holder": holder})
     snapshots.capture_now(0)
     kept = digest(state["tensors"])
     turned.add_(1)  # what was captured is not the live tensor
@@ -232,8 +228,7 @@ def test_only_what_has_state_can_be_protected(slots, obj):
 
 
 def test_a_name_is_used_once(slots):
-    snapshots = slots.own()
-    snapshots.protect("model", nn.Linear(1, 1))
+    snapshots = slots.own(protect={"model": nn.Linear(1, 1)})
     with pytest.raises(ScriptError, match="'model' is protected already"):
         snapshots.protect("model", nn.Linear(1, 1))
 
@@ -260,28 +255,22 @@ def _net(**changes):
 )
 def test_a_snapshot_of_other_objects_is_refused_before_anything_changes(slots, changes, says):
     model, optimizer = _net()
-    snapshots = slots.own()
-    snapshots.protect("model", model)
-    snapshots.protect("optimizer", optimizer)
+    snapshots = slots.own(protect={"model": model, "optimizer": optimizer})
     snapshots.capture_now(0)
     snapshots.close()
     model, optimizer = _net(**changes)
     before = digest(model.state_dict())
-    theirs = slots.own()
-    theirs.protect("model", model)
-    theirs.protect("optimizer", optimizer)
+    theirs = slots.own(protect={"model": model, "optimizer": optimizer})
     with pytest.raises(SnapshotError, match=says):
         theirs.restore(0)
     assert digest(model.state_dict()) == before
 
 
 def test_other_names_are_refused(slots):
-    snapshots = slots.own()
-    snapshots.protect("scheduler", Holder({}))
+    snapshots = slots.own(protect={"scheduler": Holder({})})
     snapshots.capture_now(0)
     snapshots.close()
-    theirs = slots.own()
-    theirs.protect("schedule", Holder({}))
+    theirs = slots.own(protect={"schedule": Holder({})})
     with pytest.raises(SnapshotError) as refused:
         theirs.restore(0)
     assert "schedule: not in the snapshot" in str(refused.value)
@@ -331,8 +320,7 @@ def test_a_rate_that_is_a_tensor_stays_that_tensor(slots):
     model = nn.Linear(2, 2)
     rate = torch.tensor(0.5)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-    snapshots = slots.own()
-    snapshots.protect("optimizer", optimizer)
+    snapshots = slots.own(protect={"optimizer": optimizer})
     snapshots.capture_now(0)
     rate.fill_(0.25)
     snapshots.restore(0)
