@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from deadpool_run.errors import SnapshotError
@@ -46,19 +46,19 @@ class Shared:
     """The state that a replicator's threads share."""
 
     vault: Vault
-    replicas: Replicas
-    timeline: Timeline
-    captures: threading.Condition
-    """Notified when a rank that lives here has captured or skipped a version."""
-    striped_receives: StripedReceives
     streams: int
     """The maximum number of connections for one segment."""
     bucket: Bucket
-    sent: Meter
-    received: Meter
-    deduplicated: Meter
-    """Bytes that buddies had already."""
     closing: threading.Event
+    replicas: Replicas = field(default_factory=Replicas)
+    timeline: Timeline = field(default_factory=Timeline)
+    captures: threading.Condition = field(default_factory=threading.Condition)
+    """Notified when a rank that lives here has captured or skipped a version."""
+    striped_receives: StripedReceives = field(default_factory=StripedReceives)
+    sent: Meter = field(default_factory=Meter)
+    received: Meter = field(default_factory=Meter)
+    deduplicated: Meter = field(default_factory=Meter)
+    """Bytes that buddies had already."""
 
 
 @dataclass(frozen=True, slots=True)

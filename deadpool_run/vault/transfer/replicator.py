@@ -15,13 +15,12 @@ from functools import partial
 from typing import Any
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.transfer.catalog import Shared, Timeline
+from deadpool_run.vault.transfer.catalog import Shared
 from deadpool_run.vault.transfer.fetch import FetchTask, fetch_snapshot, fetch_transcript
-from deadpool_run.vault.transfer.framing import Bucket, Meter
+from deadpool_run.vault.transfer.framing import Bucket
 from deadpool_run.vault.transfer.receiver import Served
-from deadpool_run.vault.transfer.replicas import Memory, Replicas
+from deadpool_run.vault.transfer.replicas import Memory
 from deadpool_run.vault.transfer.sender import Dial, LocalVersions, ReplicationLink
-from deadpool_run.vault.transfer.streams import StripedReceives
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
 
@@ -61,19 +60,7 @@ class Replicator:
         snapshot.
         """
         closing = threading.Event()
-        self._shared = Shared(
-            vault=vault,
-            replicas=Replicas(),
-            timeline=Timeline(),
-            captures=threading.Condition(),
-            striped_receives=StripedReceives(),
-            streams=streams,
-            bucket=Bucket(bandwidth, closing),
-            sent=Meter(),
-            received=Meter(),
-            deduplicated=Meter(),
-            closing=closing,
-        )
+        self._shared = Shared(vault, streams, Bucket(bandwidth, closing), closing)
         self._vault = vault
         self._loop = loop
         self._dial = dial
@@ -181,7 +168,7 @@ class Replicator:
         here = source is None and self._vault.has_transcript(rank)
         moved = not here and self._shared.replicas.move_to(self._vault, rank, left=source is None)
         if source is not None and not moved:
-            self._fetch_tasks[rank] = self._fetch_transcript(rank, source, done)
+            self._fetch_transcript(rank, source, done)
             return
         self._cancel_fetch(rank)
         if moved:
@@ -210,7 +197,7 @@ class Replicator:
             after=self._cancel_fetch(rank),
         )
 
-    def _fetch_transcript(self, rank: Rank, source: Peer, done: Done) -> FetchTask[Memory]:
+    def _fetch_transcript(self, rank: Rank, source: Peer, done: Done) -> None:
         def end(memory: Memory | None, failure: str | None) -> None:
             if memory is not None and self._fetch_tasks.get(rank) is fetch_task:
                 self._vault.put(rank, (), memory.give())
@@ -232,7 +219,7 @@ class Replicator:
             on_end=on_end,
             after=self._cancel_fetch(rank),
         )
-        return fetch_task
+        self._fetch_tasks[rank] = fetch_task
 
     def _cancel_fetch(self, rank: Rank) -> FetchTask[Any] | None:
         fetch_task = self._fetch_tasks.pop(rank, None)

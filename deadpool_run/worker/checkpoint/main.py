@@ -74,7 +74,18 @@ def _receive(control: socket.socket) -> tuple[Message, list[int]] | None:
 
 def _answered(order: _Order, slots: Slots, share: SharedCheckpoint) -> FromCheckpointer:
     try:
-        return _done(order, slots, share)
+        match order:
+            case ChooseCheckpoint():
+                return choose(order)
+            case FillSlots():
+                return fill(order, slots)
+            case TakeStep():
+                taken = share.take(order)
+                if order.step == CheckpointStep.COPY:
+                    os.nice(_NICENESS)
+                return taken
+            case _:
+                assert_never(order)
     except VersionGoneError as error:
         return CheckpointFailed(str(error), again=True)
     except DeadpoolError as error:
@@ -82,18 +93,3 @@ def _answered(order: _Order, slots: Slots, share: SharedCheckpoint) -> FromCheck
     except Exception as error:  # noqa: BLE001 - storage behind URLs may raise anything; the job goes on without a checkpoint
         where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         return CheckpointFailed(f"{type(error).__name__}: {where}")
-
-
-def _done(order: _Order, slots: Slots, share: SharedCheckpoint) -> FromCheckpointer:
-    match order:
-        case ChooseCheckpoint():
-            return choose(order)
-        case FillSlots():
-            return fill(order, slots)
-        case TakeStep():
-            taken = share.take(order)
-            if order.step == CheckpointStep.COPY:
-                os.nice(_NICENESS)
-            return taken
-        case _:
-            assert_never(order)
