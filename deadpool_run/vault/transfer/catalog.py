@@ -22,23 +22,18 @@ class Timeline:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._number = 0
-
-    @property
-    def number(self) -> int:
-        """The present timeline."""
-        return self._number
+        self.number = 0
 
     def begin(self, number: int) -> None:
         """Begin a timeline."""
         with self._changed:
-            self._number = number
+            self.number = number
             self._changed.notify_all()
 
     def wait_for(self, number: int, timeout_s: float) -> None:
         """Wait up to `timeout_s` until this timeline or a later one has begun."""
         with self._changed:
-            self._changed.wait_for(lambda: self._number >= number, timeout_s)
+            self._changed.wait_for(lambda: self.number >= number, timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

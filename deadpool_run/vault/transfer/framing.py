@@ -70,22 +70,18 @@ class Meter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._total = 0
+        self.total = 0
+        """Bytes so far."""
         self._seconds: dict[int, int] = {}
 
     def add(self, nbytes: int) -> None:
         """Count bytes now."""
         second = int(time.monotonic())
         with self._lock:
-            self._total += nbytes
+            self.total += nbytes
             self._seconds[second] = self._seconds.get(second, 0) + nbytes
             for old in [each for each in self._seconds if each < second - _RATE_S]:
                 del self._seconds[old]
-
-    @property
-    def total(self) -> int:
-        """Bytes so far."""
-        return self._total
 
     def rate(self) -> float:
         """Return the bytes per second over the last whole seconds."""

@@ -138,8 +138,8 @@ def _refuse_newer(target: str, resume: str) -> None:
     if not target or resume == AUTO:
         return
     storage, named = storage_at(target), _named(resume)
-    start = (version_in(named.name) if named is not None else None) or checkpoint_format.NOTHING
-    newer = [name_of(version) for version in versions_in(storage.names()) if version > start]
+    start = None if named is None else version_in(named.name)
+    newer = [name_of(version) for version in versions_in(storage.names()) if start is None or version > start]
     if newer:
         raise CheckpointError(
             f"{storage.where()} holds {', '.join(newer)}, which this run must not resume from (--resume {resume}).\n"

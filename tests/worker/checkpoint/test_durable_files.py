@@ -397,6 +397,12 @@ def test_the_one_that_was_named_is_taken_and_no_other(trained, made, tmp_path):
         read(made(), tmp_path / "old", resume="never")
 
 
+def test_version_0_is_not_newer_than_itself(made, tmp_path):
+    (tmp_path / "step-00000000").mkdir()
+    with pytest.raises(CheckpointError, match=r"it has no deadpool\.json"):
+        read(made(), tmp_path, resume=tmp_path / "step-00000000")
+
+
 def test_a_world_that_begins_again_goes_on_from_what_its_run_has_written(trained, made, tmp_path):
     slots, step = trained
     write(slots, tmp_path, run="an older one")
