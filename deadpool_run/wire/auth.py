@@ -15,8 +15,7 @@ import secrets
 from enum import StrEnum
 
 from deadpool_run.structs import Tagged
-from deadpool_run.wire import typed
-from deadpool_run.wire.frames import pack
+from deadpool_run.wire.frames import MessageFormat
 
 VERSION = 2
 """Version of all messages between agents. Agents of different versions refuse each other."""
@@ -68,23 +67,14 @@ class GreetingRefused(Tagged):
 
 
 Greeting = Hello | Challenge | Proof | Welcome | GreetingRefused
-_DECODER: typed.Decoder[Greeting] = typed.Decoder(Greeting, "a message of the greeting")
+_FORMAT: MessageFormat[Greeting] = MessageFormat(Greeting, "a message of the greeting", MAX_BYTES)
+encode, decode = _FORMAT.encode, _FORMAT.decode
 
 WRONG_TOKEN = "the tokens differ"  # noqa: S105 - no password
 
 
 class GreetingRefusedError(Exception):
     """The peer is not an agent of this job, or says that this one is not. The text is the reason."""
-
-
-def encode(message: Greeting) -> bytes:
-    """Return the message as one frame."""
-    return pack(typed.to_json(message), MAX_BYTES)
-
-
-def decode(body: bytes) -> Greeting:
-    """Return the message of one frame's body. Raises `ProtocolError`."""
-    return _DECODER.decode(body)
 
 
 class Caller:
