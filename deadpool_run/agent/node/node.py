@@ -13,7 +13,7 @@ from deadpool_run.agent.node.orders import OrderPerformer, Situation
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.workers import Workforce
 from deadpool_run.agent.records.logs import Logs
-from deadpool_run.agent.spec import DEFAULT_DURABLE_TIMEOUT_S, LaunchSpec
+from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import (
@@ -28,6 +28,7 @@ from deadpool_run.core.events import (
 from deadpool_run.ids import Rank, Version, WorkerId
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
+from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S
 from deadpool_run.wire.peers import Buddies, Committed, Loaded, Peer, PreemptionNotice, Safe, Saved, Traffic, World
 
 
