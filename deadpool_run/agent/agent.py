@@ -22,8 +22,8 @@ from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.cluster.slurm_cancel import cancel_if_abandoned, cancel_if_srun_is_gone
 from deadpool_run.agent.console import announcement, tell
 from deadpool_run.agent.environment import omp_banner
+from deadpool_run.agent.node.assignment import Situation
 from deadpool_run.agent.node.node import LocalNode
-from deadpool_run.agent.node.orders import Situation
 from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.forkserver_main import MARK

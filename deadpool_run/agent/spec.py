@@ -168,8 +168,6 @@ class LaunchSpec:
     """Modules that the fork server imports before it forks."""
     python: str = sys.executable
     """Interpreter of spawned workers. The fork server's is always this process's own."""
-    omp_num_threads: int | None = None
-    """OMP_NUM_THREADS of workers where the environment has none. None: torchrun's rule (1 if nproc_per_node > 1)."""
     virtual_local_rank: bool = False
     """LOCAL_RANK is 0 everywhere and CUDA_VISIBLE_DEVICES names one device."""
     cpus: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -193,11 +191,6 @@ class LaunchSpec:
             )
         if self.start_method is StartMethod.FORKSERVER and self.python != sys.executable:
             raise UsageError(f"the fork server cannot fork workers of {self.python}: add --start-method spawn")
-
-    @property
-    def shutdown_timeout_s(self) -> float:
-        """From SIGTERM to SIGKILL."""
-        return self.settings.shutdown_timeout_s
 
     @property
     def command(self) -> Target:

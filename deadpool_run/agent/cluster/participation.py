@@ -15,8 +15,8 @@ from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.leadership import Leadership, configurations_of
 from deadpool_run.agent.console import tell
+from deadpool_run.agent.node.assignment import Situation
 from deadpool_run.agent.node.node import LocalNode
-from deadpool_run.agent.node.orders import Situation
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LaunchSpec

@@ -77,15 +77,18 @@ class Workforce:
             found.awaits_rank = True
 
     def assign(self, worker: WorkerId, order: Assign, fds: Mapping[str, int]) -> None:
-        """Assign the worker the rank of this order, with the descriptors that it names."""
+        """Assign the worker the rank of this order, or have it rehearse, with the descriptors that the order names."""
         found = self._workers.get(worker)
-        if found is not None and found.child.channel is not None:
-            found.rank = Rank(order.rank)
-            found.awaits_rank = False
-            found.child.channel.send(order, [fds[name] for name in order.fds])
-            for message in found.held:
-                found.child.channel.send(message)
-            found.held.clear()
+        if found is None or found.child.channel is None:
+            return
+        found.child.channel.send(order, [fds[name] for name in order.fds])
+        if order.prepare:
+            return
+        found.rank = Rank(order.rank)
+        found.awaits_rank = False
+        for message in found.held:
+            found.child.channel.send(message)
+        found.held.clear()
 
     def bind(self, worker: WorkerId, cpus: Collection[int]) -> None:
         """Bind a parked worker, and the threads that it starts, to these CPUs."""
@@ -93,12 +96,6 @@ class Workforce:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(pid, cpus)
-
-    def prepare(self, worker: WorkerId, order: Assign, fds: Mapping[str, int]) -> None:
-        """Have the worker rehearse as the rank of this order, without assigning it."""
-        found = self._workers.get(worker)
-        if found is not None and found.child.channel is not None:
-            found.child.channel.send(order, [fds[name] for name in order.fds])
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """Send a message to the worker, unless it has ended."""
