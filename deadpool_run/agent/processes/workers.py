@@ -69,7 +69,7 @@ class Workforce:
             on_ended=lambda end: self._ended(worker, end),
         )
         self._workers[worker] = _Worker(child)
-        child.fork(self._forkserver)
+        self._forkserver.fork(child)
 
     def expect_rank(self, worker: WorkerId) -> None:
         """Hold back messages to the worker until `assign`, which must come first."""

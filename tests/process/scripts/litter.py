@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import uuid
+from types import SimpleNamespace
 
 from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.forkserver import ForkServer
@@ -30,7 +31,11 @@ async def main():
             controls.append(ours)
             return [theirs.detach()]
 
-        forkserver.fork("worker", make_fds, born.set_result, print, lambda _: None)
+        forkserver.fork(
+            SimpleNamespace(
+                kind="worker", make_fds=make_fds, forked=born.set_result, exited=lambda _: None, recalled=False
+            )
+        )
 
     for _ in range(WORKERS):
         order()
