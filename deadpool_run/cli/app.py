@@ -8,12 +8,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from deadpool_run.cli import console
+from deadpool_run.agent.console import tell
 from deadpool_run.cli.commands.check import SETTINGS, CheckCommand, check
-from deadpool_run.cli.commands.kill_rank import kill_rank
 from deadpool_run.cli.commands.launch import EPILOG, launch
+from deadpool_run.cli.commands.live_run import kill_rank, status
 from deadpool_run.cli.commands.show import config_show, env
-from deadpool_run.cli.commands.status import status
 from deadpool_run.cli.options.resolve import canonical
 from deadpool_run.errors import DeadpoolError
 
@@ -72,11 +71,16 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     try:
         code = app(arguments, prog_name="deadpool-run", standalone_mode=False)
     except DeadpoolError as error:
-        console.error(str(error))
+        _complain(str(error))
         code = error.exit_code
     except TyperException as error:
-        console.error(f"{error.format_message()}\nrun `deadpool-run --help` for usage")
+        _complain(f"{error.format_message()}\nrun `deadpool-run --help` for usage")
         code = USAGE
     except typer.Abort:
         code = ABORTED
     sys.exit(code)
+
+
+def _complain(message: str) -> None:
+    """Print an error; lines after the first are indented."""
+    tell(message.replace("\n", "\n  "))

@@ -102,7 +102,8 @@ def check(  # noqa: PLR0913 - one parameter for each option
     if not job["module"]:
         refuse_missing_script(target[0])
     fault_count(faults, 1)  # refuse a bad number before the first run
-    from deadpool_run.cli.check.campaign import CheckRequest, check_script  # noqa: PLC0415 - help does without rich and the agent
+    from deadpool_run.cli.check.campaign import check_script  # noqa: PLC0415 - help does without rich and the agent
+    from deadpool_run.cli.check.run import CheckRequest  # noqa: PLC0415 - as above
 
     request = CheckRequest(
         options=list(

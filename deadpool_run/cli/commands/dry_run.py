@@ -39,7 +39,7 @@ def describe(launch: Launch, values: Values, outer: Mapping[str, str]) -> str:
         ("options", settings_lines(values)),
         ("notes", launch.notes),
         ("run", _run_lines(spec)),
-        ("ranks and spares", _map_lines(spec) if spec.cluster is None else _node_lines(spec, _machines(values, spec))),
+        ("ranks and spares", _map_lines(spec) if spec.cluster is None else _node_lines(values, spec)),
         ("command of a worker", (_command_line(spec),)),
         ("environment of rank 0 (beyond what is inherited)", _environment_lines(spec, outer)),
     )
@@ -80,15 +80,11 @@ def _map_lines(spec: LaunchSpec) -> Iterator[str]:
         yield "no spares: a lost rank is started again"
 
 
-def _machines(values: Values, spec: LaunchSpec) -> int:
-    """Return the number of machines to show: --simulate-nodes, else as many as the job needs."""
-    if values.text("simulate_nodes"):
-        return values.count("simulate_nodes", 1)
-    return spec.settings.nodes + spec.settings.spare_nodes
-
-
-def _node_lines(spec: LaunchSpec, machines: int) -> Iterator[str]:
+def _node_lines(values: Values, spec: LaunchSpec) -> Iterator[str]:
     """Yield the map of machines in order of arrival, each in its own failure domain."""
+    machines = spec.settings.nodes + spec.settings.spare_nodes
+    if values.text("simulate_nodes"):
+        machines = values.count("simulate_nodes", 1)
     names = [NodeId(f"node {at}") for at in range(machines)]
     yield from outline(spec.settings, [NodeRecord(name, Place(name=name), at) for at, name in enumerate(names)])
 

@@ -185,12 +185,12 @@ class Values:
             raise self.refuse(name, "not a positive number of seconds", advice)
         return seconds
 
-    def choice(self, name: str, choices: Mapping[str, str]) -> str:
-        """Return the meaning of the given word."""
+    def choice(self, name: str, choices: Sequence[str]) -> str:
+        """Return the text, which must be one of the choices."""
         text = self.text(name)
         if text not in choices:
             raise self.refuse(name, "not one of its values", f"write one of {', '.join(choices)}")
-        return choices[text]
+        return text
 
     def words(self, name: str) -> tuple[str, ...]:
         """Return the parts of a list separated by commas, without empty ones."""
