@@ -30,7 +30,7 @@ from deadpool_run.agent.processes.forkserver_main import MARK
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import make_run_dir
-from deadpool_run.agent.spec import DurableSpec, LaunchSpec
+from deadpool_run.agent.spec import Cluster, DurableSpec, LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.core.events import Event, JobSubmitted, Place, StopRequested
 from deadpool_run.ids import ONLY_NODE, NodeId
@@ -58,11 +58,6 @@ def run(spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServe
             else cancel_if_srun_is_gone(spec.slurm, agent.living, tell)
         )
     return exit_code
-
-
-def _founded_again(spec: LaunchSpec, term: int) -> LaunchSpec:
-    """Return the launch with a directory of its own: the run's still has the files of the time before."""
-    return replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{term}"))
 
 
 class _Agent:
@@ -98,7 +93,7 @@ class _Agent:
         try:
             if banner := omp_banner(spec, os.environ):
                 tell(banner)
-            return await (self._alone() if spec.cluster is None else self._among_others())
+            return await (self._alone() if spec.cluster is None else self._among_others(spec.cluster))
         finally:
             await self._end()
 
@@ -146,10 +141,8 @@ class _Agent:
 
     # --- several machines -------------------------------------------------------------------------------------------
 
-    async def _among_others(self) -> int:
+    async def _among_others(self, cluster: Cluster) -> int:
         """Find the job or found it, and rejoin it after this node was declared lost."""
-        cluster = self._spec.cluster
-        assert cluster is not None
         first, timeout_s = True, self._spec.settings.join_timeout_s
         loop = asyncio.get_running_loop()
         since = loop.time()
@@ -169,7 +162,7 @@ class _Agent:
                 tell(found.reason)
                 return found.exit_code
             try:
-                return await self._be_member(found)
+                return await self._be_member(cluster, found)
             except RedirectError as redirect:
                 found = await rendezvous.redirect(cluster, redirect.leader.address, redirect.leader.port)
                 if found is None:
@@ -189,23 +182,23 @@ class _Agent:
                 first, since = False, loop.time()
                 tell(f"{error}; this node ends its workers and asks to rejoin as a spare")
 
-    async def _be_member(self, found: rendezvous.Founder | rendezvous.Found) -> int:
+    async def _be_member(self, cluster: Cluster, found: rendezvous.Founder | rendezvous.Found) -> int:
         """Be a node of the job to its end. Raises `LostError` if it continues without this node, `EndedError` if it refuses it."""
-        cluster = self._spec.cluster
-        assert cluster is not None
         self._was_member = False
         server = PeerServer(found.listener, cluster.token, self._on_peer)
         try:
             place = Place(cluster.node_name, found.address, server.port, cluster.failure_domain, cluster.node_rank)
             if isinstance(found, rendezvous.Founder):
                 node_id = NodeId(cluster.node_name)
-                spec = self._spec if found.term == 0 else _founded_again(self._spec, found.term)
+                spec = self._spec
+                if found.term > 0:  # the run's directory still has the files of the time before
+                    spec = replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{found.term}"))
                 return await self._live(spec, Situation(node_id, found.address, replicates=True), place, None)
             follower = Follower(found.sock, peers.Join(place, self._spec.nproc_per_node))
             try:
                 joined, agents = await follower.admitted(self._over)
                 situation = Situation(joined.node, found.address, replicates=True)
-                return await self._live(self._spec_of(joined), situation, place, (follower, joined, agents))
+                return await self._live(self._spec_of(cluster, joined), situation, place, (follower, joined, agents))
             finally:
                 follower.close()
         finally:
@@ -254,10 +247,8 @@ class _Agent:
             self._member = None
         return exit_code
 
-    def _spec_of(self, joined: peers.Joined) -> LaunchSpec:
+    def _spec_of(self, cluster: Cluster, joined: peers.Joined) -> LaunchSpec:
         """Return this node's launch with the job's settings in it."""
-        cluster = self._spec.cluster
-        assert cluster is not None
         base = self._spec.run_dir if cluster.own_directory else self._spec.run_dir.parent / joined.run_name
         return replace(
             self._spec,
@@ -320,7 +311,7 @@ class _Agent:
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
-    async def _end_node(self, output: Logs | None) -> None:
+    async def _end_node(self, output: Logs) -> None:
         """End the node's workers and the processes that serve them, then free their memory."""
         node = self._node
         if node is not None:
@@ -328,8 +319,7 @@ class _Agent:
             await self._forkserver.settled(_END_TIMEOUT_S)  # no process is still being forked
             await children.wait_gone(self._forkserver.children(), _END_TIMEOUT_S)
         self._forkserver.kill_strangers(_END_TIMEOUT_S)
-        if output is not None:
-            output.close()
+        output.close()
         if node is not None:
             node.close()
         self._node = None

@@ -182,14 +182,12 @@ class HangDetector:
         if times == 0 or times % LOOKS != 0:
             return
         sights = self._stillness.sights
-        verdict = judge(sights, {sight.rank for sight in sights if self._stopped(sight)}, self._timeout_s)
+        pids = {sight.rank: self._pid(sight.worker) for sight in sights}
+        stopped = {rank for rank, pid in pids.items() if pid is not None and is_stopped(pid)}
+        verdict = judge(sights, stopped, self._timeout_s)
         if verdict.culprits:
             self._stillness = Stillness()
         elif times == LOOKS:
             self._say(f"the job hangs, but no rank can be blamed, and none is ended: {verdict.reason}")
         for culprit in verdict.culprits:
             self._submit(WorkerHung(culprit.worker, verdict.reason))
-
-    def _stopped(self, sight: RankSight) -> bool:
-        pid = self._pid(sight.worker)
-        return pid is not None and is_stopped(pid)

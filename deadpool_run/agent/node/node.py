@@ -349,10 +349,9 @@ class LocalNode:
             rank = self._workforce.rank(event.worker)
             if rank is not None and isinstance(event, TranscriptSealed):
                 self.copies.sealed(rank)
-            elif rank is not None and isinstance(event, LoopFinished) and not self._is_safe(rank, event.version):
-                self._finished[rank] = event
-                return
+            elif rank is not None and isinstance(event, LoopFinished):
+                safe = self._safe.get(rank)
+                if safe is None or event.version not in safe.versions:
+                    self._finished[rank] = event
+                    return
         self.above.fact(event)
-
-    def _is_safe(self, rank: Rank, version: Version) -> bool:
-        return rank in self._safe and version in self._safe[rank].versions

@@ -26,9 +26,7 @@ def make_run_dir(run_dir: Path) -> None:
     except OSError as error:
         raise UsageError(f"run directory {run_dir}: {error.strerror}\nchoose another with --run-dir") from error
     if (run_dir / RECORD_NAME).exists():
-        raise UsageError(
-            f"{run_dir} holds another run\ngive this run another --run-id, or a --run-dir of its own"
-        )
+        raise UsageError(f"{run_dir} holds another run\ngive this run another --run-id, or a --run-dir of its own")
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -26,8 +26,6 @@ class SlurmStep:
     """Of its node, among the step's nodes."""
     tasks_here: int
     """Tasks of the step on this node."""
-    task_here: int
-    """Which of them this is."""
     nodes: tuple[str, ...]
     starter: str
     """Where the `srun` that started the step listens, HOST:PORT; empty if unknown. It lives as long as the step's
@@ -40,7 +38,6 @@ class ArrayTask:
 
     job_id: str
     """The array's, which all its tasks share."""
-    index: int
     count: int
 
 
@@ -64,7 +61,6 @@ class Discovery:
     """By what addresses or names the first node of the step is reached, the best first."""
     gpus: int
     """On this node; 0 if none were asked for, or if Slurm does not say."""
-    cpus: int
     leaf: str
     """The switches above this node, from the top, joined by dots; empty if Slurm does not know them."""
 
@@ -125,7 +121,6 @@ def discover(environment: Mapping[str, str]) -> Discovery | None:
         array=_array(environment),
         first_host=_first_host(environment, nodes, step),
         gpus=_number(environment, "SLURM_GPUS_ON_NODE"),
-        cpus=_number(environment, "SLURM_CPUS_ON_NODE"),
         leaf=_leaf(environment),
     )
 
@@ -150,7 +145,6 @@ def _step(environment: Mapping[str, str]) -> SlurmStep | None:
         number=number,
         index=index,
         tasks_here=counts[index] if index < len(counts) else 1,
-        task_here=_number(environment, "SLURM_LOCALID"),
         nodes=nodes,
         starter=f"{host}:{port}" if host and port else "",
     )
@@ -159,13 +153,7 @@ def _step(environment: Mapping[str, str]) -> SlurmStep | None:
 def _array(environment: Mapping[str, str]) -> ArrayTask | None:
     if not environment.get("SLURM_ARRAY_JOB_ID"):
         return None
-    stride = max(1, _number(environment, "SLURM_ARRAY_TASK_STEP", 1))
-    first = _number(environment, "SLURM_ARRAY_TASK_MIN")
-    return ArrayTask(
-        job_id=environment["SLURM_ARRAY_JOB_ID"],
-        index=max(0, _number(environment, "SLURM_ARRAY_TASK_ID") - first) // stride,
-        count=_number(environment, "SLURM_ARRAY_TASK_COUNT", 1),
-    )
+    return ArrayTask(environment["SLURM_ARRAY_JOB_ID"], _number(environment, "SLURM_ARRAY_TASK_COUNT", 1))
 
 
 def _first_host(environment: Mapping[str, str], nodes: tuple[str, ...], step: SlurmStep | None) -> tuple[str, ...]:

@@ -82,7 +82,8 @@ def _unfailed(runner: CheckRunner, folder: Path, report: Report) -> RunStates | 
         report.rows.append(row)
         if row.verdict is not CheckVerdict.EXACT:
             if row.verdict is CheckVerdict.STOPPED:
-                _show_end(row)
+                text = run.output.read_text(encoding="utf-8", errors="replace")
+                sys.stderr.writelines(f"  | {line}\n" for line in text.splitlines()[-_LINES:])
             return None
         if reference is None:
             reference = states
@@ -102,10 +103,3 @@ def _run(runner: CheckRunner, folder: Path, fault: Fault | None, said: str) -> C
     if runner.stopping:
         raise typer.Abort
     return run
-
-
-def _show_end(row: Row) -> None:
-    """Print the end of the output of a run that failed without a fault."""
-    text = row.run.output.read_text(encoding="utf-8", errors="replace")
-    for line in text.splitlines()[-_LINES:]:
-        sys.stderr.write(f"  | {line}\n")

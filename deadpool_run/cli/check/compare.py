@@ -56,9 +56,10 @@ class RunStates:
         """By rank and version: the digests of each time it was taken."""
         for path in sorted(folder.glob(STATES)):
             rank = int(path.name.removeprefix("rank").partition(".")[0])
-            for line in _whole_lines(path):
-                record = json.loads(line)
-                self.seen.setdefault((rank, record["version"]), []).append(record["digests"])
+            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+                if line.endswith("\n"):  # else its writer was killed
+                    record = json.loads(line)
+                    self.seen.setdefault((rank, record["version"]), []).append(record["digests"])
 
     def __bool__(self) -> bool:
         return bool(self.seen)
@@ -103,10 +104,3 @@ def _unequal(expected: Sequence[Digests], seen: Digests, *, whole: bool) -> Iter
             told = [one.get(name) for one in looks]
             if other.get(name) not in told and (whole or (None not in told and name in other)):
                 yield kind, name
-
-
-def _whole_lines(path: Path) -> Iterator[str]:
-    """Yield the complete lines of a file whose writer may have been killed."""
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield line
