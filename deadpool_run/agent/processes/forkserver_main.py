@@ -208,10 +208,8 @@ class _ForkServer:
 
     def _end_groups(self) -> None:
         for group in self._groups:
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
 
 
 def _fork_again() -> bool:
@@ -234,20 +232,16 @@ def die_with_parent(parent_pid: int) -> None:
 def _end_marked(mark: bytes) -> None:
     """SIGKILL every own process with the mark in its environment, until none is found."""
     killed = {os.getpid()}
-    while found := {pid for pid in _pids() if _carries(pid, mark)} - killed:
+    while found := {int(path.name) for path in Path("/proc").glob("[0-9]*") if _carries(path, mark)} - killed:
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)  # from here on it cannot fork, so the loop ends
         killed |= found
 
 
-def _pids() -> Iterator[int]:
-    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-
-
-def _carries(pid: int, mark: bytes) -> bool:
+def _carries(process: Path, mark: bytes) -> bool:
     try:
-        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return mark in (process / "environ").read_bytes().split(b"\0")
     except OSError:  # gone, or another user's
         return False
 

@@ -1,8 +1,4 @@
-"""Options of a batch script. Pure.
-
-Slurm tells a running job nowhere whether it was submitted with `--no-kill`; its script, of which every node that runs it
-has a copy, is the one trace.
-"""
+"""Options of a batch script, which alone show whether a running job was submitted with `--no-kill`. Pure."""
 
 import shlex
 from collections.abc import Iterator
@@ -13,7 +9,7 @@ _SHORT_WITH_VALUE = frozenset("aAbBcCdDeFGiIJLmMnNopqStvwx")
 
 
 def options(script: str) -> Iterator[str]:
-    """Yield the words of the `#SBATCH` lines before the first command, which is where sbatch(1) stops to read."""
+    """Yield the words of the `#SBATCH` lines before the first command, where sbatch(1) stops reading."""
     for line in script.splitlines():
         if line.startswith(_MARK):
             try:

@@ -159,7 +159,7 @@ def _target(values: Values, argv: tuple[str, ...]) -> Target:
     module, program = values.flag("module"), values.flag("no_python")
     if module and program:
         raise UsageError("-m and --no-python exclude each other\nremove one of them")
-    if values.flag("run_path") and argv:
+    if values.flag("run_path"):
         return Target(Mode.PATH, (str(Path(argv[0]).absolute()), *argv[1:]))
     mode = Mode.MODULE if module else Mode.EXEC if program else Mode.PATH
     return Target(mode, argv)
