@@ -102,7 +102,7 @@ class _Agent:
     async def _alone(self) -> int:
         """Be leader and only node."""
         spec = self._spec
-        situation = Situation(ONLY_NODE, "127.0.0.1", replicates=False)
+        situation = Situation(ONLY_NODE, "127.0.0.1")
         exit_code, reason = _FAILED
         output = Logs(spec)
         control = ControlServer(spec.run_dir, self._answer)
@@ -193,11 +193,11 @@ class _Agent:
                 spec = self._spec
                 if found.term > 0:  # the run's directory still has the files of the time before
                     spec = replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{found.term}"))
-                return await self._live(spec, Situation(node_id, found.address, replicates=True), place, None)
+                return await self._live(spec, Situation(node_id, found.address), place, None)
             follower = Follower(found.sock, peers.Join(place, self._spec.nproc_per_node))
             try:
                 joined, agents = await follower.admitted(self._over)
-                situation = Situation(joined.node, found.address, replicates=True)
+                situation = Situation(joined.node, found.address)
                 return await self._live(self._spec_of(cluster, joined), situation, place, (follower, joined, agents))
             finally:
                 follower.close()

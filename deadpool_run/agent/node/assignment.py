@@ -19,8 +19,6 @@ class Situation:
     node: NodeId
     address: str
     """Where others reach this node's workers: an IP literal."""
-    replicates: bool
-    """Snapshots are copied to other nodes, so workers report each one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +95,7 @@ def worker_environment(spec: LaunchSpec, assignment: Assignment, outer: Mapping[
         env |= {
             "DEADPOOL_NODE": situation.node,
             "DEADPOOL_NODE_ADDR": situation.address,
-            "DEADPOOL_REPLICATE": str(int(situation.replicates)),
+            "DEADPOOL_REPLICATE": "1",  # snapshots are copied to other nodes, so workers report each one
         }
     if spec.virtual_local_rank:
         env["CUDA_VISIBLE_DEVICES"] = _own_device(outer.get("CUDA_VISIBLE_DEVICES"), order.local_rank)

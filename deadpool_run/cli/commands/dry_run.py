@@ -100,7 +100,7 @@ def _environment_lines(spec: LaunchSpec, outer: Mapping[str, str]) -> Iterator[s
     assignment = Assignment(
         order=AssignRank(WorkerId(0), Rank(0), Epoch(1), replacement=False, local_rank=0),
         world=World(0, 0, "127.0.0.1", 0),
-        situation=Situation(ONLY_NODE, "127.0.0.1", replicates=True),
+        situation=Situation(ONLY_NODE, "127.0.0.1"),
         capture_interval=spec.settings.capture_interval,
         error_file="" if spec.log_dir == LOGS_OFF else os.devnull,
         resume=-1,

@@ -22,13 +22,7 @@ from deadpool_run.cli.options.resolve import Values, resolve
 from deadpool_run.cli.options.table import OPTIONS
 from deadpool_run.errors import UsageError
 
-COMMANDS = {
-    "check": "kill each rank once, and compare the weights with those of a run without a fault",
-    "status": "show a live run: its ranks, spares and last repairs",
-    "kill-rank": "kill a rank's process, to see it replaced",
-    "config show": "print every option, its value and its source",
-    "env": "print versions and variables for a bug report",
-}
+COMMANDS = ("check", "status", "kill-rank", "config show", "env")
 
 EXAMPLES = (
     "The same line as torchrun: `deadpool-run --nproc-per-node 4 train.py --lr 3e-4`",
