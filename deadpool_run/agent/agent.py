@@ -26,7 +26,6 @@ from deadpool_run.agent.node.assignment import Situation
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.forkserver import ForkServer
-from deadpool_run.agent.processes.forkserver_main import MARK
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import make_run_dir
@@ -66,7 +65,6 @@ class _Agent:
     def __init__(self, spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServerProcess) -> None:
         self._spec = spec
         self._forkserver_spec, self._first_forkserver = forkserver_spec, forkserver
-        self._mark = {MARK: forkserver_spec.environment[MARK]}
         self._leader: Leader | None = None
         self._node: LocalNode | None = None
         self._member: Participation | None = None
@@ -107,9 +105,7 @@ class _Agent:
         output = Logs(spec)
         control = ControlServer(spec.run_dir, self._answer)
         try:
-            node = self._node = LocalNode(
-                spec, situation, forkserver=self._forkserver, output=output, mark=self._mark, above=NoLeader()
-            )
+            node = self._node = LocalNode(spec, situation, forkserver=self._forkserver, output=output, above=NoLeader())
             leader = self._leader = Leader(
                 spec,
                 node,
@@ -215,9 +211,7 @@ class _Agent:
         make_run_dir(spec.run_dir)
         self.base = spec.base_dir or spec.run_dir
         output = Logs(spec)
-        member = self._member = Participation(
-            spec, situation, place, forkserver=self._forkserver, mark=self._mark, output=output
-        )
+        member = self._member = Participation(spec, situation, place, forkserver=self._forkserver, output=output)
         self._node, self._was_member = member.node, True
         try:
             if admission is None:

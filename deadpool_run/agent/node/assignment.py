@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from signal import Signals
 
-from deadpool_run.agent.environment import base_environment
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.core.effects import AssignRank
 from deadpool_run.ids import NodeId
@@ -54,15 +53,15 @@ class Assignment:
         )
 
 
-def worker_environment(spec: LaunchSpec, assignment: Assignment, outer: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of the worker.
+def worker_environment(spec: LaunchSpec, assignment: Assignment, shared: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of the worker: its own variables and those that all processes of the job share.
 
     GROUP_RANK is the number of the rank's first node, and stays the same when the rank moves.
     """
     order, world, situation = assignment.order, assignment.world, assignment.situation
-    env = base_environment(spec, outer)
     world_size = str(spec.settings.world_size)
-    env |= {
+    env = {
+        **shared,
         "RANK": str(order.rank),
         "WORLD_SIZE": world_size,
         "LOCAL_RANK": "0" if spec.virtual_local_rank else str(order.local_rank),
@@ -80,7 +79,7 @@ def worker_environment(spec: LaunchSpec, assignment: Assignment, outer: Mapping[
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": assignment.error_file,
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(Signals(number).name for number in spec.signals_to_handle),
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": outer.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": shared.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "DEADPOOL_RUN_ID": spec.run_id,
         "DEADPOOL_RUN_DIR": str(spec.run_dir),
         "DEADPOOL_EPOCH": str(order.epoch),
@@ -98,7 +97,7 @@ def worker_environment(spec: LaunchSpec, assignment: Assignment, outer: Mapping[
             "DEADPOOL_REPLICATE": "1",  # snapshots are copied to other nodes, so workers report each one
         }
     if spec.virtual_local_rank:
-        env["CUDA_VISIBLE_DEVICES"] = _own_device(outer.get("CUDA_VISIBLE_DEVICES"), order.local_rank)
+        env["CUDA_VISIBLE_DEVICES"] = _own_device(shared.get("CUDA_VISIBLE_DEVICES"), order.local_rank)
     return env
 
 

@@ -6,7 +6,8 @@ It looks a few times per timeout, whatever the job does. Workers are never asked
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 from deadpool_run.core.events import Event, WorkerHung
 from deadpool_run.core.state import State
@@ -132,12 +133,11 @@ def sights_of(state: State, status_page: StatusPage) -> tuple[RankSight, ...]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal stopped the process (state T of proc_pid_stat(5); a debugger's stop is another)."""
+    """Return whether a signal stopped the process (state T of proc_pid_stat(5)); a debugger's stop is another state."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
         return False
-    return stat.rpartition(")")[2].split()[0] == "T"  # the name in parentheses may hold anything
 
 
 class HangDetector:

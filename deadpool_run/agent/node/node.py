@@ -58,21 +58,20 @@ class Above(Protocol):
 class LocalNode:
     """One membership of a node in the job. A new leader replaces `above`."""
 
-    def __init__(  # noqa: PLR0913 - the parts of a machine's launch
+    def __init__(
         self,
         spec: LaunchSpec,
         situation: Situation,
         *,
         forkserver: ForkServer,
         output: Logs,
-        mark: dict[str, str],
         above: Above,
     ) -> None:
         self.above = above
         self.situation = situation
         self._spec = spec
         self._output = output
-        self._mark = mark
+        self._environment = forkserver.environment
         vault = self.vault = Vault(spec.settings.world_size)
         self.copies: Replicator | None = None
         """Replication between nodes; None on one machine."""
@@ -235,7 +234,7 @@ class LocalNode:
             resume=-1 if order.replacement else self._participant.resume,
             prepare=prepare,
         )
-        environment = worker_environment(self._spec, assignment, os.environ) | self._mark
+        environment = worker_environment(self._spec, assignment, self._environment)
         streams = self._output.open(order.local_rank, order.rank)
         fds = {**memory, **streams}
         if cpus := self._spec.cpus.get(order.local_rank):

@@ -48,6 +48,11 @@ class ForkServer:
         self._take_over(first or spec.start())
 
     @property
+    def environment(self) -> Mapping[str, str]:
+        """The environment of its processes, which workers extend: with the mark that finds their descendants."""
+        return self._spec.environment
+
+    @property
     def process(self) -> Process:
         """The fork server's own process."""
         return self._process

@@ -4,6 +4,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 
+from deadpool_run.agent.environment import base_environment
 from deadpool_run.agent.node.assignment import Assignment, Situation, worker_environment
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode
 from deadpool_run.cli.cluster.spec_builder import Launch
@@ -106,7 +107,7 @@ def _environment_lines(spec: LaunchSpec, outer: Mapping[str, str]) -> Iterator[s
         resume=-1,
     )
     chosen = _CHOSEN_AT_START if spec.cluster is None else _CHOSEN_AMONG_NODES
-    environment = worker_environment(spec, assignment, outer)
+    environment = worker_environment(spec, assignment, base_environment(spec, outer))
     for name, value in sorted(environment.items()):
         if value and name in chosen:
             yield f"{name}={chosen[name]}"
