@@ -85,30 +85,21 @@ def resolve(
     variable counts as unset. Raises `UsageError` if the file sets something that is not an option.
     """
     in_file = {_file_key(key, file_name): value for key, value in file.items()}
-    values = {option.name: _value(option, given, environment, in_file, file_name) for option in OPTIONS}
-    return {
-        name: Value(detected[name], DETECTED) if name in detected and value.source == DEFAULT else value
-        for name, value in values.items()
-    }
 
-
-def _value(
-    option: Option,
-    given: Mapping[str, str | bool | None],
-    environment: Mapping[str, str],
-    file: Mapping[str, object],
-    file_name: str,
-) -> Value:
-    held = given.get(option.name)
-    if held is not None:
-        return Value(_text(held), option.flag)
-    if INSIDE_WORKER not in environment:
-        for variable in option.variables:
+    def value(option: Option) -> Value:
+        held = given.get(option.name)
+        if held is not None:
+            return Value(_text(held), option.flag)
+        for variable in () if INSIDE_WORKER in environment else option.variables:
             if environment.get(variable):
                 return Value(environment[variable], variable)
-    if file.get(option.name) is not None:
-        return Value(_file_text(option, file[option.name], file_name), file_name)
-    return Value(option.default or ("0" if option.is_flag else ""), DEFAULT)
+        if in_file.get(option.name) is not None:
+            return Value(_file_text(option, in_file[option.name], file_name), file_name)
+        if option.name in detected:
+            return Value(detected[option.name], DETECTED)
+        return Value(option.default or ("0" if option.is_flag else ""), DEFAULT)
+
+    return {option.name: value(option) for option in OPTIONS}
 
 
 def _text(value: object) -> str:
