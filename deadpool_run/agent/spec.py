@@ -94,7 +94,7 @@ class Cluster:
     """How this node's agent finds the other nodes, and its place among them."""
 
     endpoints: tuple[tuple[str, int], ...]
-    """Where the leader listens, as host and port. The agent on the first one founds the job. None: see `meeting`."""
+    """Hosts and ports on which the leader may listen. The agent on the first one founds the job. None: see `meeting`."""
     token: bytes = field(repr=False)
     """Proves that an agent belongs to the job."""
     node_name: str
@@ -126,7 +126,7 @@ class DurableSpec:
     every_s: float | None = None
     """One of both is set where there is a target."""
     keep: int = 2
-    """How many of the newest are kept."""
+    """Number of the newest checkpoints to keep."""
     resume: str = "auto"
     """auto, never, or a checkpoint's path or URL."""
     timeout_s: float = DEFAULT_DURABLE_TIMEOUT_S
@@ -190,7 +190,7 @@ class LaunchSpec:
 
     @property
     def command(self) -> Target:
-        """What a forked child runs: with `spawn` a fresh interpreter."""
+        """The command of a forked child: with `spawn` a new interpreter."""
         if self.target.mode is Mode.EXEC or self.start_method is StartMethod.FORKSERVER:
             return self.target
         module = ("-m",) if self.target.mode is Mode.MODULE else ()

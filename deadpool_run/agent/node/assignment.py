@@ -1,4 +1,4 @@
-"""What a worker gets with its rank: the message, and its environment with torchrun's variables and our own. Pure."""
+"""A worker's rank as a message, and its environment with torchrun's variables and our own. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Situation:
 
     node: NodeId
     address: str
-    """Where others reach this node's workers: an IP literal."""
+    """The address at which others reach this node's workers: an IP literal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Assignment:
     situation: Situation
     capture_interval: int
     error_file: str
-    """Where the script's exception is written; empty: nowhere."""
+    """The file for the script's exception; empty: none."""
     resume: int
     """The version that its first slot was loaded with; -1: none."""
     prepare: bool = False

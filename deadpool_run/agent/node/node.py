@@ -1,4 +1,4 @@
-"""What one machine contributes to a job: its workers, their memory, and copies of others' snapshots. Decides nothing.
+"""One machine's part in a job: its workers, their memory, and copies of others' snapshots. Decides nothing.
 
 The leader is above it, in this process or on another node: facts go up, orders come down.
 """

@@ -111,10 +111,9 @@ def reap_strangers(known: Callable[[int], Process | None]) -> None:
 
 
 def kill_strangers(timeout_s: float, but: Collection[int] = ()) -> None:
-    """SIGKILL and reap every child that is left, and the children that they leave in turn, for up to `timeout_s`.
+    """SIGKILL and reap all children except `but`, and the children that these leave, for up to `timeout_s`.
 
-    For the end of the job, when every own child has been reaped: the rest was adopted from workers. `but` are the pids of
-    children to spare.
+    For the end of the job, when every own child was reaped: the others were adopted from workers.
     """
     due = time.monotonic() + timeout_s
     while (children := [pid for pid in _children() if pid not in but]) and time.monotonic() < due:

@@ -13,7 +13,7 @@ from deadpool_run.errors import UsageError
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 """Step numbers from here on are Slurm's own: the batch script, the shell of salloc, what ssh adopts."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
-"""Below the ports that Linux gives out by itself (32768 on)."""
+"""Below Linux's ephemeral ports, which start at 32768."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Discovery:
 
     job_id: str
     restarts: int
-    """How often the job has been requeued."""
+    """Number of times that the job was requeued."""
     nodes: tuple[str, ...]
-    """Of the job, in Slurm's order, as it was at its start; the batch script runs on the first."""
+    """The job's at its start, in Slurm's order; the batch script runs on the first."""
     batch: bool
     """Whether it is a batch job."""
     name: str
