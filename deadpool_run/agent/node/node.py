@@ -75,7 +75,8 @@ class LocalNode:
         vault = self.vault = Vault(spec.settings.world_size)
         self.copies: Replicator | None = None
         """Replication between nodes; None on one machine."""
-        self._timeline = 0
+        self.timeline = 0
+        """The newest timeline that the node knows."""
         self._world = World(-1, 0, "", 0)
         self._store_moved = False
         self._inventory = Inventory()
@@ -109,7 +110,7 @@ class LocalNode:
                 held = () if self.copies is None else self.copies.versions(rank)
                 self._submit(ReplicasReported(node, rank, epoch, held))
             case do.DiscardAbove(epoch, version):
-                if epoch > self._timeline:  # else the order is a repeated one
+                if epoch > self.timeline:  # else the order is a repeated one
                     self._begin_timeline(epoch)
                     if self.copies is not None:
                         self.copies.discard_above(epoch, version)
@@ -161,7 +162,7 @@ class LocalNode:
 
     def _begin_timeline(self, timeline: int) -> None:
         """Forget what was safe: it is of a timeline that was abandoned."""
-        self._timeline = timeline
+        self.timeline = timeline
         self._safe.clear()
         self._finished.clear()
 
@@ -255,7 +256,7 @@ class LocalNode:
 
     def committed(self, committed: Committed) -> None:
         """Tell the node's workers which of their snapshots are needed."""
-        if committed.timeline == self._timeline:
+        if committed.timeline == self.timeline:
             self.vault.status_page.publish(
                 Version(committed.version) if committed.version >= 0 else None, committed.abandoned
             )
@@ -277,11 +278,6 @@ class LocalNode:
                 self.newest_durable = order
             case _:
                 assert_never(order)
-
-    @property
-    def timeline(self) -> int:
-        """The newest timeline that the node knows."""
-        return self._timeline
 
     # --- status -------------------------------------------------------------------------------------------------
 
@@ -321,7 +317,7 @@ class LocalNode:
 
     def replicated(self, rank: Rank, versions: tuple[Version, ...], transcript: bool, timeline: int) -> None:
         """Report what other nodes hold of a rank that lives here."""
-        if timeline != self._timeline:
+        if timeline != self.timeline:
             return
         safe = self._safe[rank] = Safe(timeline, rank, versions, transcript)
         self.above.safe(safe)

@@ -34,6 +34,8 @@ class ForkServer:
         first: ForkServerProcess | None = None,
     ) -> None:
         self._spec = spec
+        self.environment = spec.environment
+        """Environment of its processes, which workers extend. It has the mark that finds their descendants."""
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._orders: dict[int, ControlledProcess] = {}  # not answered yet
@@ -46,16 +48,6 @@ class ForkServer:
         self._process: Process
         self._sock: socket.socket
         self._take_over(first or spec.start())
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """The environment of its processes, which workers extend: with the mark that finds their descendants."""
-        return self._spec.environment
-
-    @property
-    def process(self) -> Process:
-        """The fork server's own process."""
-        return self._process
 
     def children(self) -> list[Process]:
         """Return all forked processes that have not been reaped."""

@@ -47,7 +47,7 @@ async def main():
         control.close()
         await worker.gone.wait()
     forkserver.close()
-    await forkserver.process.gone.wait()
+    await forkserver._process.gone.wait()
     print(len({worker.pid for worker in workers}), "said", len(set(ready)))
 
 
