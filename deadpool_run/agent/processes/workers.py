@@ -115,7 +115,8 @@ class Workforce:
     def terminate(self, worker: WorkerId, number: int, grace_s: float) -> None:
         """Send a signal to the worker's group, SIGKILL after the grace."""
         if process := self._process(worker):
-            process.terminate(number, grace_s)
+            process.signal_group(number)
+            process.kill_after(grace_s)
 
     def dismiss(self, worker: WorkerId, grace_s: float) -> None:
         """Ask a parked worker to end."""

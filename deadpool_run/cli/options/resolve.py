@@ -42,20 +42,18 @@ def canonical(args: Sequence[str]) -> list[str]:
     or right after the script is dropped. Unknown options are left for the parser to refuse.
     """
     result: list[str] = []
-    position = 0
-    while position < len(args):
-        arg = args[position]
-        position += 1
-        if arg == "--" or not arg.startswith("-") or arg == "-":
-            target = list(args[position:] if arg == "--" else args[position - 1 :])
+    rest = list(args)
+    while rest:
+        if rest[0] in {"--", "-"} or not rest[0].startswith("-"):
+            target = rest[1:] if rest[0] == "--" else rest
             if target[1:2] == ["--"]:
                 del target[1]
             return [*result, "--", *target] if target else result
-        option, spelled = _spelled(arg)
+        option, spelled = _spelled(rest.pop(0))
         result.append(spelled)
-        if option and not option.is_flag and "=" not in spelled and spelled in {option.flag, option.short}:
-            result.extend(args[position : position + 1])
-            position += 1
+        if option and not option.is_flag and spelled in {option.flag, option.short}:
+            result += rest[:1]
+            del rest[:1]
     return result
 
 
