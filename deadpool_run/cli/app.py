@@ -1,7 +1,6 @@
 """The `deadpool-run` command: runs a script, unless the first word is a command."""
 
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -65,11 +64,10 @@ def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the 
         sys.stdout.write(f"deadpool-run {installed('deadpool-run')}\n")
 
 
-def main(args: Sequence[str] | None = None) -> NoReturn:
+def main() -> NoReturn:
     """Run `deadpool-run`. Raises SystemExit with the exit code."""
-    arguments = list(sys.argv[1:] if args is None else args)
     try:
-        code = app(arguments, prog_name="deadpool-run", standalone_mode=False)
+        code = app(prog_name="deadpool-run", standalone_mode=False)
     except DeadpoolError as error:
         _complain(str(error))
         code = error.exit_code

@@ -37,7 +37,7 @@ class Workforce:
         forkserver: ForkServer,
         submit: Submit,
         captured: Callable[[Rank], tuple[Version, ...]],
-        on_captured: Callable[[Rank, Version], None] | None = None,
+        on_captured: Callable[[Rank, Version], None],
     ) -> None:
         self._forkserver = forkserver
         self._submit = submit
@@ -146,7 +146,7 @@ class Workforce:
             self._submit(to_event(worker, message))
             return
         rank = self._workers[worker].rank
-        if rank is not None and self._on_captured is not None:
+        if rank is not None:
             self._on_captured(rank, Version(message.version))
 
     def _start_failed(self, worker: WorkerId, why: str) -> None:

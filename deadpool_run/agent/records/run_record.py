@@ -52,7 +52,7 @@ def outcome(run_dir: Path) -> int | None:
 class RunRecord:
     """The record of a live run; times are ISO-8601, UTC."""
 
-    def __init__(self, spec: LaunchSpec, log_dir: str | None, *, leader: bool = True, term: int = 0) -> None:
+    def __init__(self, spec: LaunchSpec, log_dir: Path | None, *, leader: bool = True, term: int = 0) -> None:
         """`leader`: whether this agent leads, and since which term."""
         self._path = spec.run_dir / RECORD_NAME
         self.parts: dict[str, Any] = {
@@ -67,7 +67,7 @@ class RunRecord:
             "spares": spec.settings.spares,
             "nodes": spec.settings.nodes,
             "spare_nodes": spec.settings.spare_nodes,
-            "log_dir": log_dir,
+            "log_dir": None if log_dir is None else str(log_dir),
             "socket": str(spec.run_dir / SOCKET_NAME),
             "started": _now(),
             "ended": None,
