@@ -22,15 +22,14 @@ from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.cluster.slurm_cancel import cancel_if_abandoned, cancel_if_srun_is_gone
 from deadpool_run.agent.console import announcement, tell
 from deadpool_run.agent.environment import omp_banner
+from deadpool_run.agent.node.assignment import Situation
 from deadpool_run.agent.node.node import LocalNode
-from deadpool_run.agent.node.orders import Situation
 from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.forkserver import ForkServer
-from deadpool_run.agent.processes.forkserver_main import MARK
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import make_run_dir
-from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.agent.spec import Cluster, LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.core.events import Event, JobSubmitted, Place, StopRequested
 from deadpool_run.ids import ONLY_NODE, NodeId
@@ -60,18 +59,12 @@ def run(spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServe
     return exit_code
 
 
-def _founded_again(spec: LaunchSpec, term: int) -> LaunchSpec:
-    """Return the launch with a directory of its own: the run's still has the files of the time before."""
-    return replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{term}"))
-
-
 class _Agent:
     """One launch. `main` makes everything in the running loop, and closes it in reverse order."""
 
     def __init__(self, spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServerProcess) -> None:
         self._spec = spec
         self._forkserver_spec, self._first_forkserver = forkserver_spec, forkserver
-        self._mark = {MARK: forkserver_spec.environment[MARK]}
         self._leader: Leader | None = None
         self._node: LocalNode | None = None
         self._member: Participation | None = None
@@ -98,7 +91,7 @@ class _Agent:
         try:
             if banner := omp_banner(spec, os.environ):
                 tell(banner)
-            return await (self._alone() if spec.cluster is None else self._among_others())
+            return await (self._alone() if spec.cluster is None else self._among_others(spec.cluster))
         finally:
             await self._end()
 
@@ -107,14 +100,12 @@ class _Agent:
     async def _alone(self) -> int:
         """Be leader and only node."""
         spec = self._spec
-        situation = Situation(ONLY_NODE, "127.0.0.1", replicates=False)
+        situation = Situation(ONLY_NODE, "127.0.0.1")
         exit_code, reason = _FAILED
         output = Logs(spec)
         control = ControlServer(spec.run_dir, self._answer)
         try:
-            node = self._node = LocalNode(
-                spec, situation, forkserver=self._forkserver, output=output, mark=self._mark, above=NoLeader()
-            )
+            node = self._node = LocalNode(spec, situation, forkserver=self._forkserver, output=output, above=NoLeader())
             leader = self._leader = Leader(
                 spec,
                 node,
@@ -146,10 +137,8 @@ class _Agent:
 
     # --- several machines -------------------------------------------------------------------------------------------
 
-    async def _among_others(self) -> int:
+    async def _among_others(self, cluster: Cluster) -> int:
         """Find the job or found it, and rejoin it after this node was declared lost."""
-        cluster = self._spec.cluster
-        assert cluster is not None
         first, timeout_s = True, self._spec.settings.join_timeout_s
         loop = asyncio.get_running_loop()
         since = loop.time()
@@ -169,7 +158,7 @@ class _Agent:
                 tell(found.reason)
                 return found.exit_code
             try:
-                return await self._be_member(found)
+                return await self._be_member(cluster, found)
             except RedirectError as redirect:
                 found = await rendezvous.redirect(cluster, redirect.leader.address, redirect.leader.port)
                 if found is None:
@@ -189,23 +178,23 @@ class _Agent:
                 first, since = False, loop.time()
                 tell(f"{error}; this node ends its workers and asks to rejoin as a spare")
 
-    async def _be_member(self, found: rendezvous.Founder | rendezvous.Found) -> int:
+    async def _be_member(self, cluster: Cluster, found: rendezvous.Founder | rendezvous.Found) -> int:
         """Be a node of the job to its end. Raises `LostError` if it continues without this node, `EndedError` if it refuses it."""
-        cluster = self._spec.cluster
-        assert cluster is not None
         self._was_member = False
         server = PeerServer(found.listener, cluster.token, self._on_peer)
         try:
             place = Place(cluster.node_name, found.address, server.port, cluster.failure_domain, cluster.node_rank)
             if isinstance(found, rendezvous.Founder):
                 node_id = NodeId(cluster.node_name)
-                spec = self._spec if found.term == 0 else _founded_again(self._spec, found.term)
-                return await self._live(spec, Situation(node_id, found.address, replicates=True), place, None)
+                spec = self._spec
+                if found.term > 0:  # the run's directory still has the files of the time before
+                    spec = replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{found.term}"))
+                return await self._live(spec, Situation(node_id, found.address), place, None)
             follower = Follower(found.sock, peers.Join(place, self._spec.nproc_per_node))
             try:
                 joined, agents = await follower.admitted(self._over)
-                situation = Situation(joined.node, found.address, replicates=True)
-                return await self._live(self._spec_of(joined), situation, place, (follower, joined, agents))
+                situation = Situation(joined.node, found.address)
+                return await self._live(self._spec_of(cluster, joined), situation, place, (follower, joined, agents))
             finally:
                 follower.close()
         finally:
@@ -222,9 +211,7 @@ class _Agent:
         make_run_dir(spec.run_dir)
         self.base = spec.base_dir or spec.run_dir
         output = Logs(spec)
-        member = self._member = Participation(
-            spec, situation, place, forkserver=self._forkserver, mark=self._mark, output=output
-        )
+        member = self._member = Participation(spec, situation, place, forkserver=self._forkserver, output=output)
         self._node, self._was_member = member.node, True
         try:
             if admission is None:
@@ -254,10 +241,8 @@ class _Agent:
             self._member = None
         return exit_code
 
-    def _spec_of(self, joined: peers.Joined) -> LaunchSpec:
+    def _spec_of(self, cluster: Cluster, joined: peers.Joined) -> LaunchSpec:
         """Return this node's launch with the job's settings in it."""
-        cluster = self._spec.cluster
-        assert cluster is not None
         base = self._spec.run_dir if cluster.own_directory else self._spec.run_dir.parent / joined.run_name
         return replace(
             self._spec,
@@ -320,7 +305,7 @@ class _Agent:
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
-    async def _end_node(self, output: Logs | None) -> None:
+    async def _end_node(self, output: Logs) -> None:
         """End the node's workers and the processes that serve them, then free their memory."""
         node = self._node
         if node is not None:
@@ -328,8 +313,7 @@ class _Agent:
             await self._forkserver.settled(_END_TIMEOUT_S)  # no process is still being forked
             await children.wait_gone(self._forkserver.children(), _END_TIMEOUT_S)
         self._forkserver.kill_strangers(_END_TIMEOUT_S)
-        if output is not None:
-            output.close()
+        output.close()
         if node is not None:
             node.close()
         self._node = None

@@ -18,7 +18,7 @@ _ADVICE = "leave --numa-binding out, or have the script bind itself"
 
 
 class BindingMode(StrEnum):
-    """How near."""
+    """The choice of CPUs near a GPU."""
 
     NODE = "node"
     """All CPUs of the GPU's NUMA node."""

@@ -34,11 +34,12 @@ DEFAULT_PRELOAD = (
     "torch.distributed.pipelining",
     "torch._dynamo",
     "deadpool_run.worker.process.bootstrap",
+    "deadpool_run.worker.process.store_main",
     "deadpool_run.worker.job",
 )
-"""Imports of this package, and of the first step of DDP, FSDP2 or tensor parallelism, so that workers import nothing.
+"""Modules of this package, and those of the first step of DDP, FSDP2 or tensor parallelism: workers import nothing.
 
-None of them starts a thread or touches a device (the fork server checks the first).
+None of them starts a thread or touches a device. The fork server checks the former.
 """
 
 
@@ -55,15 +56,10 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What every rank runs. `${local_rank}` in an argument becomes the rank's local rank, as under torchrun."""
+    """The command of every rank, never empty. `${local_rank}` in an argument becomes the rank's local rank, as under torchrun."""
 
     mode: Mode
     argv: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        """Refuse an empty command."""
-        if not self.argv:
-            raise UsageError("nothing to run: name a script, a module (-m) or a program (--no-python)")
 
     def to_json(self) -> str:
         """Return the value of DEADPOOL_TARGET: in an argument, `${local_rank}` stands for the worker's own.
@@ -76,7 +72,7 @@ class Target:
 
 
 class Streams(IntFlag):
-    """A choice of a worker's output streams, numbered as torchrun's `--redirects` and `--tee` number them."""
+    """A worker's output streams, with the numbers of torchrun's `--redirects` and `--tee`."""
 
     NONE = 0
     OUT = 1
@@ -85,7 +81,7 @@ class Streams(IntFlag):
 
 
 class StartMethod(StrEnum):
-    """How a worker's interpreter comes to be."""
+    """How a worker's interpreter starts."""
 
     FORKSERVER = "forkserver"
     """Forked from a process that has imported torch."""
@@ -98,14 +94,14 @@ class Cluster:
     """How this node's agent finds the other nodes, and its place among them."""
 
     endpoints: tuple[tuple[str, int], ...]
-    """Where the leader listens, as host and port. The agent on the first one founds the job. None: see `meeting`."""
+    """Hosts and ports on which the leader may listen. The agent on the first one founds the job. None: see `meeting`."""
     token: bytes = field(repr=False)
     """Proves that an agent belongs to the job."""
     node_name: str
     node_rank: int | None = None
     """This node's place among those that hold ranks; None if arrival decides."""
     failure_domain: str = ""
-    """What fails together with this node, such as a switch."""
+    """Label of the nodes that fail together with this one, such as a switch."""
     node_timeout_s: float = 5.0
     """A node that is silent for longer has failed."""
     bandwidth: int | None = None
@@ -149,8 +145,6 @@ class LaunchSpec:
     """Modules that the fork server imports before it forks."""
     python: str = sys.executable
     """Interpreter of spawned workers. The fork server's is always this process's own."""
-    omp_num_threads: int | None = None
-    """OMP_NUM_THREADS of workers where the environment has none. None: torchrun's rule (1 if nproc_per_node > 1)."""
     virtual_local_rank: bool = False
     """LOCAL_RANK is 0 everywhere and CUDA_VISIBLE_DEVICES names one device."""
     cpus: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -176,13 +170,8 @@ class LaunchSpec:
             raise UsageError(f"the fork server cannot fork workers of {self.python}: add --start-method spawn")
 
     @property
-    def shutdown_timeout_s(self) -> float:
-        """From SIGTERM to SIGKILL."""
-        return self.settings.shutdown_timeout_s
-
-    @property
     def command(self) -> Target:
-        """What a forked child runs: with `spawn` a fresh interpreter."""
+        """The command of a forked child: with `spawn` a new interpreter."""
         if self.target.mode is Mode.EXEC or self.start_method is StartMethod.FORKSERVER:
             return self.target
         module = ("-m",) if self.target.mode is Mode.MODULE else ()

@@ -9,16 +9,13 @@ from deadpool_run.agent.processes.forkserver_process import ForkServerSpec
 from deadpool_run.agent.records.run_record import make_run_dir
 from deadpool_run.agent.spec import LaunchSpec
 
-_OURS = ("deadpool_run.worker.process.bootstrap", "deadpool_run.worker.process.store_main", "deadpool_run.worker.job")
-"""What every worker needs of this package; named, not imported: it imports torch."""
-
 
 def run(spec: LaunchSpec) -> int:
     """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
     if spec.cluster is None:  # else the leader names it
         make_run_dir(spec.run_dir)
     environment = base_environment(spec, os.environ) | {MARK: uuid.uuid4().hex}
-    forkserver_spec = ForkServerSpec((*spec.preload, *_OURS) if spec.warm else (), environment)
+    forkserver_spec = ForkServerSpec(spec.preload if spec.warm else (), environment)
     forkserver = forkserver_spec.start()
 
     from deadpool_run.agent.agent import run as run_agent  # noqa: PLC0415 - 0.4 s, in which the fork server imports torch

@@ -1,19 +1,17 @@
 """The `deadpool-run` command: runs a script, unless the first word is a command."""
 
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from deadpool_run.cli import console
+from deadpool_run.agent.console import tell
 from deadpool_run.cli.commands.check import SETTINGS, CheckCommand, check
-from deadpool_run.cli.commands.kill_rank import kill_rank
 from deadpool_run.cli.commands.launch import EPILOG, launch
+from deadpool_run.cli.commands.live_run import kill_rank, status
 from deadpool_run.cli.commands.show import config_show, env
-from deadpool_run.cli.commands.status import status
 from deadpool_run.cli.options.resolve import canonical
 from deadpool_run.errors import DeadpoolError
 
@@ -66,17 +64,21 @@ def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the 
         sys.stdout.write(f"deadpool-run {installed('deadpool-run')}\n")
 
 
-def main(args: Sequence[str] | None = None) -> NoReturn:
+def main() -> NoReturn:
     """Run `deadpool-run`. Raises SystemExit with the exit code."""
-    arguments = list(sys.argv[1:] if args is None else args)
     try:
-        code = app(arguments, prog_name="deadpool-run", standalone_mode=False)
+        code = app(prog_name="deadpool-run", standalone_mode=False)
     except DeadpoolError as error:
-        console.error(str(error))
+        _complain(str(error))
         code = error.exit_code
     except TyperException as error:
-        console.error(f"{error.format_message()}\nrun `deadpool-run --help` for usage")
+        _complain(f"{error.format_message()}\nrun `deadpool-run --help` for usage")
         code = USAGE
     except typer.Abort:
         code = ABORTED
     sys.exit(code)
+
+
+def _complain(message: str) -> None:
+    """Print an error; lines after the first are indented."""
+    tell(message.replace("\n", "\n  "))

@@ -1,11 +1,10 @@
 """Client of the control socket: finds a live run and sends it requests."""
 
-import itertools
+import contextlib
 import json
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from deadpool_run.coordinator.address import POINTER_NAME, SOCKET_NAME, control_address
@@ -37,13 +36,9 @@ class ControlClient:
         self._answers = self._socket.makefile("rb")
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connection."""
+    def __exit__(self, *_: object) -> None:
         self._answers.close()
         self._socket.close()
 
@@ -88,43 +83,33 @@ class ControlClient:
 
 def connect(run_dir: Path | None, state_dir: Path) -> ControlClient:
     """Connect to the run of this directory, or to the newest live one below `state_dir`. Raises `NoSuchRunError`."""
-    if run_dir is not None:
-        return _connect_to_any(run_dir)
-    for candidate in _newest_first(state_dir):
-        try:
-            return ControlClient(candidate)
-        except NoSuchRunError:
-            continue  # a killed agent leaves its directory behind
-    raise NoSuchRunError(f"no live run below {state_dir}\nif it was started with --run-dir, add the same option here")
-
-
-def _connect_to_any(run_dir: Path) -> ControlClient:
-    """Connect to the agent of this directory, else to another agent of the same run on this machine."""
+    if run_dir is None:
+        found = _first_live(_newest((*state_dir.glob(f"*/{SOCKET_NAME}"), *state_dir.glob(f"*/node-*/{SOCKET_NAME}"))))
+        if found is None:
+            raise NoSuchRunError(
+                f"no live run below {state_dir}\nif it was started with --run-dir, add the same option here"
+            )
+        return found
     try:
         return ControlClient(run_dir)
     except NoSuchRunError:
-        for candidate in (*_leader(run_dir), *_by_birth(run_dir.glob(f"node-*/{SOCKET_NAME}"))):
-            try:
-                return ControlClient(candidate)
-            except NoSuchRunError:
-                continue  # on another machine, or lost
-        raise
+        leader = _read(run_dir / POINTER_NAME).get("run_dir")
+        others = ([Path(leader)] if isinstance(leader, str) else []) + _newest(run_dir.glob(f"node-*/{SOCKET_NAME}"))
+        found = _first_live(others)
+        if found is None:
+            raise
+        return found
 
 
-def _leader(run_dir: Path) -> Iterator[Path]:
-    """Yield the directory of the leader, if the leader file names another one."""
-    try:
-        yield Path(json.loads((run_dir / POINTER_NAME).read_text())["run_dir"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return
+def _first_live(candidates: Iterable[Path]) -> ControlClient | None:
+    for candidate in candidates:
+        with contextlib.suppress(NoSuchRunError):  # a killed agent leaves its directory behind
+            return ControlClient(candidate)
+    return None
 
 
-def _newest_first(state_dir: Path) -> list[Path]:
-    """Return run directories with a control socket, newest first."""
-    return _by_birth(itertools.chain(state_dir.glob(f"*/{SOCKET_NAME}"), state_dir.glob(f"*/node-*/{SOCKET_NAME}")))
-
-
-def _by_birth(sockets: Iterable[Path]) -> list[Path]:
+def _newest(sockets: Iterable[Path]) -> list[Path]:
+    """Return the run directories of these control sockets, newest first."""
     born: list[tuple[float, Path]] = []
     for control in sockets:
         try:
@@ -139,9 +124,9 @@ def _why_not(run_dir: Path, error: OSError) -> str:
         case FileNotFoundError():
             why = "no run has its control socket here" if run_dir.is_dir() else "no such directory"
         case ConnectionRefusedError():
-            why = f"the run has ended: its agent ({_agent_pid(run_dir)}) is gone"
+            why = f"the run has ended: its agent ({_agent(run_dir)}) is gone"
         case TimeoutError():
-            why = f"the agent ({_agent_pid(run_dir)}) did not answer within {ANSWER_S:g} s"
+            why = f"the agent ({_agent(run_dir)}) did not answer within {ANSWER_S:g} s"
         case ConnectionError():
             why = "the run has ended"
         case _:
@@ -149,8 +134,14 @@ def _why_not(run_dir: Path, error: OSError) -> str:
     return f"{run_dir}: {why}\n`deadpool-run status` without --run-dir shows the newest live run"
 
 
-def _agent_pid(run_dir: Path) -> str:
+def _agent(run_dir: Path) -> str:
+    return f"pid {_read(run_dir / 'run.json').get('pid', 'unknown')}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if there is none."""
     try:
-        return f"pid {json.loads((run_dir / 'run.json').read_text())['pid']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "pid unknown"
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -78,7 +78,11 @@ def _job_line(status: Status, now: datetime) -> Text:
     words = [
         f"epoch {shown(status.get('epoch'))}",
         f"world {shown(run.get('world_size'))}",
-        *_spare_counts(status),
+        *(
+            nodes.spares(status)
+            if nodes.has_several(status)
+            else (f"spares {len(ready_spares(status))} of {spares_asked(status)} ready",)
+        ),
         f"committed {shown(status.get('committed'))}",
         f"up {_duration(run.get('started'), now)}",
     ]
@@ -94,13 +98,6 @@ def _job_line(status: Status, now: datetime) -> Text:
     return Text.assemble(
         "run ", (printable(run.get("run_id", "-")), "bold"), "  ", (state, _STYLES[how]), "  ", "  ".join(words)
     )
-
-
-def _spare_counts(status: Status) -> Iterator[str]:
-    if nodes.has_several(status):
-        yield from nodes.spares(status)
-    else:
-        yield f"spares {len(ready_spares(status))} of {spares_asked(status)} ready"
 
 
 def _durable(durable: Status, now: datetime) -> Text:
@@ -161,7 +158,10 @@ def _incidents(status: Status) -> Group:
         found.add_row(
             shown(incident.get("epoch")),
             "\n".join(_lost(loss) for loss in losses),
-            "\n".join(_replaced(loss) for loss in losses),
+            "\n".join(
+                f"{'spare' if loss.get('from_spare') else 'fresh'} worker {shown(loss.get('replacement'))}"
+                for loss in losses
+            ),
             shown(incident.get("resumed")),
             shown(incident.get("steps_repeated")),
             *_times(incident, told),
@@ -177,10 +177,6 @@ def _incidents(status: Status) -> Group:
 def _lost(loss: Status) -> str:
     injected = ", injected" if loss.get("injected") else ""
     return f"rank {shown(loss.get('rank'))} (worker {shown(loss.get('worker'))}) {printable(loss.get('cause', '-'))}{injected}"
-
-
-def _replaced(loss: Status) -> str:
-    return f"{'spare' if loss.get('from_spare') else 'fresh'} worker {shown(loss.get('replacement'))}"
 
 
 def _times(incident: Status, told: Sequence[str]) -> Iterator[str]:

@@ -52,7 +52,7 @@ def status_object(
     nodes: NodeReports | None = None,
 ) -> dict[str, Any]:
     """Return the status object, ready for JSON. `nodes` is None on one machine."""
-    summary = job_status.summary(state).to_json()
+    summary = job_status.summary(state)
     ranks = [
         {**rank, **_rank_entry(rank_entry)}
         for rank, rank_entry in zip(summary["ranks"], status_page.rank_entries, strict=True)

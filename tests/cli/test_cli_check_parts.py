@@ -63,7 +63,6 @@ def test_only_the_plan_of_a_check_is_handed_on_to_workers(spec):
 @pytest.fixture
 def spec():
     class Spec:
-        omp_num_threads = 1
         nproc_per_node = 1
 
     return Spec()

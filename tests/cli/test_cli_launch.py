@@ -151,8 +151,8 @@ def test_another_interpreter_bypasses_the_forkserver():
 
 def test_the_shutdown_timeout_of_torch_counts_where_none_is_given():
     environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}
-    assert planned(environment=environment).spec.shutdown_timeout_s == 7
-    assert planned(environment=environment, shutdown_timeout="9").spec.shutdown_timeout_s == 9
+    assert planned(environment=environment).spec.settings.shutdown_timeout_s == 7
+    assert planned(environment=environment, shutdown_timeout="9").spec.settings.shutdown_timeout_s == 9
     for bad in ("soon", "-1", "0", "nan"):
         with pytest.raises(UsageError, match="TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
             planned(environment={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": bad})

@@ -87,7 +87,7 @@ def test_a_flag_is_off_in_every_usual_spelling(text):
         ("repair_timeout", Values.seconds, "nan", "not a positive number"),
         ("hang_timeout", lambda values, name: values.seconds(name, or_zero=True), "-1", "not a positive number"),
         ("hang_timeout", lambda values, name: values.seconds(name, or_zero=True), "nan", "not a positive number"),
-        ("color", lambda values, name: values.choice(name, {"auto": "auto"}), "blue", "not one of its values"),
+        ("color", lambda values, name: values.choice(name, ("auto",)), "blue", "not one of its values"),
     ],
 )
 def test_a_bad_value_names_its_source_its_text_and_what_to_write(name, read, text, why):

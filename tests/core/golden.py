@@ -185,14 +185,15 @@ class Run:
     def show(self) -> list[str]:
         status = summary(self.state)
         return [
-            f"{status.phase}, epoch {status.epoch}, generation {status.generation}: {status.reason}",
-            f"  a snapshot every {status.capture_interval} steps",
-            *(
-                f"  rank {r.rank}: {'-' if r.worker is None else f'w{r.worker}'} {r.phase}{_on(r.node)}"
-                for r in status.ranks
-            ),
-            *(f"  spare: w{s.worker} {s.phase}{_on(s.node)}" for s in status.spares),
+            "{phase}, epoch {epoch}, generation {generation}: {reason}".format_map(status),
+            f"  a snapshot every {status['capture_interval']} steps",
+            *(f"  rank {r['rank']}: {_worker(r['worker'])} {r['phase']}{_on(r['node'])}" for r in status["ranks"]),
+            *(f"  spare: w{s['worker']} {s['phase']}{_on(s['node'])}" for s in status["spares"]),
         ]
+
+
+def _worker(worker: int | None) -> str:
+    return "-" if worker is None else f"w{worker}"
 
 
 def _on(node: str | None) -> str:

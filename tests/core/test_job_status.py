@@ -11,7 +11,7 @@ def run(*commands):
     told = Run()
     for command in commands:
         told.command(command)
-    return summary(told.state).to_json()
+    return summary(told.state)
 
 
 START = ("new world_size=2 spares=1", "start", "ready w0..w2")

@@ -42,14 +42,14 @@ def test_outside_slurm_there_is_nothing():
 def test_a_batch_script_is_in_an_allocation_only():
     place = discover(BATCH)
     assert place.step is None
-    assert (place.nodes, place.name, place.batch, place.cpus) == (("n1", "n2", "n3"), "n1", True, 16)
+    assert (place.nodes, place.name, place.batch) == (("n1", "n2", "n3"), "n1", True)
     assert place.options() == {}
     assert place.run_id == "slurm-42"
 
 
 def test_a_task_of_a_step_knows_its_place():
     place = discover(STEP)
-    assert place.step == SlurmStep(0, 1, 1, 0, ("n1", "n2", "n3"), "10.0.0.1:37533")
+    assert place.step == SlurmStep(0, 1, 1, ("n1", "n2", "n3"), "10.0.0.1:37533")
     assert (place.name, place.leaf, place.gpus) == ("n2", "top.leaf0", 8)
     assert place.options() == {
         "nproc_per_node": "8",
@@ -99,7 +99,7 @@ def test_the_shell_of_salloc_is_no_step_of_ours(special):
 
 def test_several_tasks_of_one_node_are_seen():
     place = discover(STEP | {"SLURM_STEP_TASKS_PER_NODE": "1,8,1", "SLURM_LOCALID": "3"})
-    assert (place.step.tasks_here, place.step.task_here) == (8, 3)
+    assert place.step.tasks_here == 8
 
 
 def test_a_job_array():
@@ -110,7 +110,7 @@ def test_a_job_array():
         "SLURM_ARRAY_TASK_STEP": "2",
         "SLURM_ARRAY_TASK_COUNT": "5",
     }
-    assert discover(BATCH | array).array == ArrayTask("40", 3, 5)
+    assert discover(BATCH | array).array == ArrayTask("40", 5)
     assert discover(BATCH).array is None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deadpool_run.agent.records.outcome import outcome
+from deadpool_run.agent.records.run_record import outcome
 from deadpool_run.agent.slurm.discovery import discover
 from deadpool_run.cli.cluster import slurm_place
 from deadpool_run.cli.cluster.slurm_start import own_command

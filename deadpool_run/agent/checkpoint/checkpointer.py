@@ -67,7 +67,7 @@ class Checkpointer:
         )
         self._hindered = bool(owner.stuck)
         if not self._hindered:
-            self._child.fork(owner.forkserver)
+            owner.forkserver.fork(self._child)
 
     def ask(self, order: ToCheckpointer) -> None:
         """Send it an order. It must have answered the last one."""

@@ -1,4 +1,4 @@
-"""What the leader of durable checkpoints needs of the job: its nodes and its coordinator."""
+"""The job, as the leader of durable checkpoints sees it."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from deadpool_run.wire import peers
 
 
 class CheckpointedJob(Protocol):
-    """The job, as the coordinator's agent presents it."""
+    """Its nodes and its coordinator."""
 
     @property
     def here(self) -> NodeId:

@@ -147,9 +147,9 @@ class CheckpointLeader:
 
     def _may_come(self, state: State, committed: Version | None) -> bool:
         """Return whether there is a version to write, or will be: several nodes may not know yet what is committed."""
-        if self._job.alone or committed is not None:
-            return self._schedule.is_new(committed) and (self._job.alone or state.phase in _COMES_TO_RUN)
-        return state.phase in _COMES_TO_RUN
+        if self._job.alone:
+            return self._schedule.is_new(committed)
+        return state.phase in _COMES_TO_RUN and (committed is None or self._schedule.is_new(committed))
 
     def _is_whole(self, state: State) -> bool:
         """Return whether every rank's slots are on a node that can copy them, as one machine's always are."""

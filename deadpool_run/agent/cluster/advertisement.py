@@ -35,7 +35,7 @@ class Advertisement:
     def follow(self, output: Logs) -> None:
         """Publish this node as a follower."""
         try:
-            self._record = RunRecord(self._spec, None if output.root is None else str(output.root), leader=False)
+            self._record = RunRecord(self._spec, output.root, leader=False)
         except OSError as error:
             tell(f"cannot write this node's record: {error} (`deadpool-run status` will not work here)")
 

@@ -89,7 +89,7 @@ class Leader:
             known=node.newest_durable,
         )
         self._hang_detector: HangDetector | None = None
-        self._record = RunRecord(spec, None if output.root is None else str(output.root), term=term)
+        self._record = RunRecord(spec, output.root, term=term)
 
     @property
     def state(self) -> State:

@@ -15,8 +15,8 @@ from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.leadership import Leadership, configurations_of
 from deadpool_run.agent.console import tell
+from deadpool_run.agent.node.assignment import Situation
 from deadpool_run.agent.node.node import LocalNode
-from deadpool_run.agent.node.orders import Situation
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LaunchSpec
@@ -43,14 +43,13 @@ _STREAMS = 4
 class Participation:
     """Made in the running loop. `over` is the end of the job, or `LostError` where it continues without this node."""
 
-    def __init__(  # noqa: PLR0913 - the parts of a machine's launch
+    def __init__(
         self,
         spec: LaunchSpec,
         situation: Situation,
         place: Place,
         *,
         forkserver: ForkServer,
-        mark: dict[str, str],
         output: Logs,
     ) -> None:
         assert spec.cluster is not None
@@ -73,7 +72,7 @@ class Participation:
         self._tasks: set[asyncio.Task[None]] = set()
         self._leadership: Leadership
         self.advertisement = Advertisement(spec, situation.node, situation.address, place.port)
-        self.node = LocalNode(spec, situation, forkserver=forkserver, output=output, mark=mark, above=self._no_leader)
+        self.node = LocalNode(spec, situation, forkserver=forkserver, output=output, above=self._no_leader)
         token = self._token
         self._replicator = Replicator(
             self.node.vault,

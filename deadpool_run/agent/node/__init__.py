@@ -1,1 +1,1 @@
-"""What one node does: carry out orders, report what is there, find hung workers. Cluster imports it."""
+"""One node: carries out orders, reports its workers, finds hung ones. Cluster imports it."""

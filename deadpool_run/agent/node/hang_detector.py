@@ -6,7 +6,8 @@ It looks a few times per timeout, whatever the job does. Workers are never asked
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 from deadpool_run.core.events import Event, WorkerHung
 from deadpool_run.core.state import State
@@ -133,12 +134,11 @@ def sights_of(state: State, status_page: StatusPage) -> tuple[RankSight, ...]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal stopped the process (state T of proc_pid_stat(5); a debugger's stop is another)."""
+    """Return whether a signal stopped the process (state T of proc_pid_stat(5)); a debugger's stop is another state."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
         return False
-    return stat.rpartition(")")[2].split()[0] == "T"  # the name in parentheses may hold anything
 
 
 class HangDetector:
@@ -183,14 +183,12 @@ class HangDetector:
         if times == 0 or times % LOOKS != 0:
             return
         sights = self._stillness.sights
-        verdict = judge(sights, {sight.rank for sight in sights if self._stopped(sight)}, self._timeout_s)
+        pids = {sight.rank: self._pid(sight.worker) for sight in sights}
+        stopped = {rank for rank, pid in pids.items() if pid is not None and is_stopped(pid)}
+        verdict = judge(sights, stopped, self._timeout_s)
         if verdict.culprits:
             self._stillness = Stillness()
         elif times == LOOKS:
             self._say(f"the job hangs, but no rank can be blamed, and none is ended: {verdict.reason}")
         for culprit in verdict.culprits:
             self._submit(WorkerHung(culprit.worker, verdict.reason))
-
-    def _stopped(self, sight: RankSight) -> bool:
-        pid = self._pid(sight.worker)
-        return pid is not None and is_stopped(pid)

@@ -1,15 +1,17 @@
-"""What one machine contributes to a job: its workers, their memory, and copies of others' snapshots. Decides nothing.
+"""One machine's part in a job: its workers, their memory, and copies of others' snapshots. Decides nothing.
 
 The leader is above it, in this process or on another node: facts go up, orders come down.
 """
 
+import os
+import signal
+from collections.abc import Mapping
 from typing import Protocol, assert_never
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
-from deadpool_run.agent.node.copies import Copies
+from deadpool_run.agent.node.assignment import Assignment, Situation, worker_environment
 from deadpool_run.agent.node.inventory import Inventory
-from deadpool_run.agent.node.orders import OrderPerformer, Situation
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.workers import Workforce
 from deadpool_run.agent.records.logs import Logs
@@ -19,17 +21,26 @@ from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import (
     CaptureSkipped,
     Event,
+    FetchFailed,
     LoopFinished,
     NodeResynced,
     ReplicasReported,
     TranscriptSealed,
     WorkerExited,
 )
+from deadpool_run.core.injection import KillHow
+from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version, WorkerId
+from deadpool_run.vault.segments import create_memory
+from deadpool_run.vault.status_page import create_status_page
+from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.vault.vault import Vault
-from deadpool_run.wire import peers
+from deadpool_run.wire import messages, peers
 from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S
 from deadpool_run.wire.peers import Buddies, Committed, Loaded, Peer, PreemptionNotice, Safe, Saved, Traffic, World
+
+_SIGNALS = {KillHow.SIGKILL: signal.SIGKILL, KillHow.SIGTERM: signal.SIGTERM, KillHow.SIGSEGV: signal.SIGSEGV}
+_INJECTED_EXIT_CODE = 1
 
 
 class Above(Protocol):
@@ -48,22 +59,27 @@ class Above(Protocol):
 class LocalNode:
     """One membership of a node in the job. A new leader replaces `above`."""
 
-    def __init__(  # noqa: PLR0913 - the parts of a machine's launch
+    def __init__(
         self,
         spec: LaunchSpec,
         situation: Situation,
         *,
         forkserver: ForkServer,
         output: Logs,
-        mark: dict[str, str],
         above: Above,
     ) -> None:
         self.above = above
         self.situation = situation
+        self._spec = spec
+        self._output = output
+        self._environment = forkserver.environment
         vault = self.vault = Vault(spec.settings.world_size)
-        self.copies: Copies | None = None
-        self._root_cause = output.root_cause
-        self._timeline = self._world_timeline = 0
+        self.copies: Replicator | None = None
+        """Replication between nodes; None on one machine."""
+        self.timeline = 0
+        """The newest timeline that the node knows."""
+        self._world = World(-1, 0, "", 0)
+        self._store_moved = False
         self._inventory = Inventory()
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
@@ -75,50 +91,159 @@ class LocalNode:
         )
         self.newest_durable: peers.Durable | None = None
         """The newest durable checkpoint of the job, as its leader has reported it."""
-        self._performer = OrderPerformer(
-            spec=spec,
-            participant=self._participant,
-            situation=situation,
-            mark=mark,
-            workforce=self._workforce,
-            vault=vault,
-            output=output,
-            copies=lambda: self.copies,
-            fetch_failed=self._submit,
-        )
 
     # --- orders -------------------------------------------------------------------------------------------------
 
     def set_world(self, world: World) -> None:
         """Set the world that assignments refer to from now on."""
-        self._world_timeline = world.timeline
-        self._performer.set_world(world)
+        before, self._world = self._world, world
+        if before.store_host and (before.store_host, before.store_port) != (world.store_host, world.store_port):
+            self._store_moved = True
 
-    def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:
-        """Carry out one order for this node."""
+    def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901, PLR0912 - one case for each order
+        """Carry out one order for this node. The leader's own orders never come here."""
         self._inventory.ordered(effect)
+        workers = self._workforce
         match effect:
+            case do.BeginGeneration(generation):
+                self._begin_generation(generation)
             case do.ReportReplicas(node, rank, epoch):
                 held = () if self.copies is None else self.copies.versions(rank)
                 self._submit(ReplicasReported(node, rank, epoch, held))
             case do.DiscardAbove(epoch, version):
-                if epoch > self._timeline:  # else the order is a repeated one
+                if epoch > self.timeline:  # else the order is a repeated one
                     self._begin_timeline(epoch)
                     if self.copies is not None:
                         self.copies.discard_above(epoch, version)
-            case do.BeginGeneration():
-                self._begin_timeline(self._world_timeline)
-                self._performer.perform(effect, capture_interval, source)
-                if self.copies is not None:
-                    self.vault.status_page.publish(None, ())  # over several nodes the leader tells what is committed
+            case do.StartWorker(worker):
+                workers.start(worker)
+            case do.AssignRank(worker):
+                workers.expect_rank(worker)
+                self._seat(effect, capture_interval, source)
+            case do.PrepareSpare():
+                self._prepare(effect, capture_interval)
+            case do.AbortStep(worker, epoch):
+                workers.send(worker, messages.Abort(epoch))
+            case do.ReEnter(worker, epoch):
+                workers.send(worker, messages.RunAgain(epoch, *self._moved_store()))
+            case do.ResumeFrom():
+                self._resume(effect, source)
+            case do.AttachGroups(worker, epoch):
+                workers.send(worker, messages.Attach(epoch, *self._moved_store()))
+            case do.SetCaptureInterval(worker, interval):
+                workers.send(worker, messages.SetInterval(interval))
+            case do.ReleaseWorker(worker):
+                workers.send(worker, messages.Release())
+            case do.DismissWorker(worker):
+                workers.dismiss(worker, self._spec.settings.shutdown_timeout_s)
+            case do.KillWorker(worker, KillHow.EXIT):
+                workers.send(worker, messages.ExitNow(_INJECTED_EXIT_CODE))
+            case do.KillWorker(worker, how):
+                workers.signal(worker, _SIGNALS[how])
+            case do.TerminateWorker(worker, number, grace_s):
+                workers.send(worker, messages.Stop())
+                workers.terminate(worker, number, grace_s)
             case _:
-                self._performer.perform(effect, capture_interval, source)
+                raise ProtocolError(f"{type(effect).__name__} is no order for a node")
+
+    def _moved_store(self) -> tuple[str, int] | tuple[()]:
+        """Return the store's address, if workers may have an older one."""
+        return (self._world.store_host, self._world.store_port) if self._store_moved else ()
+
+    def _begin_generation(self, generation: int) -> None:
+        self._begin_timeline(self._world.timeline)
+        if generation > 0:
+            self.vault.renew()
+        if self.copies is not None:
+            self.copies.renew(self._world.timeline)
+        self._participant.begin()
+        self._output.begin(generation)
+        if self.copies is not None:
+            self.vault.status_page.publish(None, ())  # over several nodes the leader tells what is committed
 
     def _begin_timeline(self, timeline: int) -> None:
         """Forget what was safe: it is of a timeline that was abandoned."""
-        self._timeline = timeline
+        self.timeline = timeline
         self._safe.clear()
         self._finished.clear()
+
+    def _seat(self, order: do.AssignRank, capture_interval: int, source: Peer | None) -> None:
+        """Assign the rank once the transcript for its replacement's rehearsal is here."""
+        if self.copies is None or not order.replacement:
+            self.vault.vacate(order.rank)
+            if not order.replacement:
+                self._participant.seated(order.rank)
+            self._assign(order, capture_interval)
+            return
+
+        def done(failure: str | None) -> None:
+            if failure is None:
+                self._assign(order, capture_interval)
+            else:
+                self._fail(order, source, failure)
+
+        self.copies.seat(order.rank, source, done)
+
+    def _resume(self, order: do.ResumeFrom, source: Peer | None) -> None:
+        rank = self._workforce.rank(order.worker)
+
+        def done(failure: str | None) -> None:
+            if failure is None:
+                self._workforce.send(order.worker, messages.Resume(order.epoch, order.version))
+            else:
+                self._fail(order, source, failure)
+
+        if source is None or self.copies is None or rank is None:
+            done(None)
+        else:
+            self.copies.fetch(rank, order.version, source, done)
+
+    def _fail(self, order: do.AssignRank | do.ResumeFrom, source: Peer | None, failure: str) -> None:
+        node = self.situation.node if source is None else source.node
+        self._submit(FetchFailed(order.worker, order.epoch, node, failure))
+
+    def _assign(self, order: do.AssignRank, capture_interval: int) -> None:
+        self._output.root_cause.assigned(order.worker, self._output.error_file(order.local_rank))
+        self._send_assignment(order, capture_interval, self.vault.descriptors(order.rank))
+
+    def _prepare(self, order: do.PrepareSpare, capture_interval: int) -> None:
+        """Have the spare rehearse with the rank's transcript and scratch memory."""
+        transcript = self.vault.open_transcript(order.rank)
+        if transcript is None:
+            return  # the rank has moved: the rehearsal is not needed
+        scratch = {
+            "status_page": create_status_page(self._spec.settings.world_size),
+            **{name: create_memory(f"spare-{name}") for name in ("slot0", "slot1")},
+            "transcript": transcript,
+        }
+        as_replacement = do.AssignRank(
+            order.worker, order.rank, order.epoch, replacement=True, local_rank=order.local_rank
+        )
+        self._send_assignment(as_replacement, capture_interval, scratch, prepare=True)
+        for fd in scratch.values():
+            os.close(fd)
+
+    def _send_assignment(
+        self, order: do.AssignRank, capture_interval: int, memory: Mapping[str, int], *, prepare: bool = False
+    ) -> None:
+        """Send the worker its rank, with these descriptors of the rank's memory and those of its output."""
+        assignment = Assignment(
+            order=order,
+            world=self._world,
+            situation=self.situation,
+            capture_interval=capture_interval,
+            error_file=self._output.error_file(order.local_rank),
+            resume=-1 if order.replacement else self._participant.resume,
+            prepare=prepare,
+        )
+        environment = worker_environment(self._spec, assignment, self._environment)
+        streams = self._output.open(order.local_rank, order.rank)
+        fds = {**memory, **streams}
+        if cpus := self._spec.cpus.get(order.local_rank):
+            self._workforce.bind(order.worker, cpus)
+        self._workforce.assign(order.worker, assignment.message(self._spec, environment, tuple(fds)), fds)
+        for fd in streams.values():
+            os.close(fd)
 
     def set_buddies(self, buddies: Buddies) -> None:
         """Set the nodes to send copies to, and the ranks to hold copies of."""
@@ -132,7 +257,7 @@ class LocalNode:
 
     def committed(self, committed: Committed) -> None:
         """Tell the node's workers which of their snapshots are needed."""
-        if committed.timeline == self._timeline:
+        if committed.timeline == self.timeline:
             self.vault.status_page.publish(
                 Version(committed.version) if committed.version >= 0 else None, committed.abandoned
             )
@@ -154,11 +279,6 @@ class LocalNode:
                 self.newest_durable = order
             case _:
                 assert_never(order)
-
-    @property
-    def timeline(self) -> int:
-        """The newest timeline that the node knows."""
-        return self._timeline
 
     # --- status -------------------------------------------------------------------------------------------------
 
@@ -198,7 +318,7 @@ class LocalNode:
 
     def replicated(self, rank: Rank, versions: tuple[Version, ...], transcript: bool, timeline: int) -> None:
         """Report what other nodes hold of a rank that lives here."""
-        if timeline != self._timeline:
+        if timeline != self.timeline:
             return
         safe = self._safe[rank] = Safe(timeline, rank, versions, transcript)
         self.above.safe(safe)
@@ -218,17 +338,16 @@ class LocalNode:
         """Submit a fact. The end of a rank's loop waits until its last snapshot is safe from the loss of this node."""
         self._inventory.reported(event)
         if isinstance(event, WorkerExited):
-            self._root_cause.ended(event.worker, event.code, event.signal)
+            self._output.root_cause.ended(event.worker, event.code, event.signal)
         if self.copies is not None and isinstance(event, CaptureSkipped):
             self.copies.skipped()
         if self.copies is not None and isinstance(event, TranscriptSealed | LoopFinished):
             rank = self._workforce.rank(event.worker)
             if rank is not None and isinstance(event, TranscriptSealed):
                 self.copies.sealed(rank)
-            elif rank is not None and isinstance(event, LoopFinished) and not self._is_safe(rank, event.version):
-                self._finished[rank] = event
-                return
+            elif rank is not None and isinstance(event, LoopFinished):
+                safe = self._safe.get(rank)
+                if safe is None or event.version not in safe.versions:
+                    self._finished[rank] = event
+                    return
         self.above.fact(event)
-
-    def _is_safe(self, rank: Rank, version: Version) -> bool:
-        return rank in self._safe and version in self._safe[rank].versions

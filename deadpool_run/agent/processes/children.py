@@ -56,11 +56,6 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
-    def terminate(self, number: int, grace_s: float) -> None:
-        """Send a signal to the group, and SIGKILL once the grace is over."""
-        self.signal_group(number)
-        self.kill_after(grace_s)
-
     def kill_after(self, grace_s: float) -> None:
         """SIGKILL the group once the grace is over. A later call may only shorten the grace."""
         if not self.alive:
@@ -111,10 +106,9 @@ def reap_strangers(known: Callable[[int], Process | None]) -> None:
 
 
 def kill_strangers(timeout_s: float, but: Collection[int] = ()) -> None:
-    """SIGKILL and reap every child that is left, and the children that they leave in turn, for up to `timeout_s`.
+    """SIGKILL and reap all children except `but`, and the children that these leave, for up to `timeout_s`.
 
-    For the end of the job, when every own child has been reaped: the rest was adopted from workers. `but` are the pids of
-    children to spare.
+    For the end of the job, when every own child was reaped: the others were adopted from workers.
     """
     due = time.monotonic() + timeout_s
     while (children := [pid for pid in _children() if pid not in but]) and time.monotonic() < due:
@@ -144,12 +138,9 @@ def _children() -> list[int]:
     return found
 
 
-async def wait_gone(processes: Sequence[Process], timeout_s: float) -> bool:
-    """Wait until all are reaped; return False if that takes longer."""
-    waits = [process.gone.wait() for process in processes]
-    try:
+async def wait_gone(processes: Sequence[Process], timeout_s: float) -> None:
+    """Wait up to `timeout_s` until all are reaped."""
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            await asyncio.gather(*waits)
-    except TimeoutError:
-        return False
-    return True
+            for process in processes:
+                await process.gone.wait()

@@ -5,13 +5,12 @@ import socket
 from collections.abc import Callable, Iterable
 
 from deadpool_run.agent.processes.children import Exit, Process
-from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.worker_channel import WorkerChannel
 from deadpool_run.wire.messages import Message
 
 
 class ControlledProcess:
-    """Either `on_failed` is called, or `on_started` and, once the process was reaped, `on_ended`."""
+    """A process for `ForkServer.fork`, which calls `make_fds`, then `unforked`, or `forked` and later `exited`."""
 
     def __init__(  # noqa: PLR0913 - one callback for each event
         self,
@@ -23,8 +22,11 @@ class ControlledProcess:
         on_ended: Callable[[Exit], None],
         more_fds: Callable[[], Iterable[int]] = tuple,
     ) -> None:
-        """`more_fds` opens the descriptors that the process gets besides its socket."""
-        self._kind = kind
+        """Either `on_failed` is called, or `on_started` and, once the process was reaped, `on_ended`.
+
+        `more_fds` opens the descriptors that the process gets besides its socket.
+        """
+        self.kind = kind
         self._on_started = on_started
         self._on_message = on_message
         self._on_failed = on_failed
@@ -35,10 +37,8 @@ class ControlledProcess:
         self.channel: WorkerChannel | None = None
         self.doomed = False
         """It was or will be killed."""
-
-    def fork(self, forkserver: ForkServer) -> int:
-        """Order the process; return the order's number."""
-        return forkserver.fork(self._kind, self._make_fds, self._forked, self._unforked, self._exited)
+        self.recalled = False
+        """Its order was cancelled."""
 
     def kill(self) -> None:
         """Kill the process with its group, as soon as it exists."""
@@ -46,13 +46,15 @@ class ControlledProcess:
         if self.process is not None:
             self.process.signal_group(signal.SIGKILL)
 
-    def _make_fds(self) -> list[int]:
+    def make_fds(self) -> list[int]:
+        """Return the descriptors for a new process, which the caller closes."""
         if self._ours is not None:
             self._ours.close()
         self._ours, theirs = socket.socketpair()
         return [theirs.detach(), *self._more_fds()]
 
-    def _forked(self, process: Process) -> None:
+    def forked(self, process: Process) -> None:
+        """Begin to use the process."""
         assert self._ours is not None
         self.process = process
         # One that breaks the protocol is killed: its end is handled like any other.
@@ -62,12 +64,14 @@ class ControlledProcess:
             self.kill()
         self._on_started()
 
-    def _unforked(self, why: str) -> None:
+    def unforked(self, why: str) -> None:
+        """Report that there will be no process."""
         if self._ours is not None:
             self._ours.close()
         self._on_failed(why)
 
-    def _exited(self, end: Exit) -> None:
+    def exited(self, end: Exit) -> None:
+        """Report the end of the process, after its last messages."""
         assert self.channel is not None
         self.channel.read_rest()  # what it sent last comes before its end
         self.channel.close()

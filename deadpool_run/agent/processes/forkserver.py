@@ -7,31 +7,17 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from deadpool_run.agent.processes import children as processes
 from deadpool_run.agent.processes.children import Exit, Process
+from deadpool_run.agent.processes.controlled_process import ControlledProcess
 from deadpool_run.agent.processes.forkserver_main import MAX_PACKET_BYTES
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
 
 _MAX_DEATHS_UNPREPARED = 3
 """Fork servers in a row that may die before they can fork. Then the job ends."""
-
-Forked = Callable[[Process], None]
-Failed = Callable[[str], None]
-Ended = Callable[[Exit], None]
-
-
-@dataclass(slots=True)
-class _Order:
-    kind: str
-    make_fds: Callable[[], Sequence[int]]
-    forked: Forked
-    failed: Failed
-    ended: Ended
-    recalled: bool = False
 
 
 class ForkServer:
@@ -48,9 +34,11 @@ class ForkServer:
         first: ForkServerProcess | None = None,
     ) -> None:
         self._spec = spec
+        self.environment = spec.environment
+        """Environment of its processes, which workers extend. It has the mark that finds their descendants."""
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._orders: dict[int, _Order] = {}
+        self._orders: dict[int, ControlledProcess] = {}  # not answered yet
         self._unanswered: asyncio.Event | None = None
         self._next_order = 0
         self._children: dict[int, Process] = {}  # forked and not yet reaped
@@ -60,11 +48,6 @@ class ForkServer:
         self._process: Process
         self._sock: socket.socket
         self._take_over(first or spec.start())
-
-    @property
-    def process(self) -> Process:
-        """The fork server's own process."""
-        return self._process
 
     def children(self) -> list[Process]:
         """Return all forked processes that have not been reaped."""
@@ -90,27 +73,22 @@ class ForkServer:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._unanswered.wait(), timeout_s)
 
-    def fork(
-        self, kind: str, make_fds: Callable[[], Sequence[int]], forked: Forked, failed: Failed, ended: Ended
-    ) -> int:
-        """Order a process; return the order's number. Calls `forked`, and `ended` once it was reaped, or else `failed`.
+    def fork(self, child: ControlledProcess) -> None:
+        """Order a process. If the fork server dies before it answers, the next one gets the order, with new descriptors.
 
-        `make_fds` opens its descriptors, which are closed here once they are sent. It is called again if the fork server
-        dies before it answers. A child of the first attempt then has a socket without a peer, and ends.
+        A child of the first attempt then has a socket without a peer, and ends.
         """
         number = self._next_order
         self._next_order += 1
-        self._orders[number] = _Order(kind, make_fds, forked, failed, ended)
+        self._orders[number] = child
         if self._prepared:
             self._send_order(number)
-        return number
 
-    def recall(self, number: int) -> None:
+    def recall(self, child: ControlledProcess) -> None:
         """Cancel an order that has not been sent. One that was sent is answered all the same."""
-        if (order := self._orders.get(number)) is not None:
-            order.recalled = True
-            if not self._prepared:
-                self._forget_recalled()
+        child.recalled = True
+        if not self._prepared:
+            self._forget_recalled()
 
     def close(self) -> None:
         """Let the fork server end. Its process is reaped by the loop."""
@@ -135,9 +113,9 @@ class ForkServer:
             self._process.signal_group(signal.SIGKILL)
 
     def _send_order(self, number: int) -> None:
-        order = self._orders[number]
-        fds = order.make_fds()
-        self._send({"do": "fork", "id": number, "kind": order.kind}, fds)
+        child = self._orders[number]
+        fds = child.make_fds()
+        self._send({"do": "fork", "id": number, "kind": child.kind}, fds)
         for fd in fds:
             os.close(fd)
 
@@ -163,24 +141,24 @@ class ForkServer:
                 for number in list(self._orders):
                     self._send_order(number)
             case {"id": number, "pid": pid}:
-                order = self._orders.pop(number)
-                child = self._children[pid] = Process(pid, partial(self._child_ended, pid, order.ended))
-                order.forked(child)
+                child = self._orders.pop(number)
+                process = self._children[pid] = Process(pid, partial(self._child_ended, pid, child))
+                child.forked(process)
             case {"id": number, "failed": why}:
-                self._orders.pop(number).failed(why)
+                self._orders.pop(number).unforked(why)
             case {"failed": why}:
                 self._closed = True
                 self._on_lost(why)
         self._look_whether_settled()
 
-    def _child_ended(self, pid: int, ended: Ended, exit_: Exit) -> None:
+    def _child_ended(self, pid: int, child: ControlledProcess, exit_: Exit) -> None:
         del self._children[pid]
         self._send({"do": "reaped", "pid": pid})
-        ended(exit_)
+        child.exited(exit_)
 
     def _forget_recalled(self) -> None:
         """Forget recalled orders, which the fork server does not have, or did not answer before it died."""
-        self._orders = {number: order for number, order in self._orders.items() if not order.recalled}
+        self._orders = {number: child for number, child in self._orders.items() if not child.recalled}
         self._look_whether_settled()
 
     def _look_whether_settled(self) -> None:

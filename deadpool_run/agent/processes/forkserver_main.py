@@ -7,10 +7,10 @@ Single-threaded, no CUDA, no sockets but the agent's. Requests and answers are J
         descriptors, the arguments of the kind's `main`; those that are sent together are made side by side
     {"do": "adopt", "pids": [...]}, {"do": "reaped", "pid": p}                  no answer
 
-A child is forked twice, so that the agent, a child subreaper, is its parent; several children at once, since each fork of
-a process that has imported torch takes 15 ms, and its end as long. When the agent goes away the fork server ends the process
-groups of all children that the agent has not told it were reaped (the parent-death signal reaches a worker, but not what
-the worker has started), and then whatever still carries the job's mark in its environment, because it left its group.
+A child is forked twice, so that its parent is the agent, a child subreaper. Several children are forked at once, because
+a fork of a process that has imported torch takes 15 ms, and its end as long. When the agent is gone, the fork server ends the
+process groups of all children that the agent did not report as reaped: the parent-death signal reaches a worker, but not
+its children. Then it ends the processes that left their group, which have the job's mark in their environment.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ COMMAND = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); "
     "from deadpool_run.agent.processes.forkserver_main import main; entry = main(); entry and entry()"
 )
-"""Keeps modules of the working directory from being taken for the library's (what `-P` is for, but children inherit that
-as `sys.flags.safe_path`), and calls what a child is to become from the bottom of the stack, as if started by itself."""
+"""Takes the working directory off the path, without `-P`, whose `sys.flags.safe_path` children would inherit. A child's task
+starts at the bottom of the stack, as in a process of its own."""
 
 MARK = "DEADPOOL_MARK"
 """Variable with the job's own value, inherited by every descendant of its workers."""
@@ -72,7 +72,7 @@ class _Birth:
 
 
 class _ForkServer:
-    """The serving loop. `serve` returns in the fork server (None) and, by way of `_fork`, in each child (what it is)."""
+    """The serving loop. `serve` returns None in the fork server, and in each child the order that it carries out."""
 
     def __init__(self, agent: socket.socket, agent_pid: int) -> None:
         self._agent = agent
@@ -123,14 +123,14 @@ class _ForkServer:
             return  # the next read says that the agent is gone
 
     def _prepare(self, modules: list[str]) -> Mapping[str, Any]:
-        if not self._groups:  # nobody's group to end: an import need not outlive the agent
+        if not self._groups:  # no group to end: an import need not outlive the agent
             die_with_parent(self._agent_pid)
         answer = self._import(modules)
         _set_death_signal(0)
         return answer
 
     def _import(self, modules: list[str]) -> Mapping[str, Any]:
-        gc.disable()  # what is imported stays: looking for garbage among it is a fifth of the time
+        gc.disable()  # imported modules stay: collecting garbage among them takes a fifth of the time
         for name in modules:
             try:
                 importlib.import_module(name)
@@ -142,7 +142,7 @@ class _ForkServer:
                 "failed": f"importing {', '.join(modules)} started {len(threads) - 1} threads, which a fork would lose"
             }
         gc.enable()
-        gc.freeze()  # so that the children's collector does not write to, and thereby copy, what they share
+        gc.freeze()  # so that the children's collector does not write to, and thereby copy, shared memory
         return {"prepared": True}
 
     def _fork(self, orders: Sequence[_Request]) -> _Request | None:
@@ -208,10 +208,8 @@ class _ForkServer:
 
     def _end_groups(self) -> None:
         for group in self._groups:
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
 
 
 def _fork_again() -> bool:
@@ -234,20 +232,16 @@ def die_with_parent(parent_pid: int) -> None:
 def _end_marked(mark: bytes) -> None:
     """SIGKILL every own process with the mark in its environment, until none is found."""
     killed = {os.getpid()}
-    while found := {pid for pid in _pids() if _carries(pid, mark)} - killed:
+    while found := {int(path.name) for path in Path("/proc").glob("[0-9]*") if _carries(path, mark)} - killed:
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)  # from here on it cannot fork, so the loop ends
         killed |= found
 
 
-def _pids() -> Iterator[int]:
-    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-
-
-def _carries(pid: int, mark: bytes) -> bool:
+def _carries(process: Path, mark: bytes) -> bool:
     try:
-        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return mark in (process / "environ").read_bytes().split(b"\0")
     except OSError:  # gone, or another user's
         return False
 

@@ -66,7 +66,7 @@ class Store:
         """Let the process end."""
         self._closed = True
         self._waiting.clear()
-        self._forkserver.recall(self._order)
+        self._forkserver.recall(self._child)
         self._listener.close()
         self._child.kill()
 
@@ -79,7 +79,7 @@ class Store:
             on_ended=self._on_exit,
             more_fds=lambda: [os.dup(self._listener.fileno())],
         )
-        self._order = self._child.fork(self._forkserver)
+        self._forkserver.fork(self._child)
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, StoreListening):

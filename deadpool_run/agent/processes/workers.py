@@ -37,7 +37,7 @@ class Workforce:
         forkserver: ForkServer,
         submit: Submit,
         captured: Callable[[Rank], tuple[Version, ...]],
-        on_captured: Callable[[Rank, Version], None] | None = None,
+        on_captured: Callable[[Rank, Version], None],
     ) -> None:
         self._forkserver = forkserver
         self._submit = submit
@@ -69,7 +69,7 @@ class Workforce:
             on_ended=lambda end: self._ended(worker, end),
         )
         self._workers[worker] = _Worker(child)
-        child.fork(self._forkserver)
+        self._forkserver.fork(child)
 
     def expect_rank(self, worker: WorkerId) -> None:
         """Hold back messages to the worker until `assign`, which must come first."""
@@ -77,15 +77,18 @@ class Workforce:
             found.awaits_rank = True
 
     def assign(self, worker: WorkerId, order: Assign, fds: Mapping[str, int]) -> None:
-        """Assign the worker the rank of this order, with the descriptors that it names."""
+        """Assign the worker the rank of this order, or have it rehearse, with the descriptors that the order names."""
         found = self._workers.get(worker)
-        if found is not None and found.child.channel is not None:
-            found.rank = Rank(order.rank)
-            found.awaits_rank = False
-            found.child.channel.send(order, [fds[name] for name in order.fds])
-            for message in found.held:
-                found.child.channel.send(message)
-            found.held.clear()
+        if found is None or found.child.channel is None:
+            return
+        found.child.channel.send(order, [fds[name] for name in order.fds])
+        if order.prepare:
+            return
+        found.rank = Rank(order.rank)
+        found.awaits_rank = False
+        for message in found.held:
+            found.child.channel.send(message)
+        found.held.clear()
 
     def bind(self, worker: WorkerId, cpus: Collection[int]) -> None:
         """Bind a parked worker, and the threads that it starts, to these CPUs."""
@@ -93,12 +96,6 @@ class Workforce:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(pid, cpus)
-
-    def prepare(self, worker: WorkerId, order: Assign, fds: Mapping[str, int]) -> None:
-        """Have the worker rehearse as the rank of this order, without assigning it."""
-        found = self._workers.get(worker)
-        if found is not None and found.child.channel is not None:
-            found.child.channel.send(order, [fds[name] for name in order.fds])
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """Send a message to the worker, unless it has ended."""
@@ -118,7 +115,8 @@ class Workforce:
     def terminate(self, worker: WorkerId, number: int, grace_s: float) -> None:
         """Send a signal to the worker's group, SIGKILL after the grace."""
         if process := self._process(worker):
-            process.terminate(number, grace_s)
+            process.signal_group(number)
+            process.kill_after(grace_s)
 
     def dismiss(self, worker: WorkerId, grace_s: float) -> None:
         """Ask a parked worker to end."""
@@ -148,7 +146,7 @@ class Workforce:
             self._submit(to_event(worker, message))
             return
         rank = self._workers[worker].rank
-        if rank is not None and self._on_captured is not None:
+        if rank is not None:
             self._on_captured(rank, Version(message.version))
 
     def _start_failed(self, worker: WorkerId, why: str) -> None:

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its record, logs, outcome, error files. All of agent imports it."""
+"""Files of a run: its record, logs and error files. All of agent imports it."""

@@ -54,17 +54,12 @@ class RootCause:
 
     def publish(self) -> None:
         """Copy the first failure's error file to our own, if there is one."""
-        if not self._failures:
+        first = min(self._failures.values(), key=lambda failure: failure.at, default=None)
+        if first is None or first.error is None:
             return
-        first = min(self._failures.values(), key=lambda failure: failure.at)
-        if first.error is None:
-            return
-        message = first.error["message"]
-        body = (
-            {**first.error, "message": {**message, "errorCode": first.exit_code}}
-            if isinstance(message, dict)
-            else first.error
-        )
+        body, message = dict(first.error), first.error["message"]
+        if isinstance(message, dict):
+            body["message"] = {**message, "errorCode": first.exit_code}
         try:
             atomic_file.replace(Path(self._own), json.dumps(body), atomic_file.PUBLIC)
         except OSError as error:

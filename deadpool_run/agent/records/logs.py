@@ -40,12 +40,13 @@ class Logs:
     def __init__(self, spec: LaunchSpec) -> None:
         """Make the tree's root, unless logs are off. Raises `UsageError` if that fails."""
         self._spec = spec
-        self._root: Path | None = None
+        self.root: Path | None = None
+        """The log tree's root; None if logs are off."""
         if spec.log_dir != LOGS_OFF:
             base = spec.log_dir or spec.run_dir / "logs"
             try:
                 base.mkdir(parents=True, exist_ok=True)
-                self._root = Path(tempfile.mkdtemp(prefix=f"{spec.run_id}_", dir=base))
+                self.root = Path(tempfile.mkdtemp(prefix=f"{spec.run_id}_", dir=base))
             except OSError as error:
                 raise UsageError(
                     f"log directory {base}: {error.strerror}\nchoose another with --log-dir, or /dev/null for none"
@@ -56,17 +57,12 @@ class Logs:
         self.root_cause = RootCause(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
         """The failure that an outer launcher learns of."""
 
-    @property
-    def root(self) -> Path | None:
-        """The log tree's root; None if logs are off."""
-        return self._root
-
     def begin(self, generation: int) -> None:
         """Make the folders of this generation."""
         self.root_cause.begin()
-        if self._root is None:
+        if self.root is None:
             return
-        self._attempt = self._root / f"attempt_{generation}"
+        self._attempt = self.root / f"attempt_{generation}"
         for local_rank in range(self._spec.nproc_per_node):
             (self._attempt / str(local_rank)).mkdir(parents=True, exist_ok=True)
         for stream in _STREAMS:

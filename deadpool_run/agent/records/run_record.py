@@ -14,6 +14,8 @@ from deadpool_run.errors import UsageError
 
 RECORD_NAME = "run.json"
 SCHEMA_VERSION = 1
+_PLACES = (RECORD_NAME, f"*/{RECORD_NAME}", f"*/*/{RECORD_NAME}")
+"""The run's directory, and its nodes' directories below it."""
 
 
 def make_run_dir(run_dir: Path) -> None:
@@ -24,13 +26,33 @@ def make_run_dir(run_dir: Path) -> None:
     except OSError as error:
         raise UsageError(f"run directory {run_dir}: {error.strerror}\nchoose another with --run-dir") from error
     if (run_dir / RECORD_NAME).exists():
-        raise UsageError(f"{run_dir} holds another run\ngive this one a directory of its own with --run-dir")
+        raise UsageError(f"{run_dir} holds another run\ngive this run another --run-id, or a --run-dir of its own")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return a record; empty if it cannot be read: another user's, or cut short when its node failed."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def outcome(run_dir: Path) -> int | None:
+    """Return the exit code of a run that has ended; None if no readable record has it.
+
+    Of several agents' records the one with the largest term counts: an agent that was cut off knows only its own end.
+    """
+    records = [read_record(path) for place in _PLACES for path in run_dir.glob(place)]
+    ended = [record for record in records if record.get("ended") and isinstance(record.get("exit_code"), int)]
+    last = max(ended, key=lambda record: (bool(record.get("leader", True)), record.get("term") or 0), default=None)
+    return None if last is None else int(last["exit_code"])
 
 
 class RunRecord:
     """The record of a live run; times are ISO-8601, UTC."""
 
-    def __init__(self, spec: LaunchSpec, log_dir: str | None, *, leader: bool = True, term: int = 0) -> None:
+    def __init__(self, spec: LaunchSpec, log_dir: Path | None, *, leader: bool = True, term: int = 0) -> None:
         """`leader`: whether this agent leads, and since which term."""
         self._path = spec.run_dir / RECORD_NAME
         self.parts: dict[str, Any] = {
@@ -45,7 +67,7 @@ class RunRecord:
             "spares": spec.settings.spares,
             "nodes": spec.settings.nodes,
             "spare_nodes": spec.settings.spare_nodes,
-            "log_dir": log_dir,
+            "log_dir": None if log_dir is None else str(log_dir),
             "socket": str(spec.run_dir / SOCKET_NAME),
             "started": _now(),
             "ended": None,

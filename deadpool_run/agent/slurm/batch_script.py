@@ -1,8 +1,4 @@
-"""Options of a batch script. Pure.
-
-Slurm tells a running job nowhere whether it was submitted with `--no-kill`; its script, of which every node that runs it
-has a copy, is the one trace.
-"""
+"""Options of a batch script, which alone show whether a running job was submitted with `--no-kill`. Pure."""
 
 import shlex
 from collections.abc import Iterator
@@ -12,15 +8,22 @@ _SHORT_WITH_VALUE = frozenset("aAbBcCdDeFGiIJLmMnNopqStvwx")
 """Short options of sbatch(1) whose value may follow in the same word: `-Nk` is a value, not `-N -k`."""
 
 
-def options(script: str) -> tuple[str, ...]:
-    """Return the words of the `#SBATCH` lines before the first command, which is where sbatch(1) stops to read."""
-    return tuple(_words(script))
+def options(script: str) -> Iterator[str]:
+    """Yield the words of the `#SBATCH` lines before the first command, where sbatch(1) stops reading."""
+    for line in script.splitlines():
+        if line.startswith(_MARK):
+            try:
+                yield from shlex.split(line[len(_MARK) :], comments=True)
+            except ValueError:  # a lone quote: sbatch has its own opinion, and has accepted it
+                yield from line[len(_MARK) :].split()
+        elif line.strip() and not line.lstrip().startswith("#"):
+            return
 
 
 def survives_node_loss(script: str) -> bool:
     """Return whether the script itself asks for `--no-kill`; the last of several counts."""
     asked = False
-    for word in _words(script):
+    for word in options(script):
         if word in {"--no-kill", "--no-kil", "--no-ki", "--no-k"} or _has_flag(word, "k"):
             asked = True
         elif word.startswith("--no-k") and word.partition("=")[2] == "off":
@@ -38,14 +41,3 @@ def _has_flag(word: str, flag: str) -> bool:
         if letter in _SHORT_WITH_VALUE:
             return False
     return False
-
-
-def _words(script: str) -> Iterator[str]:
-    for line in script.splitlines():
-        if line.startswith(_MARK):
-            try:
-                yield from shlex.split(line[len(_MARK) :], comments=True)
-            except ValueError:  # a lone quote: sbatch has its own opinion, and has accepted it
-                yield from line[len(_MARK) :].split()
-        elif line.strip() and not line.lstrip().startswith("#"):
-            return

@@ -1,7 +1,6 @@
-"""This process's place in a Slurm job, read from Slurm's variables. Pure: variables in, a `Discovery` out.
+"""This process's place in a Slurm job, from Slurm's variables: srun(1), sbatch(1), measured with Slurm 22.05. Pure.
 
-Variables as of srun(1) and sbatch(1), measured with Slurm 22.05. A process is either in a *step* (started by `srun`; one
-of several like it, an agent) or in an *allocation* only (a batch script, or the shell of salloc).
+A process is in a *step* (`srun` started it: an agent) or in an *allocation* only (a batch script, or the shell of salloc).
 """
 
 import hashlib
@@ -14,7 +13,7 @@ from deadpool_run.errors import UsageError
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 """Step numbers from here on are Slurm's own: the batch script, the shell of salloc, what ssh adopts."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
-"""Below the ports that Linux gives out by itself (32768 on)."""
+"""Below Linux's ephemeral ports, which start at 32768."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +22,12 @@ class SlurmStep:
 
     number: int
     index: int
-    """Of its node, among the step's nodes."""
+    """Position of this node among the step's nodes."""
     tasks_here: int
     """Tasks of the step on this node."""
-    task_here: int
-    """Which of them this is."""
     nodes: tuple[str, ...]
     starter: str
-    """Where the `srun` that started the step listens, HOST:PORT; empty if unknown. It lives as long as the step's
-    job has somebody to wait for it."""
+    """HOST:PORT on which the `srun` that started the step listens; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +35,7 @@ class ArrayTask:
     """This job's place in a job array."""
 
     job_id: str
-    """The array's, which all its tasks share."""
-    index: int
+    """The array's: all its tasks share it."""
     count: int
 
 
@@ -50,43 +45,42 @@ class Discovery:
 
     job_id: str
     restarts: int
-    """How often the job has been requeued."""
+    """Number of times that the job was requeued."""
     nodes: tuple[str, ...]
-    """Of the job, in Slurm's order, as it was at its start; the batch script runs on the first."""
+    """The job's at its start, in Slurm's order; the batch script runs on the first."""
     batch: bool
     """Whether it is a batch job."""
     name: str
-    """Of this node; empty if we are on none of the job's (the shell of salloc on a login node)."""
+    """This node's; empty outside the job's nodes (the shell of salloc on a login node)."""
     step: SlurmStep | None
     """None in an allocation only."""
     array: ArrayTask | None
     first_host: tuple[str, ...]
-    """By what addresses or names the first node of the step is reached, the best first."""
+    """Addresses or names of the first node of the step, the best first."""
     gpus: int
-    """On this node; 0 if none were asked for, or if Slurm does not say."""
-    cpus: int
+    """GPUs of this node; 0 if the job asked for none, or if Slurm does not say."""
     leaf: str
     """The switches above this node, from the top, joined by dots; empty if Slurm does not know them."""
 
     @property
     def run_id(self) -> str:
-        """Names the run: the same in every task of a step, another in each."""
+        """The run's name: the same in every task of a step, different in each step."""
         step = f".{self.step.number}" if self.step else ""
         return f"slurm-{self.job_id}{step}" + (f"-r{self.restarts}" if self.restarts else "")
 
     @property
     def port(self) -> int:
-        """Where the first leader listens: the same in every task of a step, seldom that of another job."""
+        """Port of the first leader: the same in every task of a step, seldom that of another job."""
         digest = hashlib.sha256(self.run_id.encode()).digest()
         return _FIRST_PORT + int.from_bytes(digest[:4]) % _PORTS
 
     @property
     def endpoint(self) -> str:
-        """`--rdzv-endpoint`: every address at which the first node may be met."""
+        """`--rdzv-endpoint`: every address of the first node."""
         return ",".join(f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}" for host in self.first_host)
 
     def options(self) -> dict[str, str]:
-        """Return the options that an agent of a step is given by Slurm, as they would be written."""
+        """Return the options that Slurm gives an agent of a step, as text."""
         found = {"nproc_per_node": str(self.gpus)} if self.gpus else {}
         if self.step is None:
             return found
@@ -97,9 +91,9 @@ class Discovery:
         return found
 
     def array_options(self) -> dict[str, str]:
-        """Return the options of an agent whose fellows are the other tasks of its job array.
+        """Return the options of an agent in a job array whose tasks are the nodes of one run.
 
-        The run has no order of nodes, since they come one by one, and nobody's address is known before.
+        The tasks start one by one, so the nodes have no order and no known address.
         """
         assert self.array is not None
         found = {"run_id": f"slurm-{self.array.job_id}", "node_name": self.name}
@@ -108,7 +102,7 @@ class Discovery:
 
 
 def discover(environment: Mapping[str, str]) -> Discovery | None:
-    """Return our place in a Slurm job, None outside any. Raises `UsageError` for what Slurm would not write."""
+    """Return our place in a Slurm job; None outside any. Raises `UsageError` for values that Slurm does not write."""
     job_id = environment.get("SLURM_JOB_ID", "")
     names = environment.get("SLURM_JOB_NODELIST", "")
     if not job_id or not names:
@@ -125,7 +119,6 @@ def discover(environment: Mapping[str, str]) -> Discovery | None:
         array=_array(environment),
         first_host=_first_host(environment, nodes, step),
         gpus=_number(environment, "SLURM_GPUS_ON_NODE"),
-        cpus=_number(environment, "SLURM_CPUS_ON_NODE"),
         leaf=_leaf(environment),
     )
 
@@ -150,7 +143,6 @@ def _step(environment: Mapping[str, str]) -> SlurmStep | None:
         number=number,
         index=index,
         tasks_here=counts[index] if index < len(counts) else 1,
-        task_here=_number(environment, "SLURM_LOCALID"),
         nodes=nodes,
         starter=f"{host}:{port}" if host and port else "",
     )
@@ -159,20 +151,13 @@ def _step(environment: Mapping[str, str]) -> SlurmStep | None:
 def _array(environment: Mapping[str, str]) -> ArrayTask | None:
     if not environment.get("SLURM_ARRAY_JOB_ID"):
         return None
-    stride = max(1, _number(environment, "SLURM_ARRAY_TASK_STEP", 1))
-    first = _number(environment, "SLURM_ARRAY_TASK_MIN")
-    return ArrayTask(
-        job_id=environment["SLURM_ARRAY_JOB_ID"],
-        index=max(0, _number(environment, "SLURM_ARRAY_TASK_ID") - first) // stride,
-        count=_number(environment, "SLURM_ARRAY_TASK_COUNT", 1),
-    )
+    return ArrayTask(environment["SLURM_ARRAY_JOB_ID"], _number(environment, "SLURM_ARRAY_TASK_COUNT", 1))
 
 
 def _first_host(environment: Mapping[str, str], nodes: tuple[str, ...], step: SlurmStep | None) -> tuple[str, ...]:
-    """Return the addresses of the step's first node.
+    """Return the addresses of the step's first node, the best first.
 
-    `srun` tells the address of the machine that it runs on: in a batch script that is the job's first node; started from
-    a login node it is that login node, so that the node's name is the better guess.
+    `srun` tells the address of its own machine: in a batch script the job's first node, else perhaps a login node.
     """
     first = step.nodes[0] if step else nodes[0]
     launcher = environment.get("SLURM_LAUNCH_NODE_IPADDR") or environment.get("SLURM_SRUN_COMM_HOST", "")

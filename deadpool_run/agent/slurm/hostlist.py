@@ -1,6 +1,6 @@
-"""Slurm's compressed lists: of node names, `gpu[001-004,7],login`, and of numbers, `4(x2),1`. Pure.
+"""Slurm's compressed lists of node names, `gpu[001-004,7],login`, and of numbers, `4(x2),1`: hostlist(3). Pure.
 
-`scontrol show hostnames` would do the first, and is often missing in a container. Grammar: hostlist(3) of Slurm.
+`scontrol show hostnames` expands the first, but is often missing in a container.
 """
 
 import itertools
@@ -18,7 +18,7 @@ _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the names of a list in Slurm's order. Raises `UsageError` for what is no such list."""
+    """Return the names of a list in Slurm's order. Raises `UsageError` if it is not such a list."""
     names: list[str] = []
     for entry in _entries(text):
         for name in _expand_entry(entry, text):

@@ -1,7 +1,7 @@
 """Comparison of the states that the workers of two runs wrote."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from deadpool_run.wire.check import STATES
 _EXACT_KINDS = ("weights", "buffers", "optimizer", "gradients")
 """Kinds that must be equal in two runs without a fault."""
 _KINDS = (*_EXACT_KINDS, "values", "generators", "attributes")
-_LAST_KINDS = frozenset({"attributes"})
-"""Kinds that count at the last version only, because most are created by each forward."""
+_LAST_KIND = "attributes"
+"""A kind that counts at the last version only, because each forward creates most of it."""
 
 _NAMED = 3
 """Names in a sentence; the JSON has all."""
@@ -32,7 +32,7 @@ class StateDifference:
     @property
     def order(self) -> tuple[int, int, int, str]:
         """Sort key: by version, then weights first."""
-        return self.version, _KINDS.index(self.kind) if self.kind in _KINDS else len(_KINDS), self.rank, self.name
+        return self.version, _KINDS.index(self.kind), self.rank, self.name
 
 
 def in_words(differences: Sequence[StateDifference]) -> str:
@@ -56,9 +56,10 @@ class RunStates:
         """By rank and version: the digests of each time it was taken."""
         for path in sorted(folder.glob(STATES)):
             rank = int(path.name.removeprefix("rank").partition(".")[0])
-            for line in _whole_lines(path):
-                record = json.loads(line)
-                self.seen.setdefault((rank, record["version"]), []).append(record["digests"])
+            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+                if line.endswith("\n"):  # else its writer was killed
+                    record = json.loads(line)
+                    self.seen.setdefault((rank, record["version"]), []).append(record["digests"])
 
     def __bool__(self) -> bool:
         return bool(self.seen)
@@ -67,46 +68,35 @@ class RunStates:
         """Return the ranks without this version."""
         return [rank for rank in range(ranks) if (rank, version) not in self.seen]
 
-    def differences(self, reference: "RunStates", ignored: Iterable[tuple[str, str]] = ()) -> list[StateDifference]:
+    def differences(self, reference: "RunStates", ignored: Collection[tuple[str, str]] = ()) -> list[StateDifference]:
         """Return the differences, earliest first, each name of each rank once. `ignored`: kinds and names."""
-        skipped = set(ignored)
         last = max((version for _, version in reference.seen), default=0)
         found: dict[tuple[int, str, str], StateDifference] = {}
         for (rank, version), seen in sorted(self.seen.items()):
-            expected = reference.seen.get((rank, version))
+            expected = reference.seen.get((rank, version), [])
             for digests in seen if expected else ():
-                for kind, name in _unequal(expected or [], digests, whole=version == last):
-                    if (kind, name) not in skipped and (kind not in _LAST_KINDS or version == last):
+                for kind, name in _unequal(expected, digests, whole=version == last):
+                    if (kind, name) not in ignored:
                         found.setdefault((rank, kind, name), StateDifference(version, rank, kind, name))
         return sorted(found.values(), key=lambda each: each.order)
 
 
-def split(differences: Iterable[StateDifference]) -> tuple[list[StateDifference], set[tuple[str, str]]]:
+def split(differences: Sequence[StateDifference]) -> tuple[list[StateDifference], set[tuple[str, str]]]:
     """Split differences of two runs without a fault: real ones, and values that may differ in any run."""
-    real, chance = [], set()
-    for each in differences:
-        if each.kind in _EXACT_KINDS:
-            real.append(each)
-        else:
-            chance.add((each.kind, each.name))
-    return real, chance
+    real = [each for each in differences if each.kind in _EXACT_KINDS]
+    return real, {(each.kind, each.name) for each in differences if each.kind not in _EXACT_KINDS}
 
 
 def _unequal(expected: Sequence[Digests], seen: Digests, *, whole: bool) -> Iterator[tuple[str, str]]:
-    """Yield kind and name of what equals none of the reference's states (step 1 may have run twice).
+    """Yield kind and name of each value that equals none of the reference's (step 1 may have run twice).
 
-    A value that one of the two lacks counts in the last version only: before, it may be late.
+    `whole`: this is the last version. Before it, a value that one of the two lacks does not count: it may be late.
     """
     for kind in {**expected[-1], **seen}:
+        if kind == _LAST_KIND and not whole:
+            continue
         looks, other = [each.get(kind, {}) for each in expected], seen.get(kind, {})
         for name in {**looks[-1], **other}:
             told = [one.get(name) for one in looks]
             if other.get(name) not in told and (whole or (None not in told and name in other)):
                 yield kind, name
-
-
-def _whole_lines(path: Path) -> Iterator[str]:
-    """Yield the complete lines of a file whose writer may have been killed."""
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield line

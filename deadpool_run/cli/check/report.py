@@ -61,11 +61,6 @@ class Row:
             "output": str(self.run.output),
         }
 
-    def details(self) -> list[str]:
-        """Return why the run is not exact, in lines."""
-        lines = [printable(line) for line in self.why.splitlines()]
-        return [*lines, *([printable(in_words(self.differences))] if self.differences else [])]
-
 
 @dataclass(slots=True)
 class Report:
@@ -110,10 +105,10 @@ class Report:
             shown.add_row(*place, Text(row.verdict, style=_STYLES[row.verdict]), f"{row.run.seconds:.1f}")
         console.print(shown)
         for row in self.rows:
-            if details := row.details():
+            if details := [*row.why.splitlines(), *([in_words(row.differences)] if row.differences else [])]:
                 fault = row.run.fault
                 where = "no fault" if fault is None else f"rank {fault.rank}, {fault.phase}, step {fault.step}"
-                text = "\n  ".join(details)
+                text = "\n  ".join(map(printable, details))
                 console.print(Text(f"{where}: {row.verdict}: {text}"), soft_wrap=True)
         console.print(Text(self.conclusion()), soft_wrap=True)
 

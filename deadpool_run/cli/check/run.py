@@ -1,16 +1,14 @@
 """One run of `deadpool-run check`: the launcher as a child process with a time limit."""
 
 import json
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from deadpool_run.agent.records.run_record import RECORD_NAME
+from deadpool_run.agent.records.run_record import RECORD_NAME, read_record
 from deadpool_run.wire import typed
 from deadpool_run.wire.check import FAULT_FILE, LOOP_FILE, VARIABLE, CheckPlan, Fault
 
@@ -22,6 +20,22 @@ _END_S = 60.0
 _OURS = ("--standalone", "--no-slurm", "--run-id=", "--log-dir=", "--durable=", "--resume=auto", "--color=never")
 """Override files and environment: a check uses one machine and writes no checkpoint."""
 _NOT_FOR_RUNS = frozenset({"DEADPOOL_DRY_RUN", "DEADPOOL_WORKER", "DEADPOOL_RUN_DIR"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRequest:
+    """What the user asked for."""
+
+    options: Sequence[str]
+    """Of the launcher, as on its command line."""
+    target: Sequence[str]
+    steps: int
+    faults: str
+    """See `plan.plan_faults`."""
+    seed: int
+    timeout_s: float
+    """Of one run."""
+    log_dir: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +71,14 @@ class CheckRun:
 
     def ranks(self) -> int:
         """Return the number of ranks."""
-        return int(_record(self.folder / _RUN_DIR).get("world_size", 0))
+        return int(read_record(self.folder / _RUN_DIR / RECORD_NAME).get("world_size", 0))
 
 
 class CheckRunner:
     """Runs the same job repeatedly."""
 
-    def __init__(self, *, options: Sequence[str], target: Sequence[str], steps: int, timeout_s: float) -> None:
-        """`options`: of the launcher; `target`: the script and its arguments; `timeout_s`: of one run."""
-        self._line = [*options, *_OURS]
-        self._target = list(target)
-        self._steps = steps
-        self._timeout_s = timeout_s
+    def __init__(self, request: CheckRequest) -> None:
+        self._request = request
         self._process: subprocess.Popen[bytes] | None = None
         self.stopping = False
         """Whether a signal stopped the check."""
@@ -82,12 +92,12 @@ class CheckRunner:
     def run(self, folder: Path, fault: Fault | None, environment: Mapping[str, str]) -> CheckRun:
         """Run the job to its end in this folder, which must not exist."""
         (folder / _STATES).mkdir(parents=True)
-        plan = CheckPlan(self._steps, str((folder / _STATES).absolute()), fault)
+        plan = CheckPlan(self._request.steps, str((folder / _STATES).absolute()), fault)
         env = {name: value for name, value in environment.items() if name not in _NOT_FOR_RUNS}
         # Without a fixed seed, each interpreter orders sets of strings differently.
         env = {"PYTHONHASHSEED": "0", **env, VARIABLE: typed.to_json(plan).decode()}
-        launcher = [sys.executable, "-P", "-m", "deadpool_run", "run", *self._line]
-        launcher += ["--run-dir", str(folder / _RUN_DIR), "--", *self._target]
+        launcher = [sys.executable, "-P", "-m", "deadpool_run", "run", *self._request.options, *_OURS]
+        launcher += ["--run-dir", str(folder / _RUN_DIR), "--", *self._request.target]
         began = time.monotonic()
         with (folder / OUTPUT).open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our launcher with the user's script
@@ -96,43 +106,27 @@ class CheckRunner:
             code = self._wait(self._process)
             self._process = None
         seconds = time.monotonic() - began
-        reason = str(_record(folder / _RUN_DIR).get("reason") or "")
+        reason = str(read_record(folder / _RUN_DIR / RECORD_NAME).get("reason") or "")
         if code is None:
-            reason = f"it did not end within {self._timeout_s:g} s (--timeout)"
+            reason = f"it did not end within {self._request.timeout_s:g} s (--timeout)"
         elif code and not reason:
-            reason = last_line(folder / OUTPUT) or f"the launcher exited with code {code}"
+            lines = [line.strip() for line in _text(folder / OUTPUT).splitlines() if line.strip()]
+            reason = lines[-1] if lines else f"the launcher exited with code {code}"
         return CheckRun(folder, fault, code, reason, seconds)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
         """Return its exit code; None at the time limit. The process has ended when this returns or raises."""
         try:
-            return process.wait(self._timeout_s)
+            return process.wait(self._request.timeout_s)
         except subprocess.TimeoutExpired:
             return None
         finally:
-            if process.poll() is None:
-                _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()  # its workers end with it
-        process.wait()
-
-
-def last_line(path: Path) -> str:
-    """Return the last line that is not empty."""
-    lines = _text(path).splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _record(run_dir: Path) -> dict[str, Any]:
-    text = _text(run_dir / RECORD_NAME)
-    record: dict[str, Any] = json.loads(text) if text else {}
-    return record
+            process.terminate()  # unless it has ended
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()  # its workers end with it
+                process.wait()
 
 
 def _text(path: Path) -> str:

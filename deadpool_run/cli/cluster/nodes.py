@@ -1,7 +1,4 @@
-"""Several machines on the command line: how many, which of them in reserve, and how they find each other. Pure but for the token.
-
-`--nnodes` counts every machine that the command is started on, the spare ones included.
-"""
+"""Options for several machines: how many, how many of them spare, and how they find each other. Pure, except for the token."""
 
 import re
 from collections.abc import Callable
@@ -22,22 +19,22 @@ _FACTORS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the machines of a job are for."""
+    """How the machines of a job are used."""
 
     nodes: int
     """Those that hold ranks."""
     spare_nodes: int
     spares: int
-    """Workers in reserve, on those that hold ranks."""
+    """Spare workers, on those that hold ranks."""
 
     @property
     def machines(self) -> int:
-        """All of them."""
+        """All of them, as `--nnodes` counts them."""
         return self.nodes + self.spare_nodes
 
 
 def shape(values: Values) -> Shape:
-    """Return what `--nnodes` and `--spares` ask for. Raises `UsageError`."""
+    """Return the shape that `--nnodes` and `--spares` ask for. Raises `UsageError`."""
     machines = 1 if values.flag("standalone") else machine_count(values)
     workers, nodes = _spares(values, machines)
     if nodes >= machines and nodes:
@@ -47,7 +44,7 @@ def shape(values: Values) -> Shape:
 
 
 def cluster(values: Values, machines: int, host_name: str, token: Callable[[str], bytes]) -> Cluster | None:
-    """Return how the machines find each other; None for one machine. `token` reads the one of a file, or the user's own."""
+    """Return how the machines find each other; None for one machine. `token` reads the token of a file, or the user's own."""
     if machines == 1:
         return None
     meeting = values.text("rdzv_endpoint") if values.text("rdzv_endpoint").startswith("/") else ""
@@ -62,7 +59,7 @@ def cluster(values: Values, machines: int, host_name: str, token: Callable[[str]
         bandwidth=_bandwidth(values),
         streams=_streams(values),
         own_directory=bool(values.text("run_dir")),
-        # A scheduler's first node is where its address says; what a user numbers may meet anywhere.
+        # The address from a scheduler is that of its first node. Machines that a user numbers may meet anywhere.
         founds=values["node_rank"].source != DETECTED or values.count("node_rank", 0) == 0,
     )
 
@@ -79,7 +76,7 @@ def host_of(endpoint: str) -> tuple[str, str]:
 
 
 def machine_count(values: Values) -> int:
-    """Return the number that `--nnodes` gives; `4:4` is torchrun's way to write 4. Raises `UsageError`."""
+    """Return the number of `--nnodes`; torchrun writes 4 as `4:4` too. Raises `UsageError`."""
     low, _, high = values.text("nnodes").partition(":")
     if not low.isdecimal() or int(low) < 1 or not (high or low).isdecimal():
         raise values.refuse(

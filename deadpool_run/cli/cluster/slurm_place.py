@@ -1,9 +1,9 @@
-"""What a place in a Slurm job means for a launch: options that need not be given, and who starts the agents.
+"""Launching in a Slurm job: the options that Slurm answers, and the process that starts the agents.
 
-Only `notes` looks at anything but its arguments, at the batch script that we run in, and what `token_reader` returns.
+Pure, except for `notes`, which reads the batch script, and the function that `token_reader` returns.
 """
 
-import os
+import contextlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,12 +17,11 @@ from deadpool_run.cli.options.machine import state_dir
 from deadpool_run.cli.options.resolve import INSIDE_WORKER, Values
 from deadpool_run.errors import UsageError
 
-_ANCESTORS = 16
 _NAMES_SHOWN = 8
 
 
 def find(values: Values, environment: Mapping[str, str]) -> Discovery | None:
-    """Return our place in a Slurm job; None outside any, where the user has it ignored, and inside a worker."""
+    """Return our place in a Slurm job; None outside any, with --no-slurm, and inside a worker."""
     if values.flag("no_slurm") or INSIDE_WORKER in environment:
         return None
     return discover(environment)
@@ -47,12 +46,12 @@ def detected(values: Values, environment: Mapping[str, str]) -> dict[str, str]:
     if nodes := nodes_to_start(values, place):
         found |= {"nnodes": str(nodes), "run_id": place.run_id}
         if nodes > 1:
-            found["rdzv_endpoint"] = place.endpoint  # to plan with: inside the step it is known better
+            found["rdzv_endpoint"] = place.endpoint  # for the plan: the step knows it better
     return found
 
 
 def meeting_folder(values: Values, environment: Mapping[str, str], run_id: str) -> Path:
-    """Return where the agents of a run meet that know nothing of each other: below the run's directory."""
+    """Return the folder, below the run's directory, where agents meet that know nothing of each other."""
     run_dir = values.text("run_dir") or state_dir(environment) / directory_name(values.text("run_id") or run_id)
     return Path(run_dir).absolute() / "meeting"
 
@@ -60,7 +59,7 @@ def meeting_folder(values: Values, environment: Mapping[str, str], run_id: str) 
 def token_reader(
     values: Values, environment: Mapping[str, str], place: Discovery, otherwise: Callable[[str], bytes]
 ) -> Callable[[str], bytes]:
-    """Return what reads the token of a run whose agents nobody handed one: it is made where they meet."""
+    """Return a function that reads the run's token. Agents that got none create it in the folder where they meet."""
     if place.step is None and not is_array_run(values, place):
         return otherwise
 
@@ -73,14 +72,11 @@ def token_reader(
 
 
 def nodes_to_start(values: Values, place: Discovery | None) -> int:
-    """Return on how many nodes this process is to start agents; 0 if it is to be the agent itself.
-
-    Raises `UsageError` if more nodes are asked for than there are.
-    """
+    """Return the number of nodes on which to start agents; 0 if this process is the agent. Raises `UsageError`."""
     if place is None or place.step is not None or values.flag("standalone"):
         return 0
     if values["rdzv_endpoint"].is_set or values["node_rank"].is_set:
-        return 0  # the user has a plan of their own, such as one ssh for each node
+        return 0  # the user starts the agents, such as with one ssh for each node
     wanted = _nodes_wanted(values, len(place.nodes))
     if (wanted == 1 and place.name in place.nodes) or is_array_run(values, place):
         return 0
@@ -94,10 +90,9 @@ def nodes_to_start(values: Values, place: Discovery | None) -> int:
 
 
 def is_array_run(values: Values, place: Discovery) -> bool:
-    """Return whether the tasks of a job array are the nodes of one run.
+    """Return whether the tasks of a job array are the nodes of one run: --nnodes asks for more nodes than a task has.
 
-    They are if more nodes are asked for than this task has, since they can only be the other tasks; without --nnodes
-    every task is a run of its own, as in a sweep.
+    Without --nnodes every task is a run of its own, as in a sweep.
     """
     if place.array is None or place.step is not None or len(place.nodes) > 1:
         return False
@@ -110,13 +105,11 @@ def _nodes_wanted(values: Values, job_nodes: int) -> int:
 
 
 def srun_command(nodes: int, gpus: int, step_name: str) -> list[str]:
-    """Return the `srun` before the agent's own words.
+    """Return the `srun` before the agent's command.
 
-    `--no-kill`, `--kill-on-bad-exit=0` and `--wait=0` keep the step alive without a node or a task. `--cpu-bind=none`:
-    the one task of a node starts workers for all its CPUs. `--gpus-per-node`: likewise for all GPUs that the job has there,
-    of which it would otherwise get as many as the job asked for each of its tasks. `--mpi=none`: whatever the site prepares for MPI is not for
-    us. `--export=ALL`: also where the job was submitted with `--export=NONE`. Where output goes is left to the user
-    (SLURM_STDOUTMODE).
+    `--no-kill`, `--kill-on-bad-exit=0` and `--wait=0` keep the step alive after the loss of a node or task. The one task
+    of a node starts workers for all its CPUs (`--cpu-bind=none`) and GPUs (`--gpus-per-node`; else it gets as many as the
+    job asked for per task). `--mpi=none` switches off the site's MPI. `--export=ALL` overrides a job's `--export=NONE`.
     """
     return [
         "srun",
@@ -128,7 +121,7 @@ def srun_command(nodes: int, gpus: int, step_name: str) -> list[str]:
 
 
 def notes(place: Discovery, nodes: int, environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is about to be started, and what the user should change about the job."""
+    """Yield the command that starts the agents, and what the user should change about the job."""
     names = ", ".join(place.nodes[: min(nodes, _NAMES_SHOWN)]) + (", ..." if nodes > _NAMES_SHOWN else "")
     command = shlex.join(srun_command(nodes, place.gpus, "deadpool-run"))
     yield f"job {place.job_id}: one agent on each of {nodes} nodes ({names}), started with `{command}`"
@@ -146,17 +139,12 @@ def notes(place: Discovery, nodes: int, environment: Mapping[str, str]) -> Itera
 
 
 def find_batch_script() -> str | None:
-    """Return the text of the batch script that we run in: what one of our ancestors, a shell, was given to run."""
-    pid = os.getppid()
-    for _ in range(_ANCESTORS):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            named = next((word for word in words if word.endswith(b"/slurm_script")), None)
-            if named is not None:
-                return Path(os.fsdecode(named)).read_text(encoding="utf-8", errors="replace")
-            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            return None
-        if pid <= 1:
-            return None
+    """Return the text of the batch script that we run in: an ancestor of ours, a shell, runs it."""
+    import psutil  # noqa: PLC0415 - only a batch script needs it
+
+    with contextlib.suppress(OSError, psutil.Error):
+        for ancestor in psutil.Process().parents():
+            for word in ancestor.cmdline():
+                if word.endswith("/slurm_script"):
+                    return Path(word).read_text(encoding="utf-8", errors="replace")
     return None

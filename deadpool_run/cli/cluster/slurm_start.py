@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from deadpool_run.agent.console import tell
-from deadpool_run.agent.records.outcome import outcome
+from deadpool_run.agent.records.run_record import outcome
 from deadpool_run.agent.slurm.command import run_command
 from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.agent.spec import LaunchSpec

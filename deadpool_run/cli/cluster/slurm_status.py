@@ -1,6 +1,5 @@
 """`status` of a run on other nodes, such as from a login node."""
 
-import json
 import os
 import socket
 import subprocess
@@ -9,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent.records.run_record import RECORD_NAME
+from deadpool_run.agent.records.run_record import RECORD_NAME, read_record
 from deadpool_run.agent.slurm.hostlist import expand
 from deadpool_run.cli.cluster.slurm_start import own_command
 from deadpool_run.cli.options.machine import state_dir
@@ -46,12 +45,9 @@ def _live_records(run_dir: Path | None, environment: Mapping[str, str]) -> Itera
     top = run_dir or state_dir(environment)
     found: list[tuple[str, Path, dict[str, Any]]] = []
     for path in (path for pattern in patterns for path in top.glob(pattern)):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if record["ended"] is None and record["slurm_job"]:
-                found.append((str(record["started"]), path.parent, record))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # incomplete after the loss of its node, or of another user
+        record = read_record(path)
+        if record.get("slurm_job") and record.get("ended", "unknown") is None:
+            found.append((str(record.get("started")), path.parent, record))
     for _, path, record in sorted(found, key=lambda each: each[0], reverse=True):
         yield path, record
 

@@ -17,7 +17,6 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.checkpoints import DurableSpec
 
-_START_METHODS = {"forkserver": "forkserver", "spawn": "spawn", "fork": "forkserver"}
 _UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_NAME = 100
 _RESUME_WORDS = frozenset({"auto", "never"})
@@ -128,8 +127,7 @@ def _ranks(values: Values, here: Surroundings) -> int:
 def _cpus(values: Values, ranks: int, here: Surroundings) -> Mapping[int, frozenset[int]]:
     if not values.text("numa_binding"):
         return {}
-    mode = values.choice("numa_binding", {mode.value: mode.value for mode in BindingMode})
-    return here.bind(BindingMode(mode), ranks)
+    return here.bind(BindingMode(values.choice("numa_binding", list(BindingMode))), ranks)
 
 
 def _names(values: Values, fresh_id: str) -> tuple[str, str]:
@@ -145,11 +143,12 @@ def _names(values: Values, fresh_id: str) -> tuple[str, str]:
 def _start_method(values: Values, environment: Mapping[str, str]) -> StartMethod:
     if environment.get("PYTHON_EXEC") and not values["start_method"].is_set:
         return StartMethod.SPAWN  # the fork server can only fork its own interpreter
-    return StartMethod(values.choice("start_method", _START_METHODS))
+    chosen = values.choice("start_method", ("forkserver", "spawn", "fork"))
+    return StartMethod.SPAWN if chosen == "spawn" else StartMethod.FORKSERVER
 
 
 def _hot_spares(values: Values, environment: Mapping[str, str]) -> bool:
-    hot = bool(values.choice("spare_mode", {"warm": "", "hot": "1"}))
+    hot = values.choice("spare_mode", ("warm", "hot")) == "hot"
     if hot and (values.flag("no_python") or _start_method(values, environment) is not StartMethod.FORKSERVER):
         raise UsageError(
             "--spare-mode hot needs workers from the fork server\nremove --start-method, --no-python and PYTHON_EXEC, or use --spare-mode warm"
@@ -161,7 +160,7 @@ def _target(values: Values, argv: tuple[str, ...]) -> Target:
     module, program = values.flag("module"), values.flag("no_python")
     if module and program:
         raise UsageError("-m and --no-python exclude each other\nremove one of them")
-    if values.flag("run_path") and argv:
+    if values.flag("run_path"):
         return Target(Mode.PATH, (str(Path(argv[0]).absolute()), *argv[1:]))
     mode = Mode.MODULE if module else Mode.EXEC if program else Mode.PATH
     return Target(mode, argv)
@@ -195,7 +194,7 @@ def _durable(values: Values) -> DurableSpec | None:
         )
     keep = values.count("durable_keep", 1)
     timeout_s = values.seconds("durable_timeout")
-    exits = values.choice("on_usr1", {"exit": "1", "save": ""})
+    exits = values.choice("on_usr1", ("exit", "save")) == "exit"
     if not resume:
         raise values.refuse("resume", "empty", "write auto, never, or the path of a checkpoint")
     if not target:
@@ -212,7 +211,7 @@ def _durable(values: Values) -> DurableSpec | None:
         keep=keep,
         resume=resume if resume in _RESUME_WORDS else _absolute(resume),
         timeout_s=timeout_s,
-        exit_on_usr1=bool(exits),
+        exit_on_usr1=exits,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,46 +21,32 @@ SETTINGS = {
 }
 """For click: as in a run, options end at the script, and underscores work like dashes."""
 
-_PANEL = "The check"
+_option = partial(typer.Option, rich_help_panel="The check")
 _JOB_OPTIONS = (
     *("nproc_per_node", "spares", "spare_mode", "start_method", "capture_interval", "drain_timeout"),
     *("repair_timeout", "preload", "module", "config", "no_config"),
 )
 _DEFAULT_SPARES = "1"
 
-Steps = Annotated[
-    int, typer.Option("-N", "--steps", metavar="N", min=LEAST_STEPS, rich_help_panel=_PANEL, help="Steps of each run.")
-]
+Steps = Annotated[int, _option("-N", "--steps", metavar="N", min=LEAST_STEPS, help="Steps of each run.")]
 Faults = Annotated[
     str,
-    typer.Option(
+    _option(
         metavar="all|N",
         show_default=False,
-        rich_help_panel=_PANEL,
         help="Number of faults; `all` kills every rank in every phase. Default: every rank and every phase once.",
     ),
 ]
-Seed = Annotated[
-    int,
-    typer.Option(metavar="N", min=0, rich_help_panel=_PANEL, help="Seed of the choice of ranks, phases and moments."),
-]
-Timeout = Annotated[
-    float,
-    typer.Option(metavar="SECONDS", min=1, rich_help_panel=_PANEL, help="Stop a run that takes longer than this."),
-]
+Seed = Annotated[int, _option(metavar="N", min=0, help="Seed of the choice of ranks, phases and moments.")]
+Timeout = Annotated[float, _option(metavar="SECONDS", min=1, help="Stop a run that takes longer than this.")]
 LogDir = Annotated[
     Path | None,
-    typer.Option(
+    _option(
         metavar="DIR",
-        rich_help_panel=_PANEL,
         help="New folder for the output of each run. Default: a temporary one, kept if a run is not exact.",
     ),
 ]
-AsJson = Annotated[
-    bool, typer.Option("--json", rich_help_panel=_PANEL, help="Print one JSON object instead of the table.")
-]
-
-
+AsJson = Annotated[bool, _option("--json", help="Print one JSON object instead of the table.")]
 NoPython = Annotated[bool, typer.Option("--no-python", hidden=True)]
 
 
@@ -102,7 +89,8 @@ def check(  # noqa: PLR0913 - one parameter for each option
     if not job["module"]:
         refuse_missing_script(target[0])
     fault_count(faults, 1)  # refuse a bad number before the first run
-    from deadpool_run.cli.check.campaign import CheckRequest, check_script  # noqa: PLC0415 - help does without rich and the agent
+    from deadpool_run.cli.check.campaign import check_script  # noqa: PLC0415 - help does without rich and the agent
+    from deadpool_run.cli.check.run import CheckRequest  # noqa: PLC0415 - as above
 
     request = CheckRequest(
         options=list(

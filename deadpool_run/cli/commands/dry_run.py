@@ -4,16 +4,19 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 
-from deadpool_run.agent.environment import WorkerPlace, worker_environment
+from deadpool_run.agent.environment import base_environment
+from deadpool_run.agent.node.assignment import Assignment, Situation, worker_environment
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode
 from deadpool_run.cli.cluster.spec_builder import Launch
 from deadpool_run.cli.options.option import Option
 from deadpool_run.cli.options.resolve import Values
 from deadpool_run.cli.options.table import OPTIONS
+from deadpool_run.core.effects import AssignRank
 from deadpool_run.core.events import Place
 from deadpool_run.core.state import NodeRecord
-from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
+from deadpool_run.ids import ONLY_NODE, Epoch, NodeId, Rank, WorkerId
 from deadpool_run.view.plan import outline
+from deadpool_run.wire.peers import World
 
 _CHOSEN_AT_START = {
     "MASTER_PORT": "<a free port>",
@@ -37,7 +40,7 @@ def describe(launch: Launch, values: Values, outer: Mapping[str, str]) -> str:
         ("options", settings_lines(values)),
         ("notes", launch.notes),
         ("run", _run_lines(spec)),
-        ("ranks and spares", _map_lines(spec) if spec.cluster is None else _node_lines(spec, _machines(values, spec))),
+        ("ranks and spares", _map_lines(spec) if spec.cluster is None else _node_lines(values, spec)),
         ("command of a worker", (_command_line(spec),)),
         ("environment of rank 0 (beyond what is inherited)", _environment_lines(spec, outer)),
     )
@@ -78,15 +81,11 @@ def _map_lines(spec: LaunchSpec) -> Iterator[str]:
         yield "no spares: a lost rank is started again"
 
 
-def _machines(values: Values, spec: LaunchSpec) -> int:
-    """Return the number of machines to show: --simulate-nodes, else as many as the job needs."""
-    if values.text("simulate_nodes"):
-        return values.count("simulate_nodes", 1)
-    return spec.settings.nodes + spec.settings.spare_nodes
-
-
-def _node_lines(spec: LaunchSpec, machines: int) -> Iterator[str]:
+def _node_lines(values: Values, spec: LaunchSpec) -> Iterator[str]:
     """Yield the map of machines in order of arrival, each in its own failure domain."""
+    machines = spec.settings.nodes + spec.settings.spare_nodes
+    if values.text("simulate_nodes"):
+        machines = values.count("simulate_nodes", 1)
     names = [NodeId(f"node {at}") for at in range(machines)]
     yield from outline(spec.settings, [NodeRecord(name, Place(name=name), at) for at, name in enumerate(names)])
 
@@ -99,21 +98,16 @@ def _command_line(spec: LaunchSpec) -> str:
 
 
 def _environment_lines(spec: LaunchSpec, outer: Mapping[str, str]) -> Iterator[str]:
-    seat = WorkerPlace(
-        worker=WorkerId(0),
-        rank=Rank(0),
-        local_rank=0,
-        epoch=Epoch(1),
-        generation=0,
-        replacement=False,
+    assignment = Assignment(
+        order=AssignRank(WorkerId(0), Rank(0), Epoch(1), replacement=False, local_rank=0),
+        world=World(0, 0, "127.0.0.1", 0),
+        situation=Situation(ONLY_NODE, "127.0.0.1"),
         capture_interval=spec.settings.capture_interval,
-        store_host="127.0.0.1",
-        store_port=0,
         error_file="" if spec.log_dir == LOGS_OFF else os.devnull,
-        replicates=True,
+        resume=-1,
     )
     chosen = _CHOSEN_AT_START if spec.cluster is None else _CHOSEN_AMONG_NODES
-    environment = worker_environment(spec, seat, outer)
+    environment = worker_environment(spec, assignment, base_environment(spec, outer))
     for name, value in sorted(environment.items()):
         if value and name in chosen:
             yield f"{name}={chosen[name]}"

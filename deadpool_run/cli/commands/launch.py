@@ -13,23 +13,16 @@ import typer
 
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.spec import LaunchSpec, Mode, StartMethod
-from deadpool_run.cli import console
 from deadpool_run.cli.cluster import slurm_place
 from deadpool_run.cli.cluster.spec_builder import Launch, plan
-from deadpool_run.cli.options.config import NO_FILE, read_config
+from deadpool_run.cli.options.config import read_config
 from deadpool_run.cli.options.machine import existing_token, look_around
 from deadpool_run.cli.options.parameters import Target, with_options
 from deadpool_run.cli.options.resolve import Values, resolve
 from deadpool_run.cli.options.table import OPTIONS
 from deadpool_run.errors import UsageError
 
-COMMANDS = {
-    "check": "kill each rank once, and compare the weights with those of a run without a fault",
-    "status": "show a live run: its ranks, spares and last repairs",
-    "kill-rank": "kill a rank's process, to see it replaced",
-    "config show": "print every option, its value and its source",
-    "env": "print versions and variables for a bug report",
-}
+COMMANDS = ("check", "status", "kill-rank", "config show", "env")
 
 EXAMPLES = (
     "The same line as torchrun: `deadpool-run --nproc-per-node 4 train.py --lr 3e-4`",
@@ -48,10 +41,9 @@ EPILOG = "\n\n".join(("Examples", *EXAMPLES, "Commands: " + ", ".join(COMMANDS) 
 def resolved(given: Mapping[str, Any], environment: Mapping[str, str]) -> Values:
     """Return the value of every option, from all its sources. Raises `UsageError`."""
     first = Values(resolve(given, environment, {}))
-    file = NO_FILE if first.flag("no_config") else read_config(first.text("config"), environment)
-    written = Values(resolve(given, environment, file.content, file.name))
-    found = slurm_place.detected(written, environment)
-    return Values(resolve(given, environment, file.content, file.name, found))
+    name, content = ("", {}) if first.flag("no_config") else read_config(first.text("config"), environment)
+    written = Values(resolve(given, environment, content, name))
+    return Values(resolve(given, environment, content, name, slurm_place.detected(written, environment)))
 
 
 @with_options(OPTIONS)
@@ -69,7 +61,7 @@ def launch(*, target: Target = None, **given: str | bool | None) -> None:
         here = replace(here, token=slurm_place.token_reader(values, os.environ, place, here.token))
     planned = plan(values, tuple(target), here)
     planned = replace(planned, spec=replace(planned.spec, slurm=place))
-    console.set_color(values.choice("color", {"auto": "auto", "always": "always", "never": "never"}))
+    _set_color(values.choice("color", ("auto", "always", "never")))
     _check_target(planned.spec)
     if place is not None and nodes:
         planned = replace(planned, notes=(*planned.notes, *slurm_place.notes(place, nodes, os.environ)))
@@ -85,6 +77,13 @@ def launch(*, target: Target = None, **given: str | bool | None) -> None:
 
         raise typer.Exit(start(place, nodes, sys.argv[1:], os.environ, planned.spec))
     raise typer.Exit(_start(planned))
+
+
+def _set_color(when: str) -> None:
+    """Set NO_COLOR or FORCE_COLOR as --color asks, for this process and its children."""
+    if when != "auto":
+        os.environ.pop("FORCE_COLOR" if when == "never" else "NO_COLOR", None)
+        os.environ["NO_COLOR" if when == "never" else "FORCE_COLOR"] = "1"
 
 
 def _start(planned: Launch) -> int:

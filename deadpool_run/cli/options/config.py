@@ -1,7 +1,6 @@
 """The configuration file: finding and reading it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from deadpool_run.cli.options.machine import xdg_dir
@@ -10,27 +9,19 @@ from deadpool_run.errors import UsageError
 LOCAL_FILE = "deadpool.yaml"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
-    """A file and its content; both are empty if there is no file."""
+def read_config(named: str, environment: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
+    """Return name and content of the named file, else of ./deadpool.yaml, else of the user's file; empty without one.
 
-    name: str
-    content: Mapping[str, object]
-
-
-NO_FILE = ConfigFile("", {})
-
-
-def read_config(named: str, environment: Mapping[str, str]) -> ConfigFile:
-    """Return the named file, else ./deadpool.yaml, else the user's file. Raises `UsageError`."""
+    Raises `UsageError`.
+    """
     if named:
         return _read(Path(named))
     places = (Path(LOCAL_FILE), xdg_dir(environment, "XDG_CONFIG_HOME", ".config") / "deadpool" / "config.yaml")
     found = next((place for place in places if place.is_file()), None)
-    return _read(found) if found else NO_FILE
+    return _read(found) if found else ("", {})
 
 
-def _read(path: Path) -> ConfigFile:
+def _read(path: Path) -> tuple[str, Mapping[str, object]]:
     import yaml  # noqa: PLC0415 - most runs have no file
 
     try:
@@ -43,8 +34,6 @@ def _read(path: Path) -> ConfigFile:
         raise UsageError(
             f"{path}: not YAML: {error}\nwrite one `option: value` per line, or add --no-config"
         ) from error
-    if content is None:
-        return ConfigFile(str(path), {})
-    if not isinstance(content, dict):
+    if not isinstance(content, dict | None):
         raise UsageError(f"{path}: not a mapping of options\nwrite one `option: value` per line, or add --no-config")
-    return ConfigFile(str(path), content)
+    return str(path), content or {}

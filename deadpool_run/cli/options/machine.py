@@ -113,19 +113,16 @@ def _torch_is_cpu_only() -> bool:
 
 
 def _host_names() -> frozenset[str]:
-    name = socket.gethostname()
-    return frozenset({"localhost", "0.0.0.0", "::", name, name.partition(".")[0]} | _addresses())  # noqa: S104 - compared, not bound
-
-
-def _addresses() -> set[str]:
     import psutil  # noqa: PLC0415 - help and status don't need it
 
-    return {
+    name = socket.gethostname()
+    numbers = {
         address.address.partition("%")[0]
         for addresses in psutil.net_if_addrs().values()
         for address in addresses
         if address.family in {socket.AF_INET, socket.AF_INET6}
     }
+    return frozenset({"localhost", "0.0.0.0", "::", name, name.partition(".")[0]} | numbers)  # noqa: S104 - compared, not bound
 
 
 def state_dir(environment: Mapping[str, str]) -> Path:

@@ -22,7 +22,7 @@ def _panel(panel: str) -> Iterator[str]:
             cells = (
                 _spelling(option),
                 f"`{option.default}`" if option.default else "",
-                _variables(option),
+                ", ".join(f"`{name}`" for name in option.variables if not name.startswith("DEADPOOL_")),
                 option.help,
             )
             yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
@@ -32,11 +32,6 @@ def _panel(panel: str) -> Iterator[str]:
 def _spelling(option: Option) -> str:
     value = f" {option.metavar}" if option.metavar else ""
     return f"`{option.short}`, `{option.flag}{value}`" if option.short else f"`{option.flag}{value}`"
-
-
-def _variables(option: Option) -> str:
-    names = [f"`{name}`" for name in option.variables if not name.startswith("DEADPOOL_")]
-    return ", ".join(names)
 
 
 if __name__ == "__main__":

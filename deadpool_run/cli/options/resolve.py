@@ -42,20 +42,18 @@ def canonical(args: Sequence[str]) -> list[str]:
     or right after the script is dropped. Unknown options are left for the parser to refuse.
     """
     result: list[str] = []
-    position = 0
-    while position < len(args):
-        arg = args[position]
-        position += 1
-        if arg == "--" or not arg.startswith("-") or arg == "-":
-            target = list(args[position:] if arg == "--" else args[position - 1 :])
+    rest = list(args)
+    while rest:
+        if rest[0] in {"--", "-"} or not rest[0].startswith("-"):
+            target = rest[1:] if rest[0] == "--" else rest
             if target[1:2] == ["--"]:
                 del target[1]
             return [*result, "--", *target] if target else result
-        option, spelled = _spelled(arg)
+        option, spelled = _spelled(rest.pop(0))
         result.append(spelled)
-        if option and not option.is_flag and "=" not in spelled and spelled in {option.flag, option.short}:
-            result.extend(args[position : position + 1])
-            position += 1
+        if option and not option.is_flag and spelled in {option.flag, option.short}:
+            result += rest[:1]
+            del rest[:1]
     return result
 
 
@@ -85,30 +83,21 @@ def resolve(
     variable counts as unset. Raises `UsageError` if the file sets something that is not an option.
     """
     in_file = {_file_key(key, file_name): value for key, value in file.items()}
-    values = {option.name: _value(option, given, environment, in_file, file_name) for option in OPTIONS}
-    return {
-        name: Value(detected[name], DETECTED) if name in detected and value.source == DEFAULT else value
-        for name, value in values.items()
-    }
 
-
-def _value(
-    option: Option,
-    given: Mapping[str, str | bool | None],
-    environment: Mapping[str, str],
-    file: Mapping[str, object],
-    file_name: str,
-) -> Value:
-    held = given.get(option.name)
-    if held is not None:
-        return Value(_text(held), option.flag)
-    if INSIDE_WORKER not in environment:
-        for variable in option.variables:
+    def value(option: Option) -> Value:
+        held = given.get(option.name)
+        if held is not None:
+            return Value(_text(held), option.flag)
+        for variable in () if INSIDE_WORKER in environment else option.variables:
             if environment.get(variable):
                 return Value(environment[variable], variable)
-    if file.get(option.name) is not None:
-        return Value(_file_text(option, file[option.name], file_name), file_name)
-    return Value(option.default or ("0" if option.is_flag else ""), DEFAULT)
+        if in_file.get(option.name) is not None:
+            return Value(_file_text(option, in_file[option.name], file_name), file_name)
+        if option.name in detected:
+            return Value(detected[option.name], DETECTED)
+        return Value(option.default or ("0" if option.is_flag else ""), DEFAULT)
+
+    return {option.name: value(option) for option in OPTIONS}
 
 
 def _text(value: object) -> str:
@@ -185,12 +174,12 @@ class Values:
             raise self.refuse(name, "not a positive number of seconds", advice)
         return seconds
 
-    def choice(self, name: str, choices: Mapping[str, str]) -> str:
-        """Return the meaning of the given word."""
+    def choice(self, name: str, choices: Sequence[str]) -> str:
+        """Return the text, which must be one of the choices."""
         text = self.text(name)
         if text not in choices:
             raise self.refuse(name, "not one of its values", f"write one of {', '.join(choices)}")
-        return choices[text]
+        return text
 
     def words(self, name: str) -> tuple[str, ...]:
         """Return the parts of a list separated by commas, without empty ones."""

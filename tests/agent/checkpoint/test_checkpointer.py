@@ -27,10 +27,10 @@ class FakeForkServer:
     def __init__(self):
         self.made, self.theirs = [], []
 
-    def fork(self, _kind, make_fds, forked, _failed, ended):
-        self.theirs += make_fds()
+    def fork(self, child):
+        self.theirs += child.make_fds()
         self.made.append(subprocess.Popen(["sleep", "600"], process_group=0))
-        forked(Process(self.made[-1].pid, ended))
+        child.forked(Process(self.made[-1].pid, child.exited))
 
     def close(self):
         for fd in self.theirs:

@@ -155,5 +155,5 @@ def test_a_run_directory_is_used_once(tmp_path):
     spec = LaunchSpec(
         settings=Settings(world_size=1), target=target, nproc_per_node=1, run_id="second", run_dir=tmp_path
     )
-    with pytest.raises(UsageError, match="holds another run"):
+    with pytest.raises(UsageError, match="holds another run\ngive this run another --run-id, or a --run-dir"):
         run(spec)

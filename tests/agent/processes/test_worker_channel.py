@@ -193,7 +193,7 @@ def test_an_end_is_told_once(code, end):
         await process.gone.wait()
         process.reap()
         process.signal_group(signal.SIGKILL)
-        process.terminate(signal.SIGTERM, 0)
+        process.kill_after(0)
         assert ends == [end]
         assert not process.alive
         child.stdout.close()
@@ -234,8 +234,9 @@ def test_the_grace_is_kept_and_then_ended():
         child.stdout.readline()
         loop = asyncio.get_running_loop()
         began = loop.time()
-        process.terminate(signal.SIGTERM, 0.3)
-        process.terminate(signal.SIGTERM, 60)  # a later call does not lengthen it
+        process.signal_group(signal.SIGTERM)
+        process.kill_after(0.3)
+        process.kill_after(60)  # a later call does not lengthen it
         await process.gone.wait()
         assert ends == [Exit(None, signal.SIGKILL)]
         assert 0.3 <= loop.time() - began < 5

@@ -23,7 +23,7 @@ def test_a_captured_snapshot_is_for_the_agent_and_no_fact():
 
 
 def test_a_worker_is_bound_to_cpus():
-    workforce = Workforce(None, lambda _: None, lambda _: ())
+    workforce = Workforce(None, lambda _: None, lambda _: (), None)
     cpus = os.sched_getaffinity(0)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         workforce._workers[WorkerId(3)] = _Worker(SimpleNamespace(process=SimpleNamespace(pid=child.pid)))
@@ -46,7 +46,7 @@ class Recorder:
 
 def test_what_is_for_the_owner_of_a_rank_waits_until_it_has_it():
     """An agent brings a replacement's transcript before it gives the rank away, and the next loss does not wait for that."""
-    workforce, channel, worker = Workforce(None, lambda _: None, lambda _: ()), Recorder(), WorkerId(3)
+    workforce, channel, worker = Workforce(None, lambda _: None, lambda _: (), None), Recorder(), WorkerId(3)
     workforce._workers[worker] = _Worker(SimpleNamespace(channel=channel))
     workforce.expect_rank(worker)
     workforce.send(worker, messages.Abort(3))
@@ -60,7 +60,7 @@ def test_what_is_for_the_owner_of_a_rank_waits_until_it_has_it():
 
 
 def test_the_end_of_the_job_reaches_who_still_waits_for_a_rank():
-    workforce, channel, worker = Workforce(None, lambda _: None, lambda _: ()), Recorder(), WorkerId(3)
+    workforce, channel, worker = Workforce(None, lambda _: None, lambda _: (), None), Recorder(), WorkerId(3)
     workforce._workers[worker] = _Worker(SimpleNamespace(channel=channel))
     workforce.expect_rank(worker)
     workforce.send(worker, messages.Stop())

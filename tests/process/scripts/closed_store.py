@@ -20,7 +20,7 @@ async def main():
     made = closed.process
     other.close()
     forkserver.close()
-    await asyncio.gather(other.process.gone.wait(), forkserver.process.gone.wait())
+    await asyncio.gather(other.process.gone.wait(), forkserver._process.gone.wait())
     print("lost", lost, "made", made)
 
 

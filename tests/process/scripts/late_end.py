@@ -23,7 +23,7 @@ async def main():
     forkserver.kill_strangers(30)
     await gone.wait()
     forkserver.close()
-    await forkserver.process.gone.wait()
+    await forkserver._process.gone.wait()
     print("left", forkserver.children(), "bugs", bugs)
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import uuid
+from types import SimpleNamespace
 
 from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.forkserver import ForkServer
@@ -30,7 +31,11 @@ async def main():
             controls.append(ours)
             return [theirs.detach()]
 
-        forkserver.fork("worker", make_fds, born.set_result, print, lambda _: None)
+        forkserver.fork(
+            SimpleNamespace(
+                kind="worker", make_fds=make_fds, forked=born.set_result, exited=lambda _: None, recalled=False
+            )
+        )
 
     for _ in range(WORKERS):
         order()
@@ -42,7 +47,7 @@ async def main():
         control.close()
         await worker.gone.wait()
     forkserver.close()
-    await forkserver.process.gone.wait()
+    await forkserver._process.gone.wait()
     print(len({worker.pid for worker in workers}), "said", len(set(ready)))
 
 

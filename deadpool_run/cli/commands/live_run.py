@@ -1,4 +1,4 @@
-"""`deadpool-run status`: show a live run."""
+"""`deadpool-run status` and `deadpool-run kill-rank`: the commands for a live run."""
 
 import os
 import sys
@@ -7,8 +7,25 @@ from typing import Annotated
 
 import typer
 
-from deadpool_run.cli.commands.find import RunDir, find_run
+from deadpool_run.agent.console import tell
+from deadpool_run.cli.options.machine import state_dir
+from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import NoSuchRunError
+from deadpool_run.view.client import ControlClient, connect
+from deadpool_run.view.health import ready_spares
+
+RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir", metavar="DIR", help="The run's directory. Default: $DEADPOOL_RUN_DIR, else the newest live run."
+    ),
+]
+
+
+def _find_run(run_dir: Path | None) -> ControlClient:
+    """Connect to the named run, else to $DEADPOOL_RUN_DIR, else to the newest live run. Raises `NoSuchRunError`."""
+    inherited = os.environ.get("DEADPOOL_RUN_DIR")
+    return connect(run_dir or (Path(inherited) if inherited else None), state_dir(os.environ))
 
 
 def status(
@@ -33,7 +50,7 @@ def status(
         raise typer.Exit(_through_slurm(slurm_job, words, run_dir))
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     try:
-        found = find_run(run_dir, os.environ)
+        found = _find_run(run_dir)
     except NoSuchRunError:
         from deadpool_run.cli.cluster.slurm_status import job_of  # noqa: PLC0415 - seldom needed
 
@@ -57,3 +74,23 @@ def _through_slurm(job: str, words: tuple[str, ...], run_dir: Path | None) -> in
 
     place = run_dir or run_dir_of(job, os.environ)
     return status_through_slurm(job, (*words, *(() if place is None else ("--run-dir", str(place.absolute())))))
+
+
+def kill_rank(
+    rank: Annotated[int, typer.Argument(metavar="RANK", min=0, help="The rank to kill.", show_default=False)],
+    *,
+    how: Annotated[
+        KillHow, typer.Option("--how", help="Signal to send. exit: the process ends itself with code 1.")
+    ] = KillHow.SIGKILL,
+    run_dir: RunDir = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask, even on a terminal.")] = False,
+) -> None:
+    """Kill a rank's process in a live run, to see it replaced. The run records the loss as injected."""
+    with _find_run(run_dir) as run:
+        if not ready_spares(run.ask({"do": "status"})):
+            tell("no spare is ready: the rank will be started again")
+        if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
+            typer.confirm(f"Kill rank {rank} of {run.run_dir.name} with {how}?", abort=True, err=True)
+        done = run.ask({"do": "kill-rank", "rank": rank, "how": how.value})
+    fate = "was told to exit" if how is KillHow.EXIT else f"was sent {how.name}"
+    sys.stdout.write(f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) {fate}\n")
