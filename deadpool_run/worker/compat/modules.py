@@ -32,11 +32,8 @@ is_wrapper = is_traceable_wrapper_subclass
 """Return whether a tensor consists of other tensors."""
 tree_flatten = _pytree.tree_flatten
 tree_unflatten = _pytree.tree_unflatten
-
-
-class DispatchMode(TorchDispatchMode):
-    """The base class of modes that intercept every operator in `__torch_dispatch__`."""
-
+DispatchMode = TorchDispatchMode
+"""The base class of modes that intercept every operator in `__torch_dispatch__`."""
 
 _HOOKS = (
     ("torch.nn.modules.module", "_global_buffer_registration_hooks"),

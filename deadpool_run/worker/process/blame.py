@@ -13,6 +13,7 @@ _PASS_ON = frozenset(
     f"{_OURS}/{name}.py"
     for name in (
         "worker/compat/c10d",
+        "worker/compat/patches",
         *(f"worker/groups/{part}" for part in ("backend", "collectives", "gloo", "group", "nccl", "registry", "works")),
         "worker/loop/batches",
         "worker/process/bootstrap",
