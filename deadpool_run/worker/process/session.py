@@ -97,9 +97,9 @@ def put_in_environment(rank: Assign, fds: dict[str, int], *, whole: bool = False
     os.environ.update(env if whole else {name: value for name, value in env.items() if name.startswith("DEADPOOL_")})
 
 
-def under_deadpool(environment: Mapping[str, str] = os.environ) -> bool:
+def under_deadpool() -> bool:
     """Return whether this process is a worker of deadpool-run."""
-    return "DEADPOOL_CONTROL_FD" in environment
+    return "DEADPOOL_CONTROL_FD" in os.environ
 
 
 @cache
