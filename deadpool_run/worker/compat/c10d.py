@@ -20,11 +20,6 @@ STORE_TIMEOUT = timedelta(minutes=5)
 """Torch's own default, for connecting to a store and for requests to it."""
 
 
-def has_method(name: str) -> bool:
-    """Return whether this torch's ProcessGroup has the method: single-tensor collectives change names between versions."""
-    return hasattr(ProcessGroup, name)
-
-
 def gloo_options(device: Any, *, threads: int, timeout: timedelta) -> Any:
     """Return Gloo's options, which have no public name and are the only way to set Gloo's device."""
     options: Any = native.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
@@ -60,12 +55,6 @@ def start_coalescing(group: ProcessGroup, device: torch.device) -> None:
 def end_coalescing(group: ProcessGroup, device: torch.device) -> Any:
     """Issue the collected operations as one work."""
     return group._end_coalescing(device)  # noqa: SLF001
-
-
-def add_timeout(group: ProcessGroup, timeout: timedelta) -> None:
-    """Extend the timeout of the next collectives. Torch 2.14 and later call this."""
-    any_group: Any = group
-    any_group._add_ephemeral_timeout(timeout)  # noqa: SLF001
 
 
 def nccl_options(timeout: timedelta) -> Any:
@@ -132,9 +121,3 @@ def fake_backend(rank: int, size: int) -> Any:
 def alone(backend: str, timeout: timedelta | None) -> None:
     """Make a world of one: this process."""
     dist.init_process_group(backend, store=native.HashStore(), rank=0, world_size=1, timeout=timeout)
-
-
-def forget_world() -> None:
-    """Drop all process groups, which their owner has freed, so that the next world's groups get the same names."""
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -72,6 +72,7 @@ class GroupApi(dist.ProcessGroup):
         return BACKEND
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """Extend the timeout of the next collectives."""
-        if self.inner is not None:
-            c10d.add_timeout(self.inner, timeout)
+        """Extend the timeout of the next collectives. Torch 2.14 and later call this."""
+        inner: Any = self.inner
+        if inner is not None:
+            inner._add_ephemeral_timeout(timeout)  # noqa: SLF001

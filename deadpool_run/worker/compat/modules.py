@@ -62,9 +62,9 @@ def inside_compiled(module: nn.Module) -> Any:
     return getattr(module, "_orig_mod", None)
 
 
-def comm_hooks(ddp: DistributedDataParallel) -> list[tuple[Any, Any]]:
-    """Return a DDP's communication hooks with their states, in the order of registration."""
-    return list(ddp._comm_hooks)  # noqa: SLF001
+def hook_states(ddp: DistributedDataParallel) -> list[Any]:
+    """Return the states of a DDP's communication hooks, in the order of registration."""
+    return [state for _, state in ddp._comm_hooks]  # noqa: SLF001
 
 
 def has_buckets(ddp: DistributedDataParallel) -> bool:

@@ -9,7 +9,8 @@ from deadpool_run.worker.compat import patches
 from deadpool_run.worker.compat.group_api import BACKEND
 from deadpool_run.worker.groups import nccl
 from deadpool_run.worker.groups.group import Group
-from deadpool_run.worker.groups.registry import Registry, refuse
+from deadpool_run.worker.groups.owner import refuse
+from deadpool_run.worker.groups.registry import Registry
 
 _current: Registry | None = None
 

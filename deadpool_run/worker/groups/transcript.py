@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 
 from deadpool_run.errors import SnapshotError
-from deadpool_run.vault.segments import read_blob, write_blob
+from deadpool_run.vault.segments import read_blob
 from deadpool_run.worker.codec import raw_bytes
 
 MAX_FLOAT_BYTES = 4 << 10
@@ -54,14 +54,14 @@ class Transcript:
     """Collectives by group, in the order of issue, to record or to play back. Thread-safe."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
+        self.nbytes = 0
+        """The size of the recorded values."""
         self.misses = 0
-        self.hits = 0
         self.first_miss = ""
         """The first collective that differed from the recording."""
         self.facts: dict[str, Any] = {}
         """The objects that the recorded steps created, as JSON values: see `rehearsal`."""
         self._max_bytes = max_bytes
-        self._bytes = 0
         self._entries: dict[str, list[TranscriptEntry]] = {}
         self._next: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -69,12 +69,7 @@ class Transcript:
     @property
     def overflowed(self) -> bool:
         """Whether the values exceeded `max_bytes`, so that the rank cannot be rehearsed."""
-        return self._bytes > self._max_bytes
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the recorded values."""
-        return self._bytes
+        return self.nbytes > self._max_bytes
 
     @property
     def left(self) -> int:
@@ -94,8 +89,8 @@ class Transcript:
         with self._lock:
             if self.overflowed:
                 return
-            self._bytes += sum(tensor.nbytes for tensor in outputs if _is_control(tensor))
-            if self._bytes > self._max_bytes:
+            self.nbytes += sum(tensor.nbytes for tensor in outputs if _is_control(tensor))
+            if self.nbytes > self._max_bytes:
                 self._entries.clear()
                 return
         entry.values = [tensor.detach().clone() if _is_control(tensor) else None for tensor in outputs]
@@ -120,15 +115,10 @@ class Transcript:
                 return None
             if entry.shapes != shapes:
                 return None
-            self.hits += 1
         for output, value in zip(outputs, entry.values, strict=False):
             if value is not None:
                 output.data.copy_(value)
         return entry
-
-    def write(self, fd: int) -> None:
-        """Store the transcript in the rank's segment. Raises `SnapshotError` if it overflowed."""
-        write_blob(fd, self.to_bytes())
 
     @classmethod
     def read(cls, fd: int) -> Self:
@@ -183,7 +173,7 @@ class Transcript:
                 transcript._entries[group] = [_entry(node, values) for node in nodes]
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise SnapshotError(f"a stored transcript does not fit its own manifest: {error}") from error
-        transcript._bytes = len(values)
+        transcript.nbytes = len(values)
         return transcript
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deadpool_run.errors import ReplicasDifferError, StepAborted
 from deadpool_run.ids import Version
+from deadpool_run.vault.segments import write_blob
 from deadpool_run.vault.status_page import Phase
 from deadpool_run.wire import messages
 from deadpool_run.worker.compat import c10d
@@ -25,6 +28,7 @@ from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
 from deadpool_run.worker.process import rehearsal_output
+from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.verify.agreement import ReplicaDifference
 from deadpool_run.worker.verify.coverage import is_sampled
@@ -130,7 +134,7 @@ class LoopMember(RepairParticipant):
         if index is None:
             return
         if index < REHEARSAL_STEPS and (name := self.snapshots.name_of(optimizer)) is not None:
-            self._rehearsal.created.optimizers.add(name)
+            self._rehearsal.optimizers.add(name)
         if not self.rehearsing:
             self.snapshots.coverage.note(optimizer, index)
             if self.registry.marks.open and not has_closure:
@@ -159,7 +163,7 @@ class LoopMember(RepairParticipant):
         index, self.session.step = self.session.step, None
         step_failed = not self.rehearsing and self._step_failed()
         if index == REHEARSAL_STEPS - 1:
-            self._rehearsal.created.buckets = self.snapshots.decided_buckets()
+            self._rehearsal.buckets = self.snapshots.decided_buckets()
         if self.rehearsing:
             return
         if index and not (step_failed or self.trial.running):  # DDP cannot decide in the first step
@@ -173,14 +177,16 @@ class LoopMember(RepairParticipant):
         if self.practising:
             self._practised &= not step_failed
         elif self.trial.running and not step_failed:
-            self.trial.observe(self.snapshots.observe())
+            self.trial.observed = self.snapshots.observe()
             self._live = None
         elif step_failed or not self._peers_ready():
             self._discard(step_failed=step_failed)
-        elif self._is_verified(index) and self._agrees(Version(index + 1)):
-            self._complete()
         else:
-            self._live = None  # a rank was lost while replicas were compared
+            self._check_trial(index)
+            if self._agrees(Version(index + 1)):
+                self._complete()
+            else:
+                self._live = None  # a rank was lost while replicas were compared
 
     def _discard(self, *, step_failed: bool) -> None:
         """End a step that will be repeated: find out which version the live objects hold."""
@@ -190,10 +196,10 @@ class LoopMember(RepairParticipant):
         kept = self._stopped and not self._updated and self.snapshots.is_untouched()
         self._live = self.completed if kept else None
 
-    def _is_verified(self, step: int) -> bool:
-        if self.trial.stage is Trial.Stage.RAN and (why := self.trial.verdict(step, self.snapshots.observe())):
+    def _check_trial(self, step: int) -> None:
+        """Stop the job if this was the second run of the trial's step, and it has another result than the first."""
+        if self.trial.observed and (why := self.trial.verdict(step, self.snapshots.observe())):
             self.refuse(why)
-        return True
 
     @property
     def step_failed(self) -> bool:
@@ -240,7 +246,7 @@ class LoopMember(RepairParticipant):
         transcript, self._transcript = self._transcript, None
         if transcript is not None:
             self._rehearsal.write_into(transcript)
-            transcript.write(self.session.transcript_fd)
+            write_blob(self.session.transcript_fd, transcript.to_bytes())
             self._link.send(messages.Sealed(self.snapshots.replica_leader()))
 
     @contextmanager
@@ -259,7 +265,7 @@ class LoopMember(RepairParticipant):
     def _agrees(self, version: Version) -> bool:
         """Compare replicas, at some versions; False if a rank was lost meanwhile. Stops the job if a repair made them differ."""
         agreement = self.snapshots.agreement
-        strict = agreement.is_strict(version)
+        strict = version in agreement.strict
         if not strict and not (version >= REHEARSAL_STEPS and is_sampled(version - 1)):
             return True
         with self._unrecorded():
@@ -275,7 +281,7 @@ class LoopMember(RepairParticipant):
         evidence = Path(os.environ.get("DEADPOOL_RUN_DIR", "")) / "evidence"
         if rank in difference.odd or rank == min(set(difference.ranks) - set(difference.odd), default=rank):
             self.snapshots.keep_evidence(evidence / f"rank-{rank}.pt", difference.names, version)
-        difference.wait_for_all()
+        dist.barrier(group=difference.group)  # the first rank that stops the job ends the others
         self.refuse(
             f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
             f"The job stops: version {version - 1} is the last one that is known to be right. Both versions of these tensors "
@@ -294,7 +300,7 @@ class LoopMember(RepairParticipant):
         if self.completed not in self.snapshots.held() and not self.snapshots.capture_now(self.completed):
             return False
         self.snapshots.look()
-        self.trial.stage = Trial.Stage.RUNNING
+        self.trial.begin()
         rehearsal_output.install()
         return True
 
@@ -302,7 +308,7 @@ class LoopMember(RepairParticipant):
         """End the trial: restore the state before it, as after a loss. If a rank was lost, a repair does that."""
         rehearsal_output.lift()
         self._stop_recording()  # replacements rehearse this run of the step: the next one creates nothing lazily
-        self.trial.end()
+        self.trial.running = False
         if self.interrupted:
             return
         self._rank_entry.phase = Phase.RESTORING
@@ -332,8 +338,14 @@ class LoopMember(RepairParticipant):
             self._report("it left its loop")
 
     def _report(self, why: str | BaseException) -> None:
-        self._script_failure.note(why, self.session.step)
-        self._script_failure.report(self._link.orders.epoch, attached=self._epoch)
+        if isinstance(why, str):
+            self._failure = messages.DrainBroke(0, why)
+        else:
+            kind, text = type(why).__name__, "".join(traceback.format_exception(why))
+            self._failure = messages.DrainBroke(
+                0, f"{kind}: {why}", step=self.session.step, kind=kind, error=str(why), traceback=text, blame=blame(why)
+            )
+        self._report_failure(self._link.orders.epoch)
 
     def leave(self) -> tuple[int, list[int]]:
         """Tear down this run of the script, before the next. Returns the steps completed and the versions held."""
@@ -361,15 +373,10 @@ class LoopMember(RepairParticipant):
         Everything lazy exists by now, as in the run that wrote the checkpoint: DDP has the same buckets, and so the same
         sums to the last bit. The transcript is of set-up and the first two steps, as in any run.
         """
-        version = Version(self.session.resume)
         while not self._practised:  # the world starts again: there is nothing to repair yet
             self._link.orders.wait_newer(self._epoch)
-        self._rank_entry.phase = Phase.RESTORING
-        self.snapshots.restore(version)
-        self.snapshots.replay_buckets(self.registry)
+        self._bring_to(Version(self.session.resume))
         self.practising = False
-        self.completed = self._live = version
-        self._rank_entry.completed = version
         self._rank_entry.phase = Phase.BETWEEN
         rehearsal_output.lift()
         self._seal()

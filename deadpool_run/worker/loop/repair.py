@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import NoReturn
 
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch.distributed.distributed_c10d import PrefixStore
 
 from deadpool_run.errors import AttachError, RefusedError
@@ -18,7 +19,6 @@ from deadpool_run.worker.groups.ddp_buckets import Wrappers
 from deadpool_run.worker.groups.registry import GroupState, Registry
 from deadpool_run.worker.groups.rehearsal import Rehearsal
 from deadpool_run.worker.groups.transcript import Transcript
-from deadpool_run.worker.loop.script_failure import ScriptFailure
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.snapshot import Snapshots
@@ -42,7 +42,7 @@ class RepairParticipant:
         self._link = session.link
         self._epoch = session.epoch  # attached to; of a replacement: to join
         self._live: Version | None = None  # the version that the live objects hold, if any
-        self._script_failure = ScriptFailure(session.link)
+        self._failure: messages.DrainBroke | None = None  # of this run of the script
         self._rehearsal = Rehearsal()
         self._first_of_epoch = False
         self._take_rank_entry()
@@ -109,10 +109,13 @@ class RepairParticipant:
     # --- called by other threads ---------------------------------------------------------------------------------
 
     def _on_abort(self, epoch: int) -> None:
-        if not self.rehearsing:
-            self.registry.abort()
-        self.registry.interrupt_attach()
-        self._script_failure.report(epoch, attached=self._epoch)
+        self.registry.abort()
+        self._report_failure(epoch)
+
+    def _report_failure(self, epoch: int) -> None:
+        """Report, in each newer epoch than the attached one, that the script failed. In others the agent would ignore it."""
+        if self._failure is not None and epoch > self._epoch:
+            self._link.send(replace(self._failure, epoch=epoch, again=self._link.reentrant))
 
     def _on_interval(self, interval: int) -> None:
         self.snapshots.interval = interval

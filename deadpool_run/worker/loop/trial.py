@@ -9,8 +9,6 @@ The trial is step 1, the second of those that a replacement rehearses: lazy obje
 with a static graph decides its buckets later, and then reduces in another order: there it is the first step after that.
 """
 
-from enum import Enum
-
 import torch
 
 _FIRST = 1
@@ -18,44 +16,33 @@ _SHOWN = 3
 
 
 class Trial:
-    """The stage of the trial, and the digests of its first run."""
-
-    class Stage(Enum):
-        """Of the trial."""
-
-        DUE = "due"
-        RUNNING = "running"
-        RAN = "ran"
-        OVER = "over"
+    """Whether the trial is due or running, and the digests of its first run."""
 
     def __init__(self, *, wanted: bool) -> None:
-        self.stage = Trial.Stage.DUE if wanted else Trial.Stage.OVER
-        self._observed: dict[str, int] = {}
-
-    @property
-    def running(self) -> bool:
+        self._is_due = wanted
+        self.running = False
         """Whether the running step is the trial's first run."""
-        return self.stage is Trial.Stage.RUNNING
+        self.observed: dict[str, int] = {}
+        """The digests of the first run, by tensor; empty if there is nothing to compare: no trial, or an interrupted one."""
 
     def may_begin(self, completed: int, total: int) -> bool:
         """Return whether the next step may be the trial."""
-        return self.stage is Trial.Stage.DUE and _FIRST <= completed < total
+        return self._is_due and _FIRST <= completed < total
 
-    def observe(self, digests: dict[str, int]) -> None:
-        """Keep the digests of the first run, by tensor."""
-        self._observed = digests
-
-    def end(self) -> None:
-        """End the first run; nothing is compared if it was interrupted."""
-        self.stage = Trial.Stage.RAN if self._observed else Trial.Stage.OVER
+    def begin(self) -> None:
+        """Begin the first run."""
+        self._is_due, self.running = False, True
 
     def verdict(self, step: int, digests: dict[str, int]) -> str:
         """Compare the digests of the second run; return an error message, empty if they are equal."""
-        self.stage, observed, self._observed = Trial.Stage.OVER, self._observed, {}
+        observed, self.observed = self.observed, {}
         names = dict.fromkeys([*observed, *digests])
         different = [name for name in names if observed.get(name) != digests.get(name)]
         if not different:
             return ""
+        remedy = ": call torch.use_deterministic_algorithms(True)"
+        if torch.are_deterministic_algorithms_enabled():
+            remedy = ""
         more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
         return (
             f"step {step} was run twice from the same state and gave different results: "
@@ -65,11 +52,5 @@ class Trial:
             "position of an iterator, a counter or an average in a variable: take batches from job.batches(loader), derive "
             "them from step.index, or job.protect() an object that has the state. "
             "Or it skips work while job.rehearsing is true: skip only output. "
-            f"Or the computation is not reproducible{_determinism()}. deadpool_run.init(verify=False) turns this check off."
+            f"Or the computation is not reproducible{remedy}. deadpool_run.init(verify=False) turns this check off."
         )
-
-
-def _determinism() -> str:
-    if torch.are_deterministic_algorithms_enabled():
-        return ""
-    return ": call torch.use_deterministic_algorithms(True)"
