@@ -73,7 +73,6 @@ class _Protected:
         self.deadpool.run(super()._run_epoch, **arguments)  # type: ignore[misc]
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        """See `Trainer.log`."""
         if not self.deadpool.is_discarded:
             super().log(*args, **kwargs)  # type: ignore[misc]
 

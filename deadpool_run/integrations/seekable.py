@@ -46,7 +46,6 @@ class SeekableLoader:
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the loader's own attribute."""
         return getattr(self.loader, name)
 
     def at(self, epoch: int, position: int, *, draw: bool = True) -> Iterator[Any]:

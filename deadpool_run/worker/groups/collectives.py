@@ -106,7 +106,10 @@ def _gather_coalesced(parts: Parts, _rank: int, _size: int) -> None:
 
 def _gather_flat(parts: Parts, _rank: int, size: int) -> None:
     for output, source in zip(_first(parts), tensors_in(parts[1]), strict=False):
-        _fill([output], source.data.reshape(-1).repeat(size))
+        if output.numel() == size * source.numel():
+            output.data.copy_(source.data.reshape(-1).repeat(size).view_as(output))
+        else:
+            output.data.zero_()
 
 
 def _scatter_lists(parts: Parts, rank: int, _size: int) -> None:

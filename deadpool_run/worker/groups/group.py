@@ -231,8 +231,7 @@ class Group(GroupApi):
         """Set the group's description."""
         self._description = desc
 
-    def _set_group_desc(self, desc: str) -> None:
-        self._description = desc
+    _set_group_desc = setGroupDesc
 
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)

@@ -33,7 +33,7 @@ class GroupOwner(ABC):
     `recording` and `playback`: at most one is set.
     """
 
-    def __init__(self, rank_entry: RankEntry | None) -> None:
+    def __init__(self, rank_entry: RankEntry) -> None:
         self.step_failed = False
         self.attempt = 0
         """Counts all steps that began, repeated ones too; 0 is set-up. A work belongs to the attempt that issued it."""
@@ -72,19 +72,16 @@ class GroupOwner(ABC):
 
     def count_issued(self) -> None:
         """Count an issued collective."""
-        if self._rank_entry is not None:
-            self._rank_entry.issued = next(self._issued)
+        self._rank_entry.issued = next(self._issued)
 
     def count_waited(self) -> None:
         """Count a completed collective."""
-        if self._rank_entry is not None:
-            self._rank_entry.waited = next(self._waited)
+        self._rank_entry.waited = next(self._waited)
 
     def _reset_counts(self) -> None:
         """Reset both counts: a drain leaves collectives that were issued and never completed."""
         self._issued, self._waited = itertools.count(1), itertools.count(1)
-        if self._rank_entry is not None:
-            self._rank_entry.issued = self._rank_entry.waited = 0
+        self._rank_entry.issued = self._rank_entry.waited = 0
 
     def count_in(self, rank_entry: RankEntry) -> None:
         """Use this rank entry from now on."""

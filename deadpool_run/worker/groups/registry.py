@@ -46,7 +46,7 @@ class Registry(GroupOwner):
     """All deadpool groups of this process, in the order of their creation."""
 
     def __init__(
-        self, *, rank_entry: RankEntry | None, on_failure: Callable[[str], None], timeout: timedelta | None = None
+        self, *, rank_entry: RankEntry, on_failure: Callable[[str], None], timeout: timedelta | None = None
     ) -> None:
         """`on_failure` is called from any thread when a collective fails by itself, once per epoch.
 

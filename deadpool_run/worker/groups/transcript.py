@@ -44,16 +44,11 @@ class TranscriptEntry:
     source: int | None = None
     """The rank that a `recv_anysource` received from."""
 
-    @property
-    def is_control(self) -> bool:
-        """Whether a value was kept."""
-        return any(value is not None for value in self.values)
-
 
 class Transcript:
     """Collectives by group, in the order of issue, to record or to play back. Thread-safe."""
 
-    def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self) -> None:
         self.nbytes = 0
         """The size of the recorded values."""
         self.misses = 0
@@ -61,15 +56,14 @@ class Transcript:
         """The first collective that differed from the recording."""
         self.facts: dict[str, Any] = {}
         """The objects that the recorded steps created, as JSON values: see `rehearsal`."""
-        self._max_bytes = max_bytes
         self._entries: dict[str, list[TranscriptEntry]] = {}
         self._next: dict[str, int] = {}
         self._lock = threading.Lock()
 
     @property
     def overflowed(self) -> bool:
-        """Whether the values exceeded `max_bytes`, so that the rank cannot be rehearsed."""
-        return self.nbytes > self._max_bytes
+        """Whether the values exceeded `MAX_BYTES`, so that the rank cannot be rehearsed."""
+        return self.nbytes > MAX_BYTES
 
     @property
     def left(self) -> int:
@@ -90,7 +84,7 @@ class Transcript:
             if self.overflowed:
                 return
             self.nbytes += sum(tensor.nbytes for tensor in outputs if _is_control(tensor))
-            if self.nbytes > self._max_bytes:
+            if self.nbytes > MAX_BYTES:
                 self._entries.clear()
                 return
         entry.values = [tensor.detach().clone() if _is_control(tensor) else None for tensor in outputs]
@@ -108,7 +102,11 @@ class Transcript:
             entries = self._entries.get(group, [])
             entry = entries[sequence] if sequence < len(entries) else None
             shapes = tuple(map(_shape, outputs))
-            if entry is None or entry.name != name or (entry.shapes != shapes and entry.is_control):
+            if (
+                entry is None
+                or entry.name != name
+                or (entry.shapes != shapes and any(value is not None for value in entry.values))
+            ):
                 self.misses += 1
                 expected = "nothing" if entry is None else f"{entry.name} of {_words(entry.shapes)}"
                 self.first_miss = self.first_miss or f"{name} of {_words(shapes)} where {expected} was recorded"
@@ -132,7 +130,7 @@ class Transcript:
         """Return the transcript in its stored form. Raises `SnapshotError` if it overflowed."""
         if self.overflowed:
             raise SnapshotError(
-                f"set-up and the first steps received more than {self._max_bytes} bytes of control values, so that no spare can "
+                f"set-up and the first steps received more than {MAX_BYTES} bytes of control values, so that no spare can "
                 "rehearse this rank.\nBroadcast large integer tensors after the second step."
             )
         groups: dict[str, list[dict[str, Any]]] = {}

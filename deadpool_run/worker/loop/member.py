@@ -2,7 +2,6 @@
 
 import os
 import time
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
 from deadpool_run.worker.process import rehearsal_output
-from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.verify.agreement import ReplicaDifference
 from deadpool_run.worker.verify.coverage import is_sampled
@@ -327,7 +325,11 @@ class LoopMember(RepairParticipant):
 
         Its objects may be half-way through an update.
         """
-        self._report(why)
+        self._report_failure(why)
+        self._wait_for_end()
+
+    def _wait_for_end(self) -> NoReturn:
+        """Wait, whatever epochs come, until the agent ends this process or orders it to run the script again."""
         epoch = self._epoch
         while True:
             epoch = self._link.orders.wait_newer(epoch)
@@ -335,22 +337,12 @@ class LoopMember(RepairParticipant):
     def break_off(self) -> None:
         """Note that the script left its loop early. It cannot be stopped here, where nothing can be raised."""
         if self.loss_pending():
-            self._report("it left its loop")
-
-    def _report(self, why: str | BaseException) -> None:
-        if isinstance(why, str):
-            self._failure = messages.DrainBroke(0, why)
-        else:
-            kind, text = type(why).__name__, "".join(traceback.format_exception(why))
-            self._failure = messages.DrainBroke(
-                0, f"{kind}: {why}", step=self.session.step, kind=kind, error=str(why), traceback=text, blame=blame(why)
-            )
-        self._report_failure(self._link.orders.epoch)
+            self._report_failure("it left its loop")
 
     def leave(self) -> tuple[int, list[int]]:
         """Tear down this run of the script, before the next. Returns the steps completed and the versions held."""
         self.session.capture_interval = self.snapshots.interval
-        self.session.store_host, self.session.store_port = self._store_address
+        self.session.store = self._store_address
         self.close()
         backend.uninstall(self.registry)
         held: list[int] = list(self._rank_entry.held)
@@ -373,8 +365,8 @@ class LoopMember(RepairParticipant):
         Everything lazy exists by now, as in the run that wrote the checkpoint: DDP has the same buckets, and so the same
         sums to the last bit. The transcript is of set-up and the first two steps, as in any run.
         """
-        while not self._practised:  # the world starts again: there is nothing to repair yet
-            self._link.orders.wait_newer(self._epoch)
+        if not self._practised:  # the world starts again: there is nothing to repair yet
+            self._wait_for_end()
         self._bring_to(Version(self.session.resume))
         self.practising = False
         self._rank_entry.phase = Phase.BETWEEN

@@ -1,6 +1,7 @@
 """A rank's part in a repair: it reports its versions, restores the resume version, and attaches."""
 
 import functools
+import traceback
 from datetime import timedelta
 from typing import NoReturn
 
@@ -20,6 +21,7 @@ from deadpool_run.worker.groups.registry import GroupState, Registry
 from deadpool_run.worker.groups.rehearsal import Rehearsal
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.process import rehearsal_output
+from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 from deadpool_run.worker.verify.script_names import current_line
@@ -46,7 +48,7 @@ class RepairParticipant:
         self._rehearsal = Rehearsal()
         self._first_of_epoch = False
         self._take_rank_entry()
-        self._store_address = (session.store_host, session.store_port)
+        self._store_address = session.store
         self._first_store = c10d.open_store(*self._store_address)
         self._store: Source = self._first_store
         self._wrappers = Wrappers()
@@ -106,14 +108,24 @@ class RepairParticipant:
         error.reported = True
         raise error
 
+    def _report_failure(self, why: str | BaseException) -> None:
+        if isinstance(why, str):
+            self._failure = messages.DrainBroke(0, why)
+        else:
+            kind, text = type(why).__name__, "".join(traceback.format_exception(why))
+            self._failure = messages.DrainBroke(
+                0, f"{kind}: {why}", step=self.session.step, kind=kind, error=str(why), traceback=text, blame=blame(why)
+            )
+        self._repeat_failure(self._link.orders.epoch)
+
     # --- called by other threads ---------------------------------------------------------------------------------
 
     def _on_abort(self, epoch: int) -> None:
         self.registry.abort()
-        self._report_failure(epoch)
+        self._repeat_failure(epoch)
 
-    def _report_failure(self, epoch: int) -> None:
-        """Report, in each newer epoch than the attached one, that the script failed. In others the agent would ignore it."""
+    def _repeat_failure(self, epoch: int) -> None:
+        """Report the script's failure in this epoch. The agent would ignore it in the epoch of the attached groups."""
         if self._failure is not None and epoch > self._epoch:
             self._link.send(replace(self._failure, epoch=epoch, again=self._link.reentrant))
 

@@ -70,7 +70,7 @@ def leave(worker: Session, baseline: ProcessBaseline) -> None:
     """Tear down the last run. The next run is a replacement for the same rank, or for the rank that a spare was given."""
     worker.link.left()
     done, held = worker.leave()
-    store_host, store_port = worker.link.orders.moved_store or (worker.store_host, worker.store_port)
+    store_host, store_port = worker.link.orders.moved_store or worker.store
     if not worker.preparing:
         worker.link.send(Unwound(done, held))
     ours = {name: value for name, value in os.environ.items() if name.startswith("DEADPOOL_")} | {

@@ -16,8 +16,8 @@ KINDS = [
 ]
 
 
-def recorded(*collectives, **options):
-    transcript = Transcript(**options)
+def recorded(*collectives):
+    transcript = Transcript()
     for group, name, outputs in collectives:
         transcript.fill(transcript.reserve(group, name, outputs), outputs)
     return transcript
@@ -92,8 +92,9 @@ def test_a_collective_that_never_completed_has_no_values():
     assert out.item() == 5
 
 
-def test_too_much_is_said_and_not_stored():
-    transcript = recorded(("0", "broadcast", [torch.zeros(64, dtype=torch.uint8)]), max_bytes=100)
+def test_too_much_is_said_and_not_stored(monkeypatch):
+    monkeypatch.setattr("deadpool_run.worker.groups.transcript.MAX_BYTES", 100)
+    transcript = recorded(("0", "broadcast", [torch.zeros(64, dtype=torch.uint8)]))
     assert not transcript.overflowed
     more = torch.zeros(64, dtype=torch.uint8)
     transcript.fill(transcript.reserve("0", "broadcast", [more]), [more])
