@@ -65,15 +65,13 @@ def guard(optimizer: Optimizer) -> None:
         if closure is not None and not isinstance(optimizer, LBFGS):
             with torch.enable_grad():
                 result = closure()
-            closure = functools.partial(_identity, result)
+            args = (lambda: result, *args)
+        elif closure is not None or args:
+            args = (closure, *args)
         try:
-            return step(*((closure, *args) if closure or args else ()), **kwargs)
+            return step(*args, **kwargs)
         except StepAborted:
             return result
 
     guarded.guarded_by_deadpool = True  # type: ignore[attr-defined]
     optimizer.step = guarded  # type: ignore[method-assign]
-
-
-def _identity(result: Any) -> Any:
-    return result

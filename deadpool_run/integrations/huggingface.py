@@ -13,6 +13,7 @@ next one; if that is not the expected one, its loop over the epoch starts again 
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from itertools import count, islice
 from typing import Any
 
 import transformers
@@ -72,7 +73,6 @@ class _Protected:
         self.deadpool.run(super()._run_epoch, **arguments)  # type: ignore[misc]
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        """See `Trainer.log`."""
         if not self.deadpool.is_discarded:
             super().log(*args, **kwargs)  # type: ignore[misc]
 
@@ -156,14 +156,15 @@ class _Loop:
         """Yield the micro-batches; ask for the next update before the first one of each update."""
         assert self._driver is not None
         accumulated = self._trainer.args.gradient_accumulation_steps
-        for number, batch_of in enumerate(_lazily(loader.at(epoch, skipped))):
+        rest = loader.at(epoch, skipped)
+        for number in count():
             if number and number % accumulated == 0:
                 assert self._index is not None
                 expected = self._index + 1
                 self._index = self._driver.next()
                 if self._index != expected:
                     raise _Moved
-            yield from batch_of()
+            yield from islice(rest, 1)  # loads the batch, if there is one, only in its step
 
     def _begin(self, loader: SeekableLoader) -> StepDriver:
         trainer, job = self._trainer, self.job
@@ -175,18 +176,6 @@ class _Loop:
         if trainer.accelerator.scaler is not None:
             job.protect(scaler=trainer.accelerator.scaler)
         return StepDriver(job, trainer.state.max_steps)
-
-
-def _lazily(batches: Iterator[Any]) -> Iterator[Callable[[], Iterator[Any]]]:
-    """Yield, without end, functions that yield the next batch, if any: a batch is loaded only in its step."""
-
-    def one() -> Iterator[Any]:
-        for batch in batches:
-            yield batch
-            return
-
-    while True:
-        yield one
 
 
 class _Epoch:

@@ -209,6 +209,8 @@ class _Loop:
 class _Progress:
     """The loops' counters, the epoch's metrics so far, and the state of callbacks and precision."""
 
+    _SUMS = ("value", "cumulated_batch_size")
+
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
@@ -226,7 +228,10 @@ class _Progress:
             "counters": {name: counter.state_dict() for name, counter in self._counters.items()},
             "stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,  # noqa: SLF001
             "should_stop": trainer.should_stop,
-            "metrics": {name: list(_sums(metric)) for name, metric in self._results.items()},
+            "metrics": {
+                name: [getattr(metric, each) for each in self._SUMS if hasattr(metric, each)]
+                for name, metric in self._results.items()
+            },
             "callbacks": [callback.state_dict() for callback in self._callbacks],
             "precision": trainer.precision_plugin.state_dict(),
         }
@@ -238,7 +243,7 @@ class _Progress:
         trainer.fit_loop.epoch_loop._batches_that_stepped = values["stepped"]  # noqa: SLF001
         trainer.should_stop = values["should_stop"]
         for name, metric in self._results.items():
-            for attribute, value in zip(_SUMS, values["metrics"].get(name, ()), strict=False):
+            for attribute, value in zip(self._SUMS, values["metrics"].get(name, ()), strict=False):
                 setattr(metric, attribute, value)
         for callback, state in zip(self._callbacks, values["callbacks"], strict=True):
             callback.load_state_dict(state)
@@ -254,12 +259,3 @@ class _Progress:
     @property
     def _callbacks(self) -> list[Callback | LightningModule]:
         return list(self._trainer.callbacks)
-
-
-_SUMS = ("value", "cumulated_batch_size")
-
-
-def _sums(metric: Any) -> Iterator[Any]:
-    for name in _SUMS:
-        if hasattr(metric, name):
-            yield getattr(metric, name)

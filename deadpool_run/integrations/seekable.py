@@ -7,7 +7,6 @@ itself, and a framework's loader would issue its own collectives then.
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,7 +46,6 @@ class SeekableLoader:
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the loader's own attribute."""
         return getattr(self.loader, name)
 
     def at(self, epoch: int, position: int, *, draw: bool = True) -> Iterator[Any]:
@@ -77,7 +75,8 @@ class SeekableLoader:
         self._worker_seed, self._epoch, self._begin = state["worker_seed"], state["epoch"], state["begin"]
 
     def _order(self, epoch: int) -> list[Any]:
-        with _random_state_kept(self._seed + epoch):
+        with isolated():
+            _seed_all(self._seed + epoch)
             set_epoch(samplers(self.loader), epoch)  # not of the loader: a framework's does more
             if self._generator is None or self._begin is None:
                 return list(self.loader.batch_sampler)
@@ -97,11 +96,8 @@ class SeekableLoader:
         return None
 
 
-@contextmanager
-def _random_state_kept(seed: int) -> Iterator[None]:
-    with isolated():
-        torch.manual_seed(seed)
-        random.seed(seed)
-        if "numpy.random" in sys.modules:
-            sys.modules["numpy.random"].seed(seed)
-        yield
+def _seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(seed)

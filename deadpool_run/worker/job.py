@@ -150,7 +150,7 @@ class Job:
             )
         self._looping = True
         if self._member is None:
-            yield from (Step(self, index) for index in range(total))
+            yield from (Step(None, index) for index in range(total))
         else:
             yield from probe.watched(self._member, total, self._protected_steps)
 
@@ -204,7 +204,7 @@ class Job:
     def _one_step(self, member: LoopMember, index: int) -> "Iterator[Step]":
         member.begin_step(index)
         try:
-            yield Step(self, index)
+            yield Step(member, index)
         except GeneratorExit:
             member.break_off()
             raise
@@ -220,24 +220,23 @@ class Job:
 class Step:
     """One step, as a context manager that handles the loss of a peer at its end."""
 
-    def __init__(self, job: Job, index: int) -> None:
+    def __init__(self, member: LoopMember | None, index: int) -> None:
         self.index = index
         self.epoch: int | None = None
         """The epoch of the loader of `job.batches`; None in `job.steps`."""
-        self._job = job
+        self._member = member
 
     def __enter__(self) -> Self:
         """Begin the step."""
-        if self._job._member is not None:  # noqa: SLF001 - same module
-            self._job._member.enter_step()  # noqa: SLF001 - same module
+        if self._member is not None:
+            self._member.enter_step()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """End the step; swallow the exception that interrupts it after a loss."""
-        member = self._job._member  # noqa: SLF001 - same module
-        return member is not None and member.exit_step(error)
+        return self._member is not None and self._member.exit_step(error)
 
     def __repr__(self) -> str:
         return f"Step({self.index})"

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from deadpool_run.agent.spec import DEFAULT_PRELOAD
+from deadpool_run.vault.status_page import StatusPage, create_status_page
 from deadpool_run.worker.groups.backend import install
 from deadpool_run.worker.groups.registry import GroupState, Registry
 
@@ -53,7 +54,11 @@ class Member:
         self.store = dist.TCPStore(host, port, is_master=False, timeout=TIMEOUT)
         self.prefix = prefix
         self.failures = []
-        self.registry = Registry(rank_entry=None, on_failure=self.failures.append)
+        self.new_registry()
+
+    def new_registry(self):
+        status_page = StatusPage(create_status_page(1), 1)
+        self.registry = Registry(rank_entry=status_page.rank_entries[0], on_failure=self.failures.append)
 
     def start(self, *, attached=True, backend="deadpool", timeout=TIMEOUT):
         """Become a member of the world, on deadpool groups or on plain Gloo for comparison."""

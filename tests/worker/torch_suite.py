@@ -19,7 +19,7 @@ from kit.world import TIMEOUT, World
 from torch.distributed import distributed_c10d as c10d
 
 from deadpool_run.worker.groups.backend import uninstall
-from deadpool_run.worker.groups.registry import GroupState, Registry
+from deadpool_run.worker.groups.registry import GroupState
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 COLLECTIVE_TIMEOUT = timedelta(seconds=20)
@@ -157,7 +157,7 @@ class Suite:
         if self.backend == "deadpool":
             uninstall(member.registry)
             member.registry.shut_down()
-            member.registry = Registry(rank_entry=None, on_failure=member.failures.append)
+            member.new_registry()
         member.failures.clear()
         member.prefix = prefix
         self.start()

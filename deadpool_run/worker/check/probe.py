@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import typed
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from deadpool_run.worker.loop.member import LoopMember
 
 
-class _Step(Protocol):
-    """The part of a step that a probe uses."""
-
-    @property
-    def index(self) -> int:
-        """The step's index."""
-
-
-S = TypeVar("S", bound=_Step)
-
 CHEAP_BYTES = 1 << 29
 """State up to this size is hashed at every version; N times as much at every Nth version."""
 
@@ -35,7 +25,7 @@ _LATE = 0.5
 """Between two steps: a smaller fraction is before the ended step is counted, any other after that."""
 
 
-def watched(member: "LoopMember", total: int, steps: "Callable[[LoopMember, int], Iterator[S]]") -> Iterator[S]:
+def watched(member: "LoopMember", total: int, steps: "Callable[[LoopMember, int], Iterator[Any]]") -> Iterator[Any]:
     """Return the step loop; under `deadpool-run check` a shorter loop with digests and a death."""
     text = os.environ.get(VARIABLE)
     if text is None:
@@ -59,7 +49,7 @@ class _Watch:
         self._states = States(member.snapshots)
         self._issued = 0  # this rank's collectives before the running step
 
-    def run(self, total: int, steps: "Callable[[LoopMember, int], Iterator[S]]") -> Iterator[S]:
+    def run(self, total: int, steps: "Callable[[LoopMember, int], Iterator[Any]]") -> Iterator[Any]:
         if self._is_real and self._member.session.rank == 0:
             about = {"script_steps": total, "steps": self._limit}
             Path(self._plan.folder, LOOP_FILE).write_text(json.dumps(about), encoding="utf-8")
@@ -96,11 +86,10 @@ class _Watch:
     def _prepare(self, index: int) -> "_Death | None":
         fault, issued = self._plan.fault, self._issued
         self._issued = self._member._rank_entry.issued  # noqa: SLF001 - a counter that nothing else reads
-        if fault is None or fault.rank != self._member.session.rank or index < fault.step:
+        file = Path(self._plan.folder, FAULT_FILE)
+        if fault is None or fault.rank != self._member.session.rank or index < fault.step or file.exists():
             return None
-        death = _Death(self._plan.folder, fault)
-        if not death.is_due():
-            return None
+        death = _Death(file, fault)
         if index == fault.step:
             death.prepare(self._states.modules(), max(0, self._issued - issued))
         else:
@@ -111,12 +100,9 @@ class _Watch:
 class _Death:
     """The planned death of a rank's process, once per run."""
 
-    def __init__(self, folder: str, fault: Fault) -> None:
-        self._file = Path(folder, FAULT_FILE)
+    def __init__(self, file: Path, fault: Fault) -> None:
+        self._file = file
         self._fault = fault
-
-    def is_due(self) -> bool:
-        return not self._file.exists()
 
     def prepare(self, modules: int, collectives: int) -> None:
         """Make the process die when it reaches the phase."""

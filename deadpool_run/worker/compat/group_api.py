@@ -30,25 +30,27 @@ class GroupApi(dist.ProcessGroup):
 
     inner: dist.ProcessGroup | None = None
 
-    @property
-    def supports_reconfigure(self) -> bool:
-        """Return False: the registry rebuilds communicators, for all groups at once."""
-        return False
-
-    @property
-    def supports_window(self) -> bool:
-        """Return False: mapped memory of a peer would be lost with the peer."""
-        return False
-
-    @property
-    def supports_abort_hooks(self) -> bool:
-        """Return False: a drain is not an abort."""
-        return False
-
-    @property
-    def supports_completion_hooks(self) -> bool:
-        """Return False: the backends know of completion, and they change."""
-        return False
+    # The registry rebuilds communicators, for all groups at once.
+    supports_reconfigure = False
+    get_reconfigure_handle = _refusal("get_reconfigure_handle")
+    reconfigure = _refusal("reconfigure")
+    # Mapped memory of a peer would be lost with the peer.
+    supports_window = False
+    new_window = _refusal("new_window")
+    # A drain is not an abort.
+    supports_abort_hooks = False
+    register_abort_hook = unregister_abort_hook = _refusal("register_abort_hook")
+    # The backends know of completion, and they change.
+    supports_completion_hooks = False
+    # Torch runs these hooks in its dispatcher, which the collectives of a Python group bypass.
+    register_pre_hook = register_post_hook = _refusal("register_pre_hook and register_post_hook")
+    unregister_pre_hook = unregister_post_hook = register_pre_hook
+    # `torch.distributed.split_group` is patched instead.
+    split_group = splitGroup = _refusal(  # noqa: N815 - torch's name
+        "ProcessGroup.split_group", "torch.distributed.split_group or torch.distributed.new_group"
+    )
+    # The other world belongs to another job.
+    merge_remote_group = mergeRemoteGroup = _refusal("merge_remote_group")  # noqa: N815
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -70,23 +72,7 @@ class GroupApi(dist.ProcessGroup):
         return BACKEND
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """Extend the timeout of the next collectives."""
-        if self.inner is not None:
-            c10d.add_timeout(self.inner, timeout)
-
-    # The registry rebuilds communicators, for all groups at once.
-    get_reconfigure_handle = _refusal("get_reconfigure_handle")
-    reconfigure = _refusal("reconfigure")
-    # Mapped memory of a peer would be lost with the peer.
-    new_window = _refusal("new_window")
-    # A drain is not an abort.
-    register_abort_hook = unregister_abort_hook = _refusal("register_abort_hook")
-    # Torch runs these hooks in its dispatcher, which the collectives of a Python group bypass.
-    register_pre_hook = register_post_hook = _refusal("register_pre_hook and register_post_hook")
-    unregister_pre_hook = unregister_post_hook = register_pre_hook
-    # `torch.distributed.split_group` is patched instead.
-    split_group = splitGroup = _refusal(  # noqa: N815 - torch's name
-        "ProcessGroup.split_group", "torch.distributed.split_group or torch.distributed.new_group"
-    )
-    # The other world belongs to another job.
-    merge_remote_group = mergeRemoteGroup = _refusal("merge_remote_group")  # noqa: N815
+        """Extend the timeout of the next collectives. Torch 2.14 and later call this."""
+        inner: Any = self.inner
+        if inner is not None:
+            inner._add_ephemeral_timeout(timeout)  # noqa: SLF001

@@ -32,11 +32,8 @@ is_wrapper = is_traceable_wrapper_subclass
 """Return whether a tensor consists of other tensors."""
 tree_flatten = _pytree.tree_flatten
 tree_unflatten = _pytree.tree_unflatten
-
-
-class DispatchMode(TorchDispatchMode):
-    """The base class of modes that intercept every operator in `__torch_dispatch__`."""
-
+DispatchMode = TorchDispatchMode
+"""The base class of modes that intercept every operator in `__torch_dispatch__`."""
 
 _HOOKS = (
     ("torch.nn.modules.module", "_global_buffer_registration_hooks"),
@@ -65,9 +62,9 @@ def inside_compiled(module: nn.Module) -> Any:
     return getattr(module, "_orig_mod", None)
 
 
-def comm_hooks(ddp: DistributedDataParallel) -> list[tuple[Any, Any]]:
-    """Return a DDP's communication hooks with their states, in the order of registration."""
-    return list(ddp._comm_hooks)  # noqa: SLF001
+def hook_states(ddp: DistributedDataParallel) -> list[Any]:
+    """Return the states of a DDP's communication hooks, in the order of registration."""
+    return [state for _, state in ddp._comm_hooks]  # noqa: SLF001
 
 
 def has_buckets(ddp: DistributedDataParallel) -> bool:

@@ -5,11 +5,12 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from deadpool_run.worker.compat import c10d
+from deadpool_run.worker.compat import patches
 from deadpool_run.worker.compat.group_api import BACKEND
 from deadpool_run.worker.groups import nccl
 from deadpool_run.worker.groups.group import Group
-from deadpool_run.worker.groups.registry import Registry, refuse
+from deadpool_run.worker.groups.owner import refuse
+from deadpool_run.worker.groups.registry import Registry
 
 _current: Registry | None = None
 
@@ -26,7 +27,7 @@ def install(registry: Registry, *, store: Store, prefix: str, attached: bool) ->
     if nccl.available():
         nccl.configure()
     if first_time and not hasattr(dist.Backend, BACKEND.upper()):
-        c10d.patch(lambda group: isinstance(group, Group), BACKEND)
+        patches.patch()
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
 

@@ -5,12 +5,13 @@ zeros, never uninitialized memory. In-place collectives keep floating-point tens
 because a rehearsing model should keep sane weights under a broadcast.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
+
+from deadpool_run.worker.codec import tensors_in
 
 Parts = tuple[Any, ...]
 """The arguments of a collective in the order of its signature; keywords follow the positional ones."""
@@ -23,6 +24,8 @@ class Collective:
     names: tuple[str, ...]
     outputs: Callable[[Parts], list[torch.Tensor]]
     fake: Callable[[Parts, int, int], None]
+    reduced: int | None = None
+    """If it reduces data: the index of the argument that holds this rank's input."""
 
     @property
     def name(self) -> str:
@@ -30,17 +33,8 @@ class Collective:
         return self.names[0]
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of an arbitrarily nested sequence, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for part in value for tensor in tensors_in(part)]
-    return []
-
-
 def _first(parts: Parts) -> list[torch.Tensor]:
-    return tensors_in(parts[:1])
+    return list(tensors_in(parts[:1]))
 
 
 def _none(_parts: Parts) -> list[torch.Tensor]:
@@ -93,8 +87,8 @@ def _receive(parts: Parts, _rank: int, _size: int) -> None:
 
 
 def _gather_lists(parts: Parts, _rank: int, _size: int) -> None:
-    inputs = tensors_in(parts[1])
-    lists = [tensors_in(part) for part in parts[0]] if isinstance(parts[0], (list, tuple)) else []
+    inputs = list(tensors_in(parts[1]))
+    lists = [list(tensors_in(part)) for part in parts[0]] if isinstance(parts[0], (list, tuple)) else []
     if len(inputs) == 1:
         _fill(_first(parts), inputs[0])
         return
@@ -104,7 +98,7 @@ def _gather_lists(parts: Parts, _rank: int, _size: int) -> None:
 
 def _gather_coalesced(parts: Parts, _rank: int, _size: int) -> None:
     """Answer `allgather_coalesced`: one list of outputs per rank, each as long as the list of inputs."""
-    inputs = tensors_in(parts[1])
+    inputs = list(tensors_in(parts[1]))
     for outputs in parts[0]:
         for output, source in zip(outputs, inputs, strict=False):
             _fill([output], source)
@@ -119,9 +113,9 @@ def _gather_flat(parts: Parts, _rank: int, size: int) -> None:
 
 
 def _scatter_lists(parts: Parts, rank: int, _size: int) -> None:
-    lists = [tensors_in(part) for part in parts[1]] if isinstance(parts[1], (list, tuple)) else []
+    lists = [list(tensors_in(part)) for part in parts[1]] if isinstance(parts[1], (list, tuple)) else []
     if lists and isinstance(parts[1][0], torch.Tensor):
-        lists = [tensors_in(parts[1])]
+        lists = [list(tensors_in(parts[1]))]
     for index, output in enumerate(_first(parts)):
         chunks = lists[index] if index < len(lists) else []
         if rank < len(chunks):
@@ -144,9 +138,9 @@ def _exchange(parts: Parts, _rank: int, _size: int) -> None:
 
 
 COLLECTIVES = (
-    Collective(("allreduce",), _first, _keep),
-    Collective(("allreduce_coalesced",), _first, _keep),
-    Collective(("reduce",), _first, _keep),
+    Collective(("allreduce",), _first, _keep, reduced=0),
+    Collective(("allreduce_coalesced",), _first, _keep, reduced=0),
+    Collective(("reduce",), _first, _keep, reduced=0),
     Collective(("broadcast",), _first, _broadcast),
     Collective(("allgather",), _first, _gather_lists),
     Collective(("allgather_coalesced",), _first, _gather_coalesced),
@@ -155,9 +149,11 @@ COLLECTIVES = (
     Collective(("gather",), _first, _gather_lists),
     Collective(("gather_single", "gather_into_tensor"), _first, _gather_flat),
     Collective(("scatter",), _first, _scatter_lists),
-    Collective(("reduce_scatter",), _first, _scatter_lists),
-    Collective(("_reduce_scatter_base", "reduce_scatter_single"), _first, _scatter_flat),
-    Collective(("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"), _first, _scatter_flat),
+    Collective(("reduce_scatter",), _first, _scatter_lists, reduced=1),
+    Collective(("_reduce_scatter_base", "reduce_scatter_single"), _first, _scatter_flat, reduced=1),
+    Collective(
+        ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"), _first, _scatter_flat, reduced=1
+    ),
     Collective(("alltoall",), _first, _exchange),
     Collective(("alltoall_base", "all_to_all_single"), _first, _exchange),
     Collective(("send",), _none, _keep),
@@ -165,15 +161,6 @@ COLLECTIVES = (
     Collective(("recv_anysource", "recvAnysource"), _first, _receive),
     Collective(("barrier",), _none, _keep),
 )
-
-
-REDUCED: Mapping[str, int] = MappingProxyType(
-    {
-        **dict.fromkeys(("allreduce", "allreduce_coalesced", "reduce"), 0),
-        **dict.fromkeys(("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"), 1),
-    }
-)
-"""Collectives that reduce data, with the index of the argument that holds this rank's input."""
 
 
 def answer(collective: Collective, parts: Parts, rank: int, size: int) -> None:

@@ -27,7 +27,6 @@ class Wrappers:
         self._hook = register_module_module_registration_hook(self._note)
 
     def __iter__(self) -> Iterator[DistributedDataParallel]:
-        """Iterate over them."""
         return (ddp for reference in self._made if (ddp := reference()) is not None)
 
     def close(self) -> None:

@@ -37,7 +37,6 @@ _WORK_THREAD = "pt_gloo_runloop"
 _IDLE_WAIT_S = 1.0
 _IDLE_PAUSE_S = 0.001
 _BROKEN = re.compile(r"closed by peer|connection reset|broken pipe|pair closure", re.IGNORECASE)
-_OWN_FAULT = (NotImplementedError,)
 
 Endpoint = tuple[str, int]
 """Address and port on which a device accepts its peers."""
@@ -84,9 +83,9 @@ class Device:
         return severed
 
 
-def is_peer_failure(error: BaseException) -> bool:
+def is_peer_failure(error: RuntimeError) -> bool:
     """Return whether a collective failed because of a peer (a broken connection, a timeout), not because of its arguments."""
-    if not isinstance(error, RuntimeError) or isinstance(error, _OWN_FAULT):
+    if isinstance(error, NotImplementedError):
         return False
     if isinstance(error, dist.DistError):
         return True
@@ -94,7 +93,7 @@ def is_peer_failure(error: BaseException) -> bool:
     return _PEER_FAILURE.search(message) is not None
 
 
-def is_broken(error: BaseException) -> bool:
+def is_broken(error: RuntimeError) -> bool:
     """Return whether a connection broke; else the collective timed out."""
     return _BROKEN.search(str(error)) is not None
 

@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 
 from deadpool_run.errors import ScriptError
+from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.group_api import GroupApi
 from deadpool_run.worker.groups import nccl
-from deadpool_run.worker.groups.collectives import COLLECTIVES, REDUCED, Collective, Parts, answer, tensors_in
+from deadpool_run.worker.groups.collectives import COLLECTIVES, Collective, Parts, answer
 from deadpool_run.worker.groups.connect import EpochGroup, GroupSpec
 from deadpool_run.worker.groups.owner import GroupOwner
 from deadpool_run.worker.groups.works import DoneWork, GuardedWork, RecordedWork, ThreadedWork, issued_in
@@ -71,10 +72,8 @@ class Group(GroupApi):
         self.inner = None if self._epoch is None else self._epoch.group
 
     def _ensure_cuda(self) -> None:
-        if self._nccl is None:
-            self._make_nccl()
-
-    def _make_nccl(self) -> None:
+        if self._nccl is not None:
+            return
         with self._nccl_lock:
             epoch, spec = self._epoch, self.spec
             if epoch is not None and self._nccl is None:
@@ -232,8 +231,7 @@ class Group(GroupApi):
         """Set the group's description."""
         self._description = desc
 
-    def _set_group_desc(self, desc: str) -> None:
-        self._description = desc
+    _set_group_desc = setGroupDesc
 
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
@@ -261,15 +259,14 @@ def _on_cuda(parts: Parts) -> bool:
 
 def _method(collective: Collective, target: str) -> Callable[..., Any]:
     """Return the method that issues the collective. Hot path: every collective of the script runs through it."""
-    name = collective.name
+    name, reduced = collective.name, collective.reduced
     kind = ThreadedWork if name in _UNSLICED else GuardedWork
-    reduced = REDUCED.get(name, -1)
 
     def issue(self: Group, *args: Any, **kwargs: Any) -> Any:
         parts = (*args, *kwargs.values()) if kwargs else args
         registry = self.registry
-        if reduced >= 0 and registry.marks.open:
-            registry.mark(name, tensors_in(parts[reduced]))
+        if reduced is not None and registry.marks.open:
+            registry.mark(name, list(tensors_in(parts[reduced])))
         inner = self.inner
         if inner is None:
             return self.pretend(collective, parts)
@@ -296,7 +293,7 @@ def _method(collective: Collective, target: str) -> Callable[..., Any]:
 
 def _define_collectives() -> None:
     for collective in COLLECTIVES:
-        known = [name for name in collective.names if c10d.has_method(name)]
+        known = [name for name in collective.names if hasattr(dist.ProcessGroup, name)]  # versions of torch differ
         for name in collective.names if known else ():
             setattr(Group, name, _method(collective, name if name in known else known[0]))
 

@@ -28,7 +28,7 @@ _KEPT = 64
 class Marks:
     """The marks of one rank's steps, one per step; set from any thread."""
 
-    def __init__(self, rank_entry: RankEntry | None) -> None:
+    def __init__(self, rank_entry: RankEntry) -> None:
         self.open = False
         """Whether the running step has no mark yet."""
         self._rank_entry = rank_entry
@@ -64,6 +64,5 @@ class Marks:
         self._seen[self._step] = mark
         if len(self._seen) > _KEPT:
             self._seen.popitem(last=False)
-        if self._rank_entry is not None:
-            self._rank_entry.mark, self._rank_entry.marked_step = mark, self._step + 1
+        self._rank_entry.mark, self._rank_entry.marked_step = mark, self._step + 1
         return True

@@ -48,14 +48,10 @@ def create(store: Store, rank: int, *, ranks: Sequence[int], timeout: timedelta,
     return dist.ProcessGroupNCCL(store, rank, len(ranks), options)
 
 
-def abort_all(backends: Sequence[Any]) -> threading.Thread | None:
-    """Abort the backends together, in a thread; return that, or None without backends."""
-    if not backends:
-        return None
+def abort_all(backends: Sequence[Any]) -> None:
+    """Abort the backends together, in a thread."""
     _aborted.extend(backends)
-    thread = threading.Thread(target=_abort, args=(tuple(backends),), name="deadpool-nccl-abort", daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=_abort, args=(tuple(backends),), name="deadpool-nccl-abort", daemon=True).start()
 
 
 def _abort(backends: Sequence[Any]) -> None:

@@ -1,43 +1,107 @@
-"""Protocols: the registry as a group sees it, and the group as its works see it."""
+"""The registry as a group sees it, and the group as its works see it."""
 
-from typing import Any, Protocol
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
 
-import torch
+from torch import Tensor
 
+from deadpool_run.errors import RefusedError
+from deadpool_run.vault.status_page import RankEntry
 from deadpool_run.worker.groups.collectives import Collective, Parts
-from deadpool_run.worker.groups.marks import Marks
+from deadpool_run.worker.groups.marks import DIFFERENT, Marks
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.groups.waits import WaitCancellation, WaitThreads
 
+_LATE = (
+    "{what}: this collective was issued in {where} and is waited for in a later step. If a rank is lost in between, the "
+    "result is lost too, and no snapshot holds it.\n"
+    "Call wait() in the step that issues it, before the loop asks for the next step."
+)
 
-class GroupOwner(Protocol):
-    """The registry that a group belongs to."""
 
-    recording: Transcript | None
-    playback: Transcript | None
-    wait_threads: WaitThreads
-    cancellation: WaitCancellation
-    attempt: int
-    marks: Marks
+def refuse(message: str) -> NoReturn:
+    """Raise `RefusedError`."""
+    raise RefusedError(message)
 
-    def mark(self, what: str, tensors: list[torch.Tensor]) -> None:
-        """Mark the running step by its first reduction."""
+
+class GroupOwner(ABC):
+    """The running step and its collectives, and what all groups share.
+
+    `step_failed`: since `begin_step` a collective failed, got a fake result, or was aborted.
+    `recording` and `playback`: at most one is set.
+    """
+
+    def __init__(self, rank_entry: RankEntry) -> None:
+        self.step_failed = False
+        self.attempt = 0
+        """Counts all steps that began, repeated ones too; 0 is set-up. A work belongs to the attempt that issued it."""
+        self.in_rehearsed_steps = True
+        """Whether this is set-up or one of the first steps, which a replacement rehearses too."""
+        self.recording: Transcript | None = None
+        self.playback: Transcript | None = None
+        self.wait_threads = WaitThreads()
+        self.cancellation = WaitCancellation(self.wait_threads)
+        self._rank_entry = rank_entry
+        self.marks = Marks(rank_entry)
+        self.refuse: Callable[[str], NoReturn] = refuse
+        """Stops the job; called with the reason why it cannot be kept exact."""
+        self.hold: Callable[[], None] = lambda: None
+        """Called, from any thread, before a collective returns a fake result; blocks where no step discards that."""
+        self._issued = itertools.count(1)
+        self._waited = itertools.count(1)
+
+    def begin_step(self, step: int = -1, *, rehearsed: bool = False) -> None:
+        """Begin a step. `rehearsed`: it is one of the first steps."""
+        self.step_failed = False
+        self.attempt += 1
+        self.in_rehearsed_steps = rehearsed
+        self.marks.begin_step(step, marking=step >= 0 and not rehearsed)
+
+    def mark(self, what: str, tensors: list[Tensor]) -> None:
+        """Mark the running step by its first reduction; stop the job if the mark differs from before a loss."""
+        if not self.step_failed and not self.marks.put(tensors):
+            self.refuse(DIFFERENT.format(what=what))
 
     def waited_late(self, what: str, attempt: int) -> None:
-        """Stop the job: a collective is waited for in a later step."""
+        """Stop the job: a collective is waited for in a later step. Set-up's may be, in a step that is rehearsed too."""
+        if attempt == 0 and self.in_rehearsed_steps:
+            return
+        self.refuse(_LATE.format(what=what, where="an earlier step" if attempt else "set-up"))
 
     def count_issued(self) -> None:
         """Count an issued collective."""
+        self._rank_entry.issued = next(self._issued)
 
     def count_waited(self) -> None:
         """Count a completed collective."""
+        self._rank_entry.waited = next(self._waited)
+
+    def _reset_counts(self) -> None:
+        """Reset both counts: a drain leaves collectives that were issued and never completed."""
+        self._issued, self._waited = itertools.count(1), itertools.count(1)
+        self._rank_entry.issued = self._rank_entry.waited = 0
+
+    def count_in(self, rank_entry: RankEntry) -> None:
+        """Use this rank entry from now on."""
+        self._rank_entry = rank_entry
+        self.marks.inherit(rank_entry)
+        self._reset_counts()
 
     def note_fake(self) -> None:
-        """Note that a collective got a fake result."""
+        """Note that a collective gets a fake result."""
+        self.step_failed = True
+        self.hold()
 
+    @abstractmethod
     def failed(self, error: RuntimeError, what: str, generation: int, *, may_time_out: bool = False) -> None:
-        """Start a drain if a peer failed, else raise the error."""
+        """Start a drain if `error` is the failure of a peer, else raise it. `may_time_out`: a timeout is the user's error.
 
+        A failure on communicators of an older generation says nothing about the present ones.
+        """
+
+    @abstractmethod
     def forget(self, group: Any) -> None:
         """Free a group that the script destroyed."""
 

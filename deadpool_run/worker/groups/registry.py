@@ -4,18 +4,16 @@ States: REHEARSING (a replacement: results are fake or from the transcript) -> A
 results are fake, nothing blocks, nothing raises) -> ATTACHED in the next epoch.
 """
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
-from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from deadpool_run.errors import AttachError, RefusedError
+from deadpool_run.errors import AttachError
 from deadpool_run.vault.status_page import RankEntry
 from deadpool_run.worker.groups import gloo, nccl
 from deadpool_run.worker.groups.connect import (
@@ -27,20 +25,13 @@ from deadpool_run.worker.groups.connect import (
     Source,
 )
 from deadpool_run.worker.groups.group import Group
-from deadpool_run.worker.groups.marks import DIFFERENT, Marks
+from deadpool_run.worker.groups.owner import GroupOwner
 from deadpool_run.worker.groups.transcript import Transcript
-from deadpool_run.worker.groups.waits import WaitCancellation, WaitThreads
-from deadpool_run.worker.groups.works import LATE
 
 _FREE_S = 1.0
 """Wait up to this long until old communicators are freed. Gloo's threads end at once, unless one is stuck in a message
 that was cut in the middle."""
 _LOST_MEANWHILE = "another member was lost while communicators were being connected"
-
-
-def refuse(message: str) -> NoReturn:
-    """Raise `RefusedError`."""
-    raise RefusedError(message)
 
 
 class GroupState(Enum):
@@ -51,43 +42,21 @@ class GroupState(Enum):
     DRAINING = "draining"
 
 
-def _go_on() -> None:
-    """Hold nothing."""
-
-
-class Registry:
-    """All deadpool groups of this process, in the order of their creation.
-
-    `step_failed`: since `begin_step` a collective failed, got a fake result, or was aborted.
-    `recording` and `playback`: at most one is set.
-    """
+class Registry(GroupOwner):
+    """All deadpool groups of this process, in the order of their creation."""
 
     def __init__(
-        self, *, rank_entry: RankEntry | None, on_failure: Callable[[str], None], timeout: timedelta | None = None
+        self, *, rank_entry: RankEntry, on_failure: Callable[[str], None], timeout: timedelta | None = None
     ) -> None:
         """`on_failure` is called from any thread when a collective fails by itself, once per epoch.
 
         `timeout` is that of the user's collectives; None: as passed to `init_process_group`.
         """
+        super().__init__(rank_entry)
         self.state = GroupState.REHEARSING
-        self.step_failed = False
-        self.attempt = 0
-        """Counts all steps that began, repeated ones too; 0 is set-up. A work belongs to the attempt that issued it."""
-        self.in_rehearsed_steps = True
-        """Whether this is set-up or one of the first steps, which a replacement rehearses too."""
-        self.recording: Transcript | None = None
-        self.playback: Transcript | None = None
         self.groups: list[Group] = []
-        self.wait_threads = WaitThreads()
-        self.cancellation = WaitCancellation(self.wait_threads)
         self.generation = 1
-        self._rank_entry = rank_entry
-        self.marks = Marks(rank_entry)
         self.on_failure = on_failure
-        self.refuse: Callable[[str], NoReturn] = refuse
-        """Stops the job; called with the reason why it cannot be kept exact."""
-        self.hold: Callable[[], None] = _go_on
-        """Called, from any thread, before a collective returns a fake result; blocks where no step discards that."""
         self._timeout = timeout
         self._lock = threading.RLock()
         self._device: gloo.Device | None = None
@@ -98,55 +67,6 @@ class Registry:
         self._peers: tuple[gloo.Endpoint, ...] | None = None
         self._connecting: ConnectAttempt | None = None
         self._retired: list[EpochGroup] = []
-        self._issued = itertools.count(1)
-        self._waited = itertools.count(1)
-
-    # --- steps -----------------------------------------------------------------------------------------------------
-
-    def begin_step(self, step: int = -1, *, rehearsed: bool = False) -> None:
-        """Begin a step. `rehearsed`: it is one of the first steps."""
-        self.step_failed = False
-        self.attempt += 1
-        self.in_rehearsed_steps = rehearsed
-        self.marks.begin_step(step, marking=step >= 0 and not rehearsed)
-
-    def mark(self, what: str, tensors: list[Tensor]) -> None:
-        """Mark the running step by its first reduction; stop the job if the mark differs from before a loss."""
-        if not self.step_failed and not self.marks.put(tensors):
-            self.refuse(DIFFERENT.format(what=what))
-
-    def waited_late(self, what: str, attempt: int) -> None:
-        """Stop the job: a collective is waited for in a later step. Set-up's may be, in a step that is rehearsed too."""
-        if attempt == 0 and self.in_rehearsed_steps:
-            return
-        self.refuse(LATE.format(what=what, where="an earlier step" if attempt else "set-up"))
-
-    def count_issued(self) -> None:
-        """Count an issued collective."""
-        if self._rank_entry is not None:
-            self._rank_entry.issued = next(self._issued)
-
-    def count_waited(self) -> None:
-        """Count a completed collective."""
-        if self._rank_entry is not None:
-            self._rank_entry.waited = next(self._waited)
-
-    def _reset_counts(self) -> None:
-        """Reset both counts: a drain leaves collectives that were issued and never completed."""
-        self._issued, self._waited = itertools.count(1), itertools.count(1)
-        if self._rank_entry is not None:
-            self._rank_entry.issued = self._rank_entry.waited = 0
-
-    def count_in(self, rank_entry: RankEntry) -> None:
-        """Use this rank entry from now on."""
-        self._rank_entry = rank_entry
-        self.marks.inherit(rank_entry)
-        self._reset_counts()
-
-    def note_fake(self) -> None:
-        """Note that a collective gets a fake result."""
-        self.step_failed = True
-        self.hold()
 
     @contextmanager
     def answered_by(self, group: Group, transcript: Transcript) -> Iterator[None]:
@@ -166,9 +86,9 @@ class Registry:
     # --- draining --------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """End every collective of this process now, and give later ones fake results. Any thread; idempotent.
+        """End every collective now, and give later ones fake results; make a running `attach` raise, within milliseconds.
 
-        A rehearsing registry has nothing to end.
+        Any thread; idempotent. A rehearsing registry has no collectives to end.
         """
         with self._lock:
             if self._connecting is not None:
@@ -176,10 +96,7 @@ class Registry:
             self._drain()
 
     def failed(self, error: RuntimeError, what: str, generation: int, *, may_time_out: bool = False) -> None:
-        """Start a drain if `error` is the failure of a peer, else raise it. `may_time_out`: a timeout is the user's error.
-
-        A failure on communicators of an older generation says nothing about the present ones.
-        """
+        """See `GroupOwner.failed`."""
         with self._lock:
             first = self.state is GroupState.ATTACHED and generation == self.generation
             if first:
@@ -204,8 +121,7 @@ class Registry:
         if self.state is not GroupState.ATTACHED:
             return
         self.state = GroupState.DRAINING
-        nccl_backends = self._retire()
-        if nccl_backends:
+        if nccl_backends := self._retire():
             self.step_failed = True  # on CUDA it is unknown which of the step's collectives the abort has cut
             nccl.abort_all(nccl_backends)
         if self._device is not None and self._peers is not None:
@@ -252,7 +168,7 @@ class Registry:
 
         `store` is the same object as the last time unless the store has moved.
 
-        `cancelled` is read once, after `interrupt_attach` has become effective, so that no loss falls between the two. On
+        `cancelled` is read once, after `abort` has become effective, so that no loss falls between the two. On
         `AttachError` the groups stay fake.
         """
         with self._lock:
@@ -282,12 +198,6 @@ class Registry:
             with self._lock:
                 self._connecting = None
 
-    def interrupt_attach(self) -> None:
-        """Make a running `attach` raise, within milliseconds. Any thread."""
-        with self._lock:
-            if self._connecting is not None:
-                self._connecting.cancel(_LOST_MEANWHILE)
-
     def shut_down(self) -> None:
         """Free every communicator, at the end of the process or the job; later results are fake."""
         with self._lock:
@@ -296,7 +206,7 @@ class Registry:
             self.groups.clear()
         self._free(retired)
         self._device = self._connections = None
-        self.hold = _go_on  # groups outlive a run of the script, and would keep its objects
+        self.hold = lambda: None  # groups outlive a run of the script, and would keep its objects
 
     # --- groups ----------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,6 @@ to its end without a miss. Anything that a rehearsal skips would be missing in t
 or the same assignment of parameters to buckets.
 """
 
-from dataclasses import dataclass, field
-
 from deadpool_run.errors import RehearsalError
 from deadpool_run.worker.groups.transcript import Transcript
 
@@ -14,21 +12,14 @@ REHEARSAL_STEPS = 2
 """DDP rebuilds its buckets in the second forward; FSDP2's lazy parts, optimizer state and compilation come earlier."""
 
 
-@dataclass(slots=True)
-class Created:
-    """The lazy objects that exist after the first steps."""
-
-    optimizers: set[str] = field(default_factory=set)
-    """Names of the protected optimizers that have stepped."""
-    buckets: list[bool] = field(default_factory=list)
-    """For each DDP, whether it has decided its buckets."""
-
-
 class Rehearsal:
     """The first steps, in the rank's first process or in a replacement. For the main thread."""
 
     def __init__(self) -> None:
-        self.created = Created()
+        self.optimizers: set[str] = set()
+        """Names of the protected optimizers that have stepped."""
+        self.buckets: list[bool] = []
+        """For each DDP, whether it has decided its buckets."""
         self._raised: Exception | None = None
 
     def raised(self, error: Exception) -> None:
@@ -37,7 +28,7 @@ class Rehearsal:
 
     def write_into(self, transcript: Transcript) -> None:
         """Store the facts with the transcript."""
-        transcript.facts = {"optimizers": sorted(self.created.optimizers), "buckets": self.created.buckets}
+        transcript.facts = {"optimizers": sorted(self.optimizers), "buckets": self.buckets}
 
     def check(self, transcript: Transcript) -> None:
         """Raise `RehearsalError` if this rehearsal lacks something that the recorded steps created."""
@@ -53,14 +44,13 @@ class Rehearsal:
     def _lacks(self, transcript: Transcript) -> list[str]:
         found = []
         facts = transcript.facts
-        missing = [name for name in facts.get("optimizers", []) if name not in self.created.optimizers]
-        if missing:
+        if missing := [name for name in facts.get("optimizers", []) if name not in self.optimizers]:
             found.append(f"{', '.join(map(repr, missing))} did not step")
         if transcript.misses:
             found.append(f"{transcript.misses} collectives differ ({transcript.first_miss})")
         if left := transcript.left:
             found.append(f"{left} collectives were not called")
         decided = facts.get("buckets", [])
-        if any(then and not now for then, now in zip(decided, self.created.buckets, strict=False)):
+        if any(then and not now for then, now in zip(decided, self.buckets, strict=False)):
             found.append("DDP has not decided its buckets")
         return found

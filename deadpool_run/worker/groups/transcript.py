@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 
 from deadpool_run.errors import SnapshotError
-from deadpool_run.vault.segments import read_blob, write_blob
+from deadpool_run.vault.segments import read_blob
 from deadpool_run.worker.codec import raw_bytes
 
 MAX_FLOAT_BYTES = 4 << 10
@@ -44,37 +44,26 @@ class TranscriptEntry:
     source: int | None = None
     """The rank that a `recv_anysource` received from."""
 
-    @property
-    def is_control(self) -> bool:
-        """Whether a value was kept."""
-        return any(value is not None for value in self.values)
-
 
 class Transcript:
     """Collectives by group, in the order of issue, to record or to play back. Thread-safe."""
 
-    def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self) -> None:
+        self.nbytes = 0
+        """The size of the recorded values."""
         self.misses = 0
-        self.hits = 0
         self.first_miss = ""
         """The first collective that differed from the recording."""
         self.facts: dict[str, Any] = {}
         """The objects that the recorded steps created, as JSON values: see `rehearsal`."""
-        self._max_bytes = max_bytes
-        self._bytes = 0
         self._entries: dict[str, list[TranscriptEntry]] = {}
         self._next: dict[str, int] = {}
         self._lock = threading.Lock()
 
     @property
     def overflowed(self) -> bool:
-        """Whether the values exceeded `max_bytes`, so that the rank cannot be rehearsed."""
-        return self._bytes > self._max_bytes
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the recorded values."""
-        return self._bytes
+        """Whether the values exceeded `MAX_BYTES`, so that the rank cannot be rehearsed."""
+        return self.nbytes > MAX_BYTES
 
     @property
     def left(self) -> int:
@@ -94,8 +83,8 @@ class Transcript:
         with self._lock:
             if self.overflowed:
                 return
-            self._bytes += sum(tensor.nbytes for tensor in outputs if _is_control(tensor))
-            if self._bytes > self._max_bytes:
+            self.nbytes += sum(tensor.nbytes for tensor in outputs if _is_control(tensor))
+            if self.nbytes > MAX_BYTES:
                 self._entries.clear()
                 return
         entry.values = [tensor.detach().clone() if _is_control(tensor) else None for tensor in outputs]
@@ -113,22 +102,21 @@ class Transcript:
             entries = self._entries.get(group, [])
             entry = entries[sequence] if sequence < len(entries) else None
             shapes = tuple(map(_shape, outputs))
-            if entry is None or entry.name != name or (entry.shapes != shapes and entry.is_control):
+            if (
+                entry is None
+                or entry.name != name
+                or (entry.shapes != shapes and any(value is not None for value in entry.values))
+            ):
                 self.misses += 1
                 expected = "nothing" if entry is None else f"{entry.name} of {_words(entry.shapes)}"
                 self.first_miss = self.first_miss or f"{name} of {_words(shapes)} where {expected} was recorded"
                 return None
             if entry.shapes != shapes:
                 return None
-            self.hits += 1
         for output, value in zip(outputs, entry.values, strict=False):
             if value is not None:
                 output.data.copy_(value)
         return entry
-
-    def write(self, fd: int) -> None:
-        """Store the transcript in the rank's segment. Raises `SnapshotError` if it overflowed."""
-        write_blob(fd, self.to_bytes())
 
     @classmethod
     def read(cls, fd: int) -> Self:
@@ -142,7 +130,7 @@ class Transcript:
         """Return the transcript in its stored form. Raises `SnapshotError` if it overflowed."""
         if self.overflowed:
             raise SnapshotError(
-                f"set-up and the first steps received more than {self._max_bytes} bytes of control values, so that no spare can "
+                f"set-up and the first steps received more than {MAX_BYTES} bytes of control values, so that no spare can "
                 "rehearse this rank.\nBroadcast large integer tensors after the second step."
             )
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -183,7 +171,7 @@ class Transcript:
                 transcript._entries[group] = [_entry(node, values) for node in nodes]
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise SnapshotError(f"a stored transcript does not fit its own manifest: {error}") from error
-        transcript._bytes = len(values)
+        transcript.nbytes = len(values)
         return transcript
 
 

@@ -14,11 +14,6 @@ from deadpool_run.worker.groups.collectives import Collective, Parts
 from deadpool_run.worker.groups.owner import GroupOwner, Issuer
 from deadpool_run.worker.groups.transcript import Transcript, TranscriptEntry
 
-LATE = (
-    "{what}: this collective was issued in {where} and is waited for in a later step. If a rank is lost in between, the "
-    "result is lost too, and no snapshot holds it.\n"
-    "Call wait() in the step that issues it, before the loop asks for the next step."
-)
 _SLICE = timedelta(milliseconds=20)
 _MAIN = threading.main_thread().ident
 _ANY = -1

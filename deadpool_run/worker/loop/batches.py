@@ -6,7 +6,7 @@ and used indices are skipped without loading them. A loader with `state_dict` re
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,29 +40,20 @@ class _Position:
         return self.epoch, self.done
 
 
-@dataclass(slots=True)
-class _Kept:
-    """A batch that was returned, and the position after it."""
-
-    batch: "_Leaves"
-    epoch: int
-    after: _Position
-
-
 class Batches:
     """The batches of a loader, epoch after epoch. Protected by its `state_dict`, like any other object."""
 
-    def __init__(self, loader: Iterable[Any], *, replay: bool = False) -> None:
+    def __init__(self, loader: Any, *, replay: bool = False) -> None:
         """`replay` allows a loader that can only be repositioned by reading it again from the start of the epoch.
 
         Raises `ScriptError` for a loader that cannot be repositioned.
         """
         self.epoch = 0
         """Of the batch that was taken last."""
-        self._loader: Any = loader
+        self._loader = loader
         self._stateful = has_state(loader)
-        self._by_index = not self._stateful and _is_by_index(loader)
-        if not (self._stateful or self._by_index or replay):
+        is_by_index = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+        if not (self._stateful or is_by_index or replay):
             raise ScriptError(_refusal(loader))
         if self._stateful and isinstance(loader, DataLoader) and loader.num_workers > 0:
             warnings.warn(
@@ -72,7 +63,7 @@ class Batches:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        self._order = SamplerOrder(loader) if self._by_index and isinstance(loader, DataLoader) else None
+        self._order = SamplerOrder(loader) if is_by_index and not self._stateful else None
         # Loading in the main process draws from the generators, so that a batch has to be loaded again.
         self._keeps = isinstance(loader, DataLoader) and loader.num_workers > 0
         self._kept: dict[tuple[int, int], _Kept] = {}
@@ -95,15 +86,15 @@ class Batches:
         """Return the next batch; sets `epoch`. Raises `ScriptError` if an epoch is empty."""
         key = self._at.key
         kept = self._kept.get(key)
-        if kept is not None and (whole := kept.batch.whole()) is not None:
-            self.epoch, self._at = kept.epoch, kept.after
+        if kept is not None and (whole := kept.whole()) is not None:
+            self.epoch, self._at = kept.after.epoch, kept.after
             return whole[0]
         if self._next != key:
             self._reposition(self._at)
         batch = self._fetch()
         self.epoch = self._at.epoch
         if self._keeps and key[1] and self.epoch == key[0]:  # not the first of an epoch: starting an epoch draws, too
-            self._kept[key] = _Kept(_Leaves(batch), self.epoch, self._at)
+            self._kept[key] = _Kept(batch, self._at)
             for old in list(self._kept)[:-_KEPT]:
                 del self._kept[old]
         return batch
@@ -135,8 +126,9 @@ class Batches:
         at = self._at
         for epoch in (at.epoch, at.epoch + 1):
             if self._iterator is None:
-                self._start(epoch)
-            assert self._iterator is not None
+                start = self._generator_states()
+                self._at = _Position(epoch, 0, start)
+                self._iterator = self._iterate(epoch, start, skip=0)
             try:
                 batch = next(self._iterator)
             except StopIteration:
@@ -147,11 +139,6 @@ class Batches:
             self._next = self._at.key
             return batch
         raise ScriptError("batches(): the loader gave no batch for a whole epoch.\nPass a loader that is not empty.")
-
-    def _start(self, epoch: int) -> None:
-        start = self._generator_states()
-        self._at = _Position(epoch, 0, start)
-        self._iterator = self._iterate(epoch, start, skip=0)
 
     def _reposition(self, at: _Position) -> None:
         """Make an iterator at this position, and leave the global generators as they are."""
@@ -198,14 +185,16 @@ class Batches:
             dismiss_workers(self._loader)
 
 
-class _Leaves:
-    """A batch and the write counts of its leaves: it is used again only if nothing has changed it."""
+class _Kept:
+    """A batch, and the position after it; the write counts of its leaves show whether the script has changed it."""
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, after: _Position) -> None:
+        self.after = after
         self._leaves, self._spec = tree_flatten(batch)
         self._counts = [_count(leaf) for leaf in self._leaves]
 
     def whole(self) -> tuple[Any] | None:
+        """Return the batch, unless something may have changed it."""
         if None in self._counts or self._counts != [_count(leaf) for leaf in self._leaves]:
             return None
         return (tree_unflatten(self._leaves, self._spec),)
@@ -222,10 +211,6 @@ def _seed(start: dict[str, Any]) -> bytes:
     for own in start["own"]:
         found.update(raw_bytes(own))
     return found.digest()
-
-
-def _is_by_index(loader: Any) -> bool:
-    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
 
 
 def _refusal(loader: Any) -> str:

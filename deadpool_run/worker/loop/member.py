@@ -9,6 +9,7 @@ import torch
 
 from deadpool_run.errors import StepAborted
 from deadpool_run.ids import Version
+from deadpool_run.vault.segments import write_blob
 from deadpool_run.vault.status_page import Phase
 from deadpool_run.wire import messages
 from deadpool_run.worker.compat import c10d
@@ -126,7 +127,7 @@ class LoopMember(RepairParticipant):
         if index is None:
             return
         if index < REHEARSAL_STEPS and (name := self.snapshots.name_of(optimizer)) is not None:
-            self._rehearsal.created.optimizers.add(name)
+            self._rehearsal.optimizers.add(name)
         if not self.rehearsing:
             self.snapshots.coverage.note(optimizer, index)
             if self.registry.marks.open and not has_closure:
@@ -155,7 +156,7 @@ class LoopMember(RepairParticipant):
         index, self.session.step = self.session.step, None
         step_failed = not self.rehearsing and self._step_failed()
         if index == REHEARSAL_STEPS - 1:
-            self._rehearsal.created.buckets = self.snapshots.decided_buckets()
+            self._rehearsal.buckets = self.snapshots.decided_buckets()
         if self.rehearsing:
             return
         if index and not (step_failed or self.trial.running):  # DDP cannot decide in the first step
@@ -249,7 +250,7 @@ class LoopMember(RepairParticipant):
         transcript, self._transcript = self._transcript, None
         if transcript is not None:
             self._rehearsal.write_into(transcript)
-            transcript.write(self.session.transcript_fd)
+            write_blob(self.session.transcript_fd, transcript.to_bytes())
             self._link.send(messages.Sealed(self.snapshots.replica_leader()))
 
     def _stop_recording(self) -> None:
@@ -295,7 +296,11 @@ class LoopMember(RepairParticipant):
 
         Its objects may be half-way through an update.
         """
-        self._report(why)
+        self._report_failure(why)
+        self._wait_for_end()
+
+    def _wait_for_end(self) -> NoReturn:
+        """Wait, whatever epochs come, until the agent ends this process or orders it to run the script again."""
         epoch = self._epoch
         while True:
             epoch = self._link.orders.wait_newer(epoch)
@@ -303,16 +308,12 @@ class LoopMember(RepairParticipant):
     def break_off(self) -> None:
         """Note that the script left its loop early. It cannot be stopped here, where nothing can be raised."""
         if self.loss_pending():
-            self._report("it left its loop")
-
-    def _report(self, why: str | BaseException) -> None:
-        self._script_failure.note(why, self.session.step)
-        self._script_failure.report(self._link.orders.epoch, attached=self._epoch)
+            self._report_failure("it left its loop")
 
     def leave(self) -> tuple[int, list[int]]:
         """Tear down this run of the script, before the next. Returns the steps completed and the versions held."""
         self.session.capture_interval = self.snapshots.interval
-        self.session.store_host, self.session.store_port = self._store_address
+        self.session.store = self._store_address
         self.close()
         backend.uninstall(self.registry)
         held: list[int] = list(self._rank_entry.held)
@@ -335,15 +336,10 @@ class LoopMember(RepairParticipant):
         Everything lazy exists by now, as in the run that wrote the checkpoint: DDP has the same buckets, and so the same
         sums to the last bit. The transcript is of set-up and the first two steps, as in any run.
         """
-        version = Version(self.session.resume)
-        while not self._practised:  # the world starts again: there is nothing to repair yet
-            self._link.orders.wait_newer(self._epoch)
-        self._rank_entry.phase = Phase.RESTORING
-        self.snapshots.restore(version)
-        self.snapshots.replay_buckets(self.registry)
+        if not self._practised:  # the world starts again: there is nothing to repair yet
+            self._wait_for_end()
+        self._bring_to(Version(self.session.resume))
         self.practising = False
-        self.completed = self._live = version
-        self._rank_entry.completed = version
         self._rank_entry.phase = Phase.BETWEEN
         rehearsal_output.lift()
         self._seal()

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch.distributed.distributed_c10d import PrefixStore
 
 from deadpool_run.errors import AttachError, RefusedError, ReplicasDifferError
@@ -22,8 +24,8 @@ from deadpool_run.worker.groups.ddp_buckets import Wrappers
 from deadpool_run.worker.groups.registry import GroupState, Registry
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS, Rehearsal
 from deadpool_run.worker.groups.transcript import Transcript
-from deadpool_run.worker.loop.script_failure import ScriptFailure
 from deadpool_run.worker.process import rehearsal_output
+from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 from deadpool_run.worker.verify.agreement import ReplicaDifference
@@ -48,11 +50,11 @@ class RepairParticipant:
         self._link = session.link
         self._epoch = session.epoch  # attached to; of a replacement: to join
         self._live: Version | None = None  # the version that the live objects hold, if any
-        self._script_failure = ScriptFailure(session.link)
+        self._failure: messages.DrainBroke | None = None  # of this run of the script
         self._rehearsal = Rehearsal()
         self._first_of_epoch = False
         self._take_rank_entry()
-        self._store_address = (session.store_host, session.store_port)
+        self._store_address = session.store
         self._first_store = c10d.open_store(*self._store_address)
         self._store: Source = self._first_store
         self._wrappers = Wrappers()
@@ -112,13 +114,26 @@ class RepairParticipant:
         error.reported = True
         raise error
 
+    def _report_failure(self, why: str | BaseException) -> None:
+        if isinstance(why, str):
+            self._failure = messages.DrainBroke(0, why)
+        else:
+            kind, text = type(why).__name__, "".join(traceback.format_exception(why))
+            self._failure = messages.DrainBroke(
+                0, f"{kind}: {why}", step=self.session.step, kind=kind, error=str(why), traceback=text, blame=blame(why)
+            )
+        self._repeat_failure(self._link.orders.epoch)
+
     # --- called by other threads ---------------------------------------------------------------------------------
 
     def _on_abort(self, epoch: int) -> None:
-        if not self.rehearsing:
-            self.registry.abort()
-        self.registry.interrupt_attach()
-        self._script_failure.report(epoch, attached=self._epoch)
+        self.registry.abort()
+        self._repeat_failure(epoch)
+
+    def _repeat_failure(self, epoch: int) -> None:
+        """Report the script's failure in this epoch. The agent would ignore it in the epoch of the attached groups."""
+        if self._failure is not None and epoch > self._epoch:
+            self._link.send(replace(self._failure, epoch=epoch, again=self._link.reentrant))
 
     def _on_interval(self, interval: int) -> None:
         self.snapshots.interval = interval
@@ -156,7 +171,7 @@ class RepairParticipant:
     def agrees(self, version: Version) -> bool:
         """Compare replicas, at some versions; False if a rank was lost meanwhile. Stops the job if a repair made them differ."""
         agreement = self.snapshots.agreement
-        strict = agreement.is_strict(version)
+        strict = version in agreement.strict
         if not strict and not (version >= REHEARSAL_STEPS and is_sampled(version - 1)):
             return True
         with self.unrecorded():
@@ -172,7 +187,7 @@ class RepairParticipant:
         evidence = Path(os.environ.get("DEADPOOL_RUN_DIR", "")) / "evidence"
         if rank in difference.odd or rank == min(set(difference.ranks) - set(difference.odd), default=rank):
             self.snapshots.keep_evidence(evidence / f"rank-{rank}.pt", difference.names, version)
-        difference.wait_for_all()
+        dist.barrier(group=difference.group)  # the first rank that stops the job ends the others
         self.refuse(
             f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
             f"The job stops: version {version - 1} is the last one that is known to be right. Both versions of these tensors "

@@ -59,13 +59,11 @@ class SamplerOrder:
         return iterator
 
     def __iter__(self) -> Iterator[Any]:
-        """Start to draw."""
         seed = self._seed if self._sends else None
         self._pass = _Pass(iter(self._inner), foreign=self._foreign, skip=self._skip, seed=seed)
         return self._pass
 
     def __len__(self) -> int:
-        """Return the number of batches, or samples, in an epoch."""
         return len(self._inner)
 
 

@@ -242,9 +242,9 @@ class AgentLink:
                 self.orders.put_assigned(message, fds, leave=message.rank != self.preparing)
             case Dismiss() if self.preparing is not None:
                 os._exit(0)
-            case RunAgain(epoch=epoch):
-                self._leave(message, epoch)
-            case Resume() | Attach() | Release() | Stop():
+            case RunAgain(epoch=epoch) if not self.reentrant:
+                self.send(DrainBroke(epoch, "its process cannot run the script again"))
+            case RunAgain() | Resume() | Attach() | Release() | Stop():
                 self.orders.put(message)
             case SetInterval(interval=interval):
                 self._interval = interval
@@ -254,9 +254,3 @@ class AgentLink:
                 os._exit(code)
             case _:
                 raise ProtocolError(f"a worker received the unexpected message {type(message).__name__}")
-
-    def _leave(self, order: RunAgain, epoch: int) -> None:
-        if self.reentrant:
-            self.orders.put(order)
-        else:
-            self.send(DrainBroke(epoch, "its process cannot run the script again"))

@@ -1,8 +1,9 @@
 """Torch's global state before a run of the script, to be restored for another run in the same process."""
 
 import torch
+import torch.distributed as dist
 
-from deadpool_run.worker.compat import c10d, modules
+from deadpool_run.worker.compat import modules
 
 _CUDA_SEED = 67280421310721
 """The seed of a CUDA generator in a new process (c10::detail, default_rng_seed_val)."""
@@ -18,7 +19,8 @@ class TorchBaseline:
 
     def restore(self) -> None:
         """Restore it; the process groups of the last run are dropped."""
-        c10d.forget_world()
+        if dist.is_initialized():  # the groups' owner has freed them; the next world's groups get the same names
+            dist.destroy_process_group()
         modules.forget_meshes()
         torch.set_grad_enabled(True)
         torch.clear_autocast_cache()

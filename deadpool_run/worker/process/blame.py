@@ -2,9 +2,8 @@
 
 import runpy
 import sysconfig
-from collections.abc import Iterator
+import traceback
 from pathlib import Path
-from types import CodeType, TracebackType
 
 from deadpool_run.errors import AttachError, Blame, DeadpoolError, ProtocolError, RefusedError, ScriptError
 
@@ -13,6 +12,7 @@ _PASS_ON = frozenset(
     f"{_OURS}/{name}.py"
     for name in (
         "worker/compat/c10d",
+        "worker/compat/patches",
         *(f"worker/groups/{part}" for part in ("backend", "collectives", "gloo", "group", "nccl", "registry", "works")),
         "worker/loop/batches",
         "worker/process/bootstrap",
@@ -51,21 +51,14 @@ def blame(error: BaseException) -> Blame:
     """
     if isinstance(error, DeadpoolError):
         return Blame.OURS if isinstance(error, ProtocolError | AttachError) else Blame.SCRIPT
-    codes = list(_codes(error.__traceback__))
-    for depth, code in enumerate(reversed(codes)):
-        name = code.co_filename
+    names = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for depth, name in enumerate(reversed(names)):
         if not name.startswith(_OURS + "/"):
             if not _is_library(name):
                 return Blame.SCRIPT
         elif name not in _PASS_ON or (depth == 0 and isinstance(error, _SLIPS)):
             return Blame.NOBODY if _is_environmental(error) else Blame.OURS
     return Blame.SCRIPT
-
-
-def _codes(frames: TracebackType | None) -> Iterator[CodeType]:
-    while frames is not None:
-        yield frames.tb_frame.f_code
-        frames = frames.tb_next
 
 
 def _is_library(name: str) -> bool:

@@ -16,7 +16,7 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from deadpool_run.errors import RefusedError, RunLeft, ScriptError
-from deadpool_run.wire.messages import Assign, PrepareBroke, Raised, Ready, ScriptRefused, encode
+from deadpool_run.wire.messages import PrepareBroke, Raised, Ready, ScriptRefused, encode
 from deadpool_run.worker.process import rehearsal_output, rerun, session
 from deadpool_run.worker.process.agent_link import park
 from deadpool_run.worker.process.blame import blame, refusal
@@ -30,12 +30,15 @@ def main(control_fd: int) -> None:
     if given is None:
         raise SystemExit(0)
     assign, fds = given
-    _take(assign, dict(zip(assign.fds, fds, strict=True)), control_fd)
+    named = dict(zip(assign.fds, fds, strict=True))
+    session.redirect(named)
+    assign.env["DEADPOOL_CONTROL_FD"] = str(control_fd)
+    session.put_in_environment(assign, named, whole=True)
     target = json.loads(assign.env["DEADPOOL_TARGET"])
     argv = _argv(target["argv"], assign.local_rank)
     control.detach()
     if target["mode"] == "exec":
-        _execute(argv, assign, [control_fd, *fds])
+        _execute(argv, [control_fd, *fds])
     _write_whole_lines()
     sys.argv[:] = argv
     sys.path[0] = str(Path.cwd() if target["mode"] == "module" else Path(argv[0]).resolve().parent)
@@ -53,13 +56,6 @@ def _argv(words: list[str], local_rank: int) -> list[str]:
     return [word.replace("${local_rank}", str(local_rank)) for word in words]
 
 
-def _take(assign: Assign, fds: dict[str, int], control_fd: int) -> None:
-    session.redirect(fds)
-    assign.env["DEADPOOL_CONTROL_FD"] = str(control_fd)
-    session.put_in_environment(assign, fds, whole=True)
-    assign.env.update(os.environ)
-
-
 def _write_whole_lines() -> None:
     """Write standard output, unless it is a terminal, a line at a time.
 
@@ -69,7 +65,7 @@ def _write_whole_lines() -> None:
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
-def _execute(argv: list[str], assign: Assign, fds: list[int]) -> NoReturn:
+def _execute(argv: list[str], fds: list[int]) -> NoReturn:
     for fd in fds:
         if fd > 2:  # the standard streams are inherited anyway
             try:
@@ -77,7 +73,7 @@ def _execute(argv: list[str], assign: Assign, fds: list[int]) -> NoReturn:
             except OSError:  # stdout's or stderr's own number, closed after its dup2
                 continue
     try:
-        os.execvpe(argv[0], argv, assign.env)  # noqa: S606 - running the user's program is the purpose
+        os.execvpe(argv[0], argv, os.environ)  # noqa: S606 - running the user's program is the purpose
     except OSError as error:
         sys.stderr.write(f"deadpool-run: cannot execute {argv[0]!r}: {error.strerror}\n")
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)

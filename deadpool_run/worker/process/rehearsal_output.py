@@ -31,7 +31,6 @@ class MarkedStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the stream's own attribute."""
         return getattr(self._stream, name)
 
 

@@ -70,7 +70,7 @@ def leave(worker: Session, baseline: ProcessBaseline) -> None:
     """Tear down the last run. The next run is a replacement for the same rank, or for the rank that a spare was given."""
     worker.link.left()
     done, held = worker.leave()
-    store_host, store_port = worker.link.orders.moved_store or (worker.store_host, worker.store_port)
+    store_host, store_port = worker.link.orders.moved_store or worker.store
     if not worker.preparing:
         worker.link.send(Unwound(done, held))
     ours = {name: value for name, value in os.environ.items() if name.startswith("DEADPOOL_")} | {
@@ -104,14 +104,11 @@ def _own_modules(before: frozenset[str]) -> Iterator[str]:
     """
     libraries = tuple(str(Path(path).resolve()) + os.sep for path in set(sysconfig.get_paths().values()))
     for name, module in list(sys.modules.items()):
-        if name not in before and _is_source(module) and name.partition(".")[0] != __package__.partition(".")[0]:
-            where = str(Path(module.__file__ or "").resolve())
+        file = getattr(module, "__file__", None) or ""
+        if name not in before and file.endswith(".py") and name.partition(".")[0] != __package__.partition(".")[0]:
+            where = str(Path(file).resolve())
             if "site-packages" not in where and not where.startswith(libraries):
                 yield name
-
-
-def _is_source(module: ModuleType) -> bool:
-    return (getattr(module, "__file__", None) or "").endswith(".py")
 
 
 def _torch_baseline() -> ModuleType | None:

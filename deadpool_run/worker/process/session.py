@@ -36,8 +36,7 @@ class Session:
     epoch: int
     generation: int
     replacement: bool
-    store_host: str
-    store_port: int
+    store: tuple[str, int]
     capture_interval: int
     status_page_fd: int
     slot_fds: tuple[int, int]
@@ -97,9 +96,9 @@ def put_in_environment(rank: Assign, fds: dict[str, int], *, whole: bool = False
     os.environ.update(env if whole else {name: value for name, value in env.items() if name.startswith("DEADPOOL_")})
 
 
-def under_deadpool(environment: Mapping[str, str] = os.environ) -> bool:
+def under_deadpool() -> bool:
     """Return whether this process is a worker of deadpool-run."""
-    return "DEADPOOL_CONTROL_FD" in environment
+    return "DEADPOOL_CONTROL_FD" in os.environ
 
 
 @cache
@@ -123,8 +122,7 @@ def _given(env: Mapping[str, str]) -> dict[str, Any]:
             "epoch": int(env["DEADPOOL_EPOCH"]),
             "generation": int(env["TORCHELASTIC_RESTART_COUNT"]),
             "replacement": env["DEADPOOL_REPLACEMENT"] == "1",
-            "store_host": host,
-            "store_port": int(port),
+            "store": (host, int(port)),
             "capture_interval": int(env["DEADPOOL_CAPTURE_INTERVAL"]),
             "status_page_fd": fds["status_page"],
             "slot_fds": (fds["slot0"], fds["slot1"]),

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from deadpool_run.errors import ScriptError
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import TreeWriter
-from deadpool_run.worker.compat.modules import buffers_of
+from deadpool_run.worker.compat.modules import buffers_of, hook_states
 from deadpool_run.worker.snapshot.plan import describe
 from deadpool_run.worker.state import hooks
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
@@ -27,7 +27,7 @@ def check_module(state: ModuleState) -> None:
     _check_tensors(((name, buffer) for name, buffer in buffers if buffer is not None), SlotRole.BUFFER)
     _check_tree(state.extra(), state.name)
     for ddp in state.replicated:
-        for hook in filter(hooks.is_unknown, hooks.hook_states(ddp)):
+        for hook in filter(hooks.is_unknown, hook_states(ddp)):
             warnings.warn(
                 f"protect(): DDP's communication hook in {state.name!r} keeps a {type(hook).__qualname__}, whose state is not "
                 "protected.\nAdd state_dict() and load_state_dict() to that class.",

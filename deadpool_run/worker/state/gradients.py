@@ -5,9 +5,8 @@ its parameter has updated in the step.
 """
 
 from collections.abc import Collection, Iterable
-from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -47,22 +46,19 @@ class BucketViews:
                 parameter.grad = self._views.get(id(parameter))
 
 
-class _Module(Protocol):
-    parameters: list[tuple[str, nn.Parameter]]
-
-
 def take(
-    modules: Iterable[_Module], optimizers: Collection[OptimizerState], stepped: Collection[int]
+    parameters: Iterable[Tensor], optimizers: Collection[OptimizerState], stepped: Collection[int]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return each parameter whose gradient is state, with a copy of the gradient; `stepped` as in `Protected.take`."""
+    """Return each parameter whose gradient is state, with a copy of the gradient; `stepped` as in `Protected.take`.
+
+    `parameters` are those of the modules; they count only without optimizers.
+    """
     idle = [optimizer for optimizer in optimizers if id(optimizer.optimizer) not in stepped]
     if not idle and (optimizers or stepped):
         return []
-    found: dict[int, Tensor]
-    if not optimizers:
-        found = {id(parameter): parameter for module in modules for _, parameter in module.parameters}
-    else:
-        found = {id(parameter): parameter for optimizer in idle for _, parameter in optimizer.parameters()}
+    if optimizers:
+        parameters = (parameter for optimizer in idle for _, parameter in optimizer.parameters())
+    found = {id(parameter): parameter for parameter in parameters}
     for optimizer in optimizers:
         if id(optimizer.optimizer) in stepped:
             for _, parameter in optimizer.parameters():
@@ -83,12 +79,6 @@ def put(parameters: Iterable[Tensor], kept: Iterable[tuple[Tensor, Tensor]], *, 
             parameter.grad.zero_()
         else:
             parameter.grad = None
-
-
-def drop_gathered(modules: Iterable[FSDPModule]) -> None:
-    """Drop gradients that FSDP2 has not reduced: an interrupted step's would be added to the next step's."""
-    for module in modules:
-        fsdp.drop_gradients(module)
 
 
 def refuse_gathered(modules: Collection[FSDPModule]) -> None:

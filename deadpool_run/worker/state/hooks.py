@@ -9,19 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
-from torch.amp.grad_scaler import GradScaler
-from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.worker.codec import copied, has_state
-from deadpool_run.worker.compat.modules import comm_hooks, forget_unscaled
 
 _TORCHS_OWN = "torch.distributed.algorithms."
 _GENERATOR = "numpy.random.RandomState"
-
-
-def hook_states(ddp: DistributedDataParallel) -> list[Any]:
-    """Return the states of the registered communication hooks, in order."""
-    return [state for _, state in comm_hooks(ddp)]
 
 
 def take_hook(state: Any) -> Any:
@@ -30,7 +22,7 @@ def take_hook(state: Any) -> Any:
         return None
     if has_state(state):
         return copied(state.state_dict())
-    return {name: _taken(value) for name, value in _attributes(state) if _is_kept(value)}
+    return {name: _taken(value) for name, value in _attributes(state)}
 
 
 def put_hook(state: Any, values: Any) -> None:
@@ -57,22 +49,14 @@ def is_unknown(state: Any) -> bool:
     return state is not None and not isinstance(state, dist.ProcessGroup) and not is_stateful(state)
 
 
-def forget_interrupted(obj: Any) -> None:
-    """Reset what an interrupted step leaves in an object, and its `load_state_dict` does not reset."""
-    if isinstance(obj, GradScaler):
-        # It notes that gradients are unscaled until its next `update()`, which the interrupted step did not reach.
-        forget_unscaled(obj)
-
-
 def _attributes(state: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes, in slots too, without process groups and functions."""
     names = [name for kind in type(state).__mro__ for name in getattr(kind, "__slots__", ())]
     for name in dict.fromkeys([*names, *getattr(state, "__dict__", {})]):
         if hasattr(state, name):
-            yield name, getattr(state, name)
-
-
-def _is_kept(value: Any) -> bool:
-    return not isinstance(value, dist.ProcessGroup) and not callable(value)
+            value = getattr(state, name)
+            if not isinstance(value, dist.ProcessGroup) and not callable(value):
+                yield name, value
 
 
 def _taken(value: Any) -> Any:

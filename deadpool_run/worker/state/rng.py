@@ -34,11 +34,12 @@ class RngStates:
 def take_rng() -> RngStates:
     """Return copies of the present states."""
     numpy = sys.modules.get("numpy.random")
+    cuda = _cuda_keys() if torch.cuda.is_initialized() else {}
     return RngStates(
         python=random.getstate(),
         numpy=None if numpy is None else numpy.get_state(legacy=False),
         torch=torch.get_rng_state(),
-        cuda=_take_cuda(),
+        cuda={key: torch.cuda.default_generators[device].get_state() for key, device in cuda.items()},
     )
 
 
@@ -79,12 +80,6 @@ def rng_states(tree: dict[str, Any]) -> RngStates:
 
 def _bytes_tensor(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _take_cuda() -> dict[str, Tensor]:
-    if not torch.cuda.is_initialized():
-        return {}
-    return {key: torch.cuda.default_generators[device].get_state() for key, device in _cuda_keys().items()}
 
 
 def _cuda_keys() -> dict[str, int]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -18,7 +19,15 @@ from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import copied, has_state
 from deadpool_run.worker.compat import fsdp
-from deadpool_run.worker.compat.modules import buffers_of, children_of, inside_compiled, local, parameters_of
+from deadpool_run.worker.compat.modules import (
+    buffers_of,
+    children_of,
+    forget_unscaled,
+    hook_states,
+    inside_compiled,
+    local,
+    parameters_of,
+)
 from deadpool_run.worker.state import gradients, hooks
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
 
@@ -157,7 +166,7 @@ class ModuleState:
             # Whether the next forward starts with a broadcast of the buffers: ranks that differ would hang.
             "synchronizes": [ddp.require_forward_param_sync for ddp in self.replicated],
             "buckets": list(self.buckets),
-            "hooks": [[hooks.take_hook(state) for state in hooks.hook_states(ddp)] for ddp in self.replicated],
+            "hooks": [[hooks.take_hook(state) for state in hook_states(ddp)] for ddp in self.replicated],
         }
 
     def extra(self) -> dict[str, Any]:
@@ -180,7 +189,7 @@ class ModuleState:
             if name in absent:
                 buffers_of(child)[key] = None
         for ddp, states in zip(self.replicated, values["hooks"], strict=True):
-            for state, saved in zip(hooks.hook_states(ddp), states, strict=True):
+            for state, saved in zip(hook_states(ddp), states, strict=True):
                 hooks.put_hook(state, saved)
         for path, child in self._extra:
             child.set_extra_state(copied(values["extra"][path]))
@@ -190,7 +199,7 @@ class ModuleState:
     def shape(self) -> tuple[frozenset[str], list[int]]:
         """Return what must be equal in two modules for `put` of one to take the values of the other."""
         extra = frozenset(path for path, _ in self._extra)
-        return extra, [len(hooks.hook_states(ddp)) for ddp in self.replicated]
+        return extra, [len(hook_states(ddp)) for ddp in self.replicated]
 
     def reshard(self) -> None:
         """Free parameters that FSDP2 keeps gathered after an evaluation."""
@@ -240,6 +249,10 @@ class Protected:
             _add_new(found, known, optimizer.parameters())
         return found
 
+    def trained(self) -> set[int]:
+        """Return the identities of the parameters that optimizers hold."""
+        return {id(each) for optimizer in self.optimizers.values() for _, each in optimizer.parameters()}
+
     def fingerprint(self, *, plain: bool) -> list[int]:
         """Return numbers that stay equal while the tensors of `heavy()` are the same, in the same memory."""
         found: list[int] = []
@@ -279,7 +292,7 @@ class Protected:
         for module in self.modules.values():
             module.refresh(final=final)
         known = {id(parameter) for module in self.modules.values() for _, parameter in module.parameters}
-        loose = {id(each) for optimizer in self.optimizers.values() for _, each in optimizer.parameters()} - known
+        loose = self.trained() - known
         if final and not loose <= self._loose:
             raise ScriptError(
                 "protect(): an optimizer was given a parameter during training that belongs to no protected module, and that a "
@@ -310,14 +323,15 @@ class Protected:
         for module in self.modules.values():
             module.reshard()
             fsdp.reset(module.sharding)
-            gradients.drop_gathered(module.sharding)
+            for child in module.sharding:
+                fsdp.drop_gradients(child)
 
     def has_untrained_module(self) -> bool:
         """Return whether no optimizer trains some module, an average of the weights, say.
 
         A script may write to it at any time, often through `.data`, which torch does not count.
         """
-        trained = {id(each) for optimizer in self.optimizers.values() for _, each in optimizer.parameters()}
+        trained = self.trained()
         return any(
             module.parameters and not any(id(parameter) in trained for _, parameter in module.parameters)
             for module in self.modules.values()
@@ -325,7 +339,8 @@ class Protected:
 
     def gradients(self, stepped: Collection[int]) -> list[tuple[Tensor, Tensor]]:
         """Return each parameter whose gradient is state, with a copy of that; `stepped` as in `take`."""
-        kept = gradients.take(self.modules.values(), self.optimizers.values(), stepped)
+        parameters = (parameter for module in self.modules.values() for _, parameter in module.parameters)
+        kept = gradients.take(parameters, self.optimizers.values(), stepped)
         if not stepped:
             for module in self.modules.values():
                 gradients.refuse_gathered(module.sharding)
@@ -340,7 +355,8 @@ class Protected:
             optimizer.put_members(values["members"][name])
         for name, obj in self.objects.items():
             obj.load_state_dict(copied(values["objects"][name]))
-            hooks.forget_interrupted(obj)
+            if isinstance(obj, GradScaler):
+                forget_unscaled(obj)  # the interrupted step did not reach `update()`, which drops its notes
         for name, optimizer in self.optimizers.items():  # last: loading a scheduler may set a rate
             optimizer.put(values["optimizers"][name])
 

@@ -36,10 +36,6 @@ class ReplicaDifference:
     """The ranks whose tensors differ from the majority's."""
     group: Any
 
-    def wait_for_all(self) -> None:
-        """Wait for every rank of the group: the first rank that stops the job ends the others."""
-        dist.barrier(group=self.group)
-
     def __str__(self) -> str:
         more = f" and {len(self.names) - _SHOWN} more" if len(self.names) > _SHOWN else ""
         odd = ", ".join(map(str, self.odd))
@@ -51,17 +47,14 @@ class Agreement:
 
     def __init__(self, protected: Protected) -> None:
         self._protected = protected
-        self._strict: frozenset[int] = frozenset()
+        self.strict: frozenset[int] = frozenset()
+        """The versions at which a difference stops the job."""
         self.unequal: set[str] = set()
         """Names of the tensors that differed without a loss."""
 
     def repaired(self, version: Version) -> None:
         """Note that training resumes at this version after a repair."""
-        self._strict = frozenset(version + later for later in _AFTER_REPAIR)
-
-    def is_strict(self, version: int) -> bool:
-        """Return whether a difference at this version stops the job."""
-        return version in self._strict
+        self.strict = frozenset(version + later for later in _AFTER_REPAIR)
 
     def share(self) -> None:
         """Learn what the other ranks have: survivors know more than a replacement, whose snapshot is older."""

@@ -106,13 +106,14 @@ class Coverage:
                 return _unprotected_optimizer(optimizer, step)
         if not look:
             return ""
-        for reference, before in self._helpers:
-            helper = reference()
+        for noted, before in self._helpers:
+            helper = noted()
             if helper is not None and repr(helper.state_dict()) != before:
-                return _unprotected_helper(helper, step)
+                what = "scaler" if isinstance(helper, GradScaler) else "scheduler"
+                return _unprotected(what, helper, "its state changed", step, what)
         wrapped = self._unprotected_wrapper()
         if wrapped is not None:
-            return _unprotected_module(wrapped, "its parameters are trained", step)
+            return _unprotected("module", wrapped, "its parameters are trained", step, "model")
         return self._changed(step)
 
     def _changed(self, step: int) -> str:
@@ -126,7 +127,7 @@ class Coverage:
             elif not watched.trains:
                 _warn_of_metric(owner, watched.name)
             elif isinstance(owner, nn.Module):
-                return _unprotected_module(owner, f"its {watched.name!r} changed", step)
+                return _unprotected("module", owner, f"its {watched.name!r} changed", step, "model")
             else:
                 return _unprotected_tensor(tensor, step)
         self._watched = kept
@@ -159,13 +160,9 @@ class Coverage:
         return False
 
     def _unprotected_wrapper(self) -> nn.Module | None:
-        trained: set[int] | None = None
-        for module in self._wrappers:
-            if trained is None:
-                trained = {id(each) for state in self._protected.optimizers.values() for _, each in state.parameters()}
-            if any(id(parameter) in trained for parameter in module.parameters()):
-                return module
-        return None
+        trained = self._protected.trained()
+        wrappers = (module for module in self._wrappers if any(id(each) in trained for each in module.parameters()))
+        return next(wrappers, None)
 
 
 # --- live objects --------------------------------------------------------------------------------------------------
@@ -237,19 +234,11 @@ def _unprotected_optimizer(optimizer: Optimizer, step: int) -> str:
     )
 
 
-def _unprotected_helper(helper: Any, step: int) -> str:
-    where, what = path_to(helper), "scaler" if isinstance(helper, GradScaler) else "scheduler"
+def _unprotected(what: str, obj: object, why: str, step: int, name: str) -> str:
+    where = path_to(obj)
     return (
-        f"{_called(what, helper, where)} is not protected, and its state changed in step {step}: a replacement for a lost rank "
-        f"would start with the state of set-up.\nCall {_line(where or what)} {_BEFORE_LOOP}."
-    )
-
-
-def _unprotected_module(module: nn.Module, why: str, step: int) -> str:
-    where = path_to(module)
-    return (
-        f"{_called('module', module, where)} is not protected, and {why} in step {step}: a replacement for a lost rank would "
-        f"start with the state of set-up.\nCall {_line(where or 'model')} {_BEFORE_LOOP}."
+        f"{_called(what, obj, where)} is not protected, and {why} in step {step}: a replacement for a lost rank would "
+        f"start with the state of set-up.\nCall {_line(where or name)} {_BEFORE_LOOP}."
     )
 
 

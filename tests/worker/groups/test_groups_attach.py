@@ -95,7 +95,7 @@ def waits_for_a_missing_member(member):
         return None
     free_what_was_cut(member)
     before = threads()
-    raised = leaves_after(0.2, member.registry.interrupt_attach, member, member.store, LONG)
+    raised = leaves_after(0.2, member.registry.abort, member, member.store, LONG)
     assert member.registry.state is GroupState.DRAINING
     with pytest.raises(AttachError, match="did not connect"):
         member.registry.attach(member.store, "e3", timedelta(seconds=0.3))
@@ -143,7 +143,7 @@ def connects_to_nobody(member):
     member.registry.abort()
     silent = socket.create_server(("127.0.0.1", 0))  # takes connections, says nothing
     open_silent = functools.partial(c10d.open_store, *silent.getsockname(), timedelta(seconds=2))
-    raised = leaves_after(0.2, member.registry.interrupt_attach, member, open_silent, LONG)
+    raised = leaves_after(0.2, member.registry.abort, member, open_silent, LONG)
     with pytest.raises(AttachError, match="the store does not answer"):
         member.registry.attach(open_silent, "e2", timedelta(seconds=0.3))
     silent.close()

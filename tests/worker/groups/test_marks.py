@@ -36,7 +36,7 @@ def test_a_replacement_is_held_against_the_last_owner(rank_entry):
     owner.put(sent(1))
     rank_entry.clear(keep_slots=True)
     for seed, same in ((1, True), (2, False)):
-        replacement = Marks(None)
+        replacement = Marks(rank_entry)
         replacement.inherit(rank_entry)
         replacement.begin_step(7, marking=True)
         assert replacement.put(sent(seed)) is same

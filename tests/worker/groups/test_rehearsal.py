@@ -14,8 +14,8 @@ def recorded():
     for name, tensor in (("broadcast", torch.arange(3)), ("allreduce", torch.zeros(5000))):
         transcript.fill(transcript.reserve("0", name, [tensor]), [tensor])
     first = Rehearsal()
-    first.created.optimizers.add("optimizer")
-    first.created.buckets = [True]
+    first.optimizers.add("optimizer")
+    first.buckets = [True]
     first.write_into(transcript)
     return Transcript.from_bytes(transcript.to_bytes())
 
@@ -26,8 +26,8 @@ def rehearsed(calls, *, stepped=True, decided=True, raised=None):
         transcript.play("0", name, [tensor])
     rehearsal = Rehearsal()
     if stepped:
-        rehearsal.created.optimizers.add("optimizer")
-    rehearsal.created.buckets = [decided]
+        rehearsal.optimizers.add("optimizer")
+    rehearsal.buckets = [decided]
     if raised is not None:
         rehearsal.raised(raised)
     rehearsal.check(transcript)

@@ -69,7 +69,7 @@ def test_a_callback_of_the_script_is_the_scripts():
 
 
 @pytest.mark.parametrize(
-    "name", ["worker.groups.group", "worker.groups.works", "worker.compat.c10d", "integrations.lightning"]
+    "name", ["worker.groups.group", "worker.groups.works", "worker.compat.patches", "integrations.lightning"]
 )
 def test_modules_that_pass_on_are_passed_over_but_for_their_own_slips(name):
     refused = beneath(our(name), RuntimeError("invalid tensor size"))["slip"]
