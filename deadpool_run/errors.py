@@ -55,6 +55,10 @@ class ReplicasDifferError(RefusedError):
     exit_code = 95
 
 
+class InterruptedUpdateError(DeadpoolError):
+    """An exception left an optimizer's step half-way, and the script caught it. The rank is replaced."""
+
+
 class StepAborted(DeadpoolError):  # noqa: N818 - an interruption, not an error: `with step:` swallows it
     """A peer was lost during this step. Raised by `optimizer.step()`, swallowed by `with step:`."""
 

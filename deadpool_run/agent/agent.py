@@ -29,11 +29,11 @@ from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import make_run_dir
-from deadpool_run.agent.spec import Cluster, DurableSpec, LaunchSpec
+from deadpool_run.agent.spec import Cluster, LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.core.events import Event, JobSubmitted, Place, StopRequested
 from deadpool_run.ids import ONLY_NODE, NodeId
-from deadpool_run.wire import peers, typed
+from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
 
 _END_TIMEOUT_S = 10.0
@@ -249,7 +249,7 @@ class _Agent:
             settings=joined.settings,
             run_id=joined.run_id,
             run_dir=base / f"node-{joined.node}",
-            durable=typed.from_plain(DurableSpec, joined.durable) if joined.durable else None,
+            durable=joined.durable,
             base_dir=base,
         )
 

@@ -13,6 +13,7 @@ from string import Template
 from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
+from deadpool_run.wire.checkpoints import DurableSpec
 
 LOGS_OFF = Path(os.devnull)
 """As `log_dir`: no log files and no error files (torchrun's meaning of /dev/null)."""
@@ -21,7 +22,6 @@ DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 DEFAULT_HANG_TIMEOUT_S = 600.0
 """As long as NCCL's own watchdog waits: rank 0 alone, at a long evaluation, looks just like a hang."""
-DEFAULT_DURABLE_TIMEOUT_S = 1800.0
 
 DEFAULT_PRELOAD = (
     "torch",
@@ -114,25 +114,6 @@ class Cluster:
     """False: another node is known to be the first, even if its address were ours too."""
     meeting: Path | None = None
     """Folder on a shared disk where the agents find each other (`cluster.shared_folder`), if no address is known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DurableSpec:
-    """Checkpoints that outlive the job."""
-
-    target: str
-    """A directory or a URL; empty: none is written, and `resume` names the one to begin from."""
-    every_steps: int | None = None
-    every_s: float | None = None
-    """One of both is set where there is a target."""
-    keep: int = 2
-    """Number of the newest checkpoints to keep."""
-    resume: str = "auto"
-    """auto, never, or a checkpoint's path or URL."""
-    timeout_s: float = DEFAULT_DURABLE_TIMEOUT_S
-    """Timeout of one step of writing or loading on one node."""
-    exit_on_usr1: bool = True
-    """Whether SIGUSR1 ends the job, to be queued again, after its checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

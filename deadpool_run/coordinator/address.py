@@ -1,7 +1,7 @@
-"""The control socket's address, however long the run directory's path is.
+"""The control socket's address, for run directories of any length.
 
-A UNIX socket's path is limited to 107 bytes (unix(7)), which a home directory on a cluster easily exceeds. Where it
-does, both sides name the socket through a handle on its directory: `/proc/self/fd/N/control.sock`.
+The path of a UNIX socket has at most 107 bytes (unix(7)). Both sides name a socket with a longer path through a handle on its
+directory: `/proc/self/fd/N/control.sock`.
 """
 
 import os
@@ -11,13 +11,13 @@ from pathlib import Path
 
 SOCKET_NAME = "control.sock"
 POINTER_NAME = "leader.json"
-"""Beside it or above it: where the run is led from; see `agent.leader_file`."""
+"""Next to the socket or one folder above it: names the leader. See `agent.cluster.leader_file`."""
 _MAX_PATH_BYTES = 107
 
 
 @contextmanager
 def control_address(run_dir: Path) -> Iterator[str]:
-    """Yield the path to bind or to connect to; valid inside the block only. Raises OSError if there is no directory."""
+    """Yield the path to bind or to connect to, valid in the block only. Raises OSError if there is no directory."""
     path = str(run_dir / SOCKET_NAME)
     if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
         yield path

@@ -5,7 +5,6 @@ Silent nodes are not found here, as that takes all nodes together (`core.leaders
 
 import socket
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Protocol
 
 from deadpool_run.coordinator.link import PeerLink
@@ -40,11 +39,9 @@ class ConnectionOwner(Protocol):
         """Note that an agent's process has ended."""
 
 
-@dataclass(slots=True)
-class _Connection:
-    number: int
-    link: PeerLink
+class _Connection(PeerLink):
     node: NodeId | None = None
+    """Known from the first message on."""
 
 
 class Connections:
@@ -54,11 +51,10 @@ class Connections:
         """Begin with none. `taken` are the ids that nodes have had."""
         self._owner = owner
         self._taken = taken
-        self._by_number: dict[int, _Connection] = {}
+        self._open: set[_Connection] = set()
         self._by_node: dict[NodeId, _Connection] = {}
         self._waiting: dict[NodeId, _Connection] = {}
         """Nodes that are not admitted yet."""
-        self._next = 0
         self._closed = False
 
     def accept(self, sock: socket.socket) -> None:
@@ -66,14 +62,12 @@ class Connections:
         if self._closed:
             sock.close()
             return
-        number = self._next
-        self._next += 1
-        link = PeerLink(
+        connection = _Connection(
             sock,
-            lambda message: self._handle(number, message),
-            lambda _, closed: self._lost(number, closed=closed),
+            lambda message: self._handle(connection, message),
+            lambda _, closed: self._lost(connection, closed=closed),
         )
-        self._by_number[number] = _Connection(number, link)
+        self._open.add(connection)
 
     def admit(self, node: NodeId) -> bool:
         """Allow messages to a joining node; return whether it is still connected."""
@@ -88,19 +82,19 @@ class Connections:
     def send(self, node: NodeId, message: peers.ToNode) -> None:
         """Send a message to a node, unless it is lost."""
         if found := self._by_node.get(node):
-            found.link.send(message)
+            found.send(message)
 
     def broadcast(self, message: peers.ToNode, to: Collection[NodeId] | None = None) -> None:
         """Send a message to every node, or to these."""
         data = peers.encode(message)
         for node in list(self._by_node if to is None else to):
             if found := self._by_node.get(node):
-                found.link.send_frame(data)
+                found.send_frame(data)
 
     def evict(self, node: NodeId, reason: str) -> None:
         """Tell a node that it counts as lost, and close its connection. Its agent ends its workers."""
         if found := self._by_node.pop(node, None):
-            found.link.send(peers.Evict(reason))
+            found.send(peers.Evict(reason))
             self._forget(found)
 
     async def end(self, message: peers.End | None) -> None:
@@ -110,16 +104,17 @@ class Connections:
             for node in list(self._waiting):
                 self.admit(node)
             self.broadcast(message)
-        for connection in list(self._by_number.values()):
+        for connection in list(self._open):
             if message is not None:
-                await connection.link.flush(_FLUSH_S)
-            connection.link.close()
-        self._by_number.clear()
+                await connection.flush(_FLUSH_S)
+            connection.close()
+        self._open.clear()
         self._by_node.clear()
 
-    def _handle(self, number: int, message: peers.Message) -> None:
-        connection = self._by_number[number]
-        if connection.node is None:
+    def _handle(self, connection: _Connection, message: peers.Message) -> None:
+        if connection not in self._open:
+            pass  # it was evicted for a message of the same read
+        elif connection.node is None:
             if isinstance(message, peers.Join | peers.Rejoin):
                 self._take_in(connection, message)
             else:
@@ -138,7 +133,7 @@ class Connections:
     def _take_in(self, connection: _Connection, join: peers.Join | peers.Rejoin) -> None:
         if refusal := self._owner.refusal(join):
             refused = peers.End(1, refusal) if isinstance(join, peers.Join) else peers.Evict(refusal)
-            connection.link.send(refused)
+            connection.send(refused)
             return
         if isinstance(join, peers.Rejoin):
             connection.node = join.node
@@ -158,16 +153,17 @@ class Connections:
         self._taken.add(node)
         return node
 
-    def _lost(self, number: int, *, closed: bool) -> None:
-        if connection := self._by_number.get(number):
+    def _lost(self, connection: _Connection, *, closed: bool) -> None:
+        if connection in self._open:
             self._forget(connection)
-            if connection.node is not None and self._waiting.pop(connection.node, None) is not None:
+            node = connection.node
+            if node is None or self._waiting.pop(node, None) is not None:
                 return  # it was never announced
-            if connection.node is not None and self._by_node.get(connection.node) is connection:
-                del self._by_node[connection.node]
+            if self._by_node.get(node) is connection:
+                del self._by_node[node]
                 if closed:
-                    self._owner.hung_up(connection.node)
+                    self._owner.hung_up(node)
 
     def _forget(self, connection: _Connection) -> None:
-        connection.link.close_when_flushed()
-        self._by_number.pop(connection.number, None)
+        connection.close_when_flushed()
+        self._open.discard(connection)

@@ -22,27 +22,23 @@ _UNANSWERED_MS = 10_000
 
 def dial(address: str, port: int, role: ConnectionRole, token: bytes, timeout_s: float = TIMEOUT_S) -> socket.socket:
     """Return a blocking connection to an agent that has the token. Raises OSError and `GreetingRefusedError`."""
-    sock = socket.create_connection((address, port), timeout=timeout_s)
-    try:
-        _prepare(sock)
-        caller = Caller(token, role)
-        until = time.monotonic() + timeout_s
-        sock.sendall(auth.encode(caller.hello))
-        while (answer := caller.answer(_read(sock, until))) is not None:
-            sock.sendall(auth.encode(answer))
-        sock.settimeout(None)
-    except EOFError as error:
-        sock.close()
-        why = f"{address}:{port} closed the connection during the greeting: its agent is ending, or another program listens there"
-        raise ConnectionResetError(errno.ECONNRESET, why) from error
-    except ProtocolError as error:
-        sock.close()
-        raise GreetingRefusedError(
-            f"{address}:{port} does not answer as an agent of deadpool-run does: {error}"
-        ) from error
-    except BaseException:
-        sock.close()
-        raise
+    with contextlib.ExitStack() as unless_greeted:
+        sock = unless_greeted.enter_context(socket.create_connection((address, port), timeout=timeout_s))
+        try:
+            _prepare(sock)
+            caller = Caller(token, role)
+            until = time.monotonic() + timeout_s
+            sock.sendall(auth.encode(caller.hello))
+            while (answer := caller.answer(_read(sock, until))) is not None:
+                sock.sendall(auth.encode(answer))
+            sock.settimeout(None)
+        except EOFError as error:
+            why = f"{address}:{port} closed the connection during the greeting: its agent is ending, or another program listens there"
+            raise ConnectionResetError(errno.ECONNRESET, why) from error
+        except ProtocolError as error:
+            why = f"{address}:{port} does not answer as an agent of deadpool-run does: {error}"
+            raise GreetingRefusedError(why) from error
+        unless_greeted.pop_all()
     return sock
 
 

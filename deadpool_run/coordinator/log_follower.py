@@ -1,4 +1,4 @@
-"""What a log follower knows: the coordinator's state, followed fact by fact, so that it can go on from there."""
+"""The coordinator's state on another node, which follows the log event by event and can continue from it."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from deadpool_run.wire.peers import LogEntry, LogState
 
 @dataclass(slots=True)
 class FollowedLog:
-    """The state after so many facts, the last of them decided on at `now`, a time of the coordinator's clock."""
+    """The state after the events up to `index`, the last of them decided at `now` of the coordinator's clock."""
 
     index: LogIndex
     now: float
@@ -20,21 +20,21 @@ class FollowedLog:
 
 
 class LogFollower:
-    """Follows one log at a time; a new one begins with `LogState`."""
+    """Follows one log at a time. Another one begins with `LogState`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.known: FollowedLog | None = None
 
-    def begin(self, told: LogState) -> None:
-        """Take in a whole state."""
-        self.known = FollowedLog(LogIndex(told.term, told.entries), told.now, told.state)
+    def begin(self, log: LogState) -> None:
+        """Begin with a whole state."""
+        self.known = FollowedLog(LogIndex(log.term, log.entries), log.now, log.state)
 
-    def follow(self, told: LogEntry) -> None:
-        """Take in the next fact. Raises `ProtocolError` if one is missing."""
+    def follow(self, entry: LogEntry) -> None:
+        """Decide on the next event. Raises `ProtocolError` if one is missing."""
         known = self.known
-        if known is None or known.index != LogIndex(told.term, told.entries - 1):
-            raise ProtocolError(f"entry {told.entries} of term {told.term} does not follow {known and known.index}")
+        if known is None or known.index != LogIndex(entry.term, entry.entries - 1):
+            raise ProtocolError(f"entry {entry.entries} of term {entry.term} does not follow {known and known.index}")
         self.known = None  # a step that raises leaves nothing to lead from
-        coordinator.step(self._settings, known.state, told.event, told.now)
-        self.known = FollowedLog(LogIndex(told.term, told.entries), told.now, known.state)
+        coordinator.step(self._settings, known.state, entry.event, entry.now)
+        self.known = FollowedLog(LogIndex(entry.term, entry.entries), entry.now, known.state)

@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.log_follower import FollowedLog
@@ -12,13 +11,6 @@ from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, TimeAdvanced
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
-
-
-class Performer(Protocol):
-    """Performs orders. Their results arrive as new events, never as return values."""
-
-    def perform(self, effect: Effect) -> None:
-        """Perform one order without blocking."""
 
 
 class CoordinatorServer:
@@ -30,14 +22,17 @@ class CoordinatorServer:
     def __init__(
         self,
         settings: Settings,
-        performer: Performer,
+        perform: Callable[[Effect], None],
         journal: Journal,
         on_decided: Callable[[], None],
         known: FollowedLog | None = None,
     ) -> None:
-        """Begin a job, or continue from another coordinator's log."""
+        """Begin a job, or continue from another coordinator's log.
+
+        `perform` does not block. The results of an order arrive as new events.
+        """
         self._settings = settings
-        self._performer = performer
+        self._perform = perform
         self._journal = journal
         self._on_decided = on_decided
         self._loop = asyncio.get_running_loop()
@@ -90,7 +85,7 @@ class CoordinatorServer:
         if self.on_entry is not None:
             self.on_entry(now, event)
         for effect in effects:
-            self._performer.perform(effect)
+            self._perform(effect)
 
     def _set_timer(self) -> None:
         """Keep one timer, for the state's next deadline."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core import places
 from deadpool_run.core.counters import LEAVING, SeatCounters
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.members import Member, Seat, vacant_seats
@@ -55,8 +56,8 @@ class Decision:
     __slots__ = (
         "all_sealed_before",
         "changes",
-        "crashes_before",
         "effects",
+        "limited_before",
         "now",
         "phase_before",
         "settings",
@@ -70,7 +71,7 @@ class Decision:
         self.effects: list[do.Effect] = []
         self.changes = Changes()
         self.phase_before = state.phase
-        self.crashes_before = len(state.crashes)
+        self.limited_before = places.are_limited(state)
         self.all_sealed_before = not state.seat_counters.unsealed
 
     @property
@@ -163,6 +164,7 @@ class Decision:
         state = self.state
         state.nodes = {node: kept for node, kept in state.nodes.items() if node not in lost}
         state.joined_at = self.now
+        places.forget(state, lost)
         self.changes.nodes_lost = True
 
     # --- decisions ------------------------------------------------------------------------------------------------

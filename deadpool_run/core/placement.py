@@ -3,12 +3,15 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from deadpool_run.core import places
 from deadpool_run.core.members import Member, Seat
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NodeRecord, State
 from deadpool_run.core.transitions import MemberPhase
 from deadpool_run.ids import NodeId, Rank
 
+_FAILS = 3
+"""The distance that a failing place adds: any other place is nearer."""
 SPARES_WAIT_S = 10.0
 """How long a world with enough nodes waits for the spare ones, after the last node joined."""
 
@@ -46,7 +49,8 @@ def world(settings: Settings, state: State) -> list[Seating]:
     if state.count(MemberPhase.READY) < settings.world_size:
         return []
     seatings = []
-    for index, node in enumerate(in_order(state.nodes.values())[: settings.nodes]):
+    good_first = sorted(in_order(state.nodes.values()), key=lambda node: places.has_bad(state, node.node))
+    for index, node in enumerate(in_order(good_first[: settings.nodes])):
         ready = [member for member in state.on_node(node.node) if member.phase is MemberPhase.READY]
         if len(ready) < settings.ranks_per_node:
             return []
@@ -113,13 +117,21 @@ class _Places:
     def nearest(self, seat: Seat) -> Member | None:
         """Return the nearest worker for the rank, of several the oldest; None if there is none."""
         firsts = [_first(free, seat) for free in self._free.values()]
-        return min(firsts, key=lambda each: (_distance(self._state, seat, each.node), each.worker), default=None)
+        return min(firsts, key=lambda each: (self._distance(seat, each.node), each.worker), default=None)
 
     def _preference(self, seat: Seat, node: NodeId) -> tuple[int, bool, int, int]:
         """Return what makes a node better than another for ranks that lived together: the smaller, the better."""
         held = len(self._state.ranks_on(node))
         is_busy = node in self._local_ranks
-        return _distance(self._state, seat, node), is_busy, held, self._state.nodes[node].arrival
+        return self._distance(seat, node), is_busy, held, self._state.nodes[node].arrival
+
+    def _distance(self, seat: Seat, node: NodeId) -> int:
+        """Return 0 for the rank's own node, 1 for its failure domain, 2 for any other; more for a place that fails."""
+        fails = _FAILS * places.is_avoided(self._state, node, self._local_rank(seat, node))
+        if seat.node == node:
+            return fails
+        home, there = self._state.leaves.get(seat.node), self._state.nodes[node].place.failure_domain
+        return fails + (1 if home and home == there else 2)
 
     def _local_rank(self, seat: Seat, node: NodeId) -> int:
         """Return the rank's place on the node: the one that it had, if it is free there."""
@@ -136,11 +148,3 @@ class _Places:
 def _first(free: list[Member], seat: Seat) -> Member:
     """Return the best of a node's workers for the rank: one that rehearsed it, else one that rehearsed nothing."""
     return min(free, key=lambda each: (each.prepared != seat.rank, each.prepared is not None, each.worker))
-
-
-def _distance(state: State, seat: Seat, node: NodeId) -> int:
-    """Return 0 for the rank's own node, 1 for its failure domain, 2 for any other."""
-    if seat.node == node:
-        return 0
-    home, there = state.leaves.get(seat.node), state.nodes[node].place.failure_domain
-    return 1 if home and home == there else 2

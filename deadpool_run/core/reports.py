@@ -89,7 +89,9 @@ def hung(decision: Decision, event: ev.WorkerHung) -> None:
 
 def ready(decision: Decision, event: ev.WorkerReady) -> None:
     """Note a worker that can be given a rank."""
-    decision.accept(event.worker, event, ready_at=decision.now)
+    member = decision.accept(event.worker, event, ready_at=decision.now)
+    if member is not None:
+        decision.state.never_ready.pop(member.node, None)
 
 
 def prepare_failed(decision: Decision, _member: Member, event: ev.PrepareFailed) -> None:

@@ -113,6 +113,10 @@ class Raise:
     kind: str
     message: str
     traceback: str
+    place: tuple[NodeId, int]
+    """The node and the local rank."""
+    elsewhere: bool
+    """A worker on another node could take the rank: the place may be at fault, so that two exceptions there prove nothing."""
     blame: Blame = Blame.SCRIPT
 
 
@@ -184,8 +188,12 @@ class State:
     """When a capture was last skipped, or the interval last changed; None if captures are at their shortest interval."""
     raised_to: Version = NO_VERSION
     """Skips of versions up to this one are still answered by the last lengthening of the interval."""
-    crashes: tuple[float, ...] = ()
-    """When parked workers died since one of them took a lost rank and completed a step, the recent ones."""
+    failures: dict[NodeId, dict[int, int]] = field(default_factory=dict)
+    """Per node and local rank: failures of ranks there since every rank last completed a step. See `places`."""
+    crashes: dict[NodeId, tuple[float, ...]] = field(default_factory=dict)
+    """Per node, when parked workers died since one of them took a lost rank and completed a step, the recent ones."""
+    never_ready: dict[NodeId, int] = field(default_factory=dict)
+    """Per node, how many workers in a row were ended because they were never ready."""
     incidents: tuple[Incident, ...] = ()
     """The last ones, oldest first."""
     done_at: float | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from deadpool_run.core import placement
+from deadpool_run.core import placement, places
 from deadpool_run.core.copies import interval
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
@@ -131,6 +131,7 @@ def _stuck(decision: Decision, member: Member) -> None:
 
 
 def _not_started(decision: Decision, member: Member) -> None:
+    places.note_never_ready(decision.state, member.node)
     _end(decision, member, f"it was not ready {decision.now - member.since:.0f} s after it was ordered")
 
 

@@ -12,14 +12,15 @@ The tensors are only in torch's files. Nothing here is ever unpickled.
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from deadpool_run.errors import CheckpointError
+from deadpool_run.errors import CheckpointError, ProtocolError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import digest_of
+from deadpool_run.wire import typed
 
 KIND = "deadpool-run checkpoint"
 FORMAT = 2
@@ -47,6 +48,11 @@ def version_in(name: str) -> Version | None:
     """Return the version in a directory name; None if it is not a checkpoint's."""
     match = _NAME.fullmatch(name)
     return Version(int(match[1])) if match else None
+
+
+def versions_in(names: Iterable[str]) -> list[Version]:
+    """Return the versions in those names that are a checkpoint's, oldest first."""
+    return sorted(version for name in names if (version := version_in(name)) is not None)
 
 
 def leftover(name: str) -> bool:
@@ -145,16 +151,13 @@ def decode_record(data: bytes) -> Record:
         raise CheckpointError(f"of format {form!r}, and this version of deadpool-run reads only format {FORMAT}")
     if digest != _digest(parts):
         raise CheckpointError("damaged: its digest is not the recorded one")
-    del parts["kind"], parts["format"]
-    stamps = tuple(PartStamp(**stamp) for stamp in parts.pop("parts"))
-    return Record(**{**parts, "meshes": tuple(parts["meshes"])}, parts=stamps)
+    return typed.from_plain(Record, parts)
 
 
 def encode_part(part: Part) -> bytes:
     """Return a part as a file."""
-    places = [None if place is None else asdict(place) for place in part.places]
-    head = {"rank": part.rank, "version": part.version, "tail_offset": part.tail_offset, "places": places}
-    body = json.dumps(head, separators=(",", ":")).encode()
+    head = {"rank": part.rank, "version": part.version, "tail_offset": part.tail_offset, "places": part.places}
+    body = typed.to_json(head)
     sizes = _PART.pack(_PART_MAGIC, FORMAT, 0, len(body), len(part.manifest), len(part.tail))
     return b"".join((sizes, body, part.manifest, part.tail))
 
@@ -162,23 +165,15 @@ def encode_part(part: Part) -> bytes:
 def decode_part(data: bytes) -> Part:
     """Return the part in a file whose digest was checked. Raises `CheckpointError` without the file's name."""
     try:
-        magic, form, _, *sizes = _PART.unpack_from(data)
-        if magic != _PART_MAGIC or form != FORMAT or sum(sizes) != len(data) - _PART.size:
+        magic, form, _, body_bytes, manifest_bytes, tail_bytes = _PART.unpack_from(data)
+        manifest_at = _PART.size + body_bytes
+        tail_at = manifest_at + manifest_bytes
+        if magic != _PART_MAGIC or form != FORMAT or tail_at + tail_bytes != len(data):
             raise CheckpointError(f"not a rank's part of format {FORMAT}")
-        body, manifest, tail = _cut(data, _PART.size, sizes)
-        head = json.loads(body)
-        places = tuple(None if place is None else PartPlace(**place) for place in head["places"])
-        return Part(Rank(head["rank"]), Version(head["version"]), head["tail_offset"], places, manifest, tail)
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+        head = json.loads(data[_PART.size : manifest_at])
+        return typed.from_plain(Part, head | {"manifest": data[manifest_at:tail_at], "tail": data[tail_at:]})
+    except (struct.error, ValueError, TypeError, ProtocolError) as error:
         raise CheckpointError(f"not a rank's part of format {FORMAT}") from error
-
-
-def _cut(data: bytes, start: int, sizes: Sequence[int]) -> list[bytes]:
-    pieces = []
-    for size in sizes:
-        pieces.append(data[start : start + size])
-        start += size
-    return pieces
 
 
 def _digest(parts: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ nothing stays on a disk, and the size of /dev/shm is no limit.
 
 A writer sets the header to *busy* before the first byte changes, and to *complete* after the last. Digests detect an
 incomplete header or manifest. The bytes of a slot are `[0, header.used_bytes)`; a copy of the snapshot sends those. No two
-headers are equal, so that a reader detects an overwritten slot by comparing the header before and after.
+headers have the same token, so that a reader detects an overwritten slot by comparing the token before and after.
 """
 
 import fcntl
@@ -17,13 +17,14 @@ import os
 import struct
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from deadpool_run.errors import SnapshotError
+from deadpool_run.errors import ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.status_page import BUSY, EMPTY, RankEntry
+from deadpool_run.vault.status_page import BUSY, EMPTY
+from deadpool_run.wire.typed import from_plain, to_json
 
 FORMAT = 2
 HEADER_BYTES = 4096
@@ -119,7 +120,9 @@ class SlotHeader:
     digest: bytes = b""
     """Of the manifest: BLAKE2b of 16 bytes."""
     writes: int = field(default=0, compare=False)
-    """Grows with each written header. Starts at the clock, so that headers of two slots are never equal."""
+    """Grows with each written header. Starts at the clock, so that headers of two slots never have the same token."""
+    token: bytes = field(default=b"", compare=False)
+    """Digest of the written header, which identifies the content of a complete slot."""
 
     @property
     def used_bytes(self) -> int:
@@ -207,27 +210,28 @@ def read_header(fd: int) -> SlotHeader | None:
     return parse_header(os.pread(fd, _HEAD_BYTES, 0), os.fstat(fd).st_size)
 
 
-def read_identified(fd: int) -> tuple[SlotHeader | None, bytes]:
-    """Return the slot's header as `read_header` does, and its `identity`, in one read."""
-    head = os.pread(fd, _HEAD_BYTES, 0)
-    return parse_header(head, os.fstat(fd).st_size), head[_SLOT.size :]
+def read_complete(fd: int, version: int) -> SlotHeader | None:
+    """Return the slot's header; None unless it says that the slot holds this version complete."""
+    header = read_header(fd)
+    whole = header is not None and header.state is SegmentState.COMPLETE and header.version == version
+    return header if whole else None
 
 
 def parse_header(head: bytes, size: int) -> SlotHeader | None:
     """Return the header of a slot of `size` bytes; None if it is damaged or of another format."""
-    body = head[: _SLOT.size]
-    if len(head) < _HEAD_BYTES or digest_of(body) != head[_SLOT.size : _HEAD_BYTES]:
+    body, token = head[: _SLOT.size], head[_SLOT.size : _HEAD_BYTES]
+    if len(head) < _HEAD_BYTES or digest_of(body) != token:
         return None
     magic, form, state, version, offset, nbytes, writes, digest = _SLOT.unpack(body)
     if magic != _SLOT_MAGIC or form != FORMAT or state not in iter(SegmentState):
         return None
     if nbytes > MAX_MANIFEST_BYTES or offset + nbytes > size:
         return None
-    return SlotHeader(SegmentState(state), version, offset, nbytes, digest, writes)
+    return SlotHeader(SegmentState(state), version, offset, nbytes, digest, writes, token)
 
 
-def identity(fd: int) -> bytes:
-    """Return the digest of the header, which identifies the content of a complete slot."""
+def slot_token(fd: int) -> bytes:
+    """Return the token of the slot's header, whatever the header says."""
     return os.pread(fd, _DIGEST_BYTES, _SLOT.size)
 
 
@@ -242,12 +246,6 @@ def complete_version(fd: int) -> Version | None:
     if header is None or header.state is not SegmentState.COMPLETE:
         return None
     return Version(header.version)
-
-
-def complete_versions(fds: Sequence[int], rank_entry: RankEntry) -> tuple[Version, ...]:
-    """Return, oldest first, the versions that are complete in both the status page and the slots' headers."""
-    both = zip(fds, rank_entry.slots, strict=True)
-    return tuple(sorted(Version(version) for fd, version in both if version >= 0 and complete_version(fd) == version))
 
 
 def free_slot(
@@ -270,7 +268,7 @@ def free_slot(
 
 def encode_entries(entries: Sequence[TensorEntry]) -> bytes:
     """Return the JSON of tensor entries; a writer may reuse it."""
-    return json.dumps([asdict(entry) for entry in entries], separators=(",", ":")).encode()
+    return to_json(entries)
 
 
 def encode_manifest(  # noqa: PLR0913 - the parts of a manifest
@@ -290,9 +288,9 @@ def encode_manifest(  # noqa: PLR0913 - the parts of a manifest
 
 def read_manifest(fd: int, version: Version) -> Manifest:
     """Return the manifest of the slot. Raises `SnapshotError` if the slot does not hold `version` complete."""
-    header = read_header(fd)
-    if header is None or header.state is not SegmentState.COMPLETE or header.version != version:
-        raise SnapshotError(f"the slot does not hold a complete snapshot {version}: its header is {header}")
+    header = read_complete(fd, version)
+    if header is None:
+        raise SnapshotError(f"the slot does not hold a complete snapshot {version}: its header is {read_header(fd)}")
     return parse_manifest(read_exactly(fd, header.manifest_bytes, header.manifest_offset), header)
 
 
@@ -302,38 +300,13 @@ def parse_manifest(body: bytes, header: SlotHeader) -> Manifest:
     if digest_of(body) != header.digest:
         raise SnapshotError(f"the manifest of snapshot {version} is damaged: its digest is not the one in the header")
     try:
-        parts = json.loads(body)
-        manifest = Manifest(
-            version=Version(parts["version"]),
-            rank=Rank(parts["rank"]),
-            tensors=tuple(map(_entry, parts["tensors"])),
-            value_tensors=tuple(map(_entry, parts["value_tensors"])),
-            blobs=tuple((offset, nbytes) for offset, nbytes in parts["blobs"]),
-            values=dict(parts["values"]),
-        )
-    except (ValueError, KeyError, TypeError) as error:
+        manifest = from_plain(Manifest, json.loads(body))
+    except (ValueError, ProtocolError) as error:
         raise SnapshotError(f"the manifest of snapshot {version} is not of format {FORMAT}") from error
     for offset, nbytes in manifest.ranges():
         if offset < HEADER_BYTES or nbytes < 0 or offset + nbytes > header.manifest_offset:
             raise SnapshotError(f"the manifest of snapshot {version} refers to bytes outside of its slot")
     return manifest
-
-
-def _entry(parts: dict[str, Any]) -> TensorEntry:
-    placement = parts["placement"]
-    if placement is not None:
-        names = placement["names"]
-        placement = Placement(
-            mesh=tuple(placement["mesh"]),
-            names=None if names is None else tuple(names),
-            at=tuple(placement["at"]),
-            placements=tuple(placement["placements"]),
-            shape=tuple(placement["shape"]),
-            stride=tuple(placement["stride"]),
-        )
-    shape, stride = tuple(parts["shape"]), tuple(parts["stride"])
-    changed = {"role": SlotRole(parts["role"]), "shape": shape, "stride": stride, "placement": placement}
-    return TensorEntry(**(parts | changed))
 
 
 # --- blobs -------------------------------------------------------------------------------------------------------
@@ -346,28 +319,24 @@ def write_blob(fd: int, data: bytes) -> None:
     _write_blob_header(fd, SegmentState.COMPLETE, data)
 
 
-def blob_bytes(fd: int) -> int | None:
-    """Return the size of the segment up to its blob's end; None if it holds no blob."""
+def blob_header(fd: int) -> tuple[int, bytes] | None:
+    """Return the size of the segment up to its blob's end, and the blob's digest; None if it holds no blob."""
     head = os.pread(fd, _BLOB.size, 0)
     if len(head) < _BLOB.size:
         return None
-    magic, form, state, nbytes, _ = _BLOB.unpack(head)
+    magic, form, state, nbytes, digest = _BLOB.unpack(head)
     if magic != _BLOB_MAGIC or form != FORMAT or state != SegmentState.COMPLETE:
         return None
-    return HEADER_BYTES + nbytes if HEADER_BYTES + nbytes <= os.fstat(fd).st_size else None
-
-
-def blob_identity(fd: int) -> bytes:
-    """Return the digest of the blob, which identifies it."""
-    return os.pread(fd, _DIGEST_BYTES, _BLOB.size - _DIGEST_BYTES)
+    end = HEADER_BYTES + nbytes
+    return (end, digest) if end <= os.fstat(fd).st_size else None
 
 
 def read_blob(fd: int) -> bytes | None:
     """Return the blob; None if there is no complete one."""
-    end = blob_bytes(fd)
-    if end is None:
+    header = blob_header(fd)
+    if header is None:
         return None
-    digest = blob_identity(fd)
+    end, digest = header
     data = read_exactly(fd, end - HEADER_BYTES, HEADER_BYTES)
     return data if digest_of(data) == digest else None
 

@@ -122,8 +122,11 @@ class RankEntry:
         """Return all words, for a mirror on another node's status page."""
         return tuple(self._words[self._base : self._base + WORDS])
 
-    def put(self, words: Sequence[int]) -> None:
-        """Mirror a rank entry of another node, except its copying: nothing here waits for copies made there."""
+    def mirror(self, words: Sequence[int]) -> None:
+        """Mirror a rank entry of another node, except its copying: nothing here waits for copies made there.
+
+        Raises ValueError.
+        """
         if len(words) != WORDS:
             raise ValueError(f"a rank entry has {WORDS} words, not {len(words)}")
         for word, value in enumerate(words):
@@ -164,10 +167,6 @@ class StatusPage:
     def spans_nodes(self) -> bool:
         """Whether the agent publishes the committed version, because peers live on other nodes."""
         return bool(self._words[_COMMITTED] != FROM_RANK_ENTRIES)
-
-    def mirror(self, rank: int, words: Sequence[int]) -> None:
-        """Mirror the entry of a rank on another node, as its agent last sent it. Raises ValueError."""
-        self.rank_entries[rank].put(words)
 
     @property
     def kept(self) -> int:

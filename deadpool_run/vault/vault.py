@@ -7,20 +7,11 @@ send slots to other nodes get duplicates, so that no descriptor is closed while 
 
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.segments import (
-    SegmentState,
-    blob_bytes,
-    complete_version,
-    complete_versions,
-    create_memory,
-    identity,
-    read_identified,
-)
+from deadpool_run.vault.segments import blob_header, complete_version, create_memory, read_complete, slot_token
 from deadpool_run.vault.status_page import BUSY, EMPTY, StatusPage, create_status_page
 
 
@@ -52,16 +43,8 @@ class Vault:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._fill()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
 
     def descriptors(self, rank: Rank) -> dict[str, int]:
         """Return the descriptors for a worker of this rank: `status_page`, `slot0`, `slot1`, `transcript`."""
@@ -95,9 +78,7 @@ class Vault:
 
     def captured(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, the complete versions of a rank whose worker is dead."""
-        with self._lock:
-            own = self._ranks.get(rank)
-            return () if own is None else complete_versions(own.slots, self.status_page.rank_entries[rank])
+        return tuple(held.version for held in self.held(rank))
 
     def vacate(self, rank: Rank) -> None:
         """Reset the entry of a dead worker, but keep its complete snapshots."""
@@ -110,20 +91,26 @@ class Vault:
     def held(self, rank: Rank) -> tuple[Held, ...]:
         """Return the complete snapshots in the rank's slots, oldest first."""
         with self._lock:
-            return self._held(rank)
+            own = self._ranks.get(rank)
+            if own is None:
+                return ()
+            found = []
+            for slot, version in enumerate(self.status_page.rank_entries[rank].slots):
+                header = read_complete(own.slots[slot], version)
+                if version >= 0 and header is not None:
+                    found.append(Held(Version(version), header.token, header.used_bytes, slot))
+            return tuple(sorted(found, key=lambda held: held.version))
 
     def open(self, rank: Rank, held: Held) -> int | None:
         """Return a duplicate, which the caller closes, of the slot with this snapshot; None if it has gone."""
         with self._lock:
-            if held not in self._held(rank):
-                return None
-            return os.dup(self._ranks[rank].slots[held.slot])
+            return os.dup(self._ranks[rank].slots[held.slot]) if held in self.held(rank) else None
 
-    def open_slot(self, rank: Rank, slot: int) -> int | None:
-        """Return a duplicate, which the caller closes, of a slot; None if the rank is not here."""
+    def open_slots(self, rank: Rank) -> list[int] | None:
+        """Return duplicates, which the caller closes, of the rank's slots; None if the rank is not here."""
         with self._lock:
             own = self._ranks.get(rank)
-            return None if own is None else os.dup(own.slots[slot])
+            return None if own is None else list(map(os.dup, own.slots))
 
     def still(self, rank: Rank, held: Held) -> bool:
         """Return whether the slot still holds this snapshot."""
@@ -132,22 +119,20 @@ class Vault:
             return (
                 own is not None
                 and self.status_page.rank_entries[rank].slots[held.slot] == held.version
-                and identity(own.slots[held.slot]) == held.token
+                and slot_token(own.slots[held.slot]) == held.token
             )
 
     def open_transcript(self, rank: Rank) -> int | None:
-        """Return a duplicate, which the caller closes, of the rank's transcript; None if there is no complete one here."""
+        """Return a duplicate, which the caller closes, of the rank's transcript; None if the rank is not here."""
         with self._lock:
             own = self._ranks.get(rank)
-            if own is None or blob_bytes(own.transcript) is None:
-                return None
-            return os.dup(own.transcript)
+            return None if own is None else os.dup(own.transcript)
 
     def has_transcript(self, rank: Rank) -> bool:
         """Return whether the rank's transcript is complete here."""
         with self._lock:
             own = self._ranks.get(rank)
-            return own is not None and blob_bytes(own.transcript) is not None
+            return own is not None and blob_header(own.transcript) is not None
 
     def set_slot(self, rank: Rank, slot: int, fd: int, version: int) -> None:
         """Publish what a slot holds, for a rank without a worker, or whose worker waits for this.
@@ -171,8 +156,8 @@ class Vault:
             self.status_page.rank_entries[rank].clear(keep_slots=False)
             return own
 
-    def put(self, rank: Rank, slots: tuple[int | None, int | None], transcript: int | None) -> None:
-        """Replace the rank's memory with segments that were filled elsewhere; None: a new, empty one."""
+    def put(self, rank: Rank, slots: Sequence[int], transcript: int) -> None:
+        """Replace the rank's memory with a transcript and up to two slots that were filled elsewhere."""
         new = _create(rank, slots, transcript)
         with self._lock:
             old = self._ranks.pop(rank, None)
@@ -199,22 +184,6 @@ class Vault:
                 own.close()
             self._ranks.clear()
 
-    def _held(self, rank: Rank) -> tuple[Held, ...]:
-        own = self._ranks.get(rank)
-        if own is None:
-            return ()
-        found = []
-        for slot, version in enumerate(self.status_page.rank_entries[rank].slots):
-            header, token = read_identified(own.slots[slot])
-            if (
-                version >= 0
-                and header is not None
-                and header.state is SegmentState.COMPLETE
-                and header.version == version
-            ):
-                found.append(Held(Version(version), token, header.used_bytes, slot))
-        return tuple(sorted(found, key=lambda held: held.version))
-
     def _fill(self) -> None:
         with self._lock:
             self.status_page_fd = create_status_page(self.world_size)
@@ -222,8 +191,7 @@ class Vault:
             self._ranks: dict[Rank, Segments] = {}
 
 
-def _create(rank: Rank, slots: tuple[int | None, int | None] = (None, None), transcript: int | None = None) -> Segments:
-    def made(name: str, fd: int | None) -> int:
-        return create_memory(f"{rank}-{name}") if fd is None else fd
-
-    return Segments((made("slot0", slots[0]), made("slot1", slots[1])), made("transcript", transcript))
+def _create(rank: Rank, slots: Sequence[int] = (), transcript: int | None = None) -> Segments:
+    """Return these segments, with new ones in place of those that are missing."""
+    slot0, slot1 = (*slots, *(create_memory(f"{rank}-slot{slot}") for slot in range(len(slots), 2)))
+    return Segments((slot0, slot1), create_memory(f"{rank}-transcript") if transcript is None else transcript)

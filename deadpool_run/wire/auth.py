@@ -4,7 +4,7 @@
     Hello(version, role, nonce)        ->
                                        <-     Challenge(nonce, proof)
     Proof(proof)                       ->
-                                       <-     Welcome()          (or Refused(reason) instead of any answer)
+                                       <-     Welcome()          (or GreetingRefused(reason) instead of any answer)
 
 A proof is HMAC-SHA256 (RFC 2104) under the token over the side that proves, the role and both nonces. So a proof is of no use
 to the other side, for another role, or in another conversation.
@@ -15,8 +15,7 @@ import secrets
 from enum import StrEnum
 
 from deadpool_run.structs import Tagged
-from deadpool_run.wire import typed
-from deadpool_run.wire.frames import pack
+from deadpool_run.wire.frames import MessageFormat
 
 VERSION = 2
 """Version of all messages between agents. Agents of different versions refuse each other."""
@@ -68,23 +67,14 @@ class GreetingRefused(Tagged):
 
 
 Greeting = Hello | Challenge | Proof | Welcome | GreetingRefused
-_DECODER: typed.Decoder[Greeting] = typed.Decoder(Greeting, "a message of the greeting")
+_FORMAT: MessageFormat[Greeting] = MessageFormat(Greeting, "a message of the greeting", MAX_BYTES)
+encode, decode = _FORMAT.encode, _FORMAT.decode
 
 WRONG_TOKEN = "the tokens differ"  # noqa: S105 - no password
 
 
 class GreetingRefusedError(Exception):
     """The peer is not an agent of this job, or says that this one is not. The text is the reason."""
-
-
-def encode(message: Greeting) -> bytes:
-    """Return the message as one frame."""
-    return pack(typed.to_json(message), MAX_BYTES)
-
-
-def decode(body: bytes) -> Greeting:
-    """Return the message of one frame's body. Raises `ProtocolError`."""
-    return _DECODER.decode(body)
 
 
 class Caller:
@@ -99,7 +89,7 @@ class Caller:
         """Return what to send next, None at the end. Raises `GreetingRefusedError`."""
         match received:
             case Challenge(nonce, proof):
-                if not _is_proof(proof, self._token, "listener", self.hello.role, self.hello.nonce, nonce):
+                if not _equal(proof, _proof(self._token, "listener", self.hello.role, self.hello.nonce, nonce)):
                     raise GreetingRefusedError(WRONG_TOKEN)
                 self._is_sure = True
                 return Proof(_proof(self._token, "caller", self.hello.role, self.hello.nonce, nonce))
@@ -137,8 +127,8 @@ class Listener:
                 self._hello = received
                 return Challenge(self._nonce, _proof(self._token, "listener", role, nonce, self._nonce))
             case Proof(proof) if self._hello is not None:
-                known = _is_proof(proof, self._token, "caller", self._hello.role, self._hello.nonce, self._nonce)
-                return Welcome() if known else GreetingRefused(WRONG_TOKEN)
+                own = _proof(self._token, "caller", self._hello.role, self._hello.nonce, self._nonce)
+                return Welcome() if _equal(proof, own) else GreetingRefused(WRONG_TOKEN)
             case _:
                 return GreetingRefused(f"the caller sent an unexpected {type(received).__name__}")
 
@@ -148,10 +138,8 @@ def _proof(token: bytes, side: str, role: ConnectionRole, caller_nonce: str, lis
     return hmac.new(token, _bytes(text), "sha256").hexdigest()
 
 
-def _is_proof(  # noqa: PLR0913, PLR0917 - what a proof is over
-    claimed: str, token: bytes, side: str, role: ConnectionRole, caller_nonce: str, listener_nonce: str
-) -> bool:
-    return hmac.compare_digest(_bytes(claimed), _bytes(_proof(token, side, role, caller_nonce, listener_nonce)))
+def _equal(claimed: str, proof: str) -> bool:
+    return hmac.compare_digest(_bytes(claimed), _bytes(proof))
 
 
 def _bytes(text: str) -> bytes:

@@ -1,6 +1,26 @@
 """Messages between an agent and its checkpointer. `wire.messages` has their encoding."""
 
-from deadpool_run.structs import Tagged
+from deadpool_run.structs import Tagged, Untagged
+
+DEFAULT_DURABLE_TIMEOUT_S = 1800.0
+
+
+class DurableSpec(Untagged, kw_only=True):
+    """Checkpoints that outlive the job."""
+
+    target: str
+    """A directory or a URL; empty: none is written, and `resume` names the one to begin from."""
+    every_steps: int | None = None
+    every_s: float | None = None
+    """One of both is set where there is a target."""
+    keep: int = 2
+    """How many of the newest are kept."""
+    resume: str = "auto"
+    """auto, never, or a checkpoint's path or URL."""
+    timeout_s: float = DEFAULT_DURABLE_TIMEOUT_S
+    """Timeout of one step of writing or loading on one node."""
+    exit_on_usr1: bool = True
+    """Whether SIGUSR1 ends the job, to be queued again, after its checkpoint."""
 
 
 class LendStatusPage(Tagged):

@@ -1,10 +1,13 @@
-"""Frames of a byte stream: a 4-byte big-endian length, then the body. No sockets here."""
+"""Frames of a byte stream: a 4-byte big-endian length, then the body, such as a message as JSON. No sockets here."""
 
 import struct
 from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
 
 from deadpool_run.errors import ProtocolError
+from deadpool_run.wire import typed
 
+T = TypeVar("T")
 _LENGTH = struct.Struct(">I")
 
 
@@ -43,3 +46,20 @@ class Frames:
             body = bytes(self._bytes[_LENGTH.size : end])
             del self._bytes[:end]
             yield body
+
+
+class MessageFormat(Generic[T]):
+    """Messages of one union as frames of up to `limit` bytes."""
+
+    def __init__(self, kind: Any, name: str, limit: int) -> None:
+        """Prepare both ways. `name` says in errors what was expected."""
+        self._limit = limit
+        self._decoder: typed.Decoder[T] = typed.Decoder(kind, name)
+
+    def encode(self, message: T) -> bytes:
+        """Return the message as one frame. Raises `ProtocolError` if it is too large."""
+        return pack(typed.to_json(message), self._limit)
+
+    def decode(self, body: bytes) -> T:
+        """Return the message of one frame's body. Raises `ProtocolError`."""
+        return self._decoder.decode(body)

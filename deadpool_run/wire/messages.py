@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 from deadpool_run.errors import Blame
 from deadpool_run.structs import Tagged
-from deadpool_run.wire import typed
 from deadpool_run.wire.checkpoints import FromCheckpointer, ToCheckpointer
-from deadpool_run.wire.frames import Frames, pack
+from deadpool_run.wire.frames import Frames, MessageFormat
 
 MAX_FRAME_BYTES = 4 << 20
 
@@ -266,17 +265,8 @@ FromWorker = (
 )
 Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer
 
-_DECODER: typed.Decoder[Message] = typed.Decoder(Message, "a message of an agent or a worker")
-
-
-def encode(message: Message) -> bytes:
-    """Return the message as one frame."""
-    return pack(typed.to_json(message), MAX_FRAME_BYTES)
-
-
-def decode(body: bytes) -> Message:
-    """Return the message of one frame's body. Raises `ProtocolError`."""
-    return _DECODER.decode(body)
+_FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message of an agent or a worker", MAX_FRAME_BYTES)
+encode, decode = _FORMAT.encode, _FORMAT.decode
 
 
 class FrameBuffer:
@@ -292,4 +282,4 @@ class FrameBuffer:
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yield every message that is complete with `data`. Raises `ProtocolError`."""
-        return map(_DECODER.decode, self._frames.feed(data))
+        return map(decode, self._frames.feed(data))

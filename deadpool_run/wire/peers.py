@@ -11,8 +11,8 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank
 from deadpool_run.structs import Tagged, Untagged
-from deadpool_run.wire import typed
-from deadpool_run.wire.frames import pack
+from deadpool_run.wire.checkpoints import DurableSpec
+from deadpool_run.wire.frames import MessageFormat
 
 MAX_FRAME_BYTES = 16 << 20
 
@@ -118,16 +118,13 @@ class Ask(Tagged):
 
 
 class Joined(Tagged):
-    """Takes the node in under this id. `settings` and `durable` are the job's and replace those of the node's command line.
-
-    `durable` has the fields of a `DurableSpec`, or none if the job writes no durable checkpoints.
-    """
+    """Takes the node in under this id. `settings` and `durable` are the job's and replace those of the node's command line."""
 
     node: NodeId
     run_id: str
     run_name: str
     settings: Settings
-    durable: dict[str, Any]
+    durable: DurableSpec | None
 
 
 class Heartbeat(Tagged):
@@ -308,14 +305,5 @@ ToNode = _OfJob | Heartbeat | Agents | LogState | LogEntry
 Between = VoteRequest | Vote | LeadershipClaim
 Message = ToLeader | ToNode | Between
 
-_DECODER: typed.Decoder[Message] = typed.Decoder(Message, "a message between agents")
-
-
-def encode(message: Message) -> bytes:
-    """Return the message as one frame. Raises `ProtocolError` if it is too large."""
-    return pack(typed.to_json(message), MAX_FRAME_BYTES)
-
-
-def decode(body: bytes) -> Message:
-    """Return the message of one frame's body. Raises `ProtocolError`."""
-    return _DECODER.decode(body)
+_FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message between agents", MAX_FRAME_BYTES)
+encode, decode = _FORMAT.encode, _FORMAT.decode

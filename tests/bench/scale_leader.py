@@ -46,7 +46,7 @@ class Leader:
         self._frames: dict[NodeId, Frames] = {}
         self._tracking = Tracking(settings.world_size)
         self._status_page = StatusPage(create_status_page(settings.world_size), settings.world_size)
-        self._server = CoordinatorServer(settings, self, Journal(journal, settings), self._decided)
+        self._server = CoordinatorServer(settings, self.perform, Journal(journal, settings), self._decided)
         self._server.on_entry = self._log
         self._moved = False
 
@@ -88,7 +88,7 @@ class Leader:
 
     def _join(self, node: NodeId, place: ev.Place) -> None:
         begin = do.BeginGeneration(self.state.generation)
-        self._tell([node], peers.Joined(node, "id", "name", self._settings, {}))
+        self._tell([node], peers.Joined(node, "id", "name", self._settings, None))
         self._tell([node], self._world())
         self._tell([node], peers.Order(begin, self.state.capture_interval))
         self._server.submit(ev.NodeJoined(node, place))
@@ -105,7 +105,7 @@ class Leader:
     def _mirror(self, node: NodeId, rank_entries: Collection[tuple[int, ...]]) -> None:
         for rank, *words in rank_entries:
             if 0 <= rank < len(self.state.seats) and self.state.seats[rank].node == node:
-                self._status_page.mirror(rank, words)
+                self._status_page.rank_entries[rank].mirror(words)
 
     # --- what goes ------------------------------------------------------------------------------------------------
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.cli.cluster.spec_builder import plan
 from deadpool_run.cli.commands.launch import resolved
 from deadpool_run.cli.options.machine import Surroundings
 from deadpool_run.errors import UsageError
+from deadpool_run.wire.checkpoints import DurableSpec
 
 HERE = Surroundings(
     environment={},

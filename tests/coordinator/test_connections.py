@@ -1,5 +1,6 @@
 """The coordinator's side of its connections: who joins and under which name, who is lost, and what all are told."""
 
+import inspect
 import socket
 
 import pytest
@@ -32,7 +33,7 @@ class Owner(Changes):
         if node in self.held:
             return
         assert self.connections.admit(node)
-        self.connections.send(node, peers.Joined(node, "id", "name", SETTINGS, {}))
+        self.connections.send(node, peers.Joined(node, "id", "name", SETTINGS, None))
         self.connections.send(node, peers.World(0, 1, "127.0.0.1", 29500))
         self.submit(ev.NodeJoined(node, join.place))
 
@@ -84,156 +85,155 @@ class House:
             end.close()
 
 
-def run(main):
-    async def whole():
-        house = House()
-        try:
-            await main(house)
-        finally:
-            await house.close()
+def in_house(test):
+    """Run a coroutine function as a test, with a `House` as its first argument."""
 
-    within_bound(whole())
+    def run(**arguments):
+        async def whole():
+            house = House()
+            try:
+                await test(house, **arguments)
+            finally:
+                await house.close()
 
+        within_bound(whole())
 
-def test_a_node_is_told_its_name_first_and_then_announced():
-    async def main(house):
-        place = ev.Place("n", "10.0.0.1", 7, "leaf", 3)
-        end = house.connect()
-        end.send(peers.Join(place, 2))
-        assert await end.hears(2) == [
-            peers.Joined("n", "id", "name", SETTINGS, {}),
-            peers.World(0, 1, "127.0.0.1", 29500),
-        ]
-        assert house.owner.events == [ev.NodeJoined("n", place)]
-
-    run(main)
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    run.__signature__ = inspect.Signature(list(inspect.signature(test).parameters.values())[1:])
+    return run
 
 
-def test_a_node_hears_nothing_before_it_is_admitted_and_may_go_unnoticed():
-    async def main(house):
-        house.owner.held |= {"n", "gone", "forward", "late"}
-        end, gone, forward, late = (house.connect() for _ in range(4))
-        for each, name in ((end, "n"), (gone, "gone"), (forward, "forward"), (late, "late")):
-            each.send(peers.Join(ev.Place(name), 2))
-        forward.send(peers.Ask(1, {}))
-        await forward.is_lost()
-        gone.close()
-        _, other = await house.join("other")
-        house.connections.broadcast(peers.World(0, 7, "127.0.0.1", 29500))
-        assert [*house.connections.nodes()] == [other]
-        assert [house.connections.admit(name) for name in ("n", "gone", "forward")] == [True, False, False]
-        house.connections.send("n", peers.World(0, 8, "127.0.0.1", 29500))
-        assert await end.hears(1) == [peers.World(0, 8, "127.0.0.1", 29500)]
-        assert house.owner.gone == []
-        await house.connections.end(peers.End(0, "over"))
-        assert await late.hears(1) == [peers.End(0, "over")]
-
-    run(main)
+@in_house
+async def test_a_node_is_told_its_name_first_and_then_announced(house):
+    place = ev.Place("n", "10.0.0.1", 7, "leaf", 3)
+    end = house.connect()
+    end.send(peers.Join(place, 2))
+    assert await end.hears(2) == [
+        peers.Joined("n", "id", "name", SETTINGS, None),
+        peers.World(0, 1, "127.0.0.1", 29500),
+    ]
+    assert house.owner.events == [ev.NodeJoined("n", place)]
 
 
-def test_no_two_lives_of_nodes_have_one_name():
-    async def main(house):
-        found = [(await house.join("n"))[1] for _ in range(3)]
-        found.append((await house.join(HERE))[1])
-        first = house.ends[0]
-        first.close()
-        assert await house.gone() == "n"
-        found += [(await house.join("n"))[1], (await house.join("n~2"))[1]]
-        assert found == ["n", "n~2", "n~3", f"{HERE}~2", "n~4", "n~2~2"]
-
-    run(main)
-
-
-def test_a_node_that_does_not_fit_is_told_why_and_never_announced():
-    async def main(house):
-        end = house.connect()
-        end.send(peers.Join(ev.Place("n"), 3))
-        assert await end.hears(1) == [peers.End(1, "not 3")]
-        end.close()
-        _, name = await house.join("n")
-        assert name == "n"  # the name was not used up
-        assert house.owner.events == [ev.NodeJoined("n", ev.Place("n"))]
-
-    run(main)
+@in_house
+async def test_a_node_hears_nothing_before_it_is_admitted_and_may_go_unnoticed(house):
+    house.owner.held |= {"n", "gone", "forward", "late"}
+    end, gone, forward, late = (house.connect() for _ in range(4))
+    for each, name in ((end, "n"), (gone, "gone"), (forward, "forward"), (late, "late")):
+        each.send(peers.Join(ev.Place(name), 2))
+    forward.send(peers.Ask(1, {}))
+    await forward.is_lost()
+    gone.close()
+    _, other = await house.join("other")
+    house.connections.broadcast(peers.World(0, 7, "127.0.0.1", 29500))
+    assert [*house.connections.nodes()] == [other]
+    assert [house.connections.admit(name) for name in ("n", "gone", "forward")] == [True, False, False]
+    house.connections.send("n", peers.World(0, 8, "127.0.0.1", 29500))
+    assert await end.hears(1) == [peers.World(0, 8, "127.0.0.1", 29500)]
+    assert house.owner.gone == []
+    await house.connections.end(peers.End(0, "over"))
+    assert await late.hears(1) == [peers.End(0, "over")]
 
 
-def test_facts_arrive_in_order_and_what_else_is_said_with_who_said_it():
-    async def main(house):
-        one, _ = await house.join("a")
-        two, _ = await house.join("b")
-        for number in range(300):
-            one.send(peers.Fact(ev.WorkerStarted(number, number)))
-            two.send(peers.Fact(ev.WorkerStarted(1000 + number, number)))
-        one.send(peers.Safe(1, 0, (3, 4), transcript=True))
-        two.send(peers.HeartbeatAck(1, 2.0, 3, rank_entries=((1, 2),)), peers.Ask(7, {"do": "status"}))
-        await house.owner.until(lambda: len(house.owner.words) >= 3 and len(house.owner.events) >= 602)
-        started = [event.worker for event in house.owner.events if isinstance(event, ev.WorkerStarted)]
-        assert [worker for worker in started if worker < 1000] == list(range(300))
-        assert [worker for worker in started if worker >= 1000] == list(range(1000, 1300))
-        assert sorted(house.owner.words, key=lambda word: word[0]) == [
-            ("a", peers.Safe(1, 0, (3, 4), transcript=True)),
-            ("b", peers.HeartbeatAck(1, 2.0, 3, rank_entries=((1, 2),))),
-            ("b", peers.Ask(7, {"do": "status"})),
-        ]
-
-    run(main)
+@in_house
+async def test_no_two_lives_of_nodes_have_one_name(house):
+    found = [(await house.join("n"))[1] for _ in range(3)]
+    found.append((await house.join(HERE))[1])
+    first = house.ends[0]
+    first.close()
+    assert await house.gone() == "n"
+    found += [(await house.join("n"))[1], (await house.join("n~2"))[1]]
+    assert found == ["n", "n~2", "n~3", f"{HERE}~2", "n~4", "n~2~2"]
 
 
-def test_each_is_told_what_is_for_it_and_all_what_is_for_all():
-    async def main(house):
-        one, name = await house.join("a")
-        two, _ = await house.join("b")
-        stranger = house.connect()
-        news = peers.Committed(1, 5, ())
-        house.connections.send(name, peers.Answer(1, {}))
-        house.connections.send("nobody", peers.Answer(2, {}))
-        house.connections.broadcast(news)
-        assert (await one.hears(4))[2:] == [peers.Answer(1, {}), news]
-        assert (await two.hears(3))[2:] == [news]
-        await house.connections.end(peers.End(0, ""))
-        await stranger.is_lost()
-        assert not stranger.heard
-
-    run(main)
+@in_house
+async def test_a_node_that_does_not_fit_is_told_why_and_never_announced(house):
+    end = house.connect()
+    end.send(peers.Join(ev.Place("n"), 3))
+    assert await end.hears(1) == [peers.End(1, "not 3")]
+    end.close()
+    _, name = await house.join("n")
+    assert name == "n"  # the name was not used up
+    assert house.owner.events == [ev.NodeJoined("n", ev.Place("n"))]
 
 
-def test_the_end_of_a_node_is_told_at_once_and_once():
-    async def main(house):
-        end, name = await house.join("a")
-        end.close()
-        assert await house.gone() == name
-        house.connections.send(name, peers.Evict(""))
-        house.connections.evict(name, "again")
-        assert house.owner.gone == [name]
-
-    run(main)
-
-
-def test_a_node_that_is_taken_for_lost_is_told_and_hung_up_on():
-    async def main(house):
-        end, name = await house.join("a")
-        house.connections.evict(name, "it was cut off")
-        assert (await end.hears(3))[2:] == [peers.Evict("it was cut off")]
-        assert (await end.is_lost())[1]
-        assert name not in house.connections.nodes()
-        assert not house.owner.gone
-
-    run(main)
+@in_house
+async def test_facts_arrive_in_order_and_what_else_is_said_with_who_said_it(house):
+    one, _ = await house.join("a")
+    two, _ = await house.join("b")
+    for number in range(300):
+        one.send(peers.Fact(ev.WorkerStarted(number, number)))
+        two.send(peers.Fact(ev.WorkerStarted(1000 + number, number)))
+    one.send(peers.Safe(1, 0, (3, 4), transcript=True))
+    two.send(peers.HeartbeatAck(1, 2.0, 3, rank_entries=((1, 2),)), peers.Ask(7, {"do": "status"}))
+    await house.owner.until(lambda: len(house.owner.words) >= 3 and len(house.owner.events) >= 602)
+    started = [event.worker for event in house.owner.events if isinstance(event, ev.WorkerStarted)]
+    assert [worker for worker in started if worker < 1000] == list(range(300))
+    assert [worker for worker in started if worker >= 1000] == list(range(1000, 1300))
+    assert sorted(house.owner.words, key=lambda word: word[0]) == [
+        ("a", peers.Safe(1, 0, (3, 4), transcript=True)),
+        ("b", peers.HeartbeatAck(1, 2.0, 3, rank_entries=((1, 2),))),
+        ("b", peers.Ask(7, {"do": "status"})),
+    ]
 
 
-def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known():
-    async def main(house):
-        found = ev.NodeResynced("known", (), (0, -1))
-        known, stranger = house.connect(), house.connect()
-        known.send(peers.Rejoin("known", ev.Place("known"), found))
-        stranger.send(peers.Rejoin("other", ev.Place("other"), found))
-        await house.owner.until(lambda: house.owner.events)
-        assert house.owner.events == [found]
-        assert await stranger.hears(1) == [peers.Evict("other is a stranger")]
-        house.connections.broadcast(peers.Committed(1, 5, ()))
-        assert await known.hears(1) == [peers.Committed(1, 5, ())]
+@in_house
+async def test_each_is_told_what_is_for_it_and_all_what_is_for_all(house):
+    one, name = await house.join("a")
+    two, _ = await house.join("b")
+    stranger = house.connect()
+    news = peers.Committed(1, 5, ())
+    house.connections.send(name, peers.Answer(1, {}))
+    house.connections.send("nobody", peers.Answer(2, {}))
+    house.connections.broadcast(news)
+    assert (await one.hears(4))[2:] == [peers.Answer(1, {}), news]
+    assert (await two.hears(3))[2:] == [news]
+    await house.connections.end(peers.End(0, ""))
+    await stranger.is_lost()
+    assert not stranger.heard
 
-    run(main)
+
+@in_house
+async def test_the_end_of_a_node_is_told_at_once_and_once(house):
+    end, name = await house.join("a")
+    end.close()
+    assert await house.gone() == name
+    house.connections.send(name, peers.Evict(""))
+    house.connections.evict(name, "again")
+    assert house.owner.gone == [name]
+
+
+@in_house
+async def test_a_node_that_is_taken_for_lost_is_told_and_hung_up_on(house):
+    end, name = await house.join("a")
+    house.connections.evict(name, "it was cut off")
+    assert (await end.hears(3))[2:] == [peers.Evict("it was cut off")]
+    assert (await end.is_lost())[1]
+    assert name not in house.connections.nodes()
+    assert not house.owner.gone
+
+
+@in_house
+async def test_what_a_node_said_behind_the_word_that_it_was_taken_for_lost_for_is_dropped(house):
+    end, name = await house.join("a")
+    house.owner.heard = lambda node, _: house.connections.evict(node, "")
+    house.connections.send(name, peers.Evict("x" * (4 << 20)))  # which keeps the connection open for a while
+    end.send(peers.HeartbeatAck(0, 0.0, 0), peers.Fact(ev.WorkerStarted(1, 1)))
+    assert (await end.is_lost())[1]
+    assert house.owner.events == [ev.NodeJoined("a", ev.Place("a"))]
+
+
+@in_house
+async def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known(house):
+    found = ev.NodeResynced("known", (), (0, -1))
+    known, stranger = house.connect(), house.connect()
+    known.send(peers.Rejoin("known", ev.Place("known"), found))
+    stranger.send(peers.Rejoin("other", ev.Place("other"), found))
+    await house.owner.until(lambda: house.owner.events)
+    assert house.owner.events == [found]
+    assert await stranger.hears(1) == [peers.Evict("other is a stranger")]
+    house.connections.broadcast(peers.Committed(1, 5, ()))
+    assert await known.hears(1) == [peers.Committed(1, 5, ())]
 
 
 @pytest.mark.parametrize(
@@ -247,82 +247,68 @@ def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known():
     ],
     ids=repr,
 )
-def test_a_node_that_says_what_no_node_says_is_hung_up_on(word):
-    async def main(house):
-        end, name = await house.join("a")
-        end.send(word)
-        assert (await end.is_lost())[1]
-        assert name not in house.connections.nodes()
-        assert not house.owner.gone  # to break the protocol does not prove that it has ended
-
-    run(main)
+@in_house
+async def test_a_node_that_says_what_no_node_says_is_hung_up_on(house, word):
+    end, name = await house.join("a")
+    end.send(word)
+    assert (await end.is_lost())[1]
+    assert name not in house.connections.nodes()
+    assert not house.owner.gone  # to break the protocol does not prove that it has ended
 
 
 @pytest.mark.parametrize(
     "word", [peers.HeartbeatAck(0, 0.0, 0), peers.Fact(ev.TimeAdvanced()), peers.End(0, "")], ids=repr
 )
-def test_one_that_does_not_join_first_is_hung_up_on(word):
-    async def main(house):
-        end = house.connect()
-        end.send(word)
-        await end.is_lost()
-        assert not house.owner.events
-        assert not house.owner.words
-
-    run(main)
+@in_house
+async def test_one_that_does_not_join_first_is_hung_up_on(house, word):
+    end = house.connect()
+    end.send(word)
+    await end.is_lost()
+    assert not house.owner.events
+    assert not house.owner.words
 
 
-def test_the_end_is_told_to_everyone_and_nobody_is_lost_by_it():
-    async def main(house):
-        ends = [(await house.join("n"))[0] for _ in range(5)]
-        house.connections.send("n", peers.Evict("x" * (4 << 20)))  # the end is behind it
-        await house.connections.end(peers.End(7, "over"))
-        for end in ends:
-            assert (await end.is_lost())[1]
-            assert end.heard[-1] == peers.End(7, "over")
-        assert not house.owner.gone
-
-    run(main)
+@in_house
+async def test_the_end_is_told_to_everyone_and_nobody_is_lost_by_it(house):
+    ends = [(await house.join("n"))[0] for _ in range(5)]
+    house.connections.send("n", peers.Evict("x" * (4 << 20)))  # the end is behind it
+    await house.connections.end(peers.End(7, "over"))
+    for end in ends:
+        assert (await end.is_lost())[1]
+        assert end.heard[-1] == peers.End(7, "over")
+    assert not house.owner.gone
 
 
-def test_who_may_not_decide_any_more_hangs_up_without_a_word():
+@in_house
+async def test_who_may_not_decide_any_more_hangs_up_without_a_word(house):
     """The others choose another coordinator: they are not lost because this one is."""
-
-    async def main(house):
-        ends = [(await house.join("n"))[0] for _ in range(3)]
-        await house.connections.end(None)
-        for end in ends:
-            assert (await end.is_lost())[1]
-            assert len(end.heard) == 2  # what it heard when it joined
-        assert not house.owner.gone
-
-    run(main)
+    ends = [(await house.join("n"))[0] for _ in range(3)]
+    await house.connections.end(None)
+    for end in ends:
+        assert (await end.is_lost())[1]
+        assert len(end.heard) == 2  # what it heard when it joined
+    assert not house.owner.gone
 
 
-def test_after_the_end_nobody_is_taken_in():
-    async def main(house):
-        await house.connections.end(peers.End(0, "over"))
-        end = house.connect()
-        end.send(peers.Join(ev.Place("late"), 2))
-        await end.is_lost()
-        assert not house.owner.events
-
-    run(main)
+@in_house
+async def test_after_the_end_nobody_is_taken_in(house):
+    await house.connections.end(peers.End(0, "over"))
+    end = house.connect()
+    end.send(peers.Join(ev.Place("late"), 2))
+    await end.is_lost()
+    assert not house.owner.events
 
 
-def test_the_end_does_not_wait_for_one_that_does_not_read(monkeypatch):
+@in_house
+async def test_the_end_does_not_wait_for_one_that_does_not_read(house, monkeypatch):
     monkeypatch.setattr("deadpool_run.coordinator.connections._FLUSH_S", 0.2)
-
-    async def main(house):
-        ours, deaf = socket.socketpair()
-        with deaf:
-            house.connections.accept(ours)
-            deaf.sendall(peers.encode(peers.Join(ev.Place("deaf"), 2)))
-            await house.owner.until(lambda: house.owner.events)
-            other, _ = await house.join("n")
-            house.connections.send("deaf", peers.Evict("x" * (4 << 20)))
-            await house.connections.end(peers.End(0, "over"))
-            await other.is_lost()
-            assert other.heard[-1] == peers.End(0, "over")
-
-    run(main)
+    ours, deaf = socket.socketpair()
+    with deaf:
+        house.connections.accept(ours)
+        deaf.sendall(peers.encode(peers.Join(ev.Place("deaf"), 2)))
+        await house.owner.until(lambda: house.owner.events)
+        other, _ = await house.join("n")
+        house.connections.send("deaf", peers.Evict("x" * (4 << 20)))
+        await house.connections.end(peers.End(0, "over"))
+        await other.is_lost()
+        assert other.heard[-1] == peers.End(0, "over")

@@ -119,6 +119,9 @@ def copied(state: State) -> State:
         seats=tuple(map(copy.copy, state.seats)),
         repair=copy.copy(state.repair),
         move=copy.deepcopy(state.move),
+        failures=copy.deepcopy(state.failures),
+        crashes=dict(state.crashes),
+        never_ready=dict(state.never_ready),
     )
 
 

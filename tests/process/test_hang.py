@@ -45,6 +45,17 @@ def hung(job):
     return [(ranks[event["worker"]], event["reason"]) for event in events]
 
 
+def test_a_rank_that_hangs_in_step_0_starts_the_world_again(cluster, unfailed):
+    job = train(cluster, "rank=1,step=0,at=between,how=sigstop")
+    assert job.wait_exit() == 0, job.told()
+    job.account.check_same_as(unfailed)
+    ((rank, reason),) = hung(job)
+    assert rank == 1
+    assert "rank 1 is stopped by a signal" in reason
+    assert {event["restart"] for event in job.account.of("end")} == {1}
+    job.check_nothing_left()
+
+
 @pytest.mark.parametrize(
     ("where", "seen"),
     [

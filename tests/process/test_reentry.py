@@ -20,7 +20,7 @@ KINDS = {kind: [0, 2, 3] for kind in ("raise", "index", "swallow", "swallow-outs
 
 
 @pytest.mark.parametrize("kind", often(KINDS, {"swallow"}))
-@pytest.mark.parametrize("layout", often(["ddp-full", "fsdp", "tp"], {"ddp-full"}))
+@pytest.mark.parametrize("layout", often(["ddp-full", "fsdp", "tp"], {"ddp-full", "fsdp"}))
 def test_survivors_that_go_astray_run_their_script_again(cluster, reference, kind, layout):
     job = train(cluster, kind, layout=layout)
     job.check_repaired(reference(layout, STEPS), [1])
@@ -29,6 +29,22 @@ def test_survivors_that_go_astray_run_their_script_again(cluster, reference, kin
         assert len(job.account.of("start", rank=rank)) == 2
         (last,) = job.account.of("last model", rank=rank)
         assert last["freed"], "the first run's model is still in memory"
+
+
+def test_a_script_that_hides_a_half_done_update_is_replaced(cluster, reference):
+    """Nobody is lost: an exception leaves the optimizer's step on rank 1, and the script goes on."""
+    job = cluster(
+        "--layout",
+        "ddp",
+        "--steps",
+        str(STEPS),
+        "--astray",
+        "swallow",
+        "--die",
+        "rank=1,step=5,at=optimizer,how=raise-once,n=3",
+    )
+    job.check_repaired(reference("ddp", STEPS), [1])
+    assert "an exception left an optimizer's step in step 5" in job.stderr
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from re import findall
 from typing import Any
@@ -135,6 +135,11 @@ def draw(seed: int) -> Job:
             ranks = 4
     steps = dice.randint(8, 14)
     deaths, strikes = _faults(dice, ranks, steps)
+    if loop.get("breach") == "swallows":
+        deaths = tuple(map(_uncaught, deaths))
+    if loop.get("breach") == "range":  # a hang is looked for in the library's loop only
+        deaths = tuple(death.replace("how=sigstop", "how=sigkill") for death in deaths)
+        strikes = tuple(replace(strike, signal=strike.signal.replace("STOP", "KILL")) for strike in strikes)
     return Job(
         seed=seed,
         loop=loop,
@@ -249,6 +254,12 @@ def _faults(dice: random.Random, ranks: int, steps: int) -> tuple[tuple[str, ...
         else:
             deaths.append(_death(dice, ranks, steps, deaths))
     return tuple(deaths), tuple(strikes)
+
+
+def _uncaught(death: str) -> str:
+    """Return a fault that a script cannot hide: of an exception that it catches, only an optimizer's hook can tell."""
+    hidden = any(f"at={place}," in death for place in ("forward", "backward", "issue", "collective"))
+    return death.replace("how=raise-once", "how=sigkill") if hidden else death
 
 
 def _death(dice: random.Random, ranks: int, steps: int, before: list[str]) -> str:

@@ -12,7 +12,7 @@ from machine import Clock
 from storage import Storage
 from workers import Gathering, Mode, Worker
 
-from deadpool_run.core import coordinator, timers
+from deadpool_run.core import coordinator, places, timers
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.injection import KillHow
@@ -335,8 +335,8 @@ class Simulation:
             return  # it waits for a node, or stops: check_end looks at the reason
         assert phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING), f"still {phase} after {quiet:g} s"
         ready = len(self.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING))
-        crashed = sum(self.clock.now < at + spare_pool.CRASH_WINDOW_S for at in self.state.crashes)
-        if phase is JobPhase.RUNNING and crashed < spare_pool.CRASHES:
+        crashing = any(places.is_crashing(self.state, node, self.clock.now) for node in self.state.nodes)
+        if phase is JobPhase.RUNNING and not crashing:
             room = sum(spare_pool.capacity(self.settings, self.state, node) for node in self.state.nodes)
             spare = room - self.settings.world_size
             assert ready == spare, f"{ready} spares are ready, not {spare}"
@@ -355,7 +355,7 @@ class Simulation:
             "refused by": bool(self.refused),
             "without one completed step": self.rank_faults >= blame.MAX_ATTEMPTS,
             "the world was started again": self.setup_faults + self.parked_faults > self.state.restarts,
-            "workers died before they were given a rank": self.crashes >= spare_pool.CRASHES,
+            "workers died before they were given a rank": self.crashes >= places.CRASHES,
             "rank ": not self.state.managed,  # a loss before anyone called init()
             "lost: power": not self.state.managed,
             "and no other came": len(self.nodes_lost) > self.settings.spare_nodes,

@@ -69,8 +69,7 @@ async def test_a_buddy_is_killed_while_it_takes():
             await off(buddy.wait, LIMIT_S)
         a.capture(0, 1)
         assert a.told[0] == ((), False, 0)
-        c.replicator.keep({Rank(0)})
-        a.replicator.set_buddies({Rank(0): (c.peer,)})
+        a.copies_to(c)
         await a.until_safe(0, 1, transcript=False)
         assert c.copy_of(0, 1) == content(0, 1)
 
@@ -85,13 +84,11 @@ async def test_a_buddy_that_comes_up_late_is_found():
             raise ConnectionRefusedError("not yet")
         return connect(address, port)
 
-    async with cluster("b") as (b,):
-        b.replicator.keep({Rank(0)})
-        async with cluster("a", dial=dial) as (a,):
-            a.capture(0, 0)
-            a.replicator.set_buddies({Rank(0): (b.peer,)})
-            await a.until_safe(0, 0, transcript=False)
-            assert len(dialled) == 4
+    async with cluster("b") as (b,), cluster("a", dial=dial) as (a,):
+        a.capture(0, 0)
+        a.copies_to(b)
+        await a.until_safe(0, 0, transcript=False)
+        assert len(dialled) == 4
 
 
 @in_loop

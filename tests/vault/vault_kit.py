@@ -87,6 +87,11 @@ class Node:
         if announce:
             self.replicator.captured(Rank(rank), Version(version))
 
+    def copies_to(self, buddy, rank=0):
+        """Have a rank copied to this node only, from now on."""
+        buddy.replicator.keep({Rank(rank)})
+        self.replicator.set_buddies({Rank(rank): (buddy.peer,)})
+
     def empty_above(self, rank, version):
         """Have the rank's worker go back to a version."""
         rank_entry, fds = self.vault.status_page.rank_entries[rank], self.vault.descriptors(Rank(rank))
@@ -94,6 +99,12 @@ class Node:
             if held > version:
                 rank_entry.set_slot(slot, EMPTY)
                 segments.mark_empty(fds[f"slot{slot}"])
+
+    def holds(self, *versions, transcript=b"a transcript"):
+        """Have the worker of rank 0 capture these versions and its transcript."""
+        for version in versions:
+            self.capture(0, version)
+        self.seal(0, transcript)
 
     def seal(self, rank, data=b"a transcript"):
         segments.write_blob(self.vault.descriptors(Rank(rank))["transcript"], data)
@@ -232,7 +243,12 @@ class FakeBuddy:
         """Have the offered segment sent; return how it came."""
         self.go(offer)
         with memoryview(bytearray(offer.nbytes)) as view:
-            return framing.receive_segment(self.sock, view, self.meter)
+            return framing.receive_segment(self.sock, view, self.meter, [(0, offer.nbytes)])
+
+    async def accepts(self, offer):
+        """Have the offered snapshot sent, and say that it is held."""
+        assert await off(self.take, offer) is framing.Outcome.WHOLE
+        self.say_held((offer.version, offer.token))
 
     def hang_up(self):
         if self.sock is not None:

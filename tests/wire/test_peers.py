@@ -40,7 +40,7 @@ def _of(kind):
     a_job = Settings(world_size=2)
     free = {
         peers.Ask: {"request": st.dictionaries(st.text(), JSON, max_size=3)},
-        peers.Joined: {"settings": st.just(a_job), "durable": st.dictionaries(st.text(), JSON, max_size=3)},
+        peers.Joined: {"settings": st.just(a_job)},
         peers.LogState: {"state": st.just(coordinator.new_state(a_job))},
         peers.Answer: {"answer": st.dictionaries(st.text(), JSON, max_size=3)},
     }

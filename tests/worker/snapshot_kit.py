@@ -41,6 +41,7 @@ class Slots:
         self.status_page_fd = create_status_page(ranks)
         self.fds = [(create_memory(f"{rank}-0"), create_memory(f"{rank}-1")) for rank in range(ranks)]
         self.status_page = StatusPage(self.status_page_fd, ranks)
+        self._owned = []
 
     def gift(self, rank=0):
         """What is passed to a child, which makes a `Given` of it."""
@@ -48,7 +49,8 @@ class Slots:
 
     def own(self, rank=0, **options):
         """Snapshots in this process."""
-        return snapshots_on(self.status_page, self.fds[rank], rank, **options)
+        self._owned.append(snapshots_on(self.status_page, self.fds[rank], rank, **options))
+        return self._owned[-1]
 
     def tensors(self, version, rank=0):
         """Read a snapshot as the agent can: bytes by tensor name, from the descriptor only."""
@@ -58,6 +60,8 @@ class Slots:
         return {entry.name: read_exactly(fd, entry.nbytes, entry.offset) for entry in manifest.tensors}
 
     def close(self):
+        for snapshots in self._owned:
+            snapshots.close()
         self.status_page.close()
         os.close(self.status_page_fd)
         for pair in self.fds:
@@ -72,9 +76,12 @@ def given(gift, **options):
     return status_page, snapshots_on(status_page, slot_fds, rank, **options)
 
 
-def snapshots_on(status_page, slot_fds, rank, **options):
+def snapshots_on(status_page, slot_fds, rank, *, protect=None, **options):
     options.setdefault("on_skip", lambda _: None)
-    return Snapshots(slot_fds=tuple(slot_fds), status_page=status_page, rank=Rank(rank), **options)
+    snapshots = Snapshots(slot_fds=tuple(slot_fds), status_page=status_page, rank=Rank(rank), **options)
+    for name, obj in (protect or {}).items():
+        snapshots.protect(name, obj)
+    return snapshots
 
 
 class Child:
@@ -120,6 +127,12 @@ def _main(pipe, target, args):
         result = (False, traceback.format_exc())
     pipe.send(result)
     pipe.close()
+
+
+def capture(snapshots, version):
+    """Begin a capture as a step's end does, and wait for its copy."""
+    snapshots.begin(version)
+    snapshots.wait()
 
 
 def seed(number):

@@ -17,14 +17,13 @@ from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
 from deadpool_run.agent.checkpoint.initial_load import InitialLoad
 from deadpool_run.agent.checkpoint.job import CheckpointedJob
 from deadpool_run.agent.checkpoint.schedule import Schedule
-from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
-from deadpool_run.wire.checkpoints import CheckpointLoaded, ChooseCheckpoint
+from deadpool_run.wire.checkpoints import CheckpointLoaded, ChooseCheckpoint, DurableSpec
 
 EXIT_QUEUE_AGAIN = 75
 """EX_TEMPFAIL of sysexits.h: the job is not done, and continues from its checkpoint when it is started again."""

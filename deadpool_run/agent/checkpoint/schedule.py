@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
-from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.ids import Version
 from deadpool_run.vault.checkpoint_format import NOTHING
 from deadpool_run.vault.vault import Vault
+from deadpool_run.wire.checkpoints import DurableSpec
 
 _CHECK_MIN_S = 0.02
 _CHECK_MAX_S = 2.0

@@ -32,7 +32,7 @@ from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
 from deadpool_run.view.plan import outline
 from deadpool_run.view.status_report import NodeReports, Seen, status_object
-from deadpool_run.wire import peers, typed
+from deadpool_run.wire import peers
 
 JOURNAL_NAME = "journal.jsonl"
 _EXIT_LAUNCH_FAILED = 1
@@ -76,7 +76,7 @@ class Leader:
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
         self.request_handler = RequestHandler(spec.settings.world_size, self)
         self._on_news = on_news
-        self._server = CoordinatorServer(spec.settings, self, self._journal, self._decided, known)
+        self._server = CoordinatorServer(spec.settings, self.perform, self._journal, self._decided, known)
         self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
         self.followers: Followers | None = None
         """The other nodes; None on one machine. Set before `begin`."""
@@ -195,7 +195,7 @@ class Leader:
         for rank, *words in rank_entries:
             owner = self.state.seats[rank].node if 0 <= rank < len(self.state.seats) else None
             if owner == node and not self.node.vault.lives_here(Rank(rank)):
-                self.node.vault.status_page.mirror(rank, words)
+                self.node.vault.status_page.rank_entries[rank].mirror(words)
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
         """Return the first messages for a node that joins."""
@@ -205,7 +205,7 @@ class Leader:
             self._spec.run_id,
             self._spec.run_dir.name,
             self._spec.settings,
-            {} if self._spec.durable is None else typed.to_plain(self._spec.durable),
+            self._spec.durable,
         )
         committed = None if self._tracking is None else self._tracking.committed
         durable = self.durable.newest

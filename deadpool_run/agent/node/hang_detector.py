@@ -18,6 +18,7 @@ from deadpool_run.vault.status_page import Phase, StatusPage
 LOOKS = 4
 """Looks per timeout. Counted, not timed: while this process was suspended, so were the workers, and none hung."""
 _IN_LOOP = frozenset({Phase.STEP, Phase.OPTIMIZER, Phase.BETWEEN, Phase.FINISHED})
+_TRAINING = (JobPhase.UNPROTECTED, JobPhase.RUNNING)
 _MAX_DESCRIBED = 8
 """Ranks that a reason describes; the culprits come first."""
 
@@ -108,7 +109,7 @@ def _describe(sight: RankSight, stopped: Collection[Rank]) -> str:
 
 def sights_of(state: State, status_page: StatusPage) -> tuple[RankSight, ...]:
     """Return a look at every rank; nothing unless all are in their loop, where the status page shows progress."""
-    if state.phase is not JobPhase.RUNNING:
+    if state.phase not in _TRAINING:
         return ()
     sights = []
     for seat in state.seats:

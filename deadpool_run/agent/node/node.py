@@ -15,7 +15,7 @@ from deadpool_run.agent.node.inventory import Inventory
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.workers import Workforce
 from deadpool_run.agent.records.logs import Logs
-from deadpool_run.agent.spec import DEFAULT_DURABLE_TIMEOUT_S, LaunchSpec
+from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import (
@@ -36,6 +36,7 @@ from deadpool_run.vault.status_page import create_status_page
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages, peers
+from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S
 from deadpool_run.wire.peers import Buddies, Committed, Loaded, Peer, PreemptionNotice, Safe, Saved, Traffic, World
 
 _SIGNALS = {KillHow.SIGKILL: signal.SIGKILL, KillHow.SIGTERM: signal.SIGTERM, KillHow.SIGSEGV: signal.SIGSEGV}

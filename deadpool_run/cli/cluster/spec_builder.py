@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deadpool_run.agent.numa import BindingMode
-from deadpool_run.agent.spec import DEFAULT_PRELOAD, DurableSpec, LaunchSpec, Mode, StartMethod, Streams, Target
+from deadpool_run.agent.spec import DEFAULT_PRELOAD, LaunchSpec, Mode, StartMethod, Streams, Target
 from deadpool_run.cli.cluster.nodes import cluster, host_of, shape
 from deadpool_run.cli.options import accepted_only
 from deadpool_run.cli.options.machine import Surroundings
@@ -15,6 +15,7 @@ from deadpool_run.cli.options.resolve import Values
 from deadpool_run.cli.options.table import BY_NAME
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
+from deadpool_run.wire.checkpoints import DurableSpec
 
 _UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_NAME = 100

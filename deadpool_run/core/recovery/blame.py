@@ -41,6 +41,7 @@ class FaultVerdict:
 def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -> Raise:
     """Return an exception as evidence. `member` is as it was before it raised; it holds a rank."""
     assert member.rank is not None
+    ready = {spare.node for spare in state.in_phase(MemberPhase.READY)}
     return Raise(
         worker=member.worker,
         rank=member.rank,
@@ -54,6 +55,8 @@ def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -
         kind=raised.kind,
         message=raised.message if isinstance(raised, WorkerRaised) else raised.error,
         traceback=raised.traceback,
+        place=(member.node, state.seats[member.rank].local_rank),
+        elsewhere=bool(ready - {member.node}),
         blame=raised.blame,
     )
 
@@ -65,6 +68,7 @@ def still_evidence(raises: tuple[Raise, ...]) -> tuple[Raise, ...]:
 
 def judge(raises: tuple[Raise, ...], new: Raise) -> FaultVerdict | None:
     """Return what the earlier exceptions and `new` prove together; None if another worker may do better."""
+    raises = tuple(old for old in raises if not (new.elsewhere and old.place == new.place))
     if (old := _script_bug(raises, new)) is not None:
         return FaultVerdict(_describe_bug(old, new), _both_tracebacks(old, new))
     if (old := _again(raises, new)) is not None:

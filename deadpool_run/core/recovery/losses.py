@@ -5,6 +5,7 @@ from typing import assert_never
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core import places
 from deadpool_run.core.copies import buddies, holders, replicas
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
@@ -112,7 +113,26 @@ def fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
     repair.begin_epoch(decision, why)
 
 
+def _note_failures(decision: Decision, fallen: list[repair.LostRank]) -> None:
+    """Count the losses against their places, unless others are to blame, or the node is gone."""
+    state = decision.state
+    for member in (one.member for one in fallen if one.left is not None):
+        assert member.rank is not None
+        if member.injected_at is not None or member.blameless:
+            continue
+        node, local_rank = member.node, state.seats[member.rank].local_rank
+        was_bad = places.is_bad(state, node, local_rank)
+        places.note_failure(state, node, local_rank)
+        if len(state.nodes) > 1 and not was_bad and places.is_bad(state, node, local_rank):
+            decision.announce(
+                f"place {local_rank} of node {state.nodes[node].place.name} is avoided",
+                f"{places.BAD_AFTER} workers failed there, and no step was completed between them",
+            )
+
+
 def _ranks_lost(decision: Decision, fallen: list[repair.LostRank], why: str) -> None:
+    if decision.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.REPAIRING):
+        _note_failures(decision, fallen)
     match decision.state.phase:
         case JobPhase.UNPROTECTED:
             restart.restart(decision, why)

@@ -6,7 +6,7 @@ from signal import SIGTERM
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core import placement
+from deadpool_run.core import placement, places
 from deadpool_run.core.copies import holders, replicas
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
@@ -242,8 +242,11 @@ def report(decision: Decision) -> None:
     incident = incidents.finished(repair, state.epoch, decision.now)
     state.repair = None
     state.raises = blame.still_evidence(state.raises)
-    if repair.losses:
-        state.crashes = ()  # a worker that was started has proved good
+    places.note_steps(state)
+    for loss in repair.losses:
+        replacement = None if loss.replacement is None else state.members.get(loss.replacement)
+        if replacement is not None:
+            state.crashes.pop(replacement.node, None)  # a worker that was started there has proved good
     state.incidents = (*state.incidents, incident)[-incidents.KEPT :]
     decision.effects.append(do.ReportIncident(incident))
 

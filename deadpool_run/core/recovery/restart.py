@@ -4,7 +4,7 @@ from signal import SIGTERM
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core import placement
+from deadpool_run.core import placement, places
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import NO_VERSION
 from deadpool_run.core.recovery import blame, shutdown
@@ -124,6 +124,7 @@ def advance_unprotected(decision: Decision) -> None:
     counters = decision.state.seat_counters
     if not counters.unsealed and not counters.done:
         decision.enter(JobPhase.RUNNING, "every rank can be replaced from now on")
+        places.note_steps(decision.state)
         decision.state.raises = blame.still_evidence(decision.state.raises)
 
 

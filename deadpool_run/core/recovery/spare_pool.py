@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from deadpool_run.core import effects as do
+from deadpool_run.core import places
 from deadpool_run.core.counters import LEAVING
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
@@ -12,9 +13,6 @@ from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import NodeId
 
-CRASHES = 5
-"""The pool pauses after this many deaths of parked workers within `CRASH_WINDOW_S`, while none proves good."""
-CRASH_WINDOW_S = 60.0
 _AWAITED = (MemberPhase.STARTING, MemberPhase.READY, MemberPhase.PREPARING, MemberPhase.ENDING)
 """Phases of workers that may be given a rank, or make room for one that may."""
 _HEALED_IN = frozenset({JobPhase.STARTING, JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.REPAIRING})
@@ -29,14 +27,12 @@ def heal(decision: Decision) -> None:
     missing = _missing(decision.settings, state, looked_at) if looked_at else []
     if not missing:
         return
-    if _crashed_lately(state, decision.now) >= CRASHES:
-        if _needs_worker(state):
-            shutdown.stop(
-                decision, 1, f"{CRASHES} workers died before they were given a rank; see their output for the cause"
-            )
-        return
+    crashing = sorted({node for node in missing if places.is_crashing(state, node, decision.now)})
     for node in missing:
-        decision.start_worker(node)
+        if node not in crashing:
+            decision.start_worker(node)
+    if crashing and _needs_worker(decision):
+        shutdown.stop(decision, 1, _describe(state, crashing[0]))
 
 
 def _to_look_at(decision: Decision) -> Collection[NodeId]:
@@ -44,7 +40,8 @@ def _to_look_at(decision: Decision) -> Collection[NodeId]:
     changes, state = decision.changes, decision.state
     if (
         decision.phase_before not in _HEALED_IN
-        or CRASHES in (decision.crashes_before, len(state.crashes))  # then some were passed over
+        or decision.limited_before
+        or places.are_limited(state)  # then some were passed over
         or changes.done
         or changes.nodes_lost  # and with them others' places in the order
     ):
@@ -86,7 +83,7 @@ def parked_died(decision: Decision, member: Member, how: str) -> None:
     """Note the death of a worker that held no rank."""
     if member.phase in LEAVING or decision.state.phase not in _HEALED_IN:
         return
-    decision.state.crashes = (*decision.state.crashes, decision.now)[-CRASHES:]
+    places.note_crash(decision.state, member.node, decision.now)
     decision.announce(f"spare worker {member.worker} died", how)
 
 
@@ -99,13 +96,10 @@ def is_exhausted(settings: Settings, state: State) -> bool:
 
 def heal_deadline(settings: Settings, state: State) -> float | None:
     """Return when a pool that crashed in a loop is healed again."""
-    if (
-        state.phase not in _HEALED_IN
-        or len(state.crashes) < CRASHES
-        or not _missing(settings, state, state.nodes.keys())
-    ):
+    if state.phase not in _HEALED_IN:
         return None
-    return state.crashes[0] + CRASH_WINDOW_S
+    due = [at for node, at in places.calm_at(state) if node in state.nodes and _missing(settings, state, [node])]
+    return min(due, default=None)
 
 
 def capacity(settings: Settings, state: State, node: NodeId) -> int:
@@ -132,12 +126,19 @@ def _missing(settings: Settings, state: State, nodes: Collection[NodeId]) -> lis
     return [node for each in missing for node in each]
 
 
-def _crashed_lately(state: State, now: float) -> int:
-    return sum(now < at + CRASH_WINDOW_S for at in state.crashes)
-
-
-def _needs_worker(state: State) -> bool:
-    """Tell whether a rank waits for a worker, and none is starting."""
+def _needs_worker(decision: Decision) -> bool:
+    """Tell whether a rank waits for a worker that only a node can have whose workers die."""
+    settings, state = decision.settings, decision.state
     if state.phase is JobPhase.STARTING:
-        return True
-    return state.phase is JobPhase.REPAIRING and len(state.vacant()) > state.count(MemberPhase.STARTING)
+        good = sum(not places.is_crashing(state, node, decision.now) for node in state.nodes)
+        to_come = max(0, settings.nodes + settings.spare_nodes - state.arrivals)
+        return good + to_come < settings.nodes
+    waiting = state.count(MemberPhase.STARTING, MemberPhase.READY)
+    return state.phase is JobPhase.REPAIRING and len(state.vacant()) > waiting
+
+
+def _describe(state: State, node: NodeId) -> str:
+    where = "" if len(state.nodes) == 1 else f" on node {state.nodes[node].place.name}"
+    if state.never_ready.get(node, 0) >= places.NEVER_READY:
+        return f"{places.NEVER_READY} workers in a row were not ready in time{where}; see their output for the cause"
+    return f"{places.CRASHES} workers died before they were given a rank{where}; see their output for the cause"

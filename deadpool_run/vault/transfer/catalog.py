@@ -4,13 +4,12 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.segments import SegmentState
 from deadpool_run.vault.transfer import framing
 from deadpool_run.vault.transfer.framing import Bucket, Meter, Outcome, Range
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Replicas
@@ -23,40 +22,18 @@ class Timeline:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._number = 0
-
-    @property
-    def number(self) -> int:
-        """The present timeline."""
-        return self._number
+        self.number = 0
 
     def begin(self, number: int) -> None:
         """Begin a timeline."""
         with self._changed:
-            self._number = number
+            self.number = number
             self._changed.notify_all()
 
     def wait_for(self, number: int, timeout_s: float) -> None:
         """Wait up to `timeout_s` until this timeline or a later one has begun."""
         with self._changed:
-            self._changed.wait_for(lambda: self._number >= number, timeout_s)
-
-
-class Captures:
-    """Notifies threads when a rank that lives here has captured or skipped a version."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-
-    def notify(self) -> None:
-        """Wake all waiting threads."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def wait_for(self, true: Callable[[], bool], timeout_s: float) -> None:
-        """Wait up to `timeout_s` for a condition that changes with captures."""
-        with self._changed:
-            self._changed.wait_for(true, timeout_s)
+            self._changed.wait_for(lambda: self.number >= number, timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +41,19 @@ class Shared:
     """The state that a replicator's threads share."""
 
     vault: Vault
-    replicas: Replicas
-    timeline: Timeline
-    captures: Captures
-    striped_receives: StripedReceives
     streams: int
     """The maximum number of connections for one segment."""
     bucket: Bucket
-    sent: Meter
-    received: Meter
-    deduplicated: Meter
-    """Bytes that buddies had already."""
     closing: threading.Event
+    replicas: Replicas = field(default_factory=Replicas)
+    timeline: Timeline = field(default_factory=Timeline)
+    captures: threading.Condition = field(default_factory=threading.Condition)
+    """Notified when a rank that lives here has captured or skipped a version."""
+    striped_receives: StripedReceives = field(default_factory=StripedReceives)
+    sent: Meter = field(default_factory=Meter)
+    received: Meter = field(default_factory=Meter)
+    deduplicated: Meter = field(default_factory=Meter)
+    """Bytes that buddies had already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +71,15 @@ class Source:
         sock: socket.socket,
         shared: Shared,
         *,
-        ranges: Sequence[Range] | None = None,
+        ranges: Sequence[Range],
         wanted: Callable[[], bool] = lambda: True,
         end: bool = True,
     ) -> Outcome:
-        """Send these ranges (None: everything) while it is wanted. Raises OSError."""
+        """Send these ranges while it is wanted. Raises OSError."""
         return framing.send_segment(
             sock,
             self.fd,
-            [(0, self.nbytes)] if ranges is None else ranges,
+            ranges,
             still=lambda: wanted() and self.still(),
             bucket=shared.bucket,
             meter=shared.sent,
@@ -129,15 +107,11 @@ def open_transcript(vault: Vault, rank: Rank) -> Source | None:
     fd = vault.open_transcript(rank)
     if fd is None:
         return None
-    nbytes, token = segments.blob_bytes(fd), segments.blob_identity(fd)
-    if nbytes is None:
+    header = segments.blob_header(fd)
+    if header is None:
         os.close(fd)
         return None
-
-    def still() -> bool:
-        return segments.blob_bytes(fd) == nbytes and segments.blob_identity(fd) == token
-
-    return Source(fd, nbytes, token, still, lambda: os.close(fd))
+    return Source(fd, *header, lambda: segments.blob_header(fd) == header, lambda: os.close(fd))
 
 
 def similar(shared: Shared, rank: Rank, version: Version, *, timeout_s: float) -> list[Callable[[], Source | None]]:
@@ -147,7 +121,8 @@ def similar(shared: Shared, rank: Rank, version: Version, *, timeout_s: float) -
     rank itself; and copies of this version of other ranks.
     """
     vault, replicas = shared.vault, shared.replicas
-    shared.captures.wait_for(lambda: all(vault.is_past(each, version) for each in vault.ranks()), timeout_s)
+    with shared.captures:
+        shared.captures.wait_for(lambda: all(vault.is_past(each, version) for each in vault.ranks()), timeout_s)
     held = replicas.held()
     return [
         *(partial(_open_own, vault, each, version) for each in vault.ranks()),
@@ -172,16 +147,11 @@ def _open_copy(replicas: Replicas, rank: Rank, version: Version | None) -> Sourc
 def is_sound(fd: int, version: Version | None, token: bytes, nbytes: int) -> bool:
     """Return whether a received segment is complete, readable, and of this version, content and size."""
     if version is TRANSCRIPT:
-        return (
-            segments.blob_bytes(fd) == nbytes
-            and segments.blob_identity(fd) == token
-            and segments.read_blob(fd) is not None
-        )
-    header = segments.read_header(fd)
-    if header is None or header.state is not SegmentState.COMPLETE or header.version != version:
+        return segments.blob_header(fd) == (nbytes, token) and segments.read_blob(fd) is not None
+    header = segments.read_complete(fd, version)
+    if header is None or (header.used_bytes, header.token) != (nbytes, token):
         return False
     try:
-        whole = segments.manifest_is_whole(fd, header)
+        return segments.manifest_is_whole(fd, header)
     except SnapshotError:
         return False
-    return whole and header.used_bytes == nbytes and segments.identity(fd) == token

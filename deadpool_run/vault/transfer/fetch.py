@@ -1,11 +1,12 @@
 """Fetches the transcript or snapshot of a rank for a replacement here, each in its own thread."""
 
-import mmap
+import contextlib
 import os
 import socket
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 from deadpool_run.errors import DeadpoolError, ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
@@ -19,11 +20,13 @@ from deadpool_run.vault.transfer.sender import Dial
 from deadpool_run.vault.transfer.streams import StreamPool
 from deadpool_run.wire.peers import Peer
 
+T = TypeVar("T")
 
-class FetchTask:
+
+class FetchTask(Generic[T]):
     """Fetches one segment from a peer, after the rank's last fetch task has ended.
 
-    `on_end` is called on the task's thread with the error, or None.
+    `on_end` is called on the task's thread with the result of `act`, or with None and the error.
     """
 
     def __init__(  # noqa: PLR0913 - what it asks, does and tells
@@ -32,60 +35,39 @@ class FetchTask:
         name: str,
         peer: Peer,
         dial: Dial,
-        act: Callable[[socket.socket, StreamPool], None],
-        on_end: Callable[[str | None], object],
-        after: "FetchTask | None",
+        act: Callable[[StreamPool], T],
+        on_end: Callable[[T | None, str | None], object],
+        after: "FetchTask[Any] | None",
     ) -> None:
-        """Start. `act` gets a connection, and a pool for further ones."""
-        self._peer, self._dial, self._act, self._on_end, self._after = peer, dial, act, on_end, after
+        """Start."""
+        self._peer, self._act, self._on_end, self._after = peer, act, on_end, after
         self._stream_pool = StreamPool(lambda: dial(peer.address, peer.port))
-        self._lock = threading.Lock()
-        self._sock: socket.socket | None = None
-        self._stopping = False
         self.thread = threading.Thread(target=self._run, name=f"deadpool-{name}", daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
         """End the thread; the task fails unless it is complete."""
-        with self._lock:
-            self._stopping = True
-            if self._sock is not None:
-                framing.shut_down(self._sock)
         self._stream_pool.shut_down()
 
     def _run(self) -> None:
         if self._after is not None:
             self._after.thread.join()  # it was stopped; two tasks must not write to the same memory
             self._after = None
+        result: T | None = None
         failure: str | None = "an unexpected error"
         try:
-            self._connect_and_act()
+            with contextlib.closing(self._stream_pool) as stream_pool:
+                result = self._act(stream_pool)
             failure = None
         except (OSError, DeadpoolError) as error:
             failure = f"{self._peer.node} ({self._peer.address}:{self._peer.port}): {error}"
         finally:
-            self._on_end(failure)
-
-    def _connect_and_act(self) -> None:
-        if self._stopping:
-            raise ConnectionError("the fetch was cancelled")
-        with self._dial(self._peer.address, self._peer.port) as sock:
-            with self._lock:
-                if self._stopping:
-                    raise ConnectionError("the fetch was cancelled")
-                self._sock = sock
-            try:
-                framing.prepare(sock)
-                self._act(sock, self._stream_pool)
-            finally:
-                self._stream_pool.close()
-                with self._lock:
-                    self._sock = None
+            self._on_end(result, failure)
 
 
-def fetch_transcript(sock: socket.socket, shared: Shared, rank: Rank, timeline: int) -> Memory:
+def fetch_transcript(shared: Shared, rank: Rank, timeline: int, stream_pool: StreamPool) -> Memory:
     """Return the rank's transcript in memory that the caller owns. Raises OSError and `DeadpoolError`."""
-    memory = Memory(segments.create_memory(f"{rank}-transcript"))
+    sock, memory = stream_pool.first(), Memory(segments.create_memory(f"{rank}-transcript"))
     try:
         nbytes, token, _ = _ask(sock, rank, TRANSCRIPT, timeline, of=1)
         with memory.view(nbytes) as view:
@@ -97,15 +79,13 @@ def fetch_transcript(sock: socket.socket, shared: Shared, rank: Rank, timeline: 
     return memory
 
 
-def fetch_snapshot(  # noqa: PLR0913, PLR0917 - what is fetched, and from where
-    sock: socket.socket, stream_pool: StreamPool, shared: Shared, rank: Rank, version: Version, timeline: int
-) -> int:
+def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, stream_pool: StreamPool) -> int:
     """Fetch this version into the rank's slots; return its size. Raises OSError and `DeadpoolError`.
 
     It replaces the older snapshot; the other slot is emptied when it is complete. The slots stay the same files, because the
     worker may already have their descriptors.
     """
-    content = _ask(sock, rank, version, timeline, of=shared.streams)
+    content = _ask(stream_pool.first(), rank, version, timeline, of=shared.streams)
     nbytes, token, of = content
     ranges = streams.cut([(0, nbytes)], of)
     helpers = stream_pool.open(of - 1)
@@ -116,23 +96,24 @@ def fetch_snapshot(  # noqa: PLR0913, PLR0917 - what is fetched, and from where
         _receive(sock, shared, view, ranges[part])
 
     def fill(view: memoryview) -> None:
-        def own() -> None:
+        def own(sock: socket.socket) -> None:
             _receive(sock, shared, view, ranges[0])
             for part in range(1 + helpers, of):  # fewer connections than parts
                 fetch_part(part, view, sock)
 
-        stream_pool.work([partial(fetch_part, part, view) for part in range(1, 1 + helpers)], own)
+        stream_pool.work(own, *(partial(fetch_part, part, view) for part in range(1, 1 + helpers)))
 
     vault = shared.vault
-    fds = [fd for slot in (0, 1) if (fd := vault.open_slot(rank, slot)) is not None]
+    fds = vault.open_slots(rank)
+    if fds is None:
+        raise SnapshotError(f"rank {rank} does not live on this node any more")
     try:
-        if len(fds) < 2:
-            raise SnapshotError(f"rank {rank} does not live on this node any more")
         held = {each.slot: each.version for each in vault.held(rank)}
         slot = min((0, 1), key=lambda slot: held.get(slot, EMPTY))
         _empty(shared, rank, slot, fds[slot], BUSY)
         try:
-            _fill(fds[slot], nbytes, fill)
+            with contextlib.closing(Memory(os.dup(fds[slot]))) as memory, memory.view(nbytes) as view:
+                fill(view)
             sound = is_sound(fds[slot], version, token, nbytes)
             sound = sound and segments.read_manifest(fds[slot], version).rank == rank
             _check(sound, f"snapshot {version} of rank {rank}")
@@ -156,13 +137,6 @@ def _empty(shared: Shared, rank: Rank, slot: int, fd: int, state: int) -> None:
 def _check(sound: bool, what: str) -> None:
     if not sound:
         raise SnapshotError(f"{what} arrived damaged")
-
-
-def _fill(fd: int, nbytes: int, fill: Callable[[memoryview], None]) -> None:
-    size = max(os.fstat(fd).st_size, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
-    os.ftruncate(fd, size)
-    with mmap.mmap(fd, size) as mapped, memoryview(mapped) as whole, whole[:nbytes] as view:
-        fill(view)
 
 
 def _ask(  # noqa: PLR0913 - what is asked for

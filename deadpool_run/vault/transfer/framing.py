@@ -1,11 +1,10 @@
-"""Bytes between vaults: small frames, and segments as pieces that carry their own checksum.
+"""Bytes between vaults: small frames, and segments as pieces with checksums.
 
-A frame is its length (4 bytes, big-endian) and a header as JSON (`headers`). A segment, or what is wanted of it, is sent as pieces of at
-most `PIECE_BYTES`, each behind its length and CRC-32, and ends with a piece of no bytes that says whether the whole was
-one content: a segment may be overwritten while it is read. The checksum is taken from the segment before `sendfile` gives the same pages to the
-socket, so that pages which change on their way are found out by the receiver.
+A frame is its length (4 bytes, big-endian) and a header as JSON (`headers`). Ranges of a segment are sent as pieces of up to
+`PIECE_BYTES`, each after its length and CRC-32. An empty piece at the end says whether the segment was overwritten meanwhile.
+The checksum is computed before `sendfile` gives the same pages to the socket: the receiver detects pages that change later.
 
-All sockets block, with time-outs of the kernel: a peer that neither reads nor answers for `TIMEOUT_S` is an `OSError`.
+All sockets block, with timeouts of the kernel: a peer that neither reads nor answers for `TIMEOUT_S` is an `OSError`.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ PIECE_BYTES = 1 << 20
 """Small enough to stay in a core's cache between its checksum and its copy."""
 
 Range = tuple[int, int]
-"""Of bytes: the first, and the first behind it."""
+"""The first byte, and the first byte after the range."""
 
 _LENGTH = struct.Struct(">I")
 _PIECE = struct.Struct("<II")
@@ -37,17 +36,17 @@ _RATE_S = 5
 
 
 class Outcome(IntEnum):
-    """How a segment came."""
+    """How a segment arrived."""
 
     WHOLE = 0
     TORN = 1
-    """Its sender saw it change while it was being sent."""
+    """It changed while it was sent."""
     DAMAGED = 2
-    """It is not what its sender read."""
+    """Its bytes are not those that the sender read."""
 
 
 class Bucket:
-    """Bounds the bytes a second of all who share it. Their turns are in the order in which they ask."""
+    """Limits the bytes per second of all threads that share it, in the order in which they ask."""
 
     def __init__(self, bytes_per_s: int | None, closing: threading.Event) -> None:
         self._rate = bytes_per_s
@@ -56,7 +55,7 @@ class Bucket:
         self._next = 0.0
 
     def take(self, nbytes: int) -> None:
-        """Wait until so many bytes may be sent, or until closing."""
+        """Wait until `nbytes` bytes may be sent, or until closing."""
         if self._rate is None:
             return
         now = time.monotonic()
@@ -67,36 +66,32 @@ class Bucket:
 
 
 class Meter:
-    """Counts bytes, and their rate over the last seconds. Safe to use from any thread."""
+    """Counts bytes, and their rate over the last seconds. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._total = 0
+        self.total = 0
+        """Bytes so far."""
         self._seconds: dict[int, int] = {}
 
     def add(self, nbytes: int) -> None:
-        """Count bytes that went now."""
+        """Count bytes now."""
         second = int(time.monotonic())
         with self._lock:
-            self._total += nbytes
+            self.total += nbytes
             self._seconds[second] = self._seconds.get(second, 0) + nbytes
             for old in [each for each in self._seconds if each < second - _RATE_S]:
                 del self._seconds[old]
 
-    @property
-    def total(self) -> int:
-        """Bytes so far."""
-        return self._total
-
     def rate(self) -> float:
-        """Return the bytes a second over the last whole seconds."""
+        """Return the bytes per second over the last whole seconds."""
         now = int(time.monotonic())
         with self._lock:
             return sum(n for second, n in self._seconds.items() if now - _RATE_S <= second < now) / _RATE_S
 
 
 def prepare(sock: socket.socket) -> None:
-    """Set the socket's time-outs, and have a peer found out that vanishes in silence."""
+    """Set the socket's timeouts, and keepalive to detect a peer that vanishes."""
     sock.setblocking(True)
     limit = _TIMEVAL.pack(int(TIMEOUT_S), int(TIMEOUT_S % 1 * 1e6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -109,7 +104,7 @@ def prepare(sock: socket.socket) -> None:
 
 
 def shut_down(sock: socket.socket) -> None:
-    """End every wait on the socket, in whatever thread; its own thread closes it."""
+    """End every wait on the socket, in any thread; its own thread closes it."""
     with contextlib.suppress(OSError):  # it is closed, or was never connected
         sock.shutdown(socket.SHUT_RDWR)
 
@@ -122,7 +117,7 @@ def send_frame(sock: socket.socket, body: bytes) -> None:
 def receive_frame(sock: socket.socket, *, idle: Callable[[], bool] = lambda: False) -> bytes | None:
     """Return the next frame's body, or None if the peer hung up before it. Raises OSError and `ProtocolError`.
 
-    `idle` is asked whenever nothing came for `TIMEOUT_S`: whether to wait on.
+    `idle` is called after each `TIMEOUT_S` without a byte, and returns whether to wait longer.
     """
     head = bytearray(_LENGTH.size)
     while True:
@@ -144,7 +139,7 @@ def receive_frame(sock: socket.socket, *, idle: Callable[[], bool] = lambda: Fal
 
 
 def receive_into(sock: socket.socket, view: memoryview) -> None:
-    """Fill `view`. Raises OSError, also if the peer hangs up or nothing comes for `TIMEOUT_S`."""
+    """Fill `view`. Raises OSError, also if the peer hangs up or sends nothing for `TIMEOUT_S`."""
     while view:
         count = sock.recv_into(view, 0, socket.MSG_WAITALL)
         if count == 0:
@@ -162,9 +157,9 @@ def send_segment(  # noqa: PLR0913 - what is sent, where, and under which bounds
     meter: Meter,
     end: bool = True,
 ) -> Outcome:
-    """Send these ranges of a file, from byte to byte. `still` tells whether nothing of it has changed. Raises OSError.
+    """Send these ranges of a file while `still` is true. Raises OSError.
 
-    Returns `TORN` as soon as something has; what was sent of it is then no segment. Without `end` that is not said yet.
+    Returns `TORN` as soon as it is false. Without `end`, the caller sends the outcome with `end_segment`.
     """
     outcome = Outcome.WHOLE if still() else Outcome.TORN
     last = max((end for _, end in ranges), default=0)
@@ -186,7 +181,7 @@ def send_segment(  # noqa: PLR0913 - what is sent, where, and under which bounds
 
 
 def end_segment(sock: socket.socket, outcome: Outcome) -> None:
-    """Say what became of a segment, behind its last piece. Raises OSError."""
+    """Send the outcome of a segment, after its last piece. Raises OSError."""
     sock.sendall(_PIECE.pack(0, outcome))
 
 
@@ -204,13 +199,11 @@ def _send_file(sock: socket.socket, fd: int, offset: int, end: int) -> None:
         offset += count
 
 
-def receive_segment(
-    sock: socket.socket, view: memoryview, meter: Meter, ranges: Sequence[Range] | None = None
-) -> Outcome:
-    """Fill these ranges of `view` (None: all of it), which has the segment's size. Raises OSError and `ProtocolError`."""
+def receive_segment(sock: socket.socket, view: memoryview, meter: Meter, ranges: Sequence[Range]) -> Outcome:
+    """Fill these ranges of `view`, which has the segment's size. Raises OSError and `ProtocolError`."""
     head = bytearray(_PIECE.size)
     outcome = Outcome.WHOLE
-    pieces = _pieces([(0, len(view))] if ranges is None else ranges)
+    pieces = _pieces(ranges)
     while True:
         receive_into(sock, memoryview(head))
         length, number = _PIECE.unpack(head)

@@ -1,8 +1,8 @@
 """Headers between vaults: requests and answers around segments, with their bounds.
 
-An owner sends `Put`, and over further connections `PartHeader`; a node with a replacement sends `Get`. A `Put` is answered with `Go` and
-after the segment with `HeldVersions`, with `HeldVersions` at once if this very content is there, or with `No`. A `Get` is answered with `Have`, which
-the segment follows, or with `No`.
+An owner sends `Put`, and `PartHeader` over further connections. The answer is `Go`, then `HeldVersions` after the segment; or
+`HeldVersions` at once, if the content is there already; or `No`. A node with a replacement sends `Get`. The answer is `Have` and
+the segment, or `No`.
 """
 
 import os
@@ -39,7 +39,7 @@ _Identities = Annotated[list[Identity], Meta(max_length=_MAX_HELD)]
 
 
 class Put(Tagged):
-    """Offers a copy of a rank's snapshot, or of its transcript (`version` is None). `held` is what the owner itself holds."""
+    """Offers a copy of a rank's snapshot, or of its transcript (`version` is None). `held` are the owner's own snapshots."""
 
     rank: _Rank
     version: _Version | None
@@ -48,14 +48,14 @@ class Put(Tagged):
     timeline: _Number
     held: _Identities
     compare: bool = False
-    """Whether chunks are looked for first (`dedup`). Only in snapshots."""
+    """Whether to search for equal chunks first (`dedup`). Only for snapshots."""
     of: _PartCount = 1
     delivery: _Token | None = None
-    """Set where there are several parts: the first follows here, and `PartHeader` brings the others."""
+    """Needed if there are several parts: the first follows here, the others after their `PartHeader`."""
 
 
 class PartHeader(Tagged):
-    """Brings part number `part` of `of` of a delivery, over a connection of its own. The bytes follow."""
+    """Announces part `part` of `of` of a delivery, over a connection of its own. The bytes follow."""
 
     delivery: _Token
     part: Annotated[int, Meta(ge=1)]
@@ -90,7 +90,7 @@ class HeldVersions(Tagged):
 
 
 class Have(Tagged):
-    """Announces a segment, and into how many parts it is cut. The part that was asked for follows."""
+    """Announces a segment of `of` parts. The requested part follows."""
 
     nbytes: _SegmentBytes
     token: _Token
@@ -109,10 +109,7 @@ def send(sock: socket.socket, header: Request | Answer) -> None:
 
 
 def receive_request(sock: socket.socket, world_size: int, idle: Callable[[], bool]) -> Request | None:
-    """Return the next request, or None if the peer hung up before it. Raises OSError and `ProtocolError`.
-
-    `idle` is asked whenever nothing came for `framing.TIMEOUT_S`: whether to wait on.
-    """
+    """Return the next request, or None if the peer hung up before it, as `framing.receive_frame` does."""
     body = framing.receive_frame(sock, idle=idle)
     if body is None:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.segments import blob_bytes, blob_identity, create_memory, whole_pages
+from deadpool_run.vault.segments import blob_header, create_memory, whole_pages
 from deadpool_run.vault.vault import Held, Segments, Vault
 
 Token = bytes
@@ -76,12 +76,15 @@ class _Rank:
     spares: list[Memory] = field(default_factory=list)
     timeline: int = 0
 
+    def snapshots(self) -> dict[Version, Copy]:
+        return {version: copy for version, copy in self.copies.items() if version is not TRANSCRIPT}
+
 
 class Replicas:
     """The copies of a node."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._ranks: dict[Rank, _Rank] = {}
         self._kept: frozenset[Rank] = frozenset()
         self._timeline = 0
@@ -93,35 +96,29 @@ class Replicas:
         with self._lock:
             self._kept = frozenset(ranks)
             for rank in self._ranks.keys() - self._kept:
-                self._drop(rank)
+                self.drop(rank)
 
     def discard_above(self, timeline: int, version: Version) -> None:
         """Drop newer versions of older timelines, and refuse later deliveries of older timelines."""
         with self._lock:
             self._timeline = timeline
             for own in self._ranks.values():
-                for copy in list(own.copies.values()):
-                    if copy.version is not TRANSCRIPT and copy.version > version and copy.timeline < timeline:
-                        self._free(own, own.copies.pop(copy.version))
+                self._free_older(own, timeline, {each for each in own.snapshots() if each > version})
 
     def renew(self, timeline: int) -> None:
         """Drop everything of older timelines."""
         with self._lock:
             self._timeline = timeline
             for rank, own in list(self._ranks.items()):
-                for copy in list(own.copies.values()):
-                    if copy.timeline < timeline:
-                        self._free(own, own.copies.pop(copy.version))
+                self._free_older(own, timeline, set(own.copies))
                 if not own.copies:
-                    self._drop(rank)
+                    self.drop(rank)
 
     def versions(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, the versions of a rank; none without its transcript."""
         with self._lock:
-            own = self._ranks.get(rank)
-            if own is None or TRANSCRIPT not in own.copies:
-                return ()
-            return tuple(sorted(version for version in own.copies if version is not TRANSCRIPT))
+            own = self._ranks.get(rank, _Rank())
+            return tuple(sorted(own.snapshots())) if TRANSCRIPT in own.copies else ()
 
     def ranks(self) -> dict[Rank, tuple[Version, ...]]:
         """Return `versions` of each rank."""
@@ -130,15 +127,14 @@ class Replicas:
     def held(self) -> dict[Rank, tuple[Version, ...]]:
         """Return the versions of each rank, with a transcript or without."""
         with self._lock:
-            return {
-                rank: tuple(version for version in own.copies if version is not TRANSCRIPT)
-                for rank, own in self._ranks.items()
-            }
+            return {rank: tuple(own.snapshots()) for rank, own in self._ranks.items()}
 
     def drop(self, rank: Rank) -> None:
         """Drop all copies of the rank."""
         with self._lock:
-            self._drop(rank)
+            own = self._ranks.pop(rank, _Rank())
+            for memory in (*(copy.memory for copy in own.copies.values()), *own.spares):
+                memory.close()
 
     def move_to(self, vault: Vault, rank: Rank, *, left: bool = True) -> bool:
         """Turn the copies of a rank into its own memory here; False without a snapshot and a transcript.
@@ -146,18 +142,14 @@ class Replicas:
         Without `left`, snapshots that the rank left behind do not count.
         """
         with self._lock:
-            own = self._ranks.get(rank)
-            found = {} if own is None else own.copies
-            newest = sorted(
-                (v for v, copy in found.items() if v is not TRANSCRIPT and (left or not copy.left_behind)), reverse=True
-            )
-            if own is None or TRANSCRIPT not in found or not newest:
+            own = self._ranks.get(rank, _Rank())
+            newest = sorted((v for v, copy in own.snapshots().items() if left or not copy.left_behind), reverse=True)
+            if TRANSCRIPT not in own.copies or not newest:
                 return False
             transcript = own.copies.pop(TRANSCRIPT).memory.give()
-            newest = newest[:2]
-            fds = [own.copies.pop(version).memory.give() for version in newest]
-            self._drop(rank)
-        vault.put(rank, (fds[0], fds[1] if len(fds) > 1 else None), transcript)
+            fds = [own.copies.pop(version).memory.give() for version in newest[:2]]
+            self.drop(rank)
+        vault.put(rank, fds, transcript)
         return True
 
     def take_over(self, rank: Rank, timeline: int, segments: Segments, held: Collection[Held]) -> None:
@@ -172,11 +164,11 @@ class Replicas:
                     self._add(own, Copy(part.version, part.token, part.nbytes, timeline, Memory(fd), left_behind=True))
                 else:
                     os.close(fd)
-            nbytes = blob_bytes(segments.transcript)
-            if nbytes is None:
+            header = blob_header(segments.transcript)
+            if header is None:
                 os.close(segments.transcript)
             else:
-                token = blob_identity(segments.transcript)
+                nbytes, token = header
                 self._add(own, Copy(TRANSCRIPT, token, nbytes, timeline, Memory(segments.transcript)))
 
     def close(self) -> None:
@@ -184,14 +176,17 @@ class Replicas:
         with self._lock:
             self._kept = frozenset()
             for rank in list(self._ranks):
-                self._drop(rank)
+                self.drop(rank)
 
     # --- for receivers -------------------------------------------------------------------------------------------
 
     def refusal(self, rank: Rank, timeline: int) -> str | None:
         """Return why deliveries of the rank in this timeline are refused; None if they are not."""
         with self._lock:
-            return self._refusal(rank, timeline)
+            if rank not in self._kept:
+                return "this node does not keep copies of the rank"
+            newest = max(self._timeline, self._ranks.get(rank, _Rank()).timeline)
+            return f"timeline {timeline} is older than {newest}" if timeline < newest else None
 
     def spare(self, rank: Rank, version: Version | None) -> Memory:
         """Return memory to receive into; the caller owns it until `add` or `put_back`."""
@@ -213,10 +208,10 @@ class Replicas:
     def has(self, rank: Rank, copy: Version | None, token: Token, timeline: int) -> bool:
         """Return whether this content is here; it then belongs to this timeline, too."""
         with self._lock:
-            own = self._ranks.get(rank)
-            held = None if own is None else own.copies.get(copy)
-            if own is None or held is None or held.token != token:
+            held = self._copy(rank, copy)
+            if held is None or held.token != token:
                 return False
+            own = self._ranks[rank]
             held.timeline = own.timeline = max(own.timeline, timeline)
             held.left_behind = False
             return True
@@ -224,7 +219,7 @@ class Replicas:
     def add(self, rank: Rank, copy: Copy) -> str | None:
         """Add a complete copy. Or free it, and return why it is refused by now."""
         with self._lock:
-            refusal = self._refusal(rank, copy.timeline)
+            refusal = self.refusal(rank, copy.timeline)
             if refusal is not None:
                 copy.memory.close()
                 return refusal
@@ -236,24 +231,16 @@ class Replicas:
     def trim(self, rank: Rank, timeline: int, kept: Collection[tuple[Version, Token]]) -> list[tuple[Version, Token]]:
         """Drop copies that the owner does not hold, unless a newer timeline is known; return the rest."""
         with self._lock:
-            own = self._ranks.get(rank)
-            if own is None:
-                return []
-            left = []
-            for version, copy in list(own.copies.items()):
-                if version is TRANSCRIPT:
-                    continue
+            own = self._ranks.get(rank, _Rank())
+            for version, copy in own.snapshots().items():
                 if timeline >= own.timeline and (version, copy.token) not in kept:
                     self._free(own, own.copies.pop(version))
-                else:
-                    left.append((version, copy.token))
-            return sorted(left)
+            return sorted((version, copy.token) for version, copy in own.snapshots().items())
 
     def transcript(self, rank: Rank) -> Token | None:
         """Return the token of the rank's transcript, if it is here."""
         with self._lock:
-            own = self._ranks.get(rank)
-            copy = None if own is None else own.copies.get(TRANSCRIPT)
+            copy = self._copy(rank, TRANSCRIPT)
             return None if copy is None else copy.token
 
     # --- for senders ---------------------------------------------------------------------------------------------
@@ -261,8 +248,7 @@ class Replicas:
     def open(self, rank: Rank, version: Version | None) -> tuple[Copy, int] | None:
         """Return a copy and a descriptor to read it, both for `shut`; None if it is not here."""
         with self._lock:
-            own = self._ranks.get(rank)
-            copy = None if own is None else own.copies.get(version)
+            copy = self._copy(rank, version)
             if copy is None:
                 return None
             copy.readers += 1
@@ -271,8 +257,7 @@ class Replicas:
     def still(self, rank: Rank, copy: Copy) -> bool:
         """Return whether the copy is still held."""
         with self._lock:
-            own = self._ranks.get(rank)
-            return own is not None and own.copies.get(copy.version) is copy
+            return self._copy(rank, copy.version) is copy
 
     def shut(self, copy: Copy, fd: int) -> None:
         """Close a reader's descriptor."""
@@ -282,18 +267,20 @@ class Replicas:
 
     # --- with the lock held --------------------------------------------------------------------------------------
 
-    def _refusal(self, rank: Rank, timeline: int) -> str | None:
-        if rank not in self._kept:
-            return "this node does not keep copies of the rank"
-        own = self._ranks.get(rank)
-        newest = max(self._timeline, 0 if own is None else own.timeline)
-        return f"timeline {timeline} is older than {newest}" if timeline < newest else None
+    def _copy(self, rank: Rank, version: Version | None) -> Copy | None:
+        return self._ranks.get(rank, _Rank()).copies.get(version)
 
     def _add(self, own: _Rank, copy: Copy) -> None:
         old = own.copies.pop(copy.version, None)
         own.copies[copy.version] = copy
         if old is not None:
             self._free(own, old)
+
+    def _free_older(self, own: _Rank, timeline: int, versions: Collection[Version | None]) -> None:
+        """Free those of these versions that came in an older timeline."""
+        for version in versions:
+            if own.copies[version].timeline < timeline:
+                self._free(own, own.copies.pop(version))
 
     def _free(self, own: _Rank, copy: Copy) -> None:
         """Reuse a copy's memory, unless a reader still uses it."""
@@ -306,13 +293,4 @@ class Replicas:
         if len(own.spares) < _MAX_SPARES:
             own.spares.append(memory)
         else:
-            memory.close()
-
-    def _drop(self, rank: Rank) -> None:
-        own = self._ranks.pop(rank, None)
-        if own is None:
-            return
-        for copy in own.copies.values():
-            copy.memory.close()
-        for memory in own.spares:
             memory.close()

@@ -11,17 +11,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
-from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.vault.transfer import fetch as fetching
-from deadpool_run.vault.transfer.catalog import Captures, Shared, Timeline
-from deadpool_run.vault.transfer.fetch import FetchTask
-from deadpool_run.vault.transfer.framing import Bucket, Meter
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.transfer.catalog import Shared
+from deadpool_run.vault.transfer.fetch import FetchTask, fetch_snapshot, fetch_transcript
+from deadpool_run.vault.transfer.framing import Bucket
 from deadpool_run.vault.transfer.receiver import Served
-from deadpool_run.vault.transfer.replicas import Memory, Replicas
+from deadpool_run.vault.transfer.replicas import Memory
 from deadpool_run.vault.transfer.sender import Dial, LocalVersions, ReplicationLink
-from deadpool_run.vault.transfer.streams import StreamPool, StripedReceives
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
 
@@ -61,50 +60,34 @@ class Replicator:
         snapshot.
         """
         closing = threading.Event()
-        self._shared = Shared(
-            vault=vault,
-            replicas=Replicas(),
-            timeline=Timeline(),
-            captures=Captures(),
-            striped_receives=StripedReceives(),
-            streams=streams,
-            bucket=Bucket(bandwidth, closing),
-            sent=Meter(),
-            received=Meter(),
-            deduplicated=Meter(),
-            closing=closing,
-        )
+        self._shared = Shared(vault, streams, Bucket(bandwidth, closing), closing)
         self._vault = vault
         self._loop = loop
         self._dial = dial
         self._on_safe = on_safe
         self._floor: Version | None = None
         self._local: dict[Rank, LocalVersions] = {}
-        self._links: dict[Rank, dict[NodeId, ReplicationLink]] = {}
-        self._peers: dict[Rank, tuple[Peer, ...]] = {}
+        self._links: dict[Rank, dict[Peer, ReplicationLink]] = {}
+        """Of each rank that lives here and whose buddies are known."""
         self._reported: dict[Rank, _Safe] = {}
-        self._fetch_tasks: dict[Rank, FetchTask] = {}
+        self._fetch_tasks: dict[Rank, FetchTask[Any]] = {}
         self._served: list[Served] = []
-        self._ending: list[ReplicationLink | FetchTask] = []
+        self._ending: list[ReplicationLink | FetchTask[Any]] = []
         self._fetched = (0, 0.0)
 
     # --- buddies -------------------------------------------------------------------------------------------------
 
     def set_buddies(self, buddies: Mapping[Rank, tuple[Peer, ...]]) -> None:
         """Copy only these ranks, which live here, to these peers from now on."""
-        for rank in self._peers.keys() - buddies.keys():
-            self._reported.pop(rank, None)
-            for link in self._links.pop(rank, {}).values():
-                self._end(link)
-        before, self._peers = self._peers, dict(buddies)
+        for rank in self._links.keys() - buddies.keys():
+            self._end_links(rank)
         for rank, peers in buddies.items():
             links = self._links.setdefault(rank, {})
-            kept = {peer.node for peer in peers if peer in before.get(rank, ())}
-            for node in links.keys() - kept:
-                self._end(links.pop(node))
+            for peer in links.keys() - set(peers):
+                self._end(links.pop(peer))
             for peer in peers:
-                if peer.node not in links:
-                    links[peer.node] = ReplicationLink(
+                if peer not in links:
+                    links[peer] = ReplicationLink(
                         rank=rank,
                         peer=peer,
                         local=self._local_of(rank),
@@ -123,12 +106,12 @@ class Replicator:
     def captured(self, rank: Rank, version: Version) -> None:
         """Note that the rank's worker has captured this version."""
         self._local_of(rank).captured(version)
-        self._shared.captures.notify()
+        self._notify_captures()
         self._wake(rank)
 
     def skipped(self) -> None:
         """Note that a rank's worker skipped a capture; the rank's entry has the version."""
-        self._shared.captures.notify()
+        self._notify_captures()
 
     def sealed(self, rank: Rank) -> None:
         """Note that the rank's transcript is complete."""
@@ -143,10 +126,7 @@ class Replicator:
         """Note that the rank moved to another node: its memory here becomes a copy, which `keep` may drop."""
         self._cancel_fetch(rank)
         held = [] if rank not in self._local else self._local.pop(rank).held()
-        for link in self._links.pop(rank, {}).values():
-            self._end(link)
-        self._peers.pop(rank, None)
-        self._reported.pop(rank, None)
+        self._end_links(rank)
         segments = self._vault.take(rank)
         if segments is not None:
             self._shared.replicas.take_over(rank, self._shared.timeline.number, segments, held)
@@ -163,15 +143,10 @@ class Replicator:
         """Drop all copies, because the world starts again. The caller renews the vault and sets new buddies."""
         self._floor = None
         self._local.clear()
-        for fetch_task in self._fetch_tasks.values():
-            self._end(fetch_task)
-        self._fetch_tasks.clear()
-        for links in self._links.values():
-            for link in links.values():
-                self._end(link)
-        self._links.clear()
-        self._peers.clear()
-        self._reported.clear()
+        for rank in list(self._fetch_tasks):
+            self._cancel_fetch(rank)
+        for rank in list(self._links):
+            self._end_links(rank)
         self._shared.replicas.renew(timeline)
         self._begin(timeline)
 
@@ -181,9 +156,7 @@ class Replicator:
         """Return, oldest first, the available versions of the rank; none without its transcript."""
         if not self._vault.lives_here(rank):
             return self._shared.replicas.versions(rank)
-        return (
-            () if not self._vault.has_transcript(rank) else tuple(held.version for held in self._local_of(rank).held())
-        )
+        return tuple(held.version for held in self._local_of(rank).held()) if self._vault.has_transcript(rank) else ()
 
     def seat(self, rank: Rank, source: Peer | None, done: Done) -> None:
         """Prepare the rank's memory here for a replacement, then call `done` with the error, or None.
@@ -195,7 +168,7 @@ class Replicator:
         here = source is None and self._vault.has_transcript(rank)
         moved = not here and self._shared.replicas.move_to(self._vault, rank, left=source is None)
         if source is not None and not moved:
-            self._fetch_tasks[rank] = self._fetch_transcript(rank, source, done)
+            self._fetch_transcript(rank, source, done)
             return
         self._cancel_fetch(rank)
         if moved:
@@ -207,16 +180,10 @@ class Replicator:
 
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """Fetch this version into the rank's slots here, which then hold nothing else; call `done` as `seat` does."""
-        timeline = self._shared.timeline.number
         began = time.monotonic()
-        nbytes = 0
 
-        def act(sock: socket.socket, stream_pool: StreamPool) -> None:
-            nonlocal nbytes
-            nbytes = fetching.fetch_snapshot(sock, stream_pool, self._shared, rank, version, timeline)
-
-        def end(failure: str | None) -> None:
-            if failure is None:
+        def end(nbytes: int | None, failure: str | None) -> None:
+            if nbytes is not None and failure is None:
                 self._fetched = (nbytes, time.monotonic() - began)
                 self._local_of(rank).captured(version)
             self._seated(rank, done, failure)
@@ -225,42 +192,36 @@ class Replicator:
             name=f"fetch-{rank}",
             peer=source,
             dial=self._dial,
-            act=act,
-            on_end=lambda why: self._call(end, why),
+            act=partial(fetch_snapshot, self._shared, rank, version, self._shared.timeline.number),
+            on_end=partial(self._call, end),
             after=self._cancel_fetch(rank),
         )
 
-    def _fetch_transcript(self, rank: Rank, source: Peer, done: Done) -> FetchTask:
-        fetched: list[Memory] = []
-        timeline = self._shared.timeline.number
-
-        def act(sock: socket.socket, _: StreamPool) -> None:
-            fetched.append(fetching.fetch_transcript(sock, self._shared, rank, timeline))
-
-        def end(failure: str | None) -> None:
-            if fetched and self._fetch_tasks.get(rank) is fetch_task:
-                self._vault.put(rank, (None, None), fetched.pop().give())
+    def _fetch_transcript(self, rank: Rank, source: Peer, done: Done) -> None:
+        def end(memory: Memory | None, failure: str | None) -> None:
+            if memory is not None and self._fetch_tasks.get(rank) is fetch_task:
+                self._vault.put(rank, (), memory.give())
                 self._shared.replicas.drop(rank)
-            elif fetched:
-                fetched.pop().close()
+            elif memory is not None:
+                memory.close()
                 failure = failure or "the fetch was cancelled"
             self._seated(rank, done, failure)
 
-        def on_end(why: str | None) -> None:
-            if not self._call(end, why) and fetched:
-                fetched.pop().close()
+        def on_end(memory: Memory | None, failure: str | None) -> None:
+            if not self._call(end, memory, failure) and memory is not None:
+                memory.close()
 
         fetch_task = FetchTask(
             name=f"seat-{rank}",
             peer=source,
             dial=self._dial,
-            act=act,
+            act=partial(fetch_transcript, self._shared, rank, self._shared.timeline.number),
             on_end=on_end,
             after=self._cancel_fetch(rank),
         )
-        return fetch_task
+        self._fetch_tasks[rank] = fetch_task
 
-    def _cancel_fetch(self, rank: Rank) -> FetchTask | None:
+    def _cancel_fetch(self, rank: Rank) -> FetchTask[Any] | None:
         fetch_task = self._fetch_tasks.pop(rank, None)
         if fetch_task is not None:
             self._end(fetch_task)
@@ -311,12 +272,12 @@ class Replicator:
         """End every thread and free all memory except the vault's. Blocks a short time; nothing is reported afterwards."""
         self._shared.closing.set()
         self._shared.striped_receives.close()
-        running: list[ReplicationLink | FetchTask | Served] = [
+        running: list[ReplicationLink | FetchTask[Any] | Served] = [
             *self._ending,
             *self._fetch_tasks.values(),
             *self._served,
+            *(link for links in self._links.values() for link in links.values()),
         ]
-        running += [link for links in self._links.values() for link in links.values()]
         for each in running:
             each.stop()
         deadline = time.monotonic() + _CLOSE_S
@@ -329,8 +290,12 @@ class Replicator:
 
     def _begin(self, timeline: int) -> None:
         self._shared.timeline.begin(timeline)
-        for rank in self._peers.keys() | self._local.keys():
+        for rank in self._links.keys() | self._local.keys():
             self._wake(rank)
+
+    def _notify_captures(self) -> None:
+        with self._shared.captures:
+            self._shared.captures.notify_all()
 
     def _wake(self, rank: Rank) -> None:
         for link in self._links.get(rank, {}).values():
@@ -339,9 +304,10 @@ class Replicator:
 
     def _report(self, rank: Rank) -> None:
         """Report what is safe, if it has changed; nothing before the rank's buddies are known."""
-        if rank not in self._peers or self._shared.closing.is_set():
+        links = self._links.get(rank)
+        if links is None or self._shared.closing.is_set():
             return
-        timeline, links = self._shared.timeline.number, self._links.get(rank, {})
+        timeline = self._shared.timeline.number
         if links:
             holdings = [link.safe(timeline) for link in links.values()]
             common = frozenset.intersection(*(held for held, _ in holdings))
@@ -366,7 +332,12 @@ class Replicator:
             return True
         return False
 
-    def _end(self, each: ReplicationLink | FetchTask) -> None:
+    def _end_links(self, rank: Rank) -> None:
+        self._reported.pop(rank, None)
+        for link in self._links.pop(rank, {}).values():
+            self._end(link)
+
+    def _end(self, each: ReplicationLink | FetchTask[Any]) -> None:
         each.stop()
         self._ending = [other for other in self._ending if other.thread.is_alive()]
         self._ending.append(each)

@@ -104,13 +104,11 @@ class ReplicationLink:
         self._peer = peer
         self._local = local
         self._shared = shared
-        self._dial = dial
         self._on_change = on_change
         self._changed = threading.Condition()
         self._known = _Known(shared.timeline.number)
         self._history = ChunkHistory()
         self._stream_pool = StreamPool(lambda: dial(peer.address, peer.port))
-        self._sock: socket.socket | None = None
         self._stopping = False
         self._woken = True
         self._failed_at = 0.0
@@ -131,8 +129,6 @@ class ReplicationLink:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-            if self._sock is not None:
-                framing.shut_down(self._sock)
         self._stream_pool.shut_down()
 
     def safe(self, timeline: int) -> tuple[frozenset[Identity], bytes | None]:
@@ -150,7 +146,7 @@ class ReplicationLink:
                 done = self._deliver(offer)
             except (OSError, ProtocolError) as error:
                 _LOG.debug("rank %d cannot be copied to %s: %s", self._rank, self._peer.node, error)
-                self._hang_up()
+                self._stream_pool.close()
             finally:
                 offer.source.close()
             with self._changed:
@@ -158,7 +154,7 @@ class ReplicationLink:
                 self._failed_at = 0.0 if done else time.monotonic()
                 self._retry_s = _RETRY_S[0] if done else min(self._retry_s * 2, _RETRY_S[1])
                 self._woken |= done
-        self._hang_up()
+        self._stream_pool.close()
 
     def _await_offer(self) -> _Offer | None:
         """Wait until there is something to send; None: stop."""
@@ -201,7 +197,7 @@ class ReplicationLink:
 
     def _deliver(self, offer: _Offer) -> bool:
         """Send the chunks that the buddy does not have. False: try again later. Raises OSError and `ProtocolError`."""
-        sock = self._connected()
+        sock = self._stream_pool.first()
         nbytes = offer.source.nbytes
         asked = [] if offer.version is TRANSCRIPT else self._history.worth_asking(nbytes)
         found: set[int] | None = None
@@ -224,7 +220,7 @@ class ReplicationLink:
         if isinstance(answer, headers.Go):
             found = dedup.ask(sock, offer.source.fd, nbytes, asked, offer.source.still) if asked else set()
             left = dedup.rest(nbytes, found)
-            self._send(sock, offer, delivery, streams.cut(left, parts))
+            self._send(offer, delivery, streams.cut(left, parts))
             answer = headers.receive_answer(sock)
             deduplicated = nbytes - sum(end - begin for begin, end in left)
         if not isinstance(answer, headers.HeldVersions):
@@ -236,7 +232,7 @@ class ReplicationLink:
         self._learn(offer, answer)
         return True
 
-    def _send(self, sock: socket.socket, offer: _Offer, delivery: bytes, parts: list[list[Range]]) -> None:
+    def _send(self, offer: _Offer, delivery: bytes, parts: list[list[Range]]) -> None:
         """Send each part over its own connection. Raises OSError.
 
         The first part ends last: the buddy waits for its end, and so learns at once if another connection breaks.
@@ -256,8 +252,8 @@ class ReplicationLink:
                 )
             )
 
-        self._stream_pool.work([partial(send, part) for part in range(1, len(parts))], lambda: send(0, sock))
-        framing.end_segment(sock, max(outcomes))
+        self._stream_pool.work(*(partial(send, part) for part in range(len(parts))))
+        framing.end_segment(self._stream_pool.first(), max(outcomes))
 
     def _learn(self, offer: _Offer, answer: headers.HeldVersions) -> None:
         if offer.version is TRANSCRIPT and answer.transcript != offer.source.token:
@@ -269,20 +265,3 @@ class ReplicationLink:
                 self._known.last = offer.version
             self._known.held, self._known.transcript = answer.held, answer.transcript
         self._on_change(self._rank)
-
-    def _connected(self) -> socket.socket:
-        if self._sock is None:
-            sock = self._dial(self._peer.address, self._peer.port)
-            with self._changed:
-                self._sock = sock
-                if self._stopping:
-                    raise ConnectionError("the link was stopped")
-            framing.prepare(sock)
-        return self._sock
-
-    def _hang_up(self) -> None:
-        with self._changed:
-            sock, self._sock = self._sock, None
-        if sock is not None:
-            sock.close()
-        self._stream_pool.close()

@@ -1,10 +1,10 @@
 """Several connections for one segment, each with a part of its bytes: one connection may not fill the link.
 
-The first connection of a delivery carries the messages, with the number of parts (`of`). Each of the others announces
-which part of which delivery it brings, `headers.Part`, and the bytes follow as `framing` has them.
-Both ends divide the bytes in the same way, so that no further message is needed.
+The first connection of a delivery carries the messages, with the number of parts (`of`). Each of the others announces its part
+with a `headers.PartHeader`, and the bytes follow as in `framing`. Both ends divide the bytes in the same way.
 """
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -42,7 +42,10 @@ def cut(ranges: Sequence[Range], count: int) -> list[list[Range]]:
 
 
 class StreamPool:
-    """The further connections of a delivery, and threads that use them. For one thread, except `shut_down`."""
+    """Connections to one peer, and threads that use them. For one thread, except `shut_down`.
+
+    The first connection carries the messages and a part, each of the others another part.
+    """
 
     def __init__(self, dial: Callable[[], socket.socket]) -> None:
         self._dial = dial
@@ -50,22 +53,24 @@ class StreamPool:
         self._socks: list[socket.socket] = []
         self._stopping = False
 
-    def open(self, count: int) -> int:
-        """Open up to `count` connections; return their number."""
-        try:
-            while len(self._socks) < count:
-                sock = self._dial()
-                with self._lock:
-                    self._socks.append(sock)
-                    if self._stopping:
-                        framing.shut_down(sock)
-                framing.prepare(sock)
-        except OSError:  # continue with fewer
-            pass
-        return min(count, len(self._socks))
+    def first(self) -> socket.socket:
+        """Return the first connection, after opening it if there is none. Raises OSError."""
+        if not self._socks:
+            self._connect()
+        return self._socks[0]
 
-    def work(self, tasks: Sequence[Callable[[socket.socket], object]], own: Callable[[], object]) -> None:
-        """Run each task on a connection of its own, and `own` in this thread. Raises the first error; call `close` then."""
+    def open(self, count: int) -> int:
+        """Open up to `count` connections besides the first; return their number."""
+        with contextlib.suppress(OSError):  # continue with fewer
+            while len(self._socks) <= count:
+                self._connect()
+        return min(count, len(self._socks) - 1)
+
+    def work(self, own: Callable[[socket.socket], object], *tasks: Callable[[socket.socket], object]) -> None:
+        """Run `own` on the first connection in this thread, and each task on another connection in its own thread.
+
+        Raises the first error; call `close` then.
+        """
         failures: list[Exception] = []
 
         def run(task: Callable[[socket.socket], object], sock: socket.socket) -> None:
@@ -73,18 +78,18 @@ class StreamPool:
                 task(sock)
             except Exception as error:  # noqa: BLE001 - it is raised below
                 failures.append(error)
-                self.shut_down()
+                self._end_tasks()
 
         threads = [
             threading.Thread(target=run, args=(task, sock), name="deadpool-part", daemon=True)
-            for task, sock in zip(tasks, self._socks, strict=False)
+            for task, sock in zip(tasks, self._socks[1:], strict=False)
         ]
         for thread in threads:
             thread.start()
         try:
-            own()
+            own(self._socks[0])
         except BaseException:
-            self._shut_down_now()
+            self._end_tasks()
             raise
         finally:
             for thread in threads:
@@ -93,22 +98,31 @@ class StreamPool:
             raise failures[0]
 
     def shut_down(self) -> None:
-        """End every wait on the connections. Safe from any thread."""
+        """End every wait on the connections, and open no others. Safe from any thread."""
         with self._lock:
             self._stopping = True
-        self._shut_down_now()
+            for sock in self._socks:
+                framing.shut_down(sock)
 
     def close(self) -> None:
         """Close the connections; others may be opened."""
         with self._lock:
             socks, self._socks = self._socks, []
-            self._stopping = False
         for sock in socks:
             sock.close()
 
-    def _shut_down_now(self) -> None:
+    def _connect(self) -> None:
+        if not self._stopping:
+            sock = self._dial()
+            with self._lock:
+                self._socks.append(sock)
+            framing.prepare(sock)
+        if self._stopping:
+            raise ConnectionError("the transfer was cancelled")
+
+    def _end_tasks(self) -> None:
         with self._lock:
-            for sock in self._socks:
+            for sock in self._socks[1:]:
                 framing.shut_down(sock)
 
 

@@ -16,17 +16,15 @@ from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.status_page import StatusPage
 from deadpool_run.wire.checkpoints import (
     CheckpointFailed,
-    CheckpointLoaded,
     ChooseCheckpoint,
     FillSlots,
     FromCheckpointer,
     LendSlots,
     LendStatusPage,
-    StepTaken,
     TakeStep,
 )
 from deadpool_run.wire.messages import FrameBuffer, Message, encode
-from deadpool_run.worker.checkpoint.read import LoadedCheckpoint, choose, fill
+from deadpool_run.worker.checkpoint.read import choose, fill
 from deadpool_run.worker.checkpoint.shared import SharedCheckpoint
 from deadpool_run.worker.checkpoint.slots import Slots
 
@@ -76,7 +74,18 @@ def _receive(control: socket.socket) -> tuple[Message, list[int]] | None:
 
 def _answered(order: _Order, slots: Slots, share: SharedCheckpoint) -> FromCheckpointer:
     try:
-        return _done(order, slots, share)
+        match order:
+            case ChooseCheckpoint():
+                return choose(order)
+            case FillSlots():
+                return fill(order, slots)
+            case TakeStep():
+                taken = share.take(order)
+                if order.step == CheckpointStep.COPY:
+                    os.nice(_NICENESS)
+                return taken
+            case _:
+                assert_never(order)
     except VersionGoneError as error:
         return CheckpointFailed(str(error), again=True)
     except DeadpoolError as error:
@@ -84,26 +93,3 @@ def _answered(order: _Order, slots: Slots, share: SharedCheckpoint) -> FromCheck
     except Exception as error:  # noqa: BLE001 - storage behind URLs may raise anything; the job goes on without a checkpoint
         where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         return CheckpointFailed(f"{type(error).__name__}: {where}")
-
-
-def _done(order: _Order, slots: Slots, share: SharedCheckpoint) -> FromCheckpointer:
-    match order:
-        case ChooseCheckpoint():
-            return _loaded(choose(order))
-        case FillSlots():
-            return _loaded(fill(order, slots))
-        case TakeStep():
-            return _take(order, share)
-        case _:
-            assert_never(order)
-
-
-def _take(order: TakeStep, share: SharedCheckpoint) -> StepTaken:
-    taken = share.take(order)
-    if order.step == CheckpointStep.COPY:
-        os.nice(_NICENESS)
-    return taken
-
-
-def _loaded(found: LoadedCheckpoint) -> FromCheckpointer:
-    return CheckpointLoaded(found.version, found.where, found.written, list(found.refused))

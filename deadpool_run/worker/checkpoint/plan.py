@@ -9,14 +9,14 @@ different buffers), the first rank's has that name, and those of other ranks hav
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.distributed.tensor import Placement
+from torch.distributed import tensor
 
 from deadpool_run.ids import Rank
 from deadpool_run.vault import segments
-from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry
+from deadpool_run.vault.segments import Manifest, Placement, SlotRole, TensorEntry
 from deadpool_run.worker.checkpoint.slots import SlotCopy
 from deadpool_run.worker.compat import checkpoints
 from deadpool_run.worker.snapshot.plan import parse_placement
@@ -64,11 +64,8 @@ class Piece:
 def survey(copy: SlotCopy, pool: Executor) -> list[Piece]:
     """Return the pieces of a rank's copy in the manifest's order, without empty ones."""
     entries = [entry for entry in copy.manifest.tensors if entry.nbytes]
-    digests = pool.map(lambda entry: _digest(copy, entry), entries)
     owned = modules_by_optimizer(copy.manifest)
-    return [
-        _piece(copy.rank, entry, _path_of(entry, owned), digest) for entry, digest in zip(entries, digests, strict=True)
-    ]
+    return list(pool.map(lambda entry: _piece(copy.rank, entry, _path_of(entry, owned), _digest(copy, entry)), entries))
 
 
 def assign(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Piece]]:
@@ -130,28 +127,25 @@ def _piece(rank: Rank, entry: TensorEntry, path: Path, digest: str) -> Piece:
     whole = Piece(rank, entry, path, (0,) * len(entry.shape), entry.shape, digest)
     if entry.placement is None:
         return whole
-    offsets = _offsets(entry)
-    return _alone(whole) if offsets is None else Piece(rank, entry, path, offsets, entry.placement.shape, digest)
+    offsets = _offsets(entry, entry.placement)
+    return _alone(whole) if offsets is None else replace(whole, offsets=offsets, size=entry.placement.shape)
 
 
 def _alone(piece: Piece) -> Piece:
     """Return the piece as a private tensor."""
-    path = (private(piece.rank), *piece.path)
-    return Piece(piece.rank, piece.entry, path, (0,) * len(piece.entry.shape), piece.entry.shape, piece.digest)
+    path, shape = (private(piece.rank), *piece.path), piece.entry.shape
+    return replace(piece, path=path, offsets=(0,) * len(shape), size=shape)
 
 
-def _offsets(entry: TensorEntry) -> tuple[int, ...] | None:
-    assert entry.placement is not None
-    at = entry.placement
-    placements = [_placement(text) for text in at.placements]
-    known = [placement for placement in placements if placement is not None]
-    if len(known) < len(placements) or len(at.at) != len(at.mesh):
+def _offsets(entry: TensorEntry, at: Placement) -> tuple[int, ...] | None:
+    known = [placement for text in at.placements if (placement := _placement(text)) is not None]
+    if len(known) < len(at.placements) or len(at.at) != len(at.mesh):
         return None
     shape, offsets = checkpoints.shape_and_offsets(at.shape, at.mesh, at.at, known)
     return offsets if shape == entry.shape else None
 
 
-def _placement(text: str) -> Placement | None:
+def _placement(text: str) -> tensor.Placement | None:
     """Return the placement that torch prints as `text`; None if it is neither a shard nor a replica."""
     if match := _STRIDED.fullmatch(text):
         return checkpoints.strided_shard(int(match[1]), int(match[2]))

@@ -3,8 +3,9 @@
 Nothing is unpickled: our own files have the place of each tensor, and torch's slices are read as `weights_only`.
 """
 
+import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import IO
 import torch
 
 from deadpool_run.errors import CheckpointError, SnapshotError
-from deadpool_run.ids import Rank, Version
+from deadpool_run.ids import Rank
 from deadpool_run.vault import checkpoint_format, segments
 from deadpool_run.vault.checkpoint_format import (
     PartPlace,
@@ -24,9 +25,10 @@ from deadpool_run.vault.checkpoint_format import (
     name_of,
     part_name,
     version_in,
+    versions_in,
 )
 from deadpool_run.vault.segments import TensorEntry
-from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots
+from deadpool_run.wire.checkpoints import CheckpointLoaded, ChooseCheckpoint, FillSlots
 from deadpool_run.worker.checkpoint.slots import THREADS, Filling, Slots
 from deadpool_run.worker.checkpoint.storage import Storage, storage_at
 
@@ -34,22 +36,25 @@ AUTO, NEVER = "auto", "never"
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedCheckpoint:
-    """The loaded checkpoint; `version` is `NOTHING` if there was none."""
-
-    version: Version
-    where: str
-    refused: tuple[str, ...]
-    written: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class _Candidate:
     storage: Storage
     name: str
 
+    def where(self) -> str:
+        return self.storage.where(self.name)
 
-def choose(order: ChooseCheckpoint) -> LoadedCheckpoint:
+    def open(self, file: str) -> IO[bytes]:
+        return self.storage.open(f"{self.name}/{file}")
+
+    def read(self, file: str) -> bytes:
+        with self.open(file) as stream:
+            return stream.read()
+
+    def record(self) -> Record:
+        return decode_record(self.read(checkpoint_format.RECORD))
+
+
+def choose(order: ChooseCheckpoint) -> CheckpointLoaded:
     """Return the newest good checkpoint to resume from, by its record and metadata only.
 
     Prepares the place for new ones if the job begins. Raises `CheckpointError` if there are checkpoints and none can
@@ -61,41 +66,39 @@ def choose(order: ChooseCheckpoint) -> LoadedCheckpoint:
         _refuse_newer(order.target, order.resume)
     refused, passed_over = [], False
     for candidate in _candidates(order):
-        where = candidate.storage.where(candidate.name)
+        where = candidate.where()
         if where in order.but:
             passed_over = True
             continue
         try:
-            record = _record(candidate, order.world_size)
+            record = _checked_record(candidate, order.world_size)
             _check_metadata(candidate, record)
         except (CheckpointError, OSError) as error:
             refused.append(f"checkpoint {where} is refused: {_message(error)}")
             continue
-        return LoadedCheckpoint(record.version, where, tuple(refused), record.written)
+        return CheckpointLoaded(record.version, where, record.written, refused)
     if not refused and not passed_over:
-        return LoadedCheckpoint(checkpoint_format.NOTHING, "", ())
+        return CheckpointLoaded(checkpoint_format.NOTHING, "", "", [])
     advice = (
         "There is no other checkpoint to resume from. To start from the beginning, pass another directory to --durable."
     )
     raise CheckpointError("\n".join((*refused, advice)))
 
 
-def fill(order: FillSlots, slots: Slots) -> LoadedCheckpoint:
+def fill(order: FillSlots, slots: Slots) -> CheckpointLoaded:
     """Fill the first slot of each rank from this checkpoint. Empties them and raises `CheckpointError` on failure."""
     candidate = _named(order.where)
     assert candidate is not None
     try:
-        record = _record(candidate, order.world_size)
-        _fill_ranks(candidate, record, slots)
+        record = _checked_record(candidate, order.world_size)
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(lambda rank: _fill_rank(candidate, record, rank, slots[rank][0]), slots):
+                pass
     except (CheckpointError, OSError) as error:
-        _empty(slots)
+        for fd, _ in slots.values():
+            segments.mark_empty(fd)
         raise CheckpointError(_message(error)) from error
-    return LoadedCheckpoint(record.version, order.where, (), record.written)
-
-
-def _empty(slots: Slots) -> None:
-    for pair in slots.values():
-        segments.mark_empty(pair[0])
+    return CheckpointLoaded(record.version, order.where, record.written, [])
 
 
 def _message(error: CheckpointError | OSError) -> str:
@@ -104,15 +107,11 @@ def _message(error: CheckpointError | OSError) -> str:
     return str(error)
 
 
-def _versions(storage: Storage) -> list[Version]:
-    return sorted((v for name in storage.names() if (v := version_in(name)) is not None), reverse=True)
-
-
 def _candidates(order: ChooseCheckpoint) -> Iterator[_Candidate]:
     named = _named(order.resume)
     if order.target and (order.resume == AUTO or not order.first):
         storage = storage_at(order.target)
-        for version in _versions(storage):
+        for version in reversed(versions_in(storage.names())):
             candidate = _Candidate(storage, name_of(version))
             if order.resume == AUTO or _is_of(candidate, order.run):
                 yield candidate
@@ -129,7 +128,7 @@ def _named(resume: str) -> _Candidate | None:
 
 def _is_of(candidate: _Candidate, run: str) -> bool:
     try:
-        return _read_record(candidate).run == run
+        return candidate.record().run == run
     except (CheckpointError, OSError):
         return False
 
@@ -139,11 +138,11 @@ def _refuse_newer(target: str, resume: str) -> None:
     if not target or resume == AUTO:
         return
     storage, named = storage_at(target), _named(resume)
-    start = (version_in(named.name) if named is not None else None) or checkpoint_format.NOTHING
-    newer = [name_of(version) for version in _versions(storage) if version > start]
+    start = None if named is None else version_in(named.name)
+    newer = [name_of(version) for version in versions_in(storage.names()) if start is None or version > start]
     if newer:
         raise CheckpointError(
-            f"{storage.where()} holds {', '.join(sorted(newer))}, which this run must not resume from (--resume {resume}).\n"
+            f"{storage.where()} holds {', '.join(newer)}, which this run must not resume from (--resume {resume}).\n"
             "Move them away, pass another directory to --durable, or pass --resume auto."
         )
 
@@ -151,18 +150,9 @@ def _refuse_newer(target: str, resume: str) -> None:
 # --- one checkpoint ----------------------------------------------------------------------------------------------
 
 
-def _read(candidate: _Candidate, file: str) -> bytes:
-    with candidate.storage.open(f"{candidate.name}/{file}") as stream:
-        return stream.read()
-
-
-def _read_record(candidate: _Candidate) -> Record:
-    return decode_record(_read(candidate, checkpoint_format.RECORD))
-
-
-def _record(candidate: _Candidate, world_size: int) -> Record:
+def _checked_record(candidate: _Candidate, world_size: int) -> Record:
     try:
-        record = _read_record(candidate)
+        record = candidate.record()
     except FileNotFoundError as error:
         raise CheckpointError(
             f"it has no {checkpoint_format.RECORD}: it was never finished, or another program wrote it"
@@ -180,19 +170,13 @@ def _record(candidate: _Candidate, world_size: int) -> Record:
 
 
 def _check_metadata(candidate: _Candidate, record: Record) -> None:
-    if segments.digest_of(_read(candidate, checkpoint_format.METADATA)).hex() != record.metadata:
+    if segments.digest_of(candidate.read(checkpoint_format.METADATA)).hex() != record.metadata:
         raise CheckpointError(f"{checkpoint_format.METADATA} is damaged: its digest is not the recorded one")
-
-
-def _fill_ranks(candidate: _Candidate, record: Record, slots: Slots) -> None:
-    with ThreadPoolExecutor(THREADS) as pool:
-        for _ in pool.map(lambda rank: _fill_rank(candidate, record, rank, slots[rank][0]), slots):
-            pass
 
 
 def _fill_rank(candidate: _Candidate, record: Record, rank: Rank, fd: int) -> None:
     file = part_name(rank)
-    data, stamp = _read(candidate, file), record.parts[rank]
+    data, stamp = candidate.read(file), record.parts[rank]
     if len(data) != stamp.nbytes or segments.digest_of(data).hex() != stamp.digest:
         raise CheckpointError(
             f"{file} is damaged: its {len(data)} bytes are not the {stamp.nbytes} bytes that were recorded"
@@ -205,24 +189,15 @@ def _fill_rank(candidate: _Candidate, record: Record, rank: Rank, fd: int) -> No
         raise CheckpointError(f"{file} is {error}") from error
     if (part.rank, part.version, filling.manifest.rank) != (rank, record.version, rank):
         raise CheckpointError(f"{file} belongs to rank {part.rank} at version {part.version}")
-    _put_tensors(candidate, filling, list(zip(filling.manifest.tensors, part.places, strict=True)))
-    filling.complete(part.tail_offset, part.tail)
-
-
-def _put_tensors(
-    candidate: _Candidate, filling: Filling, tensors: Sequence[tuple[TensorEntry, PartPlace | None]]
-) -> None:
-    streams: dict[str, IO[bytes]] = {}
-    try:
-        for entry, place in tensors:
+    with contextlib.ExitStack() as stack:
+        streams: dict[str, IO[bytes]] = {}
+        for entry, place in zip(filling.manifest.tensors, part.places, strict=True):
             if place is None:
                 continue
             if place.file not in streams:
-                streams[place.file] = candidate.storage.open(f"{candidate.name}/{place.file}")
+                streams[place.file] = stack.enter_context(candidate.open(place.file))
             _put(filling, entry, place, streams[place.file])
-    finally:
-        for stream in streams.values():
-            stream.close()
+    filling.complete(part.tail_offset, part.tail)
 
 
 def _put(filling: Filling, entry: TensorEntry, place: PartPlace, stream: IO[bytes]) -> None:

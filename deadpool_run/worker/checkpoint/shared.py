@@ -21,10 +21,10 @@ from deadpool_run.vault.status_page import StatusPage
 from deadpool_run.wire import typed
 from deadpool_run.wire.checkpoints import StepTaken, TakeStep
 from deadpool_run.worker.checkpoint import write
-from deadpool_run.worker.checkpoint.plan import Path, Piece, meshes, survey
+from deadpool_run.worker.checkpoint.plan import Path, Piece, assign, meshes, survey
 from deadpool_run.worker.checkpoint.slots import THREADS, SlotCopy, Slots, copy_kept, rooms
 from deadpool_run.worker.checkpoint.storage import storage_at
-from deadpool_run.worker.checkpoint.write import Owners
+from deadpool_run.worker.checkpoint.write import Items, Owners
 from deadpool_run.worker.compat import checkpoints
 
 _EXCHANGED = (CheckpointStep.SURVEY, CheckpointStep.WRITE, CheckpointStep.PARTS)
@@ -43,6 +43,7 @@ class SharedCheckpoint:
         self._pieces: list[Piece] = []
         self._paths: list[Path] = []
         self._owners: Owners = {}
+        self._items: Items = {}
 
     def take(self, order: TakeStep) -> StepTaken:
         """Take a step."""
@@ -75,29 +76,27 @@ class SharedCheckpoint:
             pieces = [piece for copy in self._copies for piece in survey(copy, pool)]
         first = self._copies[0]
         paths = [] if first.rank else list(write.hyperparameters(first))
-        self._put_result(order, {"pieces": [typed.to_plain(piece) for piece in pieces], "paths": paths})
+        self._put_result(order, {"pieces": pieces, "paths": paths})
 
     def _write(self, order: TakeStep) -> int:
         self._learn(order)
         objects = {} if self._copies[0].rank else write.hyperparameters(self._copies[0])
-        items = write.items_of(self._owners)
         writer = storage_at(order.target).writer(_unfinished(order))
-        results = write.write_items(writer, order.world_size, self._copies, items, objects)
+        results = write.write_items(writer, order.world_size, self._copies, self._items, objects)
         self._put_result(order, {"results": [_encode_result(result) for result in results]})
         return sum(result.size_in_bytes for result in results)
 
     def _write_parts(self, order: TakeStep) -> int:
-        places = write.places_of(write.items_of(self._owners), self._results(order))
+        places = write.places_of(self._items, self._results(order))
         parts = [write.part_of(copy, self._owners, places) for copy in self._copies]
         stamps = [write.write_part(storage_at(order.target), _unfinished(order), part) for part in parts]
-        self._put_result(order, {"stamps": [typed.to_plain(stamp) for stamp in stamps]})
+        self._put_result(order, {"stamps": stamps})
         return sum(stamp.nbytes for stamp in stamps)
 
     def _complete(self, order: TakeStep) -> str:
         storage, unfinished, version = storage_at(order.target), _unfinished(order), Version(order.version)
         self._learn(order)
-        items = write.items_of(self._owners)
-        write.write_metadata(storage.writer(unfinished), items, self._paths, self._results(order))
+        write.write_metadata(storage.writer(unfinished), self._items, self._paths, self._results(order))
         stamps = [
             typed.from_plain(PartStamp, stamp)
             for each in self._results_of(order, CheckpointStep.PARTS)
@@ -120,8 +119,8 @@ class SharedCheckpoint:
     # --- results exchanged by nodes ------------------------------------------------------------------------------
 
     def _put_result(self, order: TakeStep, result: Mapping[str, Any]) -> None:
-        data = json.dumps(result, separators=(",", ":")).encode()
-        storage_at(order.target).put(_file(order, CheckpointStep(order.step), self._copies[0].rank), data)
+        path = _file(order, CheckpointStep(order.step), self._copies[0].rank)
+        storage_at(order.target).put(path, typed.to_json(result))
 
     def _results_of(self, order: TakeStep, step: CheckpointStep) -> list[Any]:
         storage, found = storage_at(order.target), []
@@ -138,7 +137,8 @@ class SharedCheckpoint:
         found: list[Piece] = [typed.from_plain(Piece, piece) for each in surveys for piece in each["pieces"]]
         self._pieces = sorted(found, key=lambda piece: piece.rank)  # stable: each rank's stay in their order
         self._paths = [tuple(path) for each in surveys for path in each["paths"]]
-        self._owners = write.owners_of(self._pieces)
+        self._owners = {(piece.rank, piece.entry.name): item for piece, item in assign(self._pieces)}
+        self._items = {(item.fqn, item.offsets): item for item in self._owners.values()}
 
     def _results(self, order: TakeStep) -> list[WriteResult]:
         return [

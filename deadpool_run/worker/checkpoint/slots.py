@@ -41,59 +41,41 @@ class SlotCopy:
 
 
 def rooms(slots: Slots) -> dict[Rank, mmap.mmap]:
-    """Allocate memory for a copy of each rank, with every page present."""
-    return {rank: _room(pair) for rank, pair in slots.items()}
+    """Allocate memory for a copy of either slot of each rank, with every page present: the copy itself must be quick."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    sizes = {rank: max(os.fstat(fd).st_size for fd in pair) for rank, pair in slots.items()}
+    return {rank: mmap.mmap(-1, max(segments.HEADER_BYTES, size), flags=flags) for rank, size in sizes.items()}
 
 
 def copy_kept(
     status_page: StatusPage, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap]
 ) -> list[SlotCopy] | None:
     """Copy this version of these ranks, then release it: the status page has it as kept. None if it is not there."""
+    entries = [status_page.rank_entries[rank] for rank in slots]
+
+    def owners() -> list[tuple[int, int]]:
+        return [(entry.worker, entry.epoch) for entry in entries]
+
+    def copy(rank: Rank) -> SlotHeader | None:
+        held = status_page.rank_entries[rank].slots
+        return _copy(memories, rank, slots[rank][held.index(version)], version) if version in held else None
+
     try:
+        before = owners()
         with ThreadPoolExecutor(THREADS) as pool:
-            return _copy_all(status_page, slots, version, memories, pool)
+            headers = [header for header in pool.map(copy, slots) if header is not None]
+        # After a rollback, a version of the same number is another one.
+        if len(headers) < len(slots) or before != owners():
+            return None
+        return [_parsed(rank, memories[rank], header) for rank, header in zip(slots, headers, strict=True)]
     finally:
         status_page.kept = EMPTY
 
 
-def _copy_all(
-    status_page: StatusPage, slots: Slots, version: Version, memories: dict[Rank, mmap.mmap], pool: ThreadPoolExecutor
-) -> list[SlotCopy] | None:
-    def owners() -> list[tuple[int, int]]:
-        entries = [status_page.rank_entries[rank] for rank in slots]
-        return [(entry.worker, entry.epoch) for entry in entries]
-
-    before = owners()
-    orders = [(memories, rank, _slot_of(status_page, rank, version, pair), version) for rank, pair in slots.items()]
-    whole = [raw for raw in pool.map(_copy, *zip(*orders, strict=True)) if raw is not None]
-    # After a rollback, a version of the same number is another one.
-    if len(whole) < len(slots) or before != owners():
-        return None
-    return [SlotCopy(raw.rank, raw.memory, raw.header, _manifest(raw)) for raw in whole]
-
-
-@dataclass(frozen=True, slots=True)
-class _Raw:
-    rank: Rank
-    memory: mmap.mmap
-    header: SlotHeader
-
-
-def _room(pair: tuple[int, int]) -> mmap.mmap:
-    """Allocate memory for either slot, with every page present: the copy itself must be quick."""
-    size = max(segments.HEADER_BYTES, *(os.fstat(fd).st_size for fd in pair))
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
-
-
-def _slot_of(status_page: StatusPage, rank: Rank, version: Version, pair: tuple[int, int]) -> int | None:
-    held = status_page.rank_entries[rank].slots
-    return pair[held.index(version)] if version in held else None
-
-
-def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int | None, version: Version) -> _Raw | None:
-    """Copy one slot; None if it did not hold the version all the time."""
-    before = None if fd is None else segments.read_header(fd)
-    if fd is None or before is None or before.state is not SegmentState.COMPLETE or before.version != version:
+def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int, version: Version) -> SlotHeader | None:
+    """Copy one slot and return its header; None if it did not hold the version all the time."""
+    before = segments.read_complete(fd, version)
+    if before is None:
         return None
     if before.used_bytes > len(memories[rank]):  # the slot has grown since
         memories[rank] = mmap.mmap(-1, before.used_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -104,12 +86,12 @@ def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int | None, version: 
         if count == 0:
             return None
         done += count
-    return _Raw(rank, memories[rank], before) if segments.read_header(fd) == before else None
+    return before if segments.slot_token(fd) == before.token else None
 
 
-def _manifest(raw: _Raw) -> Manifest:
-    body = raw.memory[raw.header.manifest_offset : raw.header.used_bytes]
-    return segments.parse_manifest(body, raw.header)
+def _parsed(rank: Rank, memory: mmap.mmap, header: SlotHeader) -> SlotCopy:
+    body = memory[header.manifest_offset : header.used_bytes]
+    return SlotCopy(rank, memory, header, segments.parse_manifest(body, header))
 
 
 class Filling:

@@ -30,11 +30,11 @@ class Storage(Protocol):
     def prepare(self) -> None:
         """Create the directory, so that a job fails before training if it cannot write there."""
 
-    def begin(self, name: str, attempt: str = "") -> str:
-        """Create a checkpoint's directory; return its temporary name. Removes leftovers of killed writers."""
+    def begin(self, name: str, attempt: str) -> None:
+        """Create a checkpoint's directory, under its temporary name. Removes leftovers of killed writers."""
 
-    def unfinished(self, name: str, attempt: str = "") -> str:
-        """Return the temporary name that `begin` returns."""
+    def unfinished(self, name: str, attempt: str) -> str:
+        """Return the checkpoint's name until it is complete. `attempt` is unique."""
 
     def writer(self, name: str) -> Any:
         """Return torch's `StorageWriter` for this name."""
@@ -75,16 +75,15 @@ class _Directory:
         if not os.access(self._root, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "no permission to write checkpoints", str(self._root))
 
-    def begin(self, name: str, attempt: str = "") -> str:
+    def begin(self, name: str, attempt: str) -> None:
         self.prepare()
         for each in self.names():
             if checkpoint_format.leftover(each):
                 shutil.rmtree(self._root / each)
-        (self._root / (unfinished := self.unfinished(name, attempt))).mkdir()
-        return unfinished
+        (self._root / self.unfinished(name, attempt)).mkdir()
 
-    def unfinished(self, name: str, attempt: str = "") -> str:
-        return f"{name}.{attempt}{checkpoint_format.UNFINISHED}" if attempt else name + checkpoint_format.UNFINISHED
+    def unfinished(self, name: str, attempt: str) -> str:
+        return f"{name}.{attempt}{checkpoint_format.UNFINISHED}"
 
     def writer(self, name: str) -> Any:
         return FileSystemWriter(self._root / name, per_thread_copy_ahead=0)
@@ -152,13 +151,12 @@ class _Remote:
     def prepare(self) -> None:
         self._fs.makedirs(self._root, exist_ok=True)
 
-    def begin(self, name: str, attempt: str = "") -> str:
+    def begin(self, name: str, attempt: str) -> None:  # noqa: ARG002 - as below
         with contextlib.suppress(FileNotFoundError):
             self.remove(name)  # has no record, or was rejected
         self._fs.makedirs(self._path(name), exist_ok=True)
-        return self.unfinished(name, attempt)
 
-    def unfinished(self, name: str, attempt: str = "") -> str:  # noqa: ARG002 - no rename: the name is the final one
+    def unfinished(self, name: str, attempt: str) -> str:  # noqa: ARG002 - no rename: the name is the final one
         return name
 
     def writer(self, name: str) -> Any:

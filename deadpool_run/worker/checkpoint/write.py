@@ -14,13 +14,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from deadpool_run.ids import Rank, Version
@@ -29,7 +23,6 @@ from deadpool_run.vault.checkpoint_format import Part, PartPlace, PartStamp, Rec
 from deadpool_run.worker.checkpoint.plan import (
     Path,
     Piece,
-    assign,
     fqn_of,
     modules_by_optimizer,
     parameter_key,
@@ -80,27 +73,14 @@ def complete(  # noqa: PLR0913 - what the record says
     storage.complete(unfinished, checkpoint_format.name_of(version))
 
 
-def prune(storage: Storage, newest: Version, keep: int) -> list[str]:
-    """Remove all except the newest `keep` checkpoints up to this version; return their names."""
-    names = storage.names()
-    known = sorted(version for name in names if (version := checkpoint_format.version_in(name)) is not None)
-    doomed = [checkpoint_format.name_of(version) for version in known if version <= newest][:-keep]
-    for name in doomed:
-        storage.remove(name)
-    return doomed
+def prune(storage: Storage, newest: Version, keep: int) -> None:
+    """Remove all except the newest `keep` checkpoints up to this version."""
+    known = [version for version in checkpoint_format.versions_in(storage.names()) if version <= newest]
+    for version in known[:-keep]:
+        storage.remove(checkpoint_format.name_of(version))
 
 
 # --- torch's files, written in the steps of `dcp.save` --------------------------------------------------------------------
-
-
-def owners_of(pieces: Iterable[Piece]) -> Owners:
-    """Return the piece that is written for each rank and tensor."""
-    return {(piece.rank, piece.entry.name): item for piece, item in assign(pieces)}
-
-
-def items_of(owners: Owners) -> Items:
-    """Return every written piece once."""
-    return {(piece.fqn, piece.offsets): piece for piece in owners.values()}
 
 
 def write_items(
@@ -108,11 +88,11 @@ def write_items(
 ) -> list[WriteResult]:
     """Write the items that these ranks own, and the objects with those of the first rank."""
     own = {copy.rank: copy for copy in copies}
-    planner = _Planner(items, own, objects)
+    data = _ItemData(items, own, objects)
     plans = [_plan(Rank(rank), items.values(), {} if rank else objects) for rank in range(world_size)]
     writer.set_up_storage_writer(is_coordinator=True)
     plans = writer.prepare_global_plan([writer.prepare_local_plan(plan) for plan in plans])
-    return [result for rank in own for result in writer.write_data(plans[rank], planner).wait()]
+    return [result for rank in own for result in writer.write_data(plans[rank], data).wait()]
 
 
 def write_metadata(writer: Any, items: Items, paths: Iterable[Path], results: Sequence[WriteResult]) -> None:
@@ -132,15 +112,10 @@ def places_of(items: Items, results: Iterable[WriteResult]) -> Places:
     return places
 
 
-class _Planner(SavePlanner):
-    """Gives an item's data to torch's writer. The plans already exist."""
+class _ItemData:
+    """Gives an item's data to torch's writer, which calls only this of a `SavePlanner`: the plans already exist."""
 
-    def __init__(
-        self,
-        items: Items,
-        copies: Mapping[Rank, SlotCopy],
-        objects: Mapping[Path, Any],
-    ) -> None:
+    def __init__(self, items: Items, copies: Mapping[Rank, SlotCopy], objects: Mapping[Path, Any]) -> None:
         self._items = items
         self._copies = copies
         self._objects = {fqn_of(path): value for path, value in objects.items()}
@@ -153,21 +128,6 @@ class _Planner(SavePlanner):
             return buffer
         piece = self._items[write_item.index.fqn, tuple(write_item.index.offset or ())]
         return self._copies[piece.rank].view(piece.entry)
-
-    def set_up_planner(self, *_args: Any, **_kwargs: Any) -> None:
-        """Nothing to set up."""
-
-    def create_local_plan(self) -> SavePlan:
-        """Never called."""
-        return SavePlan([])
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Never called."""
-        return all_plans, Metadata({})
-
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Nothing to finish."""
-        return new_plan
 
 
 def _plan(rank: Rank, items: Iterable[Piece], objects: Iterable[Path]) -> SavePlan:

@@ -296,6 +296,7 @@ class Registry:
             self.groups.clear()
         self._free(retired)
         self._device = self._connections = None
+        self.hold = _go_on  # groups outlive a run of the script, and would keep its objects
 
     # --- groups ----------------------------------------------------------------------------------------------------
 

@@ -1,18 +1,13 @@
 """A rank's part in the job: its steps and its end. Everything here runs on the script's main thread."""
 
-import os
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import NoReturn
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from deadpool_run.errors import ReplicasDifferError, StepAborted
+from deadpool_run.errors import StepAborted
 from deadpool_run.ids import Version
 from deadpool_run.vault.status_page import Phase
 from deadpool_run.wire import messages
@@ -24,17 +19,16 @@ from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
+from deadpool_run.worker.loop.updates import Updates
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
-from deadpool_run.worker.verify.agreement import ReplicaDifference
+from deadpool_run.worker.verify.agreement import any_rank
 from deadpool_run.worker.verify.coverage import is_sampled
 
 _OUTSIDE_LOOP = (
     "this script updates weights outside of job.steps(): nothing protects it, and a lost rank restarts it from the beginning.\n"
     "Write `for step in job.steps(N):` and `with step:` around the step."
 )
-_LATEST_TRIAL = 4
-"""The trial waits until this step for DDP to decide its buckets: gradients may be accumulated before the first reduction."""
 _OUTSIDE = 3
 """Updates before the step loop that make a loop of the script's own; one or two may be a warm-up."""
 
@@ -48,20 +42,20 @@ class LoopMember(RepairParticipant):
         self.practising = session.resume >= 0  # rehearses the first steps with its peers, then resumes version `resume`
         self._practised = True  # no peer was lost in those steps
         self.trial = Trial(wanted=verify and not (self.rehearsing or self.practising))
+        self._undecided: list[bool] | None = (
+            None  # whether each DDP had its buckets when the trial began, if one had not
+        )
         self._transcript: Transcript | None = None  # recorded, not sealed yet
         self._in_loop = False
         self._outside = 0  # weight updates before the loop
-        self._updated = False  # an optimizer has begun to change weights in this step
         self._in_step = False
         self._stopped = False  # the optimizer was stopped in this step
-        self._updates = False  # every complete step so far has stepped an optimizer, and there was one
-        self._steps_done = 0  # complete ones, by this run of the script
         self._released = False
         self._step_began_ns = 0
         self._optimizers = False  # there is an optimizer, and weights change only there
         session.loss_pending, session.report_and_wait = self.loss_pending, self.report_and_wait
         self.registry.hold = self._hold
-        self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
+        self._updates = Updates(self._before_optimizer)
 
     # --- steps ---------------------------------------------------------------------------------------------------
     #
@@ -85,7 +79,8 @@ class LoopMember(RepairParticipant):
     def begin_step(self, index: int) -> None:
         """Start the step that the loop is about to receive."""
         self.session.step = index
-        self._updated = self._stopped = False
+        self._stopped = False
+        self._updates.begin_step()
         self.registry.begin_step(index, rehearsed=index < REHEARSAL_STEPS)
         self._step_began_ns = time.monotonic_ns()
 
@@ -105,12 +100,13 @@ class LoopMember(RepairParticipant):
             raise StepAborted("a peer was lost during this step")
         self.snapshots.wait()
         # If a peer died now with its copy half written, two steps would be lost: this one and the one it was copying.
-        if self._in_step and not (self._updated or in_backward or self.snapshots.wait_for_peers()):
+        if self._in_step and not (self._updates.begun or in_backward or self.snapshots.wait_for_peers()):
             self._stopped = True
             raise StepAborted("a peer was lost while it copied its snapshot")
-        if not self._updated:
+        if not self._updates.begun:
             self.snapshots.check_writes()
-        self._optimizers = self._updated = True
+        self._optimizers = True
+        self._updates.note()
         self.snapshots.note_optimizer(optimizer)
         if self._in_step:
             self._rank_entry.phase = Phase.OPTIMIZER
@@ -163,10 +159,11 @@ class LoopMember(RepairParticipant):
         if self.rehearsing:
             return
         if index and not (step_failed or self.trial.running):  # DDP cannot decide in the first step
-            with self._unrecorded():
+            with self.unrecorded():
                 self.snapshots.decide_buckets(self.registry)
         assert index is not None
         if not step_failed:
+            self._updates.check(index)
             problem = self.snapshots.coverage.problem(index, look=is_sampled(index))
             if problem:
                 self.refuse(problem)
@@ -177,23 +174,36 @@ class LoopMember(RepairParticipant):
             self._live = None
         elif step_failed or not self._peers_ready():
             self._discard(step_failed=step_failed)
-        elif self._is_verified(index) and self._agrees(Version(index + 1)):
+        elif self._is_verified(index) and self.agrees(Version(index + 1)):
             self._complete()
         else:
             self._live = None  # a rank was lost while replicas were compared
 
     def _discard(self, *, step_failed: bool) -> None:
         """End a step that will be repeated: find out which version the live objects hold."""
-        if step_failed and self._updates and not (self._stopped or self._updated):
+        if step_failed and self._updates.always and not (self._stopped or self._updates.begun):
             # The script skipped its optimizer for the first time: it caught an exception.
             self.report_and_wait("its step ended without a step of an optimizer")
-        kept = self._stopped and not self._updated and self.snapshots.is_untouched()
+        kept = self._stopped and not self._updates.begun and self.snapshots.is_untouched()
         self._live = self.completed if kept else None
 
     def _is_verified(self, step: int) -> bool:
-        if self.trial.stage is Trial.Stage.RAN and (why := self.trial.verdict(step, self.snapshots.observe())):
+        """After the second run of the trial, compare it with the first; False if a rank was lost meanwhile."""
+        if self.trial.stage is not Trial.Stage.RAN:
+            return True
+        if why := self.trial.verdict(step, self.snapshots.observe()):
             self.refuse(why)
+        with self.unrecorded():
+            updated = any_rank(self._updates.begun or not self._optimizers)
+        if self.registry.step_failed:
+            return False
+        self.trial.conclude(updated=updated)
         return True
+
+    def learn_replicas(self) -> None:
+        """After attaching: agree whether the trial is still due, and note which replicas differ as before the loss."""
+        self.trial.interrupt(due=any_rank(not self.trial.is_over))
+        super().learn_replicas()
 
     @property
     def step_failed(self) -> bool:
@@ -205,7 +215,7 @@ class LoopMember(RepairParticipant):
 
         If such a step has no collectives either (`no_sync`), ranks would run steps apart.
         """
-        return self._updated or not self._optimizers or self.snapshots.wait_for_version(self.completed)
+        return self._updates.begun or not self._optimizers or self.snapshots.wait_for_version(self.completed)
 
     def _step_failed(self) -> bool:
         """Return whether a peer was lost in the step. On CUDA an aborted collective looks successful until it has run."""
@@ -217,8 +227,7 @@ class LoopMember(RepairParticipant):
     def _complete(self) -> None:
         now = time.monotonic_ns()
         self.completed = self._live = Version(self.completed + 1)
-        self._updates = self._updated and (self._updates or self._steps_done == 0)
-        self._steps_done += 1
+        self._updates.complete_step()
         self._rank_entry.step_ns = now - self._step_began_ns
         self._rank_entry.step_ended_ns = now
         if self._optimizers:
@@ -243,52 +252,17 @@ class LoopMember(RepairParticipant):
             transcript.write(self.session.transcript_fd)
             self._link.send(messages.Sealed(self.snapshots.replica_leader()))
 
-    @contextmanager
-    def _unrecorded(self) -> Iterator[None]:
-        """Keep these collectives out of the transcript: a rehearsal does not issue them."""
-        recording, self.registry.recording = self.registry.recording, None
-        try:
-            yield
-        finally:
-            self.registry.recording = recording
-
     def _stop_recording(self) -> None:
         self._transcript = self.registry.recording or self._transcript
         self.registry.recording = None
-
-    def _agrees(self, version: Version) -> bool:
-        """Compare replicas, at some versions; False if a rank was lost meanwhile. Stops the job if a repair made them differ."""
-        agreement = self.snapshots.agreement
-        strict = agreement.is_strict(version)
-        if not strict and not (version >= REHEARSAL_STEPS and is_sampled(version - 1)):
-            return True
-        with self._unrecorded():
-            difference = agreement.compare(strict=strict)
-        if self.registry.step_failed:
-            return False
-        if difference is not None:
-            self._stop_for(difference, version)
-        return True
-
-    def _stop_for(self, difference: ReplicaDifference, version: Version) -> NoReturn:
-        rank = self.session.rank
-        evidence = Path(os.environ.get("DEADPOOL_RUN_DIR", "")) / "evidence"
-        if rank in difference.odd or rank == min(set(difference.ranks) - set(difference.odd), default=rank):
-            self.snapshots.keep_evidence(evidence / f"rank-{rank}.pt", difference.names, version)
-        difference.wait_for_all()
-        self.refuse(
-            f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
-            f"The job stops: version {version - 1} is the last one that is known to be right. Both versions of these tensors "
-            f"are kept in {evidence}. Run `deadpool-run check` on the script to find out why.",
-            ReplicasDifferError,
-        )
 
     # --- the trial -----------------------------------------------------------------------------------------------
 
     def begin_trial(self, total: int) -> bool:
         """Start the trial of the next step; False if it is not due, or if a rank was lost."""
-        early = self.completed < _LATEST_TRIAL
-        if not (self.trial.may_begin(self.completed, total) and self.snapshots.reduces_repeatably(early=early)):
+        if not self.trial.may_begin(self.completed, total):
+            return False
+        if not self.snapshots.reduces_repeatably(updated=self._updates.ever):
             return False
         self.snapshots.wait(cancel_pending=False)
         if self.completed not in self.snapshots.held() and not self.snapshots.capture_now(self.completed):
@@ -391,7 +365,7 @@ class LoopMember(RepairParticipant):
 
     def close(self) -> None:
         """Free groups and mappings, before the process ends."""
-        self._hook.remove()
+        self._updates.close()
         self._wrappers.close()
         self.registry.shut_down()
         self.snapshots.close()

@@ -1,13 +1,17 @@
 """A rank's part in a repair: it reports its versions, restores the resume version, and attaches."""
 
 import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from deadpool_run.errors import AttachError, RefusedError
+from deadpool_run.errors import AttachError, RefusedError, ReplicasDifferError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.status_page import Phase, StatusPage
 from deadpool_run.wire import messages
@@ -16,12 +20,14 @@ from deadpool_run.worker.groups import backend
 from deadpool_run.worker.groups.connect import Source
 from deadpool_run.worker.groups.ddp_buckets import Wrappers
 from deadpool_run.worker.groups.registry import GroupState, Registry
-from deadpool_run.worker.groups.rehearsal import Rehearsal
+from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS, Rehearsal
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.script_failure import ScriptFailure
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.snapshot import Snapshots
+from deadpool_run.worker.verify.agreement import ReplicaDifference
+from deadpool_run.worker.verify.coverage import is_sampled
 from deadpool_run.worker.verify.script_names import current_line
 
 ATTACH_TIMEOUT = timedelta(seconds=30)
@@ -146,6 +152,42 @@ class RepairParticipant:
         self.snapshots.agreement.share()
         self.snapshots.agreement.compare(strict=False)
         self.snapshots.agreement.repaired(self.completed)
+
+    def agrees(self, version: Version) -> bool:
+        """Compare replicas, at some versions; False if a rank was lost meanwhile. Stops the job if a repair made them differ."""
+        agreement = self.snapshots.agreement
+        strict = agreement.is_strict(version)
+        if not strict and not (version >= REHEARSAL_STEPS and is_sampled(version - 1)):
+            return True
+        with self.unrecorded():
+            difference = agreement.compare(strict=strict)
+        if self.registry.step_failed:
+            return False
+        if difference is not None:
+            self._stop_for(difference, version)
+        return True
+
+    def _stop_for(self, difference: ReplicaDifference, version: Version) -> NoReturn:
+        rank = self.session.rank
+        evidence = Path(os.environ.get("DEADPOOL_RUN_DIR", "")) / "evidence"
+        if rank in difference.odd or rank == min(set(difference.ranks) - set(difference.odd), default=rank):
+            self.snapshots.keep_evidence(evidence / f"rank-{rank}.pt", difference.names, version)
+        difference.wait_for_all()
+        self.refuse(
+            f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
+            f"The job stops: version {version - 1} is the last one that is known to be right. Both versions of these tensors "
+            f"are kept in {evidence}. Run `deadpool-run check` on the script to find out why.",
+            ReplicasDifferError,
+        )
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Keep these collectives out of the transcript: a rehearsal does not issue them."""
+        recording, self.registry.recording = self.registry.recording, None
+        try:
+            yield
+        finally:
+            self.registry.recording = recording
 
     def _wait_for_rank(self) -> None:
         """Wait, as a spare that has rehearsed early, for the rank; take over its memory."""

@@ -5,8 +5,9 @@ protected objects (a prefetched batch, an iterator's position, a counter in a va
 silently change the weights. The trial finds that before anything is lost: the first run of the step is a rehearsal, its
 state is restored from the snapshot as after a loss, and the second run counts.
 
-The trial is step 1, the second of those that a replacement rehearses: lazy objects are mostly created in step 0. A DDP
-with a static graph decides its buckets later, and then reduces in another order: there it is the first step after that.
+The trial begins with step 1, the second of those that a replacement rehearses: lazy objects are mostly created in step 0. A
+DDP that has not decided its buckets will reduce in another order then, so the trial waits for that. A step that updates no
+weights, because gradients are accumulated over steps, proves nothing: the next one is tried, too.
 """
 
 from enum import Enum
@@ -14,6 +15,8 @@ from enum import Enum
 import torch
 
 _FIRST = 1
+_TRIED_STEPS = 64
+"""So many steps without an update are tried. Longer accumulation would double the time of too many steps."""
 _SHOWN = 3
 
 
@@ -31,6 +34,12 @@ class Trial:
     def __init__(self, *, wanted: bool) -> None:
         self.stage = Trial.Stage.DUE if wanted else Trial.Stage.OVER
         self._observed: dict[str, int] = {}
+        self._tried = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step has to be tried any more."""
+        return self.stage is Trial.Stage.OVER
 
     @property
     def running(self) -> bool:
@@ -46,12 +55,22 @@ class Trial:
         self._observed = digests
 
     def end(self) -> None:
-        """End the first run; nothing is compared if it was interrupted."""
-        self.stage = Trial.Stage.RAN if self._observed else Trial.Stage.OVER
+        """End the first run; after a loss, try another step."""
+        self.stage = Trial.Stage.RAN if self._observed else Trial.Stage.DUE
+
+    def interrupt(self, *, due: bool) -> None:
+        """Begin again after a repair, if any rank says that the trial is due."""
+        self.stage = Trial.Stage.DUE if due else Trial.Stage.OVER
+        self._observed = {}
+
+    def conclude(self, *, updated: bool) -> None:
+        """End the trial, or try the next step if no rank updated weights in this one."""
+        self._tried += 1
+        self.stage = Trial.Stage.OVER if updated or self._tried >= _TRIED_STEPS else Trial.Stage.DUE
 
     def verdict(self, step: int, digests: dict[str, int]) -> str:
         """Compare the digests of the second run; return an error message, empty if they are equal."""
-        self.stage, observed, self._observed = Trial.Stage.OVER, self._observed, {}
+        observed, self._observed = self._observed, {}
         names = dict.fromkeys([*observed, *digests])
         different = [name for name in names if observed.get(name) != digests.get(name)]
         if not different:

@@ -162,9 +162,8 @@ class CopyThread:
     def _await_slot(self) -> int | None:
         deadline = time.monotonic() + _SLOT_WAIT_S
         while True:
-            cancelled = (
-                self._cancel_pending or self._interrupted()
-            )  # first: the last look must come after the decision to give up
+            # Read before the slots: the last look at them must come after the decision to give up.
+            cancelled = self._cancel_pending or self._interrupted()
             slot = free_slot(
                 self._rank_entry.slots,
                 self._status_page.committed(),

@@ -67,6 +67,15 @@ def describe(tracked: Tracked, offset: int) -> TensorEntry:
     )
 
 
+def live_tensors(protected: Protected) -> dict[str, Tracked]:
+    """Return all parameters, optimizer state and buffers by name."""
+    names = {id(parameter): name for name, parameter in protected.parameters().items()}
+    found = {tracked.name: tracked for tracked in protected.heavy(names)}
+    for (name, _, _), buffer in zip(protected.buffers(), protected.buffer_values(), strict=True):
+        found[name] = Tracked(name, SlotRole.BUFFER, buffer)
+    return found
+
+
 def lay_out(tensors: Iterable[Tracked], offset: int) -> tuple[list[TensorEntry], int]:
     """Return the entries of `tensors`, one after the other from `offset`, and the first offset after them."""
     entries = []

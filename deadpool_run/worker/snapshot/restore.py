@@ -10,7 +10,7 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry, read_exactly
 from deadpool_run.worker.codec import TreeReader
 from deadpool_run.worker.compat.modules import buffers_of, local
-from deadpool_run.worker.snapshot.plan import parse_placement, placement_of
+from deadpool_run.worker.snapshot.plan import live_tensors, parse_placement, placement_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each, dtype_of
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
 from deadpool_run.worker.state.rng import RngStates, rng_states
@@ -29,15 +29,13 @@ class Restoration:
         self._parameters = protected.parameters()
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         self._saved = {entry.name: entry for entry in manifest.tensors}
-        self._live = {tracked.name: tracked for tracked in protected.heavy(self._names)}
-        for (name, _, _), buffer in zip(protected.buffers(), protected.buffer_values(), strict=True):
-            self._live[name] = Tracked(name, SlotRole.BUFFER, buffer)
+        self._live = live_tensors(protected)
         self._owners = {name: (module, key) for name, module, key in protected.places()}
         # Of every parameter, not only the optimizer's present ones: a script may have added some later.
         self._state_owners = {
-            f"{optimizer.name}/{name}": (optimizer, name)
+            f"{optimizer.name}/{name}": (optimizer, parameter)
             for optimizer in protected.optimizers.values()
-            for name in self._parameters
+            for name, parameter in self._parameters.items()
         }
 
     def check(self) -> None:
@@ -112,8 +110,8 @@ class Restoration:
             return [f"{entry.name}: in the snapshot only"]
         if entry.placement is None:
             return []
-        _, name = self._state_owners[owner]
-        own = placement_of(self._parameters[name])
+        _, parameter = self._state_owners[owner]
+        own = placement_of(parameter)
         if own is None or (own.mesh, own.names, own.at) != (
             entry.placement.mesh,
             entry.placement.names,
@@ -127,8 +125,7 @@ class Restoration:
     def _differences_of_values(self) -> list[str]:
         saved, own = self._manifest.values, self._protected
         found = []
-        kinds = (("modules", own.modules), ("optimizers", own.optimizers), ("objects", own.objects))
-        for kind, live in kinds:
+        for kind, live in (("modules", own.modules), ("optimizers", own.optimizers), ("objects", own.objects)):
             found += [f"{name}: not in the snapshot ({kind})" for name in live if name not in saved[kind]]
             found += [f"{name}: in the snapshot only ({kind})" for name in saved[kind] if name not in live]
         for name, module in own.modules.items():
@@ -154,19 +151,18 @@ class Restoration:
             for tracked in list(optimizer.tensors(self._names)):
                 if tracked.name not in self._saved:
                     owner, _, key = tracked.name.rpartition("/")
-                    _, name = self._state_owners[owner]
-                    del optimizer.optimizer.state[self._parameters[name]][key]
+                    _, parameter = self._state_owners[owner]
+                    del optimizer.state[parameter][key]
 
     def _created(self, entry: TensorEntry) -> Tensor:
         owner, _, key = entry.name.rpartition("/")
-        optimizer, name = self._state_owners[owner]
-        parameter = self._parameters[name]
+        optimizer, parameter = self._state_owners[owner]
         own = local(parameter)
         device = own.device if entry.device == own.device.type else torch.device(entry.device)
         made = torch.empty_strided(entry.shape, entry.stride, dtype=dtype_of(entry.dtype), device=device)
         if entry.placement is not None:
             made = _distributed(made, entry, parameter)
-        _state(optimizer, parameter)[key] = made
+        optimizer.state[parameter][key] = made
         return made
 
     def _values(self) -> dict[str, Any]:
@@ -200,11 +196,6 @@ class Restoration:
         if not isinstance(like, DTensor):
             raise SnapshotError(f"a value of the snapshot has the placement {entry.placement}, the live one has none")
         return _distributed(made, entry, like)
-
-
-def _state(optimizer: OptimizerState, parameter: Tensor) -> dict[str, Any]:
-    state: dict[str, Any] = optimizer.optimizer.state[parameter]
-    return state
 
 
 def _differences(entry: TensorEntry, tracked: Tracked) -> list[str]:

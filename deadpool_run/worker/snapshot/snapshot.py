@@ -28,7 +28,7 @@ from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.snapshot import checks
 from deadpool_run.worker.snapshot.copy_thread import CopyThread
-from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan
+from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan, live_tensors
 from deadpool_run.worker.snapshot.restore import Restoration
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory
 from deadpool_run.worker.snapshot.writer import StateCapture, Writer
@@ -103,9 +103,8 @@ class Snapshots:
     def _take_slots(self, slot_fds: tuple[int, int], status_page: StatusPage, rank: Rank) -> None:
         self._rank_entry = status_page.rank_entries[rank]
         self._memories = tuple(SlotMemory(fd) for fd in slot_fds)
-        complete = segments.complete_versions(slot_fds, self._rank_entry)
         for slot, version in enumerate(self._rank_entry.slots):
-            if version not in complete:
+            if segments.read_complete(slot_fds[slot], version) is None:
                 self._rank_entry.set_slot(slot, EMPTY)
         writer = Writer(self._protected, rank, self._interrupted)
         self._copy_thread = self._make_copy_thread(
@@ -129,7 +128,7 @@ class Snapshots:
         return bool(self._protected.optimizers)
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer is about to update, which uses up the gradients of its parameters."""
+        """Note that an optimizer is about to update, and so to use up the gradients of its parameters."""
         self._stepped.add(id(optimizer))
 
     def name_of(self, optimizer: Optimizer) -> str | None:
@@ -139,15 +138,16 @@ class Snapshots:
 
     def decided_buckets(self) -> list[bool]:
         """Return for each DDP whether it has decided its buckets."""
-        modules = self._protected.modules.values()
-        return [has_buckets(ddp) for module in modules for ddp in module.replicated]
+        return [has_buckets(ddp) for module in self._protected.modules.values() for ddp in module.replicated]
 
-    def reduces_repeatably(self, *, early: bool) -> bool:
-        """Return whether a repeated step reduces alike: not before DDP has decided its buckets, `early` in a job."""
-        ddps = [ddp for module in self._protected.modules.values() for ddp in module.replicated]
-        waiting = [ddp for ddp in ddps if not has_buckets(ddp)]
-        # Without: the last forward was under no_sync(), so that the first backward that reduces is still to come.
-        return not any(ddp.static_graph or (early and not ddp.require_forward_param_sync) for ddp in waiting)
+    def reduces_repeatably(self, *, updated: bool) -> bool:
+        """Return whether a repeated step reduces alike: every DDP has its buckets, or decides before it reduces.
+
+        After a forward under no_sync() the first reduction is to come, unless weights were `updated` without one.
+        """
+        modules = self._protected.modules.values()
+        waiting = [ddp for module in modules for ddp in module.replicated if not has_buckets(ddp)]
+        return not any(ddp.static_graph or not (updated or ddp.require_forward_param_sync) for ddp in waiting)
 
     def decide_buckets(self, registry: Registry) -> None:
         """Let every DDP that can decide its buckets. Collective: call it on every rank at the end of a step."""
@@ -192,7 +192,7 @@ class Snapshots:
 
         Gradients are included if they are state.
         """
-        found = self._named_tensors()
+        found = {name: tracked.tensor for name, tracked in live_tensors(self._protected).items()}
         names = {id(parameter): name for name, parameter in self._protected.parameters().items()}
         for parameter, gradient in self._protected.gradients(self._stepped):
             found[f"the gradient of {names[id(parameter)]}"] = gradient
@@ -309,8 +309,8 @@ class Snapshots:
 
     def keep_evidence(self, path: Path, names: Iterable[str], version: Version) -> None:
         """Save these tensors, as they are at `version` and in the newest snapshot, with `torch.save`."""
-        live = {name: local(tensor).detach() for name, tensor in self._named_tensors().items()}
-        found: dict[str, Any] = {f"version {version}": {name: live[name] for name in names if name in live}}
+        live = live_tensors(self._protected)
+        found = {f"version {version}": {name: local(live[name].tensor).detach() for name in names if name in live}}
         self.wait()
         for held in self.held()[-1:]:
             memory = self._memory_of(held)
@@ -318,13 +318,6 @@ class Snapshots:
             found[f"version {held}"] = {name: memory.view(entries[name]).clone() for name in names if name in entries}
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(found, path)
-
-    def _named_tensors(self) -> dict[str, Tensor]:
-        names = {id(parameter): name for name, parameter in self._protected.parameters().items()}
-        found = {tracked.name: tracked.tensor for tracked in self._protected.heavy(names)}
-        for (name, _, _), buffer in zip(self._protected.buffers(), self._protected.buffer_values(), strict=True):
-            found[name] = buffer
-        return found
 
     def discard_newer(self, version: Version) -> None:
         """Empty the slots with a newer version, and forget a skip of a newer version."""

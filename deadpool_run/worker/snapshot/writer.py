@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -67,38 +68,37 @@ class Writer:
                 capture.version,
             )
             return False
-        blobs = []
-        offset = end
-        for blob in tree.blobs:
-            blobs.append((offset, len(blob)))
-            offset += len(blob)
+        sizes = list(map(len, tree.blobs))
+        *offsets, manifest_offset = accumulate(sizes, initial=end)
         manifest = segments.encode_manifest(
             version=capture.version,
             rank=self._rank,
             tensors=plan.encoded,
             value_tensors=segments.encode_entries(value_entries),
-            blobs=blobs,
+            blobs=list(zip(offsets, sizes, strict=True)),
             values=values,
         )
         segments.write_all(memory.fd, b"".join((*tree.blobs, manifest)), end)
         digest = segments.digest_of(manifest)
-        header = SlotHeader(SegmentState.COMPLETE, capture.version, offset, len(manifest), digest)
+        header = SlotHeader(SegmentState.COMPLETE, capture.version, manifest_offset, len(manifest), digest)
         segments.write_header(memory.fd, header)
         return True
 
     def _values(self, capture: StateCapture, tree: TreeWriter) -> dict[str, Any]:
         names = capture.plan.names
-        plain: dict[str, Any] = {}
-        for name, optimizer in self._protected.optimizers.items():
-            plain[name] = optimizer.plain(names) if capture.plan.has_plain else NO_PLAIN
         members = {
             name: [[names[id(parameter)] for parameter in group] for group in groups]
             for name, groups in capture.values["members"].items()
         }
         kept = {names[id(parameter)]: gradient for parameter, gradient in capture.values["gradients"]}
-        by_name = capture.values | {"members": members, "gradients": kept}
-        values = {part: _encode_part(part, by_name[part], tree) for part in by_name}
-        values["plain"] = {name: tree.encode(state, f"the state of {name!r}") for name, state in plain.items()}
+        values: dict[str, Any] = {
+            part: {name: tree.encode(value, f"the state of {name!r} ({part})") for name, value in by_name.items()}
+            for part, by_name in (capture.values | {"members": members, "gradients": kept}).items()
+        }
+        values["plain"] = {
+            name: tree.encode(optimizer.plain(names) if capture.plan.has_plain else NO_PLAIN, f"the state of {name!r}")
+            for name, optimizer in self._protected.optimizers.items()
+        }
         values["rng"] = tree.encode(rng_tree(capture.rng), "the generators")
         return values
 
@@ -117,7 +117,3 @@ class Writer:
                 copy_each(to, of, non_blocking=True)
         for stream in self._streams.values():
             stream.synchronize()
-
-
-def _encode_part(part: str, values: dict[str, Any], tree: TreeWriter) -> dict[str, Any]:
-    return {name: tree.encode(value, f"the state of {name!r} ({part})") for name, value in values.items()}

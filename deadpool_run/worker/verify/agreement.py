@@ -122,6 +122,13 @@ class Agreement:
             yield group, of_optimizers.get(group, [])
 
 
+def any_rank(flag: bool) -> bool:
+    """Return whether any rank of the world says so. Collective."""
+    told = torch.tensor([int(flag)])
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return bool(told.item())
+
+
 def _groups_of(tensor: Tensor, ddp: Any) -> list[Any]:
     """Return the groups whose members all hold the same part of a tensor."""
     if isinstance(tensor, DTensor):

@@ -1,6 +1,7 @@
 """Durable checkpoints: the leader's orders, one node's part in them, and one machine as a cluster of one."""
 
 import asyncio
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,6 @@ import pytest
 from deadpool_run.agent.checkpoint import leader
 from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
-from deadpool_run.agent.spec import DurableSpec
 from deadpool_run.core.members import Seat
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
@@ -17,7 +17,7 @@ from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
-from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, StepTaken
+from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, DurableSpec, StepTaken
 
 HOMES = {"a": (0, 1), "b": (2,), "spare": ()}
 STEPS = [step.value for step in CheckpointStep]
@@ -83,7 +83,7 @@ class Job:
 
 @pytest.fixture
 def vault():
-    with Vault(3) as made:
+    with closing(Vault(3)) as made:
         yield made
 
 

@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import subprocess
+from contextlib import closing
 
 import pytest
 
@@ -62,7 +63,7 @@ async def answer(checkpointers):
 
 def test_one_that_does_not_answer_in_time_is_ended(forkserver):
     async def body():
-        with Vault(1) as vault:
+        with closing(Vault(1)) as vault:
             vault.status_page.kept = 7
             checkpointers = Checkpointers(forkserver, vault, 0.2)
             assert "was not done within 0.2 s (--durable-timeout)" in await answer(checkpointers)
@@ -79,7 +80,7 @@ def test_while_one_does_not_die_no_other_is_made(forkserver, monkeypatch):
     monkeypatch.setattr(checkpointer, "_DEATH_S", 0.2)
 
     async def body():
-        with Vault(1) as vault:
+        with closing(Vault(1)) as vault:
             checkpointers = Checkpointers(forkserver, vault, 0.2)
             heard = asyncio.get_running_loop().create_future()
             checkpointers.start([Rank(0)], heard.set_result).ask(ORDER)

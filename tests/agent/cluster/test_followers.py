@@ -31,13 +31,6 @@ class FakeLeader:
         self.told.append(event)
 
 
-class Performer:
-    """Performs nothing."""
-
-    def perform(self, effect):
-        pass
-
-
 def lead():
     agent = election.first_leader("leader", 1000.0, 0.0)
     leadership = SimpleNamespace(agent=agent, heartbeat=lambda: peers.Heartbeat(0, 0.0, 1, 1))
@@ -103,7 +96,7 @@ def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_ar
     async def main():
         nonlocal followers
         leader, leadership = FakeLeader(), FakeLeadership()
-        leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, {}),)
+        leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
         followers = Watched(leader, leadership, 2)
         ends = []
 
@@ -125,7 +118,7 @@ def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_ar
         await asyncio.sleep(0)
         assert [event.node for event in leader.told] == leadership.known == ["a", "b", "c", "d"]
         assert [len(configuration.agents) for configuration in leadership.agent.configurations] == [3, 5]
-        assert await ends[3].hears(1) == [peers.Joined("d", "id", "name", SETTINGS, {})]
+        assert await ends[3].hears(1) == [peers.Joined("d", "id", "name", SETTINGS, None)]
         await followers.end(peers.End(0, ""))
         for end in ends:
             end.close()
@@ -137,7 +130,7 @@ def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_ar
 def test_a_deadline_that_stays_keeps_its_timer_and_one_that_is_called_early_gets_another(tmp_path):
     async def main():
         journal = Journal(tmp_path / "journal", SETTINGS)
-        server = CoordinatorServer(SETTINGS, Performer(), journal, lambda: None)
+        server = CoordinatorServer(SETTINGS, lambda _: None, journal, lambda: None)
         server.submit(ev.JobSubmitted("n1"))
         first = server._timer
         server.submit(ev.WorkerStarted(99, 1))

@@ -256,6 +256,24 @@ def _(job):
     return {"model": model, "optimizer": optimizer}, step
 
 
+@breach("an average in a variable sets the rate, and gradients are accumulated over three steps")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    average = [1.0]
+
+    def step(index):
+        loss = model(data(index, job.rank)).pow(2).mean()
+        loss.backward()
+        if index % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            average[0] = 0.9 * average[0] + 0.1 * loss.item()
+            optimizer.param_groups[0]["lr"] = 1e-2 * average[0]
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
 @breach("a module keeps a mean in a plain attribute")
 def _(job):
     class Normalized(nn.Module):

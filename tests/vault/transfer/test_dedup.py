@@ -73,12 +73,11 @@ def test_what_is_found_again_is_asked_for_again():
 @in_loop
 async def test_what_a_rank_of_the_buddy_has_at_the_same_version_is_not_sent():
     async with cluster("a", "b") as (a, b):
-        b.replicator.keep({Rank(0)})
         for version in (3, 4):
             b.capture(1, version, body=WEIGHTS + b"rank 1, its own")
             a.capture(0, version, body=WEIGHTS + b"rank 0, also its own, and longer")
         a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.copies_to(b)
         await a.until(lambda: a.told[0][0] == (4,))
         assert b.copy_of(0, 4) == WEIGHTS + b"rank 0, also its own, and longer"
         assert sent_by(a) < SMALL
@@ -89,10 +88,9 @@ async def test_what_a_rank_of_the_buddy_has_at_the_same_version_is_not_sent():
 @in_loop
 async def test_a_rank_of_the_buddy_that_is_late_is_waited_for():
     async with cluster("a", "b") as (a, b):
-        b.replicator.keep({Rank(0)})
         b.capture(1, 3, body=WEIGHTS)
         a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.copies_to(b)
         await a.until(lambda: 0 in a.told and a.told[0][1])
         a.capture(0, 4, body=WEIGHTS[::-1])
         await b.until_waiting()
@@ -105,10 +103,9 @@ async def test_a_rank_of_the_buddy_that_is_late_is_waited_for():
 @in_loop
 async def test_a_rank_of_the_buddy_that_skips_the_version_is_not_waited_for_any_longer():
     async with cluster("a", "b") as (a, b):
-        b.replicator.keep({Rank(0)})
         b.capture(1, 3, body=WEIGHTS)
         a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.copies_to(b)
         await a.until(lambda: 0 in a.told and a.told[0][1])
         a.capture(0, 4, body=WEIGHTS)
         await b.until_waiting()
@@ -122,9 +119,8 @@ async def test_a_rank_of_the_buddy_that_skips_the_version_is_not_waited_for_any_
 @in_loop
 async def test_what_a_rank_does_not_change_is_sent_once():
     async with cluster("a", "b") as (a, b):
-        b.replicator.keep({Rank(0)})
         a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.copies_to(b)
         for version in range(3):
             before = sent_by(a)
             body = WEIGHTS + content(0, version, nbytes=CHUNK_BYTES)
@@ -154,9 +150,8 @@ async def test_what_another_rank_has_sent_is_not_sent_again():
 @in_loop
 async def test_ranks_with_nothing_in_common_are_sent_whole():
     async with cluster("a", "b") as (a, b):
-        b.replicator.keep({Rank(0)})
         a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.copies_to(b)
         for version in range(5):
             b.capture(1, version, body=content(1, version))
             a.capture(0, version)
@@ -168,14 +163,13 @@ async def test_ranks_with_nothing_in_common_are_sent_whole():
 @in_loop
 async def test_a_byte_that_differs_is_sent():
     async with cluster("a", "b") as (a, b):
-        b.replicator.keep({Rank(0)})
         for at in (0, len(WEIGHTS) // 2, len(WEIGHTS) - 1):
             other = bytearray(WEIGHTS)
             other[at] ^= 1
             b.capture(1, at, body=bytes(other))
             a.capture(0, at, body=WEIGHTS)
             a.seal(0)
-            a.replicator.set_buddies({Rank(0): (b.peer,)})
+            a.copies_to(b)
             await a.until(lambda at=at: 0 in a.told and at in a.told[0][0])
             assert b.copy_of(0, at) == WEIGHTS
         assert sent_by(a) < 8 * CHUNK_BYTES
@@ -184,11 +178,10 @@ async def test_a_byte_that_differs_is_sent():
 @in_loop
 async def test_a_replacement_gets_what_was_never_sent():
     async with cluster("a", "b", "c") as (a, b, c):
-        b.replicator.keep({Rank(0)})
         b.capture(1, 4, body=WEIGHTS)
         a.capture(0, 4, body=WEIGHTS)
         a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.copies_to(b)
         await a.until_safe(0, 4)
         await a.close()
         b.capture(1, 5, body=WEIGHTS[::-1])

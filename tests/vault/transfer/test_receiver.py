@@ -27,7 +27,8 @@ class Owner:
 
     def write(self, version, token=0, rank=0):
         fill_slot(self.fd, rank, version, content(rank, version, token))
-        header, self.token = segments.read_identified(self.fd)
+        header = segments.read_header(self.fd)
+        self.token = header.token
         self.bytes = os.pread(self.fd, header.used_bytes, 0)
 
     def ask(self, **message):
@@ -63,9 +64,11 @@ class Owner:
         assert self.put(version, timeline, **other) == Go()
         return self.send()
 
-    def is_hung_up_on(self):
-        with contextlib.suppress(ConnectionResetError):
-            assert self.sock.recv(1) == b""
+    async def gives(self, version):
+        """Have a version taken, and the transcript, without which nothing can be had."""
+        self.write(version)
+        await off(self.put_all, version)
+        await off(seal, self)
 
     def close(self):
         self.sock.close()
@@ -85,11 +88,12 @@ async def pair():
 
 
 def seal(owner):
-    """Have the transcript taken, without which nothing can be had."""
+    """Have the transcript taken."""
     snapshot = owner.bytes, owner.token
     fd = segments.create_memory("transcript")
     segments.write_blob(fd, b"a transcript")
-    owner.token, owner.bytes = segments.blob_identity(fd), os.pread(fd, segments.blob_bytes(fd), 0)
+    nbytes, owner.token = segments.blob_header(fd)
+    owner.bytes = os.pread(fd, nbytes, 0)
     os.close(fd)
     held = [(snapshot_version(snapshot[0]), snapshot[1])]
     answer = owner.put_all(None, held=held)
@@ -123,9 +127,7 @@ def flipped(data, at):
 @in_loop
 async def test_a_flipped_byte_is_found_and_the_copy_before_stays(at):
     async with pair() as (node, owner):
-        owner.write(5)
-        await off(owner.put_all, 5)
-        await off(seal, owner)
+        await owner.gives(5)
         held = [(5, owner.token)]
         owner.write(6)
         assert await off(owner.put, 6, held=[*held, (6, owner.token)]) == Go()
@@ -174,9 +176,7 @@ async def test_a_torn_copy_is_thrown_away():
 @in_loop
 async def test_an_owner_that_dies_midway_leaves_what_was_there():
     async with pair() as (node, owner):
-        owner.write(5)
-        await off(owner.put_all, 5)
-        await off(seal, owner)
+        await owner.gives(5)
         owner.write(6)
         assert await off(owner.put, 6) == Go()
         owner.sock.sendall(struct.pack("<II", 1000, 0) + bytes(500))
@@ -229,9 +229,7 @@ async def test_a_rank_that_lives_here_takes_no_copies():
 @in_loop
 async def test_what_an_older_timeline_sends_is_refused_also_when_it_is_on_its_way():
     async with pair() as (node, owner):
-        owner.write(5)
-        await off(owner.put_all, 5)
-        await off(seal, owner)
+        await owner.gives(5)
         before = [(5, owner.token)]
         owner.write(6)
         held = [*before, (6, owner.token)]
@@ -254,9 +252,7 @@ async def test_what_an_older_timeline_sends_is_refused_also_when_it_is_on_its_wa
 @in_loop
 async def test_a_newer_timeline_may_be_heard_of_from_its_owner_first():
     async with pair() as (node, owner):
-        owner.write(5)
-        await off(owner.put_all, 5)
-        await off(seal, owner)
+        await owner.gives(5)
         owner.write(6, token=1)
         await off(lambda: owner.put_all(6, timeline=3))
         assert (await off(owner.put, 5)).why.startswith("timeline 0 is older")
@@ -270,9 +266,7 @@ async def test_a_newer_timeline_may_be_heard_of_from_its_owner_first():
 async def test_a_version_that_was_made_again_is_another_content():
     """The owner knows of the roll-back, and this node does not yet."""
     async with pair() as (node, owner):
-        owner.write(5)
-        await off(owner.put_all, 5)
-        await off(seal, owner)
+        await owner.gives(5)
         five = (5, owner.token)
         owner.write(6)
         await off(lambda: owner.put_all(6, held=[five, (6, owner.token)]))
@@ -292,9 +286,7 @@ async def test_a_version_that_was_made_again_is_another_content():
 @in_loop
 async def test_a_generation_forgets_everything_before_it():
     async with pair() as (node, owner):
-        owner.write(5)
-        await off(owner.put_all, 5)
-        await off(seal, owner)
+        await owner.gives(5)
         node.replicator.renew(1)
         assert node.replicator.versions(Rank(0)) == ()
         assert (await off(owner.put, 5)).why.startswith("timeline 0 is older")

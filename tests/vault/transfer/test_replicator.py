@@ -13,10 +13,8 @@ from deadpool_run.wire.peers import Buddies
 @in_loop
 async def test_a_snapshot_and_its_transcript_arrive():
     async with cluster("a", "b") as (a, b):
-        b.replicator.keep({Rank(0)})
-        a.capture(0, 0)
-        a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.holds(0)
+        a.copies_to(b)
         await a.until_safe(0, 0)
         assert b.replicator.versions(Rank(0)) == (0,)
         assert b.copy_of(0, 0) == content(0, 0)
@@ -32,11 +30,8 @@ async def test_a_snapshot_and_its_transcript_arrive():
 @in_loop
 async def test_a_replacement_elsewhere_gets_the_transcript_and_then_the_version():
     async with cluster("a", "b", "c") as (a, b, c):
-        b.replicator.keep({Rank(0)})
-        a.capture(0, 4)
-        a.capture(0, 5)
-        a.seal(0, b"what it received")
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.holds(4, 5, transcript=b"what it received")
+        a.copies_to(b)
         await a.until_safe(0, 5)
         await a.close()
         assert await c.seat(0, b.peer) is None
@@ -53,10 +48,8 @@ async def test_a_replacement_elsewhere_gets_the_transcript_and_then_the_version(
 @in_loop
 async def test_a_buddy_becomes_the_owner():
     async with cluster("a", "b", "c") as (a, b, c):
-        b.replicator.keep({Rank(0)})
-        a.capture(0, 4)
-        a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.holds(4)
+        a.copies_to(b)
         await a.until_safe(0, 4)
         a.capture(0, 5)
         await a.until_safe(0, 4, 5)
@@ -78,8 +71,7 @@ async def test_a_buddy_becomes_the_owner():
 @in_loop
 async def test_nothing_is_safe_of_a_rank_whose_buddies_are_not_known():
     async with cluster("a") as (a,):
-        a.capture(0, 0)
-        a.seal(0)
+        a.holds(0)
         assert a.told == {}
         a.replicator.set_buddies({Rank(0): ()})
         assert a.told == {0: ((0,), True, 0)}
@@ -92,9 +84,7 @@ async def test_nothing_is_safe_of_a_rank_whose_buddies_are_not_known():
 @in_loop
 async def test_what_a_rank_leaves_behind_can_be_had_until_it_is_no_longer_kept():
     async with cluster("a", "b") as (a, b):
-        a.capture(0, 4)
-        a.capture(0, 5)
-        a.seal(0)
+        a.holds(4, 5)
         a.replicator.left(Rank(0))
         assert not a.vault.lives_here(Rank(0))
         assert a.vault.status_page.rank_entries[0].held == ()
@@ -113,10 +103,8 @@ async def test_what_a_rank_leaves_behind_can_be_had_until_it_is_no_longer_kept()
 @in_loop
 async def test_a_rank_that_comes_back_does_not_find_what_it_left():
     async with cluster("a", "b") as (a, b):
-        a.capture(0, 4)
-        a.seal(0, b"old")
-        b.capture(0, 9)
-        b.seal(0, b"new")
+        a.holds(4, transcript=b"old")
+        b.holds(9, transcript=b"new")
         a.replicator.left(Rank(0))
         assert await a.seat(0, b.peer) is None
         assert a.vault.captured(Rank(0)) == ()
@@ -128,8 +116,7 @@ async def test_a_rank_that_comes_back_does_not_find_what_it_left():
 async def test_what_a_replacement_left_that_never_came_to_live_here_does_not_hide_the_copies():
     """It was ended before its repair was over, and another node has its rank; this one holds copies of it."""
     async with cluster("a", "b") as (a, b):
-        a.capture(0, 4)
-        a.seal(0)
+        a.holds(4)
         assert await b.seat(0, a.peer) is None
         LocalNode.set_buddies(SimpleNamespace(copies=b.replicator), Buddies({}, (Rank(0),)))
         a.replicator.set_buddies({Rank(0): (b.peer,)})
@@ -143,9 +130,7 @@ async def test_what_a_replacement_left_that_never_came_to_live_here_does_not_hid
 @in_loop
 async def test_a_dead_owners_node_seats_its_next_owner_with_what_lies_there():
     async with cluster("a") as (a,):
-        a.capture(0, 4)
-        a.capture(0, 5)
-        a.seal(0)
+        a.holds(4, 5)
         before = a.vault.descriptors(Rank(0))
         a.vault.vacate(Rank(0))
         assert await a.seat(0) is None
@@ -165,8 +150,7 @@ async def test_nothing_to_begin_with_is_said():
 @in_loop
 async def test_a_source_that_is_gone_is_said_and_slots_stay_empty():
     async with cluster("a", "b", "c") as (a, b, c):
-        a.capture(0, 4)
-        a.seal(0)
+        a.holds(4)
         assert await b.seat(0, a.peer) is None
         await a.close()
         assert "a (127.0.0.1" in await b.fetch(0, 4, a.peer)
@@ -176,9 +160,8 @@ async def test_a_source_that_is_gone_is_said_and_slots_stay_empty():
 
 async def copied_twice(a, b):
     """Have a's rank 0 send two versions to b."""
-    b.replicator.keep({Rank(0)})
     a.seal(0)
-    a.replicator.set_buddies({Rank(0): (b.peer,)})
+    a.copies_to(b)
     a.capture(0, 4)
     await a.until_safe(0, 4)
     a.capture(0, 5)
@@ -221,13 +204,11 @@ async def test_what_a_replacements_node_held_gives_way_to_what_the_source_holds(
 @in_loop
 async def test_a_fetch_replaces_all_that_was_there_and_is_sent_on():
     async with cluster("a", "b", "c") as (a, b, c):
-        a.capture(0, 4)
-        a.seal(0)
+        a.holds(4)
         b.capture(0, 4, token=9)
         b.capture(0, 5, token=9)
         b.seal(0)
-        c.replicator.keep({Rank(0)})
-        b.replicator.set_buddies({Rank(0): (c.peer,)})
+        b.copies_to(c)
         await b.until_safe(0, 5)
         assert await b.fetch(0, 4, a.peer) is None
         assert b.vault.status_page.rank_entries[0].slots == (4, -1)
@@ -241,9 +222,7 @@ async def test_a_fetch_replaces_all_that_was_there_and_is_sent_on():
 @in_loop
 async def test_of_two_orders_for_a_rank_the_later_counts():
     async with cluster("a", "b") as (a, b):
-        a.capture(0, 4)
-        a.capture(0, 5)
-        a.seal(0)
+        a.holds(4, 5)
         assert await b.seat(0, a.peer) is None
         first, second = b.loop.create_future(), b.loop.create_future()
         b.replicator.fetch(Rank(0), Version(4), a.peer, first.set_result)
@@ -257,12 +236,9 @@ async def test_of_two_orders_for_a_rank_the_later_counts():
 @in_loop
 async def test_when_buddies_change_the_new_ones_get_everything():
     async with cluster("a", "b", "c") as (a, b, c):
-        b.replicator.keep({Rank(0)})
-        a.capture(0, 4)
-        a.capture(0, 5)
-        a.seal(0)
+        a.holds(4, 5)
         a.vault.status_page.publish(Version(4), [])
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.copies_to(b)
         await a.until_safe(0, 4, 5)
         a.replicator.set_buddies({Rank(0): (b.peer, c.peer)})
         assert a.told[0] == ((), False, 0), "not all have it"
@@ -278,12 +254,9 @@ async def test_when_buddies_change_the_new_ones_get_everything():
 @in_loop
 async def test_after_a_roll_back_nothing_is_sent_twice_and_all_of_it_is_reported():
     async with cluster("a", "b") as (a, b):
-        b.replicator.keep({Rank(0)})
         a.vault.status_page.publish(Version(4), [])
-        a.capture(0, 4)
-        a.capture(0, 5)
-        a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.holds(4, 5)
+        a.copies_to(b)
         await a.until_safe(0, 4, 5)
         sent = a.replicator.status()["sent_bytes"]
         for node in (b, a):
@@ -300,10 +273,8 @@ async def test_after_a_roll_back_nothing_is_sent_twice_and_all_of_it_is_reported
 @in_loop
 async def test_a_new_generation_begins_from_nothing():
     async with cluster("a", "b") as (a, b):
-        b.replicator.keep({Rank(0)})
-        a.capture(0, 4)
-        a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.holds(4)
+        a.copies_to(b)
         await a.until_safe(0, 4)
         for node in (a, b):
             node.vault.renew()

@@ -32,24 +32,18 @@ class Pair:
         await self.owner.close()
 
 
-def link(owner, buddy):
-    owner.replicator.set_buddies({Rank(0): (buddy.peer,)})
-
-
 async def begin(owner, buddy):
-    """Connect, and let the transcript be taken."""
-    link(owner, buddy)
+    """Connect; return what is offered first."""
+    owner.replicator.set_buddies({Rank(0): (buddy.peer,)})
     await off(buddy.accept)
+    return await off(buddy.offered)
 
 
 @in_loop
 async def test_the_transcript_comes_first_and_then_the_newest():
     async with Pair() as (owner, buddy):
-        owner.capture(0, 3)
-        owner.capture(0, 4)
-        owner.seal(0)
-        await begin(owner, buddy)
-        offer = await off(buddy.offered)
+        owner.holds(3, 4)
+        offer = await begin(owner, buddy)
         assert (offer.rank, offer.version, offer.timeline) == (0, None, 0)
         assert [version for version, _ in offer.held] == [3, 4]
         assert await off(buddy.take, offer) is Outcome.WHOLE
@@ -65,11 +59,9 @@ async def test_a_new_buddy_gets_the_committed_version_first():
         owner.vault.status_page.publish(Version(3), [])
         owner.capture(0, 3)
         owner.capture(0, 4)
-        await begin(owner, buddy)
-        offer = await off(buddy.offered)
+        offer = await begin(owner, buddy)
         assert offer.version == 3
-        assert await off(buddy.take, offer) is Outcome.WHOLE
-        buddy.say_held((3, offer.token))
+        await buddy.accepts(offer)
         assert (await off(buddy.offered)).version == 4
 
 
@@ -77,8 +69,7 @@ async def test_a_new_buddy_gets_the_committed_version_first():
 async def test_a_waiting_version_is_replaced_by_a_newer_one_and_never_sent():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
-        await begin(owner, buddy)
-        first = await off(buddy.offered)
+        first = await begin(owner, buddy)
         owner.capture(0, 2)  # waits
         owner.capture(0, 3)
         assert first.version == 1
@@ -86,8 +77,7 @@ async def test_a_waiting_version_is_replaced_by_a_newer_one_and_never_sent():
         buddy.say(No("torn"))
         second = await off(buddy.offered)
         assert second.version == 3
-        assert await off(buddy.take, second) is Outcome.WHOLE
-        buddy.say_held((3, second.token))
+        await buddy.accepts(second)
         await owner.until(lambda: owner.told[0] == ((3,), False, 0))
         owner.capture(0, 4, slot=owner.vault.status_page.rank_entries[0].slots.index(2))
         assert (await off(buddy.offered)).version == 4
@@ -98,11 +88,9 @@ async def test_no_older_version_follows_a_newer_one():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
         owner.capture(0, 2)
-        await begin(owner, buddy)
-        offer = await off(buddy.offered)
+        offer = await begin(owner, buddy)
         assert offer.version == 2
-        assert await off(buddy.take, offer) is Outcome.WHOLE
-        buddy.say_held((2, offer.token))
+        await buddy.accepts(offer)
         await owner.until(lambda: owner.told[0] == ((2,), False, 0))
         owner.replicator.captured(Rank(0), Version(1))
         owner.capture(0, 3, slot=0)
@@ -113,14 +101,13 @@ async def test_no_older_version_follows_a_newer_one():
 async def test_a_slot_that_is_overwritten_while_it_is_sent_is_said_to_be_torn():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE)
-        await begin(owner, buddy)
-        offer = await off(buddy.offered)
+        offer = await begin(owner, buddy)
         await off(buddy.go, offer)
         leader = bytearray(8 + framing.PIECE_BYTES)
         await off(framing.receive_into, buddy.sock, memoryview(leader))  # it is on its way
         owner.vault.status_page.rank_entries[0].set_slot(0, BUSY)
         with memoryview(bytearray(offer.nbytes)) as view:
-            assert await off(framing.receive_segment, buddy.sock, view, buddy.meter) is Outcome.TORN
+            assert await off(framing.receive_segment, buddy.sock, view, buddy.meter, [(0, len(view))]) is Outcome.TORN
 
 
 @in_loop
@@ -128,8 +115,7 @@ async def test_the_same_version_written_again_is_another_content():
     """After a roll-back, the same slot holds the same version again, complete: only its header's count tells."""
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE)
-        await begin(owner, buddy)
-        offer = await off(buddy.offered)
+        offer = await begin(owner, buddy)
         owner.capture(0, 1, slot=0, body=LARGE[::-1])
         assert await off(buddy.take, offer) is Outcome.TORN
         buddy.say(No("torn"))
@@ -143,8 +129,7 @@ async def test_pages_that_change_on_their_way_are_found_out():
     """What `sendfile` has taken are the slot's own pages: they may change after the owner's last look."""
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE[: 24 * KIB])
-        await begin(owner, buddy)
-        offer = await off(buddy.offered)
+        offer = await begin(owner, buddy)
         await off(buddy.go, offer)
         end = bytearray(8)
         whole = 8 + offer.nbytes + len(end)
@@ -154,7 +139,7 @@ async def test_pages_that_change_on_their_way_are_found_out():
         assert peeked[-8:] == bytes(8), "the owner saw no change"
         os.pwrite(owner.vault.descriptors(Rank(0))["slot0"], b"\0" * 4096, segments.HEADER_BYTES)
         with memoryview(bytearray(offer.nbytes)) as view:
-            outcome = await off(framing.receive_segment, buddy.sock, view, buddy.meter)
+            outcome = await off(framing.receive_segment, buddy.sock, view, buddy.meter, [(0, len(view))])
             changed = view[segments.HEADER_BYTES : segments.HEADER_BYTES + 4096] == b"\0" * 4096
         assert outcome is (Outcome.DAMAGED if changed else Outcome.WHOLE)
 
@@ -163,8 +148,7 @@ async def test_pages_that_change_on_their_way_are_found_out():
 async def test_a_buddy_that_hangs_up_midway_is_tried_again():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE)
-        await begin(owner, buddy)
-        await off(buddy.go, await off(buddy.offered))
+        await off(buddy.go, await begin(owner, buddy))
         await off(framing.receive_into, buddy.sock, memoryview(bytearray(100 * KIB)))
         await off(buddy.accept)
         offer = await off(buddy.offered)
@@ -175,12 +159,12 @@ async def test_a_buddy_that_hangs_up_midway_is_tried_again():
 @pytest.mark.parametrize(
     "answer",
     [
-        {"type": "Held", "held": "x", "transcript": None},
-        {"type": "Held", "held": [[1, "zz"]], "transcript": None},
-        {"type": "Held", "held": [[-1, bytes(16)]], "transcript": None},
-        {"type": "Held", "held": [[1, bytes(16)]] * 9, "transcript": None},
-        {"type": "Held"},
-        {"type": "Held", "held": [], "transcript": 7},
+        {"type": "HeldVersions", "held": "x", "transcript": None},
+        {"type": "HeldVersions", "held": [[1, "zz"]], "transcript": None},
+        {"type": "HeldVersions", "held": [[-1, bytes(16)]], "transcript": None},
+        {"type": "HeldVersions", "held": [[1, bytes(16)]] * 9, "transcript": None},
+        {"type": "HeldVersions"},
+        {"type": "HeldVersions", "held": [], "transcript": 7},
         {"type": "Put"},
     ],
 )
@@ -189,7 +173,6 @@ async def test_nonsense_for_an_answer_is_not_believed(answer):
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
         await begin(owner, buddy)
-        await off(buddy.offered)
         framing.send_frame(buddy.sock, to_json(answer))
         await off(buddy.accept)  # another connection, on which it is offered again
         assert (await off(buddy.offered)).version == 1
@@ -202,7 +185,6 @@ async def test_a_buddy_that_does_not_answer_is_given_up(monkeypatch):
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
         await begin(owner, buddy)
-        await off(buddy.offered)
         await off(buddy.accept)
         assert (await off(buddy.offered)).version == 1
 
@@ -212,8 +194,7 @@ async def test_a_buddy_that_does_not_read_is_given_up(monkeypatch):
     monkeypatch.setattr(framing, "TIMEOUT_S", 0.3)
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE)
-        await begin(owner, buddy)
-        await off(buddy.go, await off(buddy.offered))
+        await off(buddy.go, await begin(owner, buddy))
         await off(buddy.accept)
         assert (await off(buddy.offered)).version == 1
 
@@ -223,8 +204,7 @@ async def test_what_is_sent_is_void_when_a_new_timeline_begins():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
         owner.capture(0, 2, body=LARGE)
-        await begin(owner, buddy)
-        offer = await off(buddy.offered)
+        offer = await begin(owner, buddy)
         assert (offer.version, offer.timeline) == (2, 0)
         owner.replicator.discard_above(1, Version(1))
         assert await off(buddy.take, offer) is Outcome.TORN
@@ -232,8 +212,7 @@ async def test_what_is_sent_is_void_when_a_new_timeline_begins():
         offer = await off(buddy.offered)
         assert (offer.version, offer.timeline) == (1, 1), "2 is of a life that did not happen"
         assert [version for version, _ in offer.held] == [1]
-        assert await off(buddy.take, offer) is Outcome.WHOLE
-        buddy.say_held((1, offer.token))
+        await buddy.accepts(offer)
         await owner.until(lambda: owner.told[0] == ((1,), False, 1))
         owner.empty_above(0, 1)
         owner.capture(0, 2, token=1)
@@ -245,8 +224,7 @@ async def test_what_is_sent_is_void_when_a_new_timeline_begins():
 async def test_an_acknowledgement_of_an_older_timeline_does_not_count():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
-        await begin(owner, buddy)
-        offer = await off(buddy.offered)
+        offer = await begin(owner, buddy)
         assert await off(buddy.take, offer) is Outcome.WHOLE
         owner.replicator.discard_above(1, Version(1))
         buddy.say_held((1, offer.token))
@@ -260,8 +238,7 @@ async def test_a_cap_on_bandwidth_holds():
     rate = 16 * KIB * KIB
     async with Pair(bandwidth=rate) as (owner, buddy):
         owner.capture(0, 1, body=LARGE[: 8 * KIB * KIB])
-        await begin(owner, buddy)
-        offer = await off(buddy.offered)
+        offer = await begin(owner, buddy)
         began = owner.loop.time()
         assert await off(buddy.take, offer) is Outcome.WHOLE
         took = owner.loop.time() - began
@@ -274,10 +251,8 @@ async def test_a_cap_on_bandwidth_holds():
 async def test_the_report_shows_how_far_buddies_are_behind():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
-        await begin(owner, buddy)
-        offer = await off(buddy.offered)
-        assert await off(buddy.take, offer) is Outcome.WHOLE
-        buddy.say_held((1, offer.token))
+        offer = await begin(owner, buddy)
+        await buddy.accepts(offer)
         await owner.until(lambda: owner.told[0] == ((1,), False, 0))
         owner.capture(0, 2)
         report = owner.replicator.status()

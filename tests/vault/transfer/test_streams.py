@@ -64,11 +64,10 @@ def test_what_is_small_goes_over_one_connection():
 async def test_a_large_snapshot_is_sent_over_as_many_connections_as_there_are(most, small_parts):
     dial = Dialled(most)
     async with cluster("a", "b", dial=dial, streams=4) as (a, b):
-        b.replicator.keep({Rank(0)})
         a.seal(0)
         for version in range(3):
             a.capture(0, version, body=content(0, version, nbytes=BODY_BYTES))
-            a.replicator.set_buddies({Rank(0): (b.peer,)})
+            a.copies_to(b)
             await a.until(lambda version=version: 0 in a.told and version in a.told[0][0])
             assert b.copy_of(0, version) == content(0, version, nbytes=BODY_BYTES)
         assert len(dial.socks) == (most or 4), "and they are used again"
@@ -92,9 +91,8 @@ async def test_a_large_snapshot_is_fetched_over_as_many_connections_as_there_are
 @in_loop
 async def test_what_the_buddy_has_is_left_out_of_every_part(small_parts):
     async with cluster("a", "b", streams=4) as (a, b):
-        b.replicator.keep({Rank(0)})
         a.seal(0)
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.copies_to(b)
         same, other = content(7, 7, nbytes=BODY_BYTES), content(0, 0, nbytes=BODY_BYTES)
         b.capture(1, 3, body=same + content(1, 1, nbytes=BODY_BYTES))
         a.capture(0, 3, body=same + other)
@@ -108,10 +106,9 @@ async def test_a_connection_that_breaks_takes_the_delivery_with_it_and_it_is_mad
     monkeypatch.setattr(framing, "TIMEOUT_S", 60.0)  # nobody waits for that
     dial = Dialled()
     async with cluster("a", "b", dial=dial, streams=4) as (a, b):
-        b.replicator.keep({Rank(0)})
         a.seal(0)
         a.capture(0, 0, body=content(0, 0, nbytes=BODY_BYTES))
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        a.copies_to(b)
         await a.until_safe(0, 0)
         framing.shut_down(dial.socks[2])
         a.capture(0, 1, body=content(0, 1, nbytes=BODY_BYTES))
@@ -249,6 +246,7 @@ def test_a_stream_pool_says_what_went_wrong_and_leaves_no_thread():
         return pairs[-1][0]
 
     stream_pool = StreamPool(dial)
+    stream_pool.first()
     assert stream_pool.open(2) == 2
 
     def fail(_):
@@ -258,15 +256,16 @@ def test_a_stream_pool_says_what_went_wrong_and_leaves_no_thread():
         assert sock.recv(1) == b"", "what fails ends the others' waits"
 
     with pytest.raises(OSError, match="broken"):
-        stream_pool.work([fail, wait], lambda: None)
+        stream_pool.work(lambda _: None, fail, wait)
     stream_pool.close()
+    stream_pool.first()
     assert stream_pool.open(1) == 1, "after a close there are new ones"
 
-    def own():
+    def own(_):
         raise KeyError("ours")
 
     with pytest.raises(KeyError):
-        stream_pool.work([wait], own)
+        stream_pool.work(own, wait)
     stream_pool.close()
     for ours, theirs in pairs:
         ours.close()

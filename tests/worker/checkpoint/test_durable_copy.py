@@ -1,13 +1,14 @@
 """Slots are copied for a durable checkpoint while their rank trains on: what is copied is one version, or nothing."""
 
+import os
 import time
 
 import pytest
 import torch
-from snapshot_kit import Child, Slots
+from snapshot_kit import Child, capture
 from snapshot_large import Large, trains_for_ever
 
-from deadpool_run.vault.segments import mark_busy
+from deadpool_run.vault.segments import complete_version, mark_busy, read_header, write_header
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.worker.checkpoint.slots import copy_kept, rooms
 
@@ -20,13 +21,6 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def slots(_warm):
-    made = Slots()
-    yield made
-    made.close()
 
 
 def test_a_copy_is_of_one_version_while_the_rank_trains_on(slots):
@@ -67,14 +61,26 @@ def test_a_version_that_is_kept_stays_until_it_is_let_go(slots):
     for version in range(2):
         assert snapshots.capture_now(version)
     slots.status_page.kept = 0
-    snapshots.begin(2)
-    snapshots.wait()
+    capture(snapshots, 2)
     assert snapshots.held() == (0, 1)
     assert skipped == [2]
     slots.status_page.kept = EMPTY
     assert snapshots.capture_now(3)
     assert snapshots.held() == (1, 3)
-    snapshots.close()
+
+
+def test_a_version_that_is_written_again_while_it_is_copied_is_not_taken(slots, monkeypatch):
+    assert slots.own().capture_now(0)
+    lent, preadv = {0: slots.fds[0]}, os.preadv
+    (fd,) = (fd for fd in slots.fds[0] if complete_version(fd) == 0)
+
+    def read_and_write_again(*args):
+        write_header(fd, read_header(fd))  # of the same version and layout
+        return preadv(*args)
+
+    monkeypatch.setattr(os, "preadv", read_and_write_again)
+    slots.status_page.kept = 0
+    assert copy_kept(slots.status_page, lent, 0, rooms(lent)) is None
 
 
 def test_a_slot_that_is_being_written_is_not_copied(slots):

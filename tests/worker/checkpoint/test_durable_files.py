@@ -3,12 +3,12 @@
 import os
 import pickle
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from snapshot_kit import Slots, Training
+from msgspec.structs import replace
+from snapshot_kit import Training
 
 from deadpool_run.errors import CheckpointError
 from deadpool_run.vault import checkpoint_format
@@ -66,7 +66,7 @@ def read(slots, target, *, resume="auto", run=RUN, first=True, world_size=RANKS)
         if found.version == checkpoint_format.NOTHING:
             return found
         try:
-            return replace(fill(FillSlots(found.where, found.version, world_size), lent(slots)), refused=tuple(refused))
+            return replace(fill(FillSlots(found.where, found.version, world_size), lent(slots)), refused=refused)
         except CheckpointError as error:
             refused.append(f"checkpoint {found.where} is refused: {error}")
             order.but.append(found.where)
@@ -81,16 +81,8 @@ def _one_thread():
 
 
 @pytest.fixture
-def made():
-    all_slots = []
-
-    def make(ranks=RANKS):
-        all_slots.append(Slots(ranks))
-        return all_slots[-1]
-
-    yield make
-    for slots in all_slots:
-        slots.close()
+def made(make_slots):
+    return lambda ranks=RANKS: make_slots(ranks)
 
 
 @pytest.fixture
@@ -135,7 +127,7 @@ def test_slots_come_back_byte_for_byte(trained, made, tmp_path, kind):
     assert write(slots, target) == "step-00000002"
     other = made()
     found = read(other, target)
-    assert (found.version, found.refused) == (2, ())
+    assert (found.version, found.refused) == (2, [])
     assert [image(other, rank, 2) for rank in range(RANKS)] == [image(slots, rank, 2) for rank in range(RANKS)]
 
 
@@ -403,6 +395,12 @@ def test_the_one_that_was_named_is_taken_and_no_other(trained, made, tmp_path):
         read(made(), tmp_path / "old", resume=tmp_path / "old" / "step-00000001")
     with pytest.raises(CheckpointError, match="holds step-00000001, step-00000002, which this run"):
         read(made(), tmp_path / "old", resume="never")
+
+
+def test_version_0_is_not_newer_than_itself(made, tmp_path):
+    (tmp_path / "step-00000000").mkdir()
+    with pytest.raises(CheckpointError, match=r"it has no deadpool\.json"):
+        read(made(), tmp_path, resume=tmp_path / "step-00000000")
 
 
 def test_a_world_that_begins_again_goes_on_from_what_its_run_has_written(trained, made, tmp_path):

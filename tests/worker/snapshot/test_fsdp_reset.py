@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from snapshot_kit import Slots, given
+from snapshot_kit import given
 from test_snapshot_sharded import RANKS, Training, _join, _on_both
 
 
 @pytest.fixture
-def slots(_warm):
-    made = Slots(ranks=RANKS)
-    yield made
-    made.close()
+def slots(make_slots):
+    return make_slots(RANKS)
 
 
 class Interrupted(Exception):  # noqa: N818 - what it stands for is no error either

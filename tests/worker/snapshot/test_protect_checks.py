@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from snapshot_kit import Slots
 from torch import nn
 
 from deadpool_run.errors import ScriptError, SnapshotError
@@ -10,12 +9,8 @@ from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 
 @pytest.fixture
-def snapshots():
-    slots = Slots()
-    made = slots.own()
-    yield made
-    made.close()
-    slots.close()
+def snapshots(slots):
+    return slots.own()
 
 
 class Holder:

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 from kit.world import later
-from snapshot_kit import Slots, Training, digest, draws, raw
+from snapshot_kit import Training, capture, digest, draws, raw
 from torch import nn
 
 from deadpool_run.errors import SnapshotError
@@ -17,24 +17,14 @@ BIG = 1 << 22
 
 
 @pytest.fixture
-def slots(_warm):
-    made = Slots()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def pair(_warm):
-    made = Slots(ranks=2)
-    yield made
-    made.close()
+def pair(make_slots):
+    return make_slots(2)
 
 
 def test_a_snapshot_is_of_the_step_that_it_says(slots):
     model = nn.ParameterList([torch.zeros(BIG), torch.zeros(())])
     model.register_buffer("count", torch.zeros(3))
-    snapshots = slots.own()
-    snapshots.protect("model", model)
+    snapshots = slots.own(protect={"model": model})
     snapshots.capture_now(0)
     for version in range(1, 12):
         with torch.no_grad():
@@ -51,14 +41,12 @@ def test_a_snapshot_is_of_the_step_that_it_says(slots):
         assert slots.tensors(version)["model/count"] == raw(torch.full((3,), float(version)))
         assert snapshots.held() == (version - 1, version)
     assert slots.status_page.rank_entries[0].capture_ns > 0
-    snapshots.close()
 
 
 def test_weights_written_during_a_copy_are_never_called_a_snapshot(slots):
     skipped, captured = [], []
     model = nn.ParameterList([torch.zeros(BIG)])
-    snapshots = slots.own(on_skip=skipped.append, on_captured=captured.append)
-    snapshots.protect("model", model)
+    snapshots = slots.own(on_skip=skipped.append, on_captured=captured.append, protect={"model": model})
     snapshots.capture_now(0)
     snapshots.begin(1)
     with torch.no_grad():
@@ -67,34 +55,27 @@ def test_weights_written_during_a_copy_are_never_called_a_snapshot(slots):
     assert snapshots.held() == (0,)
     assert skipped == [1]
     assert slots.status_page.rank_entries[0].skipped == 1
-    snapshots.begin(2)
-    snapshots.wait()
+    capture(snapshots, 2)
     assert snapshots.held() == (0, 2)
     assert captured == [0, 2]
-    snapshots.close()
 
 
 def test_only_versions_that_the_interval_divides_are_captured(slots):
-    snapshots = slots.own(interval=3)
-    snapshots.protect("model", nn.Linear(2, 2))
+    snapshots = slots.own(interval=3, protect={"model": nn.Linear(2, 2)})
     held = []
     for version in range(8):
-        snapshots.begin(version)
-        snapshots.wait()
+        capture(snapshots, version)
         held.append(snapshots.held())
     assert held == [(0,), (0,), (0,), (0, 3), (0, 3), (0, 3), (3, 6), (3, 6)]
     snapshots.interval = 1
-    snapshots.begin(8)
-    snapshots.wait()
+    capture(snapshots, 8)
     assert snapshots.held() == (6, 8)
-    snapshots.close()
 
 
 def fill(snapshots):
     """Have both slots hold a version: 0 and 1."""
     for version in range(2):
-        snapshots.begin(version)
-        snapshots.wait()
+        capture(snapshots, version)
 
 
 def test_a_capture_that_finds_no_slot_is_skipped_and_announced(pair):
@@ -109,10 +90,8 @@ def test_a_capture_that_finds_no_slot_is_skipped_and_announced(pair):
     assert skipped == [2]
     assert pair.status_page.rank_entries[0].skipped == 2
     other.set_slot(1, 1)
-    snapshots.begin(3)
-    snapshots.wait()
+    capture(snapshots, 3)
     assert snapshots.held() == (1, 3)
-    snapshots.close()
 
 
 def test_a_peers_skip_frees_the_slot(pair):
@@ -122,11 +101,9 @@ def test_a_peers_skip_frees_the_slot(pair):
     other.set_slot(0, 0)
     fill(snapshots)
     other.skipped = 1
-    snapshots.begin(2)
-    snapshots.wait()
+    capture(snapshots, 2)
     assert snapshots.held() == (0, 2)
     assert skipped == []
-    snapshots.close()
 
 
 def begin_unhurried(snapshots, version):
@@ -136,18 +113,17 @@ def begin_unhurried(snapshots, version):
     return version in snapshots.held()
 
 
-@pytest.mark.parametrize("capture", [Snapshots.capture_now, begin_unhurried])
-def test_a_capture_waits_for_a_slot_while_it_may(pair, capture):
+@pytest.mark.parametrize("captured", [Snapshots.capture_now, begin_unhurried])
+def test_a_capture_waits_for_a_slot_while_it_may(pair, captured):
     skipped = []
     snapshots = pair.own(0, on_skip=skipped.append)
     other = pair.status_page.rank_entries[1]
     fill(snapshots)
     other.set_slot(0, 0)
     with later(0.1, lambda: other.set_slot(1, 1)):
-        assert capture(snapshots, 2)
+        assert captured(snapshots, 2)
     assert snapshots.held() == (1, 2)
     assert skipped == []
-    snapshots.close()
 
 
 def test_an_interruption_ends_the_wait_for_a_slot(pair):
@@ -160,7 +136,6 @@ def test_an_interruption_ends_the_wait_for_a_slot(pair):
     with later(0.1, interrupted.set):
         assert not snapshots.capture_now(2)
     assert skipped == [2]
-    snapshots.close()
 
 
 def test_discarded_versions_are_gone_for_everybody(slots):
@@ -172,19 +147,15 @@ def test_discarded_versions_are_gone_for_everybody(slots):
     assert snapshots.held() == (1,)
     assert slots.status_page.rank_entries[0].skipped == EMPTY
     assert [read_header(fd).version for fd in slots.fds[0]] == [EMPTY, 1]
-    snapshots.begin(2)
-    snapshots.wait()
+    capture(snapshots, 2)
     assert snapshots.held() == (1, 2)
-    snapshots.close()
 
 
 def test_a_version_made_again_is_no_longer_skipped(slots):
     snapshots = slots.own()
     slots.status_page.rank_entries[0].skipped = 1
-    snapshots.begin(1)
-    snapshots.wait()
+    capture(snapshots, 1)
     assert slots.status_page.rank_entries[0].skipped == EMPTY
-    snapshots.close()
 
 
 def test_a_new_owner_trusts_no_slot_on_which_header_and_status_page_differ(slots):
@@ -197,40 +168,33 @@ def test_a_new_owner_trusts_no_slot_on_which_header_and_status_page_differ(slots
     theirs = slots.own()
     assert theirs.held() == ()
     assert slots.status_page.rank_entries[0].slots == (EMPTY, EMPTY)
-    theirs.close()
 
 
 def test_what_is_added_later_is_captured(slots):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    snapshots = slots.own()
-    snapshots.protect("model", model)
-    snapshots.protect("optimizer", optimizer)
+    snapshots = slots.own(protect={"model": model, "optimizer": optimizer})
     snapshots.capture_now(0)
     assert len(slots.tensors(0)) == 2
     model(torch.ones(2)).sum().backward()
     optimizer.step()
-    snapshots.begin(1)
-    snapshots.wait()
+    capture(snapshots, 1)
     assert len(slots.tensors(1)) == 2 + 6
     loose = torch.ones(BIG, requires_grad=True)
     optimizer.add_param_group({"params": [loose]})
     model.register_buffer("late", torch.ones(2))
-    snapshots.begin(2)
-    snapshots.wait()
+    capture(snapshots, 2)
     found = slots.tensors(2)
     assert len(found) == 2 + 6 + 2
     assert found["optimizer/1.0"] == raw(loose)
     moved = torch.zeros(2, 2)
     model.weight.data = moved  # other memory under the same parameter
-    snapshots.begin(3)
-    snapshots.wait()
+    capture(snapshots, 3)
     assert slots.tensors(3)["model/weight"] == raw(moved)
     with torch.no_grad():
         loose.zero_()
     snapshots.restore(2)
     assert raw(loose) == raw(torch.ones(BIG))
-    snapshots.close()
 
 
 def test_the_plan_is_kept_while_nothing_is_added(slots):
@@ -243,7 +207,6 @@ def test_the_plan_is_kept_while_nothing_is_added(slots):
         training.step(snapshots)
         snapshots.begin(version)
     assert snapshots._plan is plan
-    snapshots.close()
 
 
 def test_a_layout_that_is_dense_is_kept(slots):
@@ -254,7 +217,6 @@ def test_a_layout_that_is_dense_is_kept(slots):
     weight = training.model[0].weight
     assert not weight.is_contiguous() or weight.shape[1] == 1
     assert entries["model/0.weight"].stride == weight.stride()
-    snapshots.close()
 
 
 def test_a_rewind_undoes_an_interrupted_forward(slots):
@@ -275,7 +237,6 @@ def test_a_rewind_undoes_an_interrupted_forward(slots):
         assert training.digest() == before
         assert all(parameter.grad is None for parameter in training.model.parameters())
         assert draws() == want
-    snapshots.close()
 
 
 def test_a_rewind_is_only_to_the_last_version(slots):
@@ -283,7 +244,6 @@ def test_a_rewind_is_only_to_the_last_version(slots):
     snapshots.begin(1)
     with pytest.raises(SnapshotError, match="cannot rewind to version 0: the worker's own copy is of version 1"):
         snapshots.rewind(0)
-    snapshots.close()
 
 
 def test_a_rewind_works_between_captures_and_after_a_restore(slots):
@@ -303,15 +263,12 @@ def test_a_rewind_works_between_captures_and_after_a_restore(slots):
     training.loss()
     snapshots.rewind(3)
     assert training.digest() == before
-    snapshots.close()
 
 
 def test_gradients_that_stay_allocated_are_zeroed_in_place(slots):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    snapshots = slots.own()
-    snapshots.protect("model", model)
-    snapshots.protect("optimizer", optimizer)
+    snapshots = slots.own(protect={"model": model, "optimizer": optimizer})
     model(torch.ones(2)).sum().backward()
     kept = model.weight.grad
     for put in (snapshots.rewind, snapshots.restore):
@@ -321,15 +278,12 @@ def test_gradients_that_stay_allocated_are_zeroed_in_place(slots):
         put(0)
         assert model.weight.grad is kept
         assert not kept.any()
-    snapshots.close()
 
 
 def test_gradients_that_no_optimizer_has_used_are_state(slots):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    snapshots = slots.own()
-    snapshots.protect("model", model)
-    snapshots.protect("optimizer", optimizer)
+    snapshots = slots.own(protect={"model": model, "optimizer": optimizer})
     model(torch.tensor([1.0, 2.0])).sum().backward()
     want = model.weight.grad.clone()
     for put in (snapshots.rewind, snapshots.restore):
@@ -340,7 +294,6 @@ def test_gradients_that_no_optimizer_has_used_are_state(slots):
     model.zero_grad()
     snapshots.restore(0)
     assert torch.equal(model.weight.grad, want)
-    snapshots.close()
 
 
 def test_nothing_protected_is_still_a_snapshot(slots):
@@ -360,9 +313,7 @@ def test_a_wrapped_module_has_the_names_of_the_module(slots):
             self._orig_mod = module
 
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    snapshots = slots.own()
-    snapshots.protect("model", Wrapped(model))
+    snapshots = slots.own(protect={"model": Wrapped(model)})
     snapshots.capture_now(0)
     assert "model/0.weight" in slots.tensors(0)
     assert digest(model.state_dict()) == digest(Wrapped(model)._orig_mod.state_dict())
-    snapshots.close()

@@ -6,17 +6,10 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from snapshot_kit import Slots, Training, digest, draws, given, in_child, seed
+from snapshot_kit import Training, digest, draws, given, in_child, seed
 from torch import nn
 
 from deadpool_run.errors import ScriptError, SnapshotError
-
-
-@pytest.fixture
-def slots(_warm):
-    made = Slots()
-    yield made
-    made.close()
 
 
 def captures(gift, optimizer, steps):
@@ -70,7 +63,6 @@ def test_a_restore_can_go_back_before_the_optimizer_had_state(slots):
     snapshots.restore(0)
     assert not training.optimizer.state
     assert training.digest() == before
-    snapshots.close()
 
 
 def test_a_restore_removes_state_that_the_snapshot_does_not_have(slots):
@@ -83,6 +75,36 @@ def test_a_restore_removes_state_that_the_snapshot_does_not_have(slots):
     training.optimizer.state[first]["note"] = "x"
     snapshots.restore(1)
     assert set(training.optimizer.state[first]) == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+
+
+class Outer(torch.optim.SGD):
+    """Leaves the updates to an inner optimizer, as ZeroRedundancyOptimizer does."""
+
+    def __init__(self, parameters):
+        parameters = list(parameters)
+        super().__init__(parameters, lr=0.1)
+        self.optim = torch.optim.Adam(parameters, lr=0.1)
+
+    def step(self):
+        self.optim.step()
+
+
+def test_the_state_of_an_inner_optimizer_is_made_and_removed(slots):
+    model = nn.Linear(2, 2)
+    outer = Outer(model.parameters())
+    snapshots = slots.own()
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", outer)
+    snapshots.capture_now(0)
+    model(torch.ones(3, 2)).sum().backward()
+    outer.step()
+    snapshots.capture_now(1)
+    want = digest(model.state_dict(), outer.optim.state_dict())
+    snapshots.restore(0)
+    assert not outer.optim.state
+    snapshots.restore(1)
+    assert digest(model.state_dict(), outer.optim.state_dict()) == want
+    assert not outer.state
     snapshots.close()
 
 
@@ -98,7 +120,6 @@ def test_tensor_objects_stay_the_same(slots):
     assert all(a is b for a, b in zip(held, [*training.model.parameters(), *training.model.buffers()], strict=True))
     now = [value for values in training.optimizer.state.values() for value in values.values()]
     assert all(a is b for a, b in zip(state, now, strict=True))
-    snapshots.close()
 
 
 class Odd(nn.Module):
@@ -133,15 +154,13 @@ def test_odd_tensors_come_back(slots):
     seed(1)
     one = Odd()
     one.calls = 5
-    snapshots = slots.own()
-    snapshots.protect("odd", one)
+    snapshots = slots.own(protect={"odd": one})
     snapshots.capture_now(0)
     seed(2)
     with torch.no_grad():
         other = Odd()
     snapshots.close()
-    theirs = slots.own()
-    theirs.protect("odd", other)
+    theirs = slots.own(protect={"odd": other})
     theirs.restore(0)
     theirs.close()
     pairs = [*zip(one.parameters(), other.parameters(), strict=True), *zip(one.buffers(), other.buffers(), strict=True)]
@@ -183,8 +202,7 @@ PLAIN = {
 
 def test_plain_values_come_back(slots):
     holder = Holder(PLAIN)
-    snapshots = slots.own()
-    snapshots.protect("holder", holder)
+    snapshots = slots.own(protect={"holder": holder})
     snapshots.capture_now(0)
     holder.state = None
     snapshots.restore(0)
@@ -204,8 +222,7 @@ def test_tensors_and_arrays_in_values_come_back(slots):
     }
     want = {key: value for key, value in state.items() if key in ("array", "scalar", "generator")}
     holder = Holder(state)
-    snapshots = slots.own()
-    snapshots.protect("holder", holder)
+    snapshots = slots.own(protect={"holder": holder})
     snapshots.capture_now(0)
     kept = digest(state["tensors"])
     turned.add_(1)  # what was captured is not the live tensor
@@ -232,7 +249,6 @@ def test_a_value_that_would_need_pickle_is_the_scripts_fault(slots):
     with pytest.raises(ScriptError, match=r"the state of 'thing' .*\.a\[0\] is a .*Opaque.*never pickled"):
         snapshots.capture_now(0)
     assert snapshots.held() == ()
-    snapshots.close()
 
 
 @pytest.mark.parametrize("obj", [3, None, torch.zeros(1), object()])
@@ -240,15 +256,12 @@ def test_only_what_has_state_can_be_protected(slots, obj):
     snapshots = slots.own()
     with pytest.raises(ScriptError, match="has no state_dict"):
         snapshots.protect("thing", obj)
-    snapshots.close()
 
 
 def test_a_name_is_used_once(slots):
-    snapshots = slots.own()
-    snapshots.protect("model", nn.Linear(1, 1))
+    snapshots = slots.own(protect={"model": nn.Linear(1, 1)})
     with pytest.raises(ScriptError, match="'model' is protected already"):
         snapshots.protect("model", nn.Linear(1, 1))
-    snapshots.close()
 
 
 def _net(**changes):
@@ -273,34 +286,26 @@ def _net(**changes):
 )
 def test_a_snapshot_of_other_objects_is_refused_before_anything_changes(slots, changes, says):
     model, optimizer = _net()
-    snapshots = slots.own()
-    snapshots.protect("model", model)
-    snapshots.protect("optimizer", optimizer)
+    snapshots = slots.own(protect={"model": model, "optimizer": optimizer})
     snapshots.capture_now(0)
     snapshots.close()
     model, optimizer = _net(**changes)
     before = digest(model.state_dict())
-    theirs = slots.own()
-    theirs.protect("model", model)
-    theirs.protect("optimizer", optimizer)
+    theirs = slots.own(protect={"model": model, "optimizer": optimizer})
     with pytest.raises(SnapshotError, match=says):
         theirs.restore(0)
     assert digest(model.state_dict()) == before
-    theirs.close()
 
 
 def test_other_names_are_refused(slots):
-    snapshots = slots.own()
-    snapshots.protect("scheduler", Holder({}))
+    snapshots = slots.own(protect={"scheduler": Holder({})})
     snapshots.capture_now(0)
     snapshots.close()
-    theirs = slots.own()
-    theirs.protect("schedule", Holder({}))
+    theirs = slots.own(protect={"schedule": Holder({})})
     with pytest.raises(SnapshotError) as refused:
         theirs.restore(0)
     assert "schedule: not in the snapshot" in str(refused.value)
     assert "scheduler: in the snapshot only" in str(refused.value)
-    theirs.close()
 
 
 def test_a_version_that_no_slot_holds_is_refused(slots):
@@ -308,7 +313,6 @@ def test_a_version_that_no_slot_holds_is_refused(slots):
     snapshots.capture_now(0)
     with pytest.raises(SnapshotError, match="no slot holds snapshot 3"):
         snapshots.restore(3)
-    snapshots.close()
 
 
 def test_generators_are_protected_without_asking(slots):
@@ -320,7 +324,6 @@ def test_generators_are_protected_without_asking(slots):
     seed(4)
     snapshots.restore(0)
     assert [draws() for _ in range(3)] == want
-    snapshots.close()
 
 
 def test_optimizers_share_a_model(slots):
@@ -342,19 +345,16 @@ def test_optimizers_share_a_model(slots):
     assert digest(model.state_dict(), one.state_dict(), other.state_dict(), loose) != want
     snapshots.restore(2)
     assert digest(model.state_dict(), one.state_dict(), other.state_dict(), loose) == want
-    snapshots.close()
 
 
 def test_a_rate_that_is_a_tensor_stays_that_tensor(slots):
     model = nn.Linear(2, 2)
     rate = torch.tensor(0.5)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-    snapshots = slots.own()
-    snapshots.protect("optimizer", optimizer)
+    snapshots = slots.own(protect={"optimizer": optimizer})
     snapshots.capture_now(0)
     rate.fill_(0.25)
     snapshots.restore(0)
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == 0.5
     random.seed()
-    snapshots.close()

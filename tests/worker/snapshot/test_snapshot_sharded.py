@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from snapshot_kit import Child, Slots, digest, draws, given, seed
+from snapshot_kit import Child, digest, draws, given, seed
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -21,10 +21,8 @@ SHARDED = ("model/0.weight", "model/0.bias", "optimizer/model/0.weight/exp_avg",
 
 
 @pytest.fixture
-def slots(_warm):
-    made = Slots(ranks=RANKS)
-    yield made
-    made.close()
+def slots(make_slots):
+    return make_slots(RANKS)
 
 
 def _net(number):

@@ -1,0 +1,90 @@
+"""Places where workers fail: a rank's place on a node, which is usually one GPU, and nodes whose spares die.
+
+The next attempt goes elsewhere, if it can. What is counted here is forgotten once the place, or the node, proves good.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from deadpool_run.core.state import State
+from deadpool_run.ids import NodeId
+
+BAD_AFTER = 2
+"""A place is bad after this many failures without a step that every rank completed between them."""
+CRASHES = 5
+"""A node gets no new workers for a while after this many deaths of parked workers within `CRASH_WINDOW_S`."""
+CRASH_WINDOW_S = 60.0
+_BAD_PLACES = 2
+"""A node with this many bad places is bad as a whole."""
+NEVER_READY = 3
+"""A node whose last workers, this many in a row, were never ready counts as one whose workers die."""
+
+
+def note_failure(state: State, node: NodeId, local_rank: int) -> None:
+    """Note that a rank's worker failed there, by no fault of others."""
+    on_node = state.failures.setdefault(node, {})
+    on_node[local_rank] = on_node.get(local_rank, 0) + 1
+
+
+def note_steps(state: State) -> None:
+    """Note that every rank has completed a step where it is."""
+    state.never_ready.clear()
+    for seat in state.seats if state.failures else ():
+        if seat.node in state.failures:
+            state.failures[seat.node].pop(seat.local_rank, None)
+
+
+def note_crash(state: State, node: NodeId, now: float) -> None:
+    """Note the death of a worker without a rank."""
+    state.crashes[node] = (*state.crashes.get(node, ()), now)[-CRASHES:]
+
+
+def note_never_ready(state: State, node: NodeId) -> None:
+    """Note a worker that had to be ended because it was never ready."""
+    state.never_ready[node] = state.never_ready.get(node, 0) + 1
+
+
+def forget(state: State, nodes: Iterable[NodeId]) -> None:
+    """Forget lost nodes."""
+    for node in nodes:
+        state.crashes.pop(node, None)
+        state.never_ready.pop(node, None)
+        state.failures.pop(node, None)
+
+
+def is_bad(state: State, node: NodeId, local_rank: int) -> bool:
+    """Tell whether the place has failed so often that any other is better."""
+    return state.failures.get(node, {}).get(local_rank, 0) >= BAD_AFTER
+
+
+def has_bad(state: State, node: NodeId) -> bool:
+    """Tell whether a new world had better leave the node out: some place there is bad, or its workers die."""
+    return is_crashing(state, node) or _bad_places(state, node) > 0
+
+
+def is_crashing(state: State, node: NodeId, now: float | None = None) -> bool:
+    """Tell whether the node's workers die before they are given a rank: now, or when the last one died."""
+    if state.never_ready.get(node, 0) >= NEVER_READY:
+        return True
+    crashes = state.crashes.get(node, ())
+    return len(crashes) == CRASHES and (crashes[-1] if now is None else now) < crashes[0] + CRASH_WINDOW_S
+
+
+def is_avoided(state: State, node: NodeId, local_rank: int) -> bool:
+    """Tell whether a rank had better go to another place: this one is bad, two others there are, or the node's workers die."""
+    return is_bad(state, node, local_rank) or is_crashing(state, node) or _bad_places(state, node) >= _BAD_PLACES
+
+
+def are_limited(state: State) -> bool:
+    """Tell whether some node may get no new workers."""
+    return bool(state.never_ready) or any(len(times) == CRASHES for times in state.crashes.values())
+
+
+def calm_at(state: State) -> Iterator[tuple[NodeId, float]]:
+    """Yield each node that gets new workers again after its last ones died, and when."""
+    for node, times in state.crashes.items():
+        if len(times) == CRASHES and state.never_ready.get(node, 0) < NEVER_READY:
+            yield node, times[0] + CRASH_WINDOW_S
+
+
+def _bad_places(state: State, node: NodeId) -> int:
+    return sum(count >= BAD_AFTER for count in state.failures.get(node, {}).values())

@@ -1,0 +1,62 @@
+"""What optimizers do in each step, as torch's hooks report it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from deadpool_run.errors import InterruptedUpdateError
+
+
+class Updates:
+    """Whether weights were updated in this step, and in those before."""
+
+    def __init__(self, before: Callable[[Optimizer, object, object], None]) -> None:
+        """Call `before` with each optimizer, the arguments and the keywords of its step; it notes the update, or raises."""
+        self.begun = False
+        """An optimizer has begun to change weights in this step."""
+        self.ever = False
+        """One has in a complete step."""
+        self.always = False
+        """One has in every complete step so far, and there was one."""
+        self._steps = 0
+        self._unfinished = 0
+        self._sees_ends = False  # torch reports the end of each update; a compiled one may hide it
+        self._hooks = (
+            register_optimizer_step_pre_hook(before),
+            register_optimizer_step_post_hook(self._after),
+        )
+
+    def begin_step(self) -> None:
+        """Count from zero."""
+        self.begun = False
+        self._unfinished = 0
+
+    def note(self) -> None:
+        """Note that an optimizer begins to change weights."""
+        self.begun = True
+        self._unfinished += 1
+
+    def complete_step(self) -> None:
+        """Note that the step is complete."""
+        self.always = self.begun and (self.always or not self._steps)
+        self.ever |= self.begun
+        self._steps += 1
+
+    def check(self, step: int) -> None:
+        """Raise `InterruptedUpdateError` if an exception left an optimizer's step half-way, and the script caught it."""
+        if self._sees_ends and self._unfinished > 0:
+            raise InterruptedUpdateError(
+                f"an exception left an optimizer's step in step {step}, and the script caught it: the weights are updated in part.\n"
+                "Let exceptions of optimizer.step() end the script: its rank is then replaced, and the step is repeated."
+            )
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _after(self, *_: Any) -> None:
+        self._unfinished -= 1
+        self._sees_ends = True
