@@ -54,10 +54,8 @@ def _seats(settings: Settings, order: Sequence[NodeRecord]) -> Iterator[Seat]:
 
 def _summary(settings: Settings) -> str:
     each = "" if settings.nodes == 1 else f", {settings.ranks_per_node} on each of {settings.nodes} nodes"
-    spares = [
-        *([_count(settings.spare_nodes, "node")] if settings.spare_nodes else []),
-        *([_count(settings.spares, "worker")] if settings.spares else []),
-    ]
+    asked = ((settings.spare_nodes, "node"), (settings.spares, "worker"))
+    spares = [_count(number, what) for number, what in asked if number]
     return f"{_count(settings.world_size, 'rank')}{each}; spares: {' and '.join(spares) or 'none'}"
 
 

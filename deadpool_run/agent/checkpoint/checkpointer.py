@@ -57,7 +57,7 @@ class Checkpointer:
         self._order: ToCheckpointer | None = None  # not answered yet
         self._timer: asyncio.TimerHandle | None = None  # that order's timeout
         self._over = False  # its answers no longer count
-        self._late = False
+        self._why = ""  # why it was killed
         self._child = ControlledProcess(
             KIND,
             on_started=self._started,
@@ -107,7 +107,7 @@ class Checkpointer:
 
     def _overdue(self) -> None:
         """Kill it, since the answer does not come: its end is the answer."""
-        self._late = True
+        self._why = f"was not done within {self._owner.timeout_s:g} s (--durable-timeout): does its storage answer?"
         self._timer = self._loop.call_later(_DEATH_S, self._deathless)
         self._child.kill()
 
@@ -116,7 +116,7 @@ class Checkpointer:
         assert self._child.process is not None
         self._vault.status_page.kept = EMPTY
         self._owner.stuck.append(self._child.process)
-        self._fail("does not end though it is killed")
+        self._fail(self._why)
 
     def _started(self) -> None:
         channel = self._child.channel
@@ -142,12 +142,10 @@ class Checkpointer:
         self._vault.status_page.kept = EMPTY  # one that was killed has not let go
         if not self._over:
             how = f"was killed by {signal.Signals(end.signal).name}" if end.signal else f"exited with code {end.code}"
-            self._fail(how)
+            self._fail(self._why or how)
 
     def _fail(self, how: str) -> None:
         """Report that it ended without an answer, or too late."""
         self._finish()
         does = "writes it" if isinstance(self._order, TakeStep) else "reads checkpoints"
-        if self._late:
-            how = f"was not done within {self._owner.timeout_s:g} s (--durable-timeout): does its storage answer?"
         self._on_answer(CheckpointFailed(f"the process that {does} {how}"))

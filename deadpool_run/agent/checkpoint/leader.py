@@ -12,6 +12,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec.structs import asdict
+
 from deadpool_run.agent.checkpoint.attempt import Attempt
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
 from deadpool_run.agent.checkpoint.initial_load import InitialLoad
@@ -73,9 +75,8 @@ class CheckpointLeader:
         """Return what `status` shows; None where nothing is durable."""
         if self._spec is None:
             return None
-        known = self.newest
-        version, where, written = (known.version, known.where, known.written) if known else (None, None, None)
-        return {"place": self._spec.target, "version": version, "where": where, "written": written}
+        newest = dict.fromkeys(peers.Durable.__struct_fields__) if self.newest is None else asdict(self.newest)
+        return {"place": self._spec.target, **newest}
 
     # --- a world begins --------------------------------------------------------------------------------------------
 

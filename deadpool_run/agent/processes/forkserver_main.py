@@ -48,7 +48,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SERVICES = {"store": "deadpool_run.worker.process.store_main", "checkpointer": "deadpool_run.worker.checkpoint.main"}
 """Processes that serve the agent, and run no code of the user's."""
 _ENTRIES = {"worker": "deadpool_run.worker.process.bootstrap", **_SERVICES}
-_SERVICE_COMMAND = "import sys; from {package} import {module}; {module}.main(*map(int, sys.argv[1:]))"
+_SERVICE_COMMAND = "import sys; from {} import main; main(*map(int, sys.argv[1:]))"
 _MAX_FDS = 4
 
 
@@ -263,8 +263,7 @@ def _enter(order: _Request) -> None:
     if kind in _SERVICES and "torch" not in sys.modules:  # keep a cheap process cheap: a fork of it must not import
         for fd in fds:
             os.set_inheritable(fd, True)
-        package, _, module = _SERVICES[kind].rpartition(".")
-        command = _SERVICE_COMMAND.format(package=package, module=module)
+        command = _SERVICE_COMMAND.format(_SERVICES[kind])
         os.execv(sys.executable, [sys.executable, "-P", "-c", command, *map(str, fds)])  # noqa: S606 - our own
     sys.path.insert(0, "")  # where the interpreter puts the script's folder; the bootstrap replaces it
     importlib.import_module(_ENTRIES[kind]).main(*fds)

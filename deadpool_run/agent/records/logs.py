@@ -40,6 +40,7 @@ class Logs:
     def __init__(self, spec: LaunchSpec) -> None:
         """Make the tree's root, unless logs are off. Raises `UsageError` if that fails."""
         self._spec = spec
+        self._needles = {"stdout": spec.duplicate_stdout_filters, "stderr": spec.duplicate_stderr_filters}
         self.root: Path | None = None
         """The log tree's root; None if logs are off."""
         if spec.log_dir != LOGS_OFF:
@@ -66,7 +67,7 @@ class Logs:
         for local_rank in range(self._spec.nproc_per_node):
             (self._attempt / str(local_rank)).mkdir(parents=True, exist_ok=True)
         for stream in _STREAMS:
-            if self._needles(stream):  # as torchrun: the file is there, whether or not a line goes to it
+            if self._needles[stream.name]:  # as torchrun: the file is there, whether or not a line goes to it
                 os.close(_append(self._attempt / f"filtered_{stream.name}.log"))
 
     def error_file(self, local_rank: int) -> str:
@@ -95,10 +96,6 @@ class Logs:
                 return _append(path)
         return None if shown else os.open(os.devnull, os.O_WRONLY)
 
-    def _needles(self, stream: _Stream) -> tuple[str, ...]:
-        of_stdout = stream.flag is Streams.OUT
-        return self._spec.duplicate_stdout_filters if of_stdout else self._spec.duplicate_stderr_filters
-
     def _start_tee(self, stream: _Stream, path: Path, prefix: bytes) -> int:
         assert self._attempt is not None
         reader, writer = os.pipe()
@@ -106,7 +103,7 @@ class Logs:
             reader,
             _Copies(file=path, console_fd=stream.console_fd, filtered=self._attempt / f"filtered_{stream.name}.log"),
             prefix=prefix,
-            needles=tuple(needle.encode() for needle in self._needles(stream)),
+            needles=tuple(needle.encode() for needle in self._needles[stream.name]),
             console=self._console,
         )
         tee.start()

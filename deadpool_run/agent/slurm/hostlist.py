@@ -19,13 +19,11 @@ _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 def expand(text: str) -> tuple[str, ...]:
     """Return the names of a list in Slurm's order. Raises `UsageError` if it is not such a list."""
-    names: list[str] = []
-    for entry in _entries(text):
-        for name in _expand_entry(entry, text):
-            names.append(name)
-            if len(names) > MAX_NODES:
-                raise _bad(text, f"more than {MAX_NODES} nodes")
-    return tuple(names)
+    every = itertools.chain.from_iterable(_expand_entry(entry, text) for entry in _entries(text))
+    names = tuple(itertools.islice(every, MAX_NODES + 1))
+    if len(names) > MAX_NODES:
+        raise _bad(text, f"more than {MAX_NODES} nodes")
+    return names
 
 
 def expand_counts(text: str) -> tuple[int, ...]:

@@ -168,13 +168,11 @@ def _target(values: Values, argv: tuple[str, ...]) -> Target:
 
 def _streams(values: Values, name: str, ranks: int) -> dict[int, Streams]:
     text = values.text(name)
-    advice = "write 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or one for each local rank: 0:3,1:2"
-    if re.fullmatch(r"[0-3]", text):
-        streams = Streams(int(text))
-        return dict.fromkeys(range(ranks), streams) if streams else {}
-    if not re.fullmatch(r"[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
+    if not re.fullmatch(r"[0-3]|[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
+        advice = "write 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or one for each local rank: 0:3,1:2"
         raise values.refuse(name, "not a choice of streams", advice)
-    chosen = {int(rank): Streams(int(stream)) for rank, stream in (part.split(":") for part in text.split(","))}
+    parts = text.split(",") if ":" in text else [f"{rank}:{text}" for rank in range(ranks)]
+    chosen = {int(rank): Streams(int(stream)) for rank, stream in (part.split(":") for part in parts)}
     return {rank: streams for rank, streams in chosen.items() if streams and rank < ranks}
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 
 from deadpool_run.agent.numa import BindingMode, Machine
@@ -96,13 +97,11 @@ def count_gpus(environment: Mapping[str, str], devices: Path) -> int:
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return nodes
-    shown = 0
-    for part in visible.split(","):
-        word = part.strip()
-        if not word or word.startswith("-"):
-            break  # CUDA stops at the first entry that is not a device
-        shown += 1
-    return min(nodes, shown)
+    words = (word.strip() for word in visible.split(","))
+    shown = list(
+        takewhile(lambda word: word and not word.startswith("-"), words)
+    )  # CUDA stops where there is no device
+    return min(nodes, len(shown))
 
 
 def _torch_is_cpu_only() -> bool:
