@@ -40,6 +40,7 @@ def uninstall(registry: Registry) -> None:
     _current = None
     registry.on_failure = lambda _message: None
     registry.refuse = refuse
+    registry.hold = lambda: None
 
 
 def _create(options: Any, _backend_options: Any) -> Group:

@@ -30,10 +30,8 @@ def main(control_fd: int) -> None:
     if given is None:
         raise SystemExit(0)
     assign, fds = given
-    named = dict(zip(assign.fds, fds, strict=True))
-    session.redirect(named)
     assign.env["DEADPOOL_CONTROL_FD"] = str(control_fd)
-    session.put_in_environment(assign, named, whole=True)
+    session.assume(assign, fds)
     target = json.loads(assign.env["DEADPOOL_TARGET"])
     argv = _argv(target["argv"], assign.local_rank)
     control.detach()
@@ -112,7 +110,7 @@ def _run_once(mode: str, target: str, worker: session.Session) -> None:
         if worker.loss_pending():
             worker.report_and_wait(error)
         refused = refusal(error, replacement=worker.replacement)
-        _report(error, worker)
+        _report(error, refused, worker)
         raise SystemExit(1 if refused is None else refused.exit_code) from None
 
 
@@ -132,7 +130,7 @@ def _run_file(target: str) -> None:
     exec(code, vars(main_module))  # noqa: S102 - running the user's program is the purpose
 
 
-def _report(error: Exception, worker: session.Session) -> None:
+def _report(error: Exception, refused: ScriptError | None, worker: session.Session) -> None:
     """Report the script's exception once: to the user, to the agent, and in torchrun's error file."""
     whose = blame(error)
     error.__traceback__ = _script_frames(error.__traceback__)
@@ -140,7 +138,6 @@ def _report(error: Exception, worker: session.Session) -> None:
     if not (isinstance(error, RefusedError) and error.reported):  # the launcher prints that once, for all ranks
         sys.stderr.write(text)
         sys.stderr.flush()
-    refused = refusal(error, replacement=worker.replacement)
     if worker.preparing:
         broke = PrepareBroke(f"{type(error).__name__}: {error}")
         worker.link.send(broke if refused is None else _script_refused(refused))

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from deadpool_run.wire.messages import Unwound
-from deadpool_run.worker.process.session import Session, put_in_environment, redirect
+from deadpool_run.worker.process.session import Session, assume
 
 
 class ProcessBaseline:
@@ -84,10 +84,7 @@ def leave(worker: Session, baseline: ProcessBaseline) -> None:
     os.environ.update(ours)
     assigned = worker.link.orders.take_assigned()
     if assigned is not None:
-        rank, fds = assigned
-        named = dict(zip(rank.fds, fds, strict=True))
-        redirect(named)
-        put_in_environment(rank, named, whole=True)
+        assume(*assigned)
         worker.link.preparing = None
     baseline.environment = dict(os.environ)
     worker.begin_again()

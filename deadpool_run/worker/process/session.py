@@ -76,12 +76,14 @@ class Session:
             setattr(self, name, value)
 
 
-def redirect(fds: dict[str, int]) -> None:
-    """Make the standard streams among `fds` this process's own, and remove them from `fds`."""
+def assume(rank: Assign, fds: list[int]) -> None:
+    """Make the rank's standard streams and environment this process's own."""
+    named = dict(zip(rank.fds, fds, strict=True))
     for name, number in _STREAMS.items():
-        if name in fds:
-            os.dup2(fds[name], number)
-            os.close(fds.pop(name))
+        if name in named:
+            os.dup2(named[name], number)
+            os.close(named.pop(name))
+    put_in_environment(rank, named, whole=True)
 
 
 def put_in_environment(rank: Assign, fds: dict[str, int], *, whole: bool = False) -> None:
