@@ -13,6 +13,7 @@ process groups of all children that the agent did not report as reaped: the pare
 its children. Then it ends the processes that left their group, which have the job's mark in their environment.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -258,6 +259,8 @@ def _set_death_signal(number: int) -> None:
 
 def _enter(order: _Request) -> None:
     kind, fds = order.body["kind"], order.fds
+    if "triton" in sys.modules:
+        atexit.register(gc.unfreeze)  # nanobind calls everything leaked that the last collection leaves out
     if kind in _SERVICES:
         _ignore_signals()
     if kind in _SERVICES and "torch" not in sys.modules:  # keep a cheap process cheap: a fork of it must not import
