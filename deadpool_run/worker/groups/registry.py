@@ -206,7 +206,6 @@ class Registry(GroupOwner):
             self.groups.clear()
         self._free(retired)
         self._device = self._connections = None
-        self.hold = lambda: None  # groups outlive a run of the script, and would keep its objects
 
     # --- groups ----------------------------------------------------------------------------------------------------
 
