@@ -89,7 +89,7 @@ class Replicas:
         self._kept: frozenset[Rank] = frozenset()
         self._timeline = 0
 
-    # --- for the loop---------------------------------------------------------------------------------------------
+    # --- for the loop --------------------------------------------------------------------------------------------
 
     def keep(self, ranks: Collection[Rank]) -> None:
         """Hold copies of only these ranks from now on."""

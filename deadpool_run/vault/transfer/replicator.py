@@ -101,7 +101,7 @@ class Replicator:
         """Hold copies of only these ranks, of which this node is or was a buddy."""
         self._shared.replicas.keep(ranks)
 
-    # --- events on this node--------------------------------------------------------------------------------------
+    # --- events on this node -------------------------------------------------------------------------------------
 
     def captured(self, rank: Rank, version: Version) -> None:
         """Note that the rank's worker has captured this version."""
