@@ -119,8 +119,7 @@ class Replicator:
 
     def local_ranks(self) -> set[Rank]:
         """Return the ranks that live here, or whose state is being fetched."""
-        ranks = map(Rank, range(self._vault.world_size))
-        return {*filter(self._vault.lives_here, ranks), *self._fetch_tasks}
+        return {*self._vault.ranks(), *self._fetch_tasks}
 
     def left(self, rank: Rank) -> None:
         """Note that the rank moved to another node: its memory here becomes a copy, which `keep` may drop."""
