@@ -24,8 +24,6 @@ from deadpool_run.vault.transfer.sender import Dial, LocalVersions, ReplicationL
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
 
-__all__ = ["OnSafe", "Peer", "Replicator"]
-
 MAX_SERVED = 1024
 """The maximum number of connections from peers."""
 _CLOSE_S = 10.0
