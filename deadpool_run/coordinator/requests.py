@@ -39,20 +39,17 @@ class RequestHandler:
     def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the answer to a request, or the reason why there is none."""
         try:
-            return self._do(request)
+            match request:
+                case {"do": "status"}:
+                    return self._source.status()
+                case {"do": "kill-rank", "rank": int(rank)}:
+                    return self._kill(rank, request.get("how", KillHow.SIGKILL))
+                case {"do": "stop"}:
+                    self._source.submit(StopRequested(0))
+                    return {"ok": True}
         except RequestRefusedError as refusal:
             return {"error": str(refusal)}
-
-    def _do(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        match request:
-            case {"do": "status"}:
-                return self._source.status()
-            case {"do": "kill-rank", "rank": int(rank)}:
-                return self._kill(rank, request.get("how", KillHow.SIGKILL))
-            case {"do": "stop"}:
-                self._source.submit(StopRequested(0))
-                return {"ok": True}
-        raise RequestRefusedError(f"unknown request: {json.dumps(request)[:200]}")
+        return {"error": f"unknown request: {json.dumps(request)[:200]}"}
 
     def _kill(self, number: int, how: Any) -> Mapping[str, Any]:
         if how not in list(KillHow):

@@ -10,7 +10,7 @@ import sys
 from vault_kit import LIMIT_S, FakeBuddy, Node, content
 
 from deadpool_run.ids import NodeId, Rank
-from deadpool_run.vault.transfer.replicator import Peer
+from deadpool_run.wire.peers import Peer
 
 LARGE = 64 << 20
 

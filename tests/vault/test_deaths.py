@@ -9,7 +9,7 @@ from pathlib import Path
 from vault_kit import LIMIT_S, cluster, connect, content, in_loop, off
 
 from deadpool_run.ids import NodeId, Rank
-from deadpool_run.vault.transfer.replicator import Peer
+from deadpool_run.wire.peers import Peer
 
 SCRIPT = Path(__file__).with_name("other_node.py")
 

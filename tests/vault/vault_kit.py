@@ -14,8 +14,9 @@ from deadpool_run.vault.segments import HEADER_BYTES, SegmentState, SlotHeader
 from deadpool_run.vault.status_page import BUSY, EMPTY
 from deadpool_run.vault.transfer import dedup, framing, headers
 from deadpool_run.vault.transfer.headers import Go, HeldVersions
-from deadpool_run.vault.transfer.replicator import Peer, Replicator
+from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.vault.vault import Vault
+from deadpool_run.wire.peers import Peer
 
 LIMIT_S = 10.0
 KIB = 1 << 10

@@ -131,10 +131,6 @@ class _Candidate:
     hits: int = 0
     misses: int = 0
 
-    @property
-    def is_useless(self) -> bool:
-        return not self.hits and self.misses >= _PROBES
-
 
 class ChunkLookup:
     """Searches sources on this node for chunks, at the same offsets. A source is opened when it is first searched."""
@@ -177,7 +173,7 @@ class ChunkLookup:
     def _find(self, where: Range, digest: bytes, view: memoryview) -> bool:
         """Copy the chunk from a source that has it. The digest is checked after the copy, because sources may change."""
         for candidate in self._candidates:
-            if candidate.is_useless:
+            if not candidate.hits and candidate.misses >= _PROBES:
                 continue
             if candidate.memory is None:
                 candidate.memory = candidate.open()
@@ -187,15 +183,11 @@ class ChunkLookup:
             with view[slice(*where)] as target:
                 if _read(candidate.memory.fd, where, target) == digest:
                     candidate.hits += 1
-                    self._prefer(candidate)
+                    self._candidates.remove(candidate)  # is searched first from now on
+                    self._candidates.insert(0, candidate)
                     return True
             candidate.misses += 1
         return False
-
-    def _prefer(self, candidate: _Candidate) -> None:
-        if self._candidates[0] is not candidate:
-            self._candidates.remove(candidate)
-            self._candidates.insert(0, candidate)
 
 
 def _read(fd: int, where: Range, target: memoryview) -> bytes:

@@ -56,7 +56,8 @@ class Served:
             case headers.Put():
                 self._take(request)
             case headers.PartHeader():
-                self._take_part(request)
+                striped_receive = self._shared.striped_receives.find(request.delivery)
+                striped_receive.bring(request.part, request.of, self._sock, self._shared.received)
             case headers.Get():
                 self._give(request)
             case _:
@@ -108,10 +109,6 @@ class Served:
             return striped_receive.outcome(framing.receive_segment(self._sock, view, meter, parts[0]))
         finally:
             striped_receives.end(delivery)
-
-    def _take_part(self, part: headers.PartHeader) -> None:
-        striped_receive = self._shared.striped_receives.find(part.delivery)
-        striped_receive.bring(part.part, part.of, self._sock, self._shared.received)
 
     def _search(self, rank: Rank, copy: Copy, view: memoryview) -> set[int]:
         assert copy.version is not TRANSCRIPT

@@ -89,7 +89,7 @@ class Replicas:
         self._kept: frozenset[Rank] = frozenset()
         self._timeline = 0
 
-    # --- for the loop---------------------------------------------------------------------------------------------
+    # --- for the loop --------------------------------------------------------------------------------------------
 
     def keep(self, ranks: Collection[Rank]) -> None:
         """Hold copies of only these ranks from now on."""
@@ -205,15 +205,15 @@ class Replicas:
             else:
                 self._spare(own, memory)
 
-    def has(self, rank: Rank, copy: Version | None, token: Token, timeline: int) -> bool:
+    def has(self, rank: Rank, version: Version | None, token: Token, timeline: int) -> bool:
         """Return whether this content is here; it then belongs to this timeline, too."""
         with self._lock:
-            held = self._copy(rank, copy)
-            if held is None or held.token != token:
+            copy = self._copy(rank, version)
+            if copy is None or copy.token != token:
                 return False
             own = self._ranks[rank]
-            held.timeline = own.timeline = max(own.timeline, timeline)
-            held.left_behind = False
+            copy.timeline = own.timeline = max(own.timeline, timeline)
+            copy.left_behind = False
             return True
 
     def add(self, rank: Rank, copy: Copy) -> str | None:

@@ -24,8 +24,6 @@ from deadpool_run.vault.transfer.sender import Dial, LocalVersions, ReplicationL
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
 
-__all__ = ["OnSafe", "Peer", "Replicator"]
-
 MAX_SERVED = 1024
 """The maximum number of connections from peers."""
 _CLOSE_S = 10.0
@@ -101,7 +99,7 @@ class Replicator:
         """Hold copies of only these ranks, of which this node is or was a buddy."""
         self._shared.replicas.keep(ranks)
 
-    # --- events on this node--------------------------------------------------------------------------------------
+    # --- events on this node -------------------------------------------------------------------------------------
 
     def captured(self, rank: Rank, version: Version) -> None:
         """Note that the rank's worker has captured this version."""
@@ -119,8 +117,7 @@ class Replicator:
 
     def local_ranks(self) -> set[Rank]:
         """Return the ranks that live here, or whose state is being fetched."""
-        ranks = map(Rank, range(self._vault.world_size))
-        return {*filter(self._vault.lives_here, ranks), *self._fetch_tasks}
+        return {*self._vault.ranks(), *self._fetch_tasks}
 
     def left(self, rank: Rank) -> None:
         """Note that the rank moved to another node: its memory here becomes a copy, which `keep` may drop."""

@@ -65,7 +65,12 @@ def survey(copy: SlotCopy, pool: Executor) -> list[Piece]:
     """Return the pieces of a rank's copy in the manifest's order, without empty ones."""
     entries = [entry for entry in copy.manifest.tensors if entry.nbytes]
     owned = modules_by_optimizer(copy.manifest)
-    return list(pool.map(lambda entry: _piece(copy.rank, entry, _path_of(entry, owned), _digest(copy, entry)), entries))
+
+    def piece(entry: TensorEntry) -> Piece:
+        digest = segments.digest_of(memoryview(copy.memory)[entry.offset : entry.offset + entry.nbytes])
+        return _piece(copy.rank, entry, _path_of(entry, owned), digest.hex())
+
+    return list(pool.map(piece, entries))
 
 
 def assign(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Piece]]:
@@ -150,7 +155,3 @@ def _placement(text: str) -> tensor.Placement | None:
     if match := _STRIDED.fullmatch(text):
         return checkpoints.strided_shard(int(match[1]), int(match[2]))
     return parse_placement(text)
-
-
-def _digest(copy: SlotCopy, entry: TensorEntry) -> str:
-    return segments.digest_of(memoryview(copy.memory)[entry.offset : entry.offset + entry.nbytes]).hex()

@@ -32,7 +32,7 @@ from deadpool_run.wire.checkpoints import CheckpointLoaded, ChooseCheckpoint, Fi
 from deadpool_run.worker.checkpoint.slots import THREADS, Filling, Slots
 from deadpool_run.worker.checkpoint.storage import Storage, storage_at
 
-AUTO, NEVER = "auto", "never"
+_AUTO, _NEVER = "auto", "never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +109,18 @@ def _message(error: CheckpointError | OSError) -> str:
 
 def _candidates(order: ChooseCheckpoint) -> Iterator[_Candidate]:
     named = _named(order.resume)
-    if order.target and (order.resume == AUTO or not order.first):
+    if order.target and (order.resume == _AUTO or not order.first):
         storage = storage_at(order.target)
         for version in reversed(versions_in(storage.names())):
             candidate = _Candidate(storage, name_of(version))
-            if order.resume == AUTO or _is_of(candidate, order.run):
+            if order.resume == _AUTO or _is_of(candidate, order.run):
                 yield candidate
     if named is not None:
         yield named
 
 
 def _named(resume: str) -> _Candidate | None:
-    if resume in (AUTO, NEVER):
+    if resume in (_AUTO, _NEVER):
         return None
     place, _, name = (resume if "://" in resume else str(Path(resume).absolute())).rstrip("/").rpartition("/")
     return _Candidate(storage_at(place), name)
@@ -135,7 +135,7 @@ def _is_of(candidate: _Candidate, run: str) -> bool:
 
 def _refuse_newer(target: str, resume: str) -> None:
     """Reject a directory with newer checkpoints than the start: they would be mistaken for this run's."""
-    if not target or resume == AUTO:
+    if not target or resume == _AUTO:
         return
     storage, named = storage_at(target), _named(resume)
     start = None if named is None else version_in(named.name)

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -88,11 +89,21 @@ def write_items(
 ) -> list[WriteResult]:
     """Write the items that these ranks own, and the objects with those of the first rank."""
     own = {copy.rank: copy for copy in copies}
-    data = _ItemData(items, own, objects)
+    named = {fqn_of(path): value for path, value in objects.items()}
+
+    def data_of(item: WriteItem) -> torch.Tensor | io.BytesIO:
+        if item.type is WriteItemType.BYTE_IO:
+            buffer = io.BytesIO()
+            torch.save(named[item.index.fqn], buffer)
+            return buffer
+        piece = items[item.index.fqn, tuple(item.index.offset or ())]
+        return own[piece.rank].view(piece.entry)
+
+    planner = SimpleNamespace(resolve_data=data_of)  # torch's writers call nothing else of a `SavePlanner`
     plans = [_plan(Rank(rank), items.values(), {} if rank else objects) for rank in range(world_size)]
     writer.set_up_storage_writer(is_coordinator=True)
     plans = writer.prepare_global_plan([writer.prepare_local_plan(plan) for plan in plans])
-    return [result for rank in own for result in writer.write_data(plans[rank], data).wait()]
+    return [result for rank in own for result in writer.write_data(plans[rank], planner).wait()]
 
 
 def write_metadata(writer: Any, items: Items, paths: Iterable[Path], results: Sequence[WriteResult]) -> None:
@@ -110,24 +121,6 @@ def places_of(items: Items, results: Iterable[WriteResult]) -> Places:
             stored = result.storage_data
             places[where] = PartPlace(stored.relative_path, stored.offset, stored.length, piece.digest)
     return places
-
-
-class _ItemData:
-    """Gives an item's data to torch's writer, which calls only this of a `SavePlanner`: the plans already exist."""
-
-    def __init__(self, items: Items, copies: Mapping[Rank, SlotCopy], objects: Mapping[Path, Any]) -> None:
-        self._items = items
-        self._copies = copies
-        self._objects = {fqn_of(path): value for path, value in objects.items()}
-
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the item's tensor or bytes."""
-        if write_item.type is WriteItemType.BYTE_IO:
-            buffer = io.BytesIO()
-            torch.save(self._objects[write_item.index.fqn], buffer)
-            return buffer
-        piece = self._items[write_item.index.fqn, tuple(write_item.index.offset or ())]
-        return self._copies[piece.rank].view(piece.entry)
 
 
 def _plan(rank: Rank, items: Iterable[Piece], objects: Iterable[Path]) -> SavePlan:

@@ -69,13 +69,9 @@ class Restoration:
     def _target(self, entry: TensorEntry) -> Tensor:
         """Return the tensor to copy an entry into: the live one, or a new one in its place."""
         tracked = self._live.get(entry.name)
-        if entry.role is SlotRole.OPTIMIZER:
-            same = tracked is not None and not _differences(entry, tracked)
-            return tracked.tensor if tracked is not None and same else self._created(entry)
-        if entry.role is SlotRole.BUFFER and (tracked is None or _differences(entry, tracked)):
-            return self._new_buffer(entry)
-        assert tracked is not None
-        return tracked.tensor
+        if tracked is not None and (entry.role is SlotRole.PARAMETER or not _differences(entry, tracked)):
+            return tracked.tensor
+        return self._created(entry) if entry.role is SlotRole.OPTIMIZER else self._new_buffer(entry)
 
     def _new_buffer(self, entry: TensorEntry) -> Tensor:
         """Replace a buffer that is None or, as a lazy one may be, of another shape; return the new one."""
@@ -108,18 +104,15 @@ class Restoration:
         owner, _, _ = entry.name.rpartition("/")
         if owner not in self._state_owners:
             return [f"{entry.name}: in the snapshot only"]
-        if entry.placement is None:
+        saved = entry.placement
+        if saved is None:
             return []
         _, parameter = self._state_owners[owner]
         own = placement_of(parameter)
-        if own is None or (own.mesh, own.names, own.at) != (
-            entry.placement.mesh,
-            entry.placement.names,
-            entry.placement.at,
-        ):
-            return [f"{entry.name}: its placement {entry.placement} is not on the mesh of its parameter ({own})"]
-        if own.placements != entry.placement.placements and None in map(parse_placement, entry.placement.placements):
-            return [f"{entry.name}: cannot be created with the placements {entry.placement.placements}"]
+        if own is None or (own.mesh, own.names, own.at) != (saved.mesh, saved.names, saved.at):
+            return [f"{entry.name}: its placement {saved} is not on the mesh of its parameter ({own})"]
+        if own.placements != saved.placements and None in map(parse_placement, saved.placements):
+            return [f"{entry.name}: cannot be created with the placements {saved.placements}"]
         return []
 
     def _differences_of_values(self) -> list[str]:

@@ -3,8 +3,6 @@
 import os
 import time
 
-import pytest
-import torch
 from snapshot_kit import Child, capture
 from snapshot_large import Large, trains_for_ever
 
@@ -13,14 +11,6 @@ from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.worker.checkpoint.slots import copy_kept, rooms
 
 COPIES = 40
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_a_copy_is_of_one_version_while_the_rank_trains_on(slots):

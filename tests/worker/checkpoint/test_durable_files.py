@@ -72,14 +72,6 @@ def read(slots, target, *, resume="auto", run=RUN, first=True, world_size=RANKS)
             order.but.append(found.where)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def made(make_slots):
     return lambda ranks=RANKS: make_slots(ranks)
