@@ -24,6 +24,7 @@ MemberOrder = (
     | do.AttachGroups
     | do.ReleaseWorker
     | do.DismissWorker
+    | do.AbandonWorker
     | do.KillWorker
     | do.TerminateWorker
 )

@@ -120,6 +120,12 @@ class DismissWorker(Tagged):
     worker: WorkerId
 
 
+class AbandonWorker(Tagged):
+    """Take the worker for dead: it was killed, and does not end. The node reports its end at once, and waits no longer."""
+
+    worker: WorkerId
+
+
 class KillWorker(Tagged):
     """End the worker at once. `injected` marks a fault that a user asked for."""
 
@@ -205,6 +211,7 @@ Effect = (
     | SetCaptureInterval
     | ReleaseWorker
     | DismissWorker
+    | AbandonWorker
     | KillWorker
     | TerminateWorker
     | ReportIncident

@@ -25,6 +25,11 @@ def note_failure(state: State, node: NodeId, local_rank: int) -> None:
     on_node[local_rank] = on_node.get(local_rank, 0) + 1
 
 
+def condemn(state: State, node: NodeId, local_rank: int) -> None:
+    """Note that a process which cannot be ended occupies the place."""
+    state.failures.setdefault(node, {})[local_rank] = BAD_AFTER
+
+
 def note_steps(state: State) -> None:
     """Note that every rank has completed a step where it is."""
     state.never_ready.clear()

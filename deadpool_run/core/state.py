@@ -46,6 +46,12 @@ class Repair:
     losses: tuple[LossSoFar, ...] = ()
     attempts: int = 0
     """Attempts at this repair that got a replacement or chose a version."""
+    retries: int = 0
+    """Epochs that began because communicators failed though nobody was lost: the network's fault. They count as no attempt."""
+    retry_at: float | None = None
+    """When the next one begins; None if none is due."""
+    asked_at: float | None = None
+    """When nodes were last asked for copies of a rank; None if no answer is missing."""
     resume: Version | None = None
     """The version of this epoch; None until it is chosen. Held by every rank."""
     completed: Version | None = None

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from deadpool_run.core import placement, places
-from deadpool_run.core.copies import interval
+from deadpool_run.core.copies import holders, interval
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import State
+from deadpool_run.core.state import Repair, State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import WorkerId
 
@@ -110,8 +110,9 @@ def _until_raised(_settings: Settings, state: State, since: float) -> float | No
 
 
 def _until_unattached(_settings: Settings, state: State, since: float) -> float | None:
-    # The first that could not attach is ended; its loss begins an epoch in which the others try again.
-    return None if state.count(MemberPhase.RAISED, MemberPhase.ENDING) else since + UNATTACHED_S
+    if state.count(MemberPhase.RAISED, MemberPhase.ENDING):
+        return None  # its loss will begin an epoch in which the others try again
+    return None if state.repair is None or state.repair.retry_at is not None else since + UNATTACHED_S
 
 
 def _until_started(settings: Settings, state: State, since: float) -> float | None:
@@ -176,9 +177,7 @@ LIMITS: Mapping[MemberPhase, Limit] = {
     MemberPhase.REHEARSING: _STUCK,
     MemberPhase.RESTORING: _STUCK,
     MemberPhase.ATTACHING: _STUCK,
-    MemberPhase.UNATTACHED: Limit(
-        _until_unattached, _ended("it could not build its communicators, and nobody else was lost")
-    ),
+    MemberPhase.UNATTACHED: Limit(_until_unattached, repair.attach_failed),
     MemberPhase.RAISED: Limit(
         _until_raised, _ended(f"its script raised, but its process did not end within {RAISED_S:g} s")
     ),
@@ -206,8 +205,22 @@ def _of_job(settings: Settings, state: State) -> Iterator[Deadline]:
             yield Deadline(state.joined_at + settings.join_timeout_s, _too_few_nodes)
         elif begin_at is not None and not state.spares_waited_for:
             yield Deadline(begin_at, _begin_without_spares)
+    if state.phase is JobPhase.REPAIRING and state.repair is not None:
+        yield from _of_repair(settings, state.repair)
     if state.phase is JobPhase.REPAIRING and state.repair is not None and spare_pool.is_exhausted(settings, state):
         yield Deadline(max(state.repair.began_at, state.joined_at) + settings.join_timeout_s, _no_place)
+
+
+def _of_repair(settings: Settings, under_way: Repair) -> Iterator[Deadline]:
+    if under_way.retry_at is not None:
+        yield Deadline(under_way.retry_at, _connect_again)
+    if under_way.asked_at is not None:
+        yield Deadline(under_way.asked_at + settings.repair_timeout_s, holders.give_up)
+
+
+def _connect_again(decision: Decision) -> None:
+    decision.repair.retry_at = None
+    repair.retry(decision, repair.UNCONNECTED)
 
 
 def _suspicion(decision: Decision) -> None:

@@ -200,7 +200,12 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
         _M.RELEASED: {**_RANKED},
         _M.DISMISSED: {**_MORTAL},
         _M.RAISED: {**_MORTAL, ev.JobRefused: _M.RAISED},
-        _M.ENDING: {**_ENDS, do.KillWorker: _M.ENDING, do.TerminateWorker: _M.ENDING},
+        _M.ENDING: {
+            **_ENDS,
+            do.AbandonWorker: _M.ENDING,  # its end follows
+            do.KillWorker: _M.ENDING,
+            do.TerminateWorker: _M.ENDING,
+        },
         _M.ENDED: {},
     }
 )

@@ -197,6 +197,9 @@ class Cluster:
                 assert other.number in numbers, f"worker {other.number} has a rank, and does not own it"
         assert len(stands) <= 1, f"attaching to epoch {order.epoch}, but the ranks stand at {stands}"
 
+    def is_network_bad(self) -> bool:
+        return False  # what is cut here is cut between nodes
+
     def check_not_stuck(self, agent: Agent, order: do.KillWorker) -> None:
         """A repair waits out the time-out for nobody, unless nodes could not reach one another."""
         if order.reason.startswith("no progress while"):

@@ -95,6 +95,15 @@ def all_attach_before_all_are_restored(patch):
     patch.setattr(repair, "_attach", attach)
 
 
+def an_unkillable_worker_is_waited_for(patch):
+    limit = timers.LIMITS[MemberPhase.ENDING]
+    patch.setitem(
+        timers.LIMITS,
+        MemberPhase.ENDING,
+        replace(limit, expired=lambda decision, one: decision.kill(one.worker, "again")),
+    )
+
+
 def a_suspicion_is_forgotten(patch):
     patch.setattr(repair, "retry", lambda _decision, _reason: None)
 
@@ -188,6 +197,7 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
     a_dead_ranks_slots_are_ignored: _ANY,
     all_attach_before_all_are_restored: _ANY,
     a_suspicion_is_forgotten: _ANY,
+    an_unkillable_worker_is_waited_for: ("wedge rank",),
     # These need two rare things at once: look where they are likely.
     a_survivors_live_version_counts_although_it_has_none: ("suspect",),
     a_member_that_raised_is_taken_for_dead: ("raise", "kill rank"),

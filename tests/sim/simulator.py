@@ -34,13 +34,23 @@ KINDS = (
         "kill parked",
         "freeze parked",
     ),
-    *("suspect", "drain", "attach", "start"),
+    *("suspect", "drain", "attach", "start", "wedge rank", "bad network"),
 )
 DRAIN_KINDS = ("drain", "drain", "drain", "endless", "endless", "stuck", "run")
 """What goes wrong as a script is drained."""
 REFUSAL_KINDS = ("refuse", "refuse", "kill rank", "kill rank", "raise", "suspect", "drain", "inject")
 """Where the library refuses to go on."""
-NODE_KINDS = ("lose node", "lose node", "lose node", "lose nodes", "kill rank", "kill rank", "freeze rank", "suspect")
+NODE_KINDS = (
+    "lose node",
+    "lose node",
+    "lose node",
+    "lose nodes",
+    "kill rank",
+    "kill rank",
+    "freeze rank",
+    "suspect",
+    "wedge rank",
+)
 """Where a job spans nodes."""
 _AT_ONCE = "lose node at once"
 """A node is lost as soon as the world says that it is protected, and copies are slow."""
@@ -76,6 +86,7 @@ class Simulation:
         self.rank_faults = self.parked_faults = self.setup_faults = 0
         self.crashes = 0
         """Workers that died parked since the last repair that replaced somebody."""
+        self.network_bad_until = 0.0
         self.nodes_lost: list[float] = []
         self.uncovered_losses = 0
         self.asked_to_stop = False
@@ -193,6 +204,10 @@ class Simulation:
                 worker = self.workers[effect.worker]
                 grace = effect.grace_s if worker.frozen else self.rng.uniform(0.0, 0.5)
                 self.clock.after(grace, lambda: worker.die(signal=effect.signal))
+            case do.AbandonWorker():
+                self.troubled_at = self.clock.now
+                self.workers[effect.worker].wedged = False
+                self.workers[effect.worker].die(signal=9)
             case do.StopJob():
                 self.stopped = effect
             case do.ReportIncident():
@@ -201,6 +216,9 @@ class Simulation:
                 pass
             case _:
                 self.send(effect)
+
+    def is_network_bad(self) -> bool:
+        return self.clock.now < self.network_bad_until
 
     def serves_store(self, _worker: Worker) -> bool:
         """It is beside the coordinator, which does not move here."""
@@ -287,8 +305,8 @@ class Simulation:
         match fault.kind:
             case "kill rank" | "kill parked":
                 worker.die(signal=9)
-            case "freeze rank" | "freeze parked":
-                worker.frozen = True
+            case "freeze rank" | "freeze parked" | "wedge rank":
+                worker.frozen, worker.wedged = True, fault.kind == "wedge rank"
                 self.gathering.leave(worker)
             case "inject":
                 self.tell(ev.KillRequested(Rank(worker.rank), KillHow.SIGKILL))
@@ -296,6 +314,9 @@ class Simulation:
                 worker.throw(f"Error{len(self.log)}")
             case "refuse":
                 worker.refuse()
+            case "bad network":
+                self.network_bad_until = self.clock.now + self.rng.uniform(1.0, 20.0)
+                worker.break_collective()
             case "suspect":
                 worker.break_collective()
             case "drain" | "attach" | "endless" | "stuck":
@@ -324,11 +345,13 @@ class Simulation:
         assert len(stands) <= 1, f"attaching to epoch {order.epoch}, but the ranks stand at {stands}"
 
     def check_liveness(self) -> None:
-        quiet = self.clock.now - self.troubled_at
+        quiet = self.clock.now - max(self.troubled_at, self.network_bad_until)
         assert self.clock.now < HORIZON_S, "the job never ends"
         if quiet < BOUND_S or self.stopped is not None:
             return
         phase = self.state.phase
+        if phase is JobPhase.STOPPING and any(worker.wedged for worker in self.workers.values()):
+            return  # it is killed once more before it is left behind
         if phase is JobPhase.STARTING and quiet < timers.START_S + BOUND_S:
             return
         if len(self.state.nodes) < self.settings.nodes:
@@ -342,7 +365,8 @@ class Simulation:
             assert ready == spare, f"{ready} spares are ready, not {spare}"
 
     def check_end(self) -> None:
-        assert not any(worker.alive for worker in self.workers.values()), "a worker outlives the job"
+        left = [worker for worker in self.workers.values() if worker.alive and not worker.wedged]
+        assert not left, "a worker outlives the job"
         assert self.stopped is not None
         if self.stopped.exit_code == 0:
             assert all(w.completed == self.steps for w in self.workers.values() if w.mode is Mode.LEAVING and w.rank)

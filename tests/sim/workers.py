@@ -50,6 +50,8 @@ class Worker:
         self.attached = 0
         """The epoch that its groups are attached to."""
         self.alive, self.frozen, self.raising = True, False, False
+        self.wedged = False
+        """A signal does not end it."""
         self.completed, self.token = 0, 0
         self.held_live = True
         """Whether its objects hold `completed`."""
@@ -82,7 +84,7 @@ class Worker:
         self.say(ev.WorkerReady(self.number))
 
     def die(self, code: int | None = None, signal: int | None = None) -> None:
-        if not self.alive:
+        if not self.alive or self.wedged:
             return
         self.alive = False
         self.sim.gathering.leave(self)
@@ -297,7 +299,7 @@ class Worker:
         self.then(0.05, self._attached)
 
     def _attached(self) -> None:
-        if "attach" in self.breaks:
+        if "attach" in self.breaks or self.sim.is_network_bad():
             self.breaks.discard("attach")
             self.mode = Mode.BROKEN
             self.say(ev.AttachFailed(self.number, self.epoch, "no route"))

@@ -136,6 +136,8 @@ class LocalNode:
                 workers.send(worker, messages.Release())
             case do.DismissWorker(worker):
                 workers.dismiss(worker, self._spec.settings.shutdown_timeout_s)
+            case do.AbandonWorker(worker):
+                workers.abandon(worker)
             case do.KillWorker(worker, KillHow.EXIT):
                 workers.send(worker, messages.ExitNow(_INJECTED_EXIT_CODE))
             case do.KillWorker(worker, how):

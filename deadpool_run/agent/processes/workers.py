@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from signal import SIGKILL
 
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.controlled_process import ControlledProcess
@@ -124,6 +125,11 @@ class Workforce:
             self.send(worker, Dismiss())
             process.kill_after(grace_s)
 
+    def abandon(self, worker: WorkerId) -> None:
+        """Report the end of a worker that was killed and does not end, and forget it."""
+        if worker in self._workers:
+            self._ended(worker, Exit(None, SIGKILL))
+
     def close(self) -> None:
         """End every process at once. Their exits are still reaped by the loop."""
         for worker in self._workers.values():
@@ -154,6 +160,8 @@ class Workforce:
         self._submit(WorkerStartFailed(worker, why))
 
     def _ended(self, worker: WorkerId, end: Exit) -> None:
-        found = self._workers.pop(worker)
+        found = self._workers.pop(worker, None)
+        if found is None:
+            return  # it was abandoned
         captured = () if found.rank is None else self._captured(found.rank)
         self._submit(WorkerExited(worker, end.code, end.signal, captured))

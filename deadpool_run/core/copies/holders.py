@@ -33,6 +33,8 @@ def ask(decision: Decision, rank: Rank, but: NodeId | None = None) -> None:
     ]
     _set(decision, rank, {}, frozenset(holders))
     decision.set_seat(rank, asked_in=state.epoch)
+    if state.repair is not None and holders:
+        state.repair.asked_at = decision.now
     decision.effects += [do.ReportReplicas(node, rank, state.epoch) for node in dict.fromkeys(holders)]
 
 
@@ -43,6 +45,22 @@ def reported(decision: Decision, event: ev.ReplicasReported) -> None:
         held = {event.node: frozenset(event.versions)} if event.versions or not decision.state.term else {}
         copies, asked = {**seat.copies, **held}, seat.asked - {event.node}
         _set(decision, event.rank, _of_the_last_stay(copies) if decision.state.term and not asked else copies, asked)
+
+
+def give_up(decision: Decision) -> None:
+    """Wait no longer for nodes that do not say what they hold: they count as holding nothing."""
+    state = decision.state
+    decision.repair.asked_at = None
+    for rank in sorted(state.seat_counters.searched):
+        seat = state.seats[rank]
+        if seat.asked:
+            decision.repair.failed_sources |= {(rank, node) for node in seat.asked}
+            names = ", ".join(sorted(state.nodes[node].place.name for node in seat.asked if node in state.nodes))
+            decision.announce(
+                f"rank {rank} does without the copies on {names}",
+                f"no answer came within {decision.settings.repair_timeout_s:g} s",
+            )
+            _set(decision, rank, seat.copies, frozenset())
 
 
 def _of_the_last_stay(copies: Copies) -> Copies:

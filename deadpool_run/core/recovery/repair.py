@@ -15,6 +15,9 @@ from deadpool_run.core.state import LossSoFar, Raise, Repair, all_attached
 from deadpool_run.core.transitions import MEMBER_TRANSITIONS, JobPhase, MemberPhase
 from deadpool_run.ids import Rank, Version
 
+UNCONNECTED = "communicators could not be built, and nobody was lost"
+_LONGEST_WAIT_S = 30.0
+"""Between two tries to connect the same workers."""
 _M = MemberPhase
 _UNREPORTED = (_M.DRAINING, _M.RECALLED, _M.UNWINDING)
 """Phases of members that have yet to report what they hold."""
@@ -113,21 +116,38 @@ def lost_after_release(decision: Decision, fallen: Sequence[LostRank], why: str)
 
 
 def retry(decision: Decision, reason: str) -> None:
-    """Begin an epoch that replaces nobody."""
-    _under_way(decision).attempts += 1
+    """Begin an epoch that replaces nobody: the network failed, and may do better now."""
+    repair, patience_s = _under_way(decision), decision.settings.join_timeout_s
+    repair.retries += 1
+    if decision.now > repair.began_at + patience_s:
+        shutdown.stop(decision, 1, f"{reason}; the network has been failing for {patience_s:g} s")
+        return
     begin_epoch(decision, reason)
+
+
+def attach_failed(decision: Decision, member: Member) -> None:
+    """Wait for the network, longer each time, and connect the same workers again; replace one if that does not help."""
+    repair, patience_s = decision.repair, decision.settings.repair_timeout_s
+    if decision.now < repair.began_at + patience_s:
+        wait_s = min(2.0**repair.retries, _LONGEST_WAIT_S)
+        repair.retry_at = decision.now + wait_s
+        decision.announce(f"connecting the same workers again in {wait_s:g} s", UNCONNECTED)
+        return
+    why = f"it could not build its communicators for {patience_s:g} s, and nobody else was lost"
+    decision.announce(f"ending rank {member.rank}, worker {member.worker}", why)
+    decision.kill(member.worker, why)
 
 
 def begin_epoch(decision: Decision, reason: str) -> None:
     """Recall every member to the next epoch; or stop if the repair is hopeless."""
-    assert decision.state.repair is not None
+    decision.repair.retry_at = None
     gone = ", ".join(str(seat.rank) for seat in decision.state.seats if seat.done)
     if gone:
         shutdown.stop(
             decision, 1, f"{reason}, and rank {gone} had left the job already, so that nobody can go on with it"
         )
         return
-    if decision.state.repair.attempts > blame.MAX_ATTEMPTS:
+    if decision.repair.attempts > blame.MAX_ATTEMPTS:
         limit = f"{blame.MAX_ATTEMPTS} attempts to repair it failed without one completed step"
         shutdown.stop(decision, 1, f"{reason}; {limit}")
         return

@@ -4,6 +4,7 @@ from signal import SIGTERM, Signals
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core import places
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
 from deadpool_run.core.state import JobEnd, all_done
@@ -66,11 +67,14 @@ def kill_all(decision: Decision, reason: str) -> None:
 
 
 def unreaped(decision: Decision, member: Member) -> None:
-    """Stop the job because a killed process does not end; in the end, leave the process behind."""
+    """Leave behind a killed process that does not end. Its place is taken for bad; no code of the script runs there any more."""
     why = f"worker {member.worker} (pid {member.pid}) was killed but does not end: it may hang in the kernel"
     if decision.state.phase is not JobPhase.STOPPING:
-        stop(decision, 1, why)
-    if member.kills < KILLS:
+        decision.announce(f"worker {member.worker} is left behind", why)
+        if member.rank is not None:
+            places.condemn(decision.state, member.node, decision.state.seats[member.rank].local_rank)
+        decision.order(do.AbandonWorker(member.worker))
+    elif member.kills < KILLS:
         decision.kill(member.worker, why)
     else:
         decision.announce(f"worker {member.worker} is left behind", why)

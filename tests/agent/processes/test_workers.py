@@ -2,12 +2,14 @@
 
 import os
 import subprocess
+from signal import SIGKILL
 from types import SimpleNamespace
 
 from kit.orders import assign
 
+from deadpool_run.agent.processes.children import Exit
 from deadpool_run.agent.processes.workers import Workforce, _Worker
-from deadpool_run.core.events import SetupCompleted
+from deadpool_run.core.events import SetupCompleted, WorkerExited
 from deadpool_run.ids import Rank, Version, WorkerId
 from deadpool_run.wire import messages
 
@@ -20,6 +22,16 @@ def test_a_captured_snapshot_is_for_the_agent_and_no_fact():
     workforce._handle(WorkerId(3), messages.SetupDone())
     assert captured == [(Rank(1), Version(7))]
     assert facts == [SetupCompleted(WorkerId(3))]
+
+
+def test_an_abandoned_worker_ends_once():
+    facts = []
+    workforce = Workforce(None, facts.append, lambda rank: (Version(rank + 4),), None)
+    workforce._workers[WorkerId(3)] = _Worker(None, rank=Rank(1))
+    workforce.abandon(WorkerId(3))
+    workforce.abandon(WorkerId(3))
+    workforce._ended(WorkerId(3), Exit(None, SIGKILL))  # in the end
+    assert facts == [WorkerExited(WorkerId(3), None, SIGKILL, (Version(5),))]
 
 
 def test_a_worker_is_bound_to_cpus():
