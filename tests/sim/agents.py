@@ -164,7 +164,7 @@ class Agent:
         if not self.alive or self.fenced:
             return
         self.think(heard)
-        if self.fenced or self.mind.term != heard.term or self.mind.configuration.leader != leader:
+        if not election.follows(self.mind, heard.term) or self.mind.configuration.leader != leader:
             return
         known = self.mind.configuration.number
         self.send(leader, lambda a: a.think(el.HeardFromAgent(self.name, heard.term, sent_at, known)))

@@ -52,12 +52,14 @@ class Leader:
         on_over: Callable[[int, str], None],
         on_lost: Callable[[str], None],
         on_news: Callable[[], None],
+        may_decide: Callable[[], bool] = lambda: True,
         known: FollowedLog | None = None,
         term: int = 0,
     ) -> None:
         """Start a job, or continue in a later `term` from the followed log of the last leader.
 
-        `on_lost` is called with the reason when no store can be had, `on_news` after each decision, for viewers.
+        `on_lost` is called with the reason when no store can be had, `on_news` after each decision, for viewers. Without
+        `may_decide` events are dropped: another leader has the nodes' reports.
         """
         self.node = node
         """The leader's own."""
@@ -66,6 +68,7 @@ class Leader:
         self.alone = spec.cluster is None
         """Whether there is no other node."""
         self._on_over = on_over
+        self._may_decide = may_decide
         self._over = False
         self._plan_printed = known is not None or spec.cluster is None
         """The plan has been printed, or need not be."""
@@ -118,6 +121,8 @@ class Leader:
         if self._over:
             if isinstance(event, StopRequested):
                 self.durable.close()
+            return
+        if not self._may_decide():
             return
         if isinstance(event, CaptureSkipped) and self._tracking is not None:
             member = self.state.members.get(event.worker)

@@ -66,6 +66,15 @@ class Leadership:
         """To read, never to change."""
         return self._agent
 
+    def has_authority(self) -> bool:
+        """Return whether this agent leads. If its authority has run out, it is fenced now, not when its timer comes.
+
+        After a pause of the machine, messages are read before timers run.
+        """
+        if self._agent.role is ElectionRole.LEADER and not election.has_leadership(self._agent, self._loop.time()):
+            self.handle(electorate.Tick())
+        return self._agent.role is ElectionRole.LEADER
+
     @property
     def leader(self) -> Peer | None:
         """The leader's address, as far as it is known here."""

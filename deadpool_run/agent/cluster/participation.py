@@ -209,6 +209,7 @@ class Participation:
             on_over=self._over,
             on_lost=self.fence,
             on_news=self._control.notify,
+            may_decide=self._leadership.has_authority,
             known=self._replica.known,
             term=term,
         )
@@ -286,6 +287,8 @@ class Participation:
                 pass  # from a former leader
             case peers.Heartbeat(term, sent_at):
                 self._leadership.handle_heartbeat(message)
+                if not election.follows(self._leadership.agent, term):
+                    return
                 known = self._leadership.agent.configuration.number
                 follower.send(
                     peers.HeartbeatAck(

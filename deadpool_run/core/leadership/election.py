@@ -102,6 +102,14 @@ def has_no_leader(agent: Agent, now: float) -> bool:
     return agent.closed_at is not None or now >= agent.heard_at + agent.timeout_s
 
 
+def follows(agent: Agent, term: int) -> bool:
+    """Tell whether the agent answers the leader of this term: not if it has voted for another since.
+
+    An answer extends the leader's authority, and the vote has given it away.
+    """
+    return agent.role in (ElectionRole.FOLLOWER, ElectionRole.CANDIDATE) and agent.term == term >= agent.voted_term
+
+
 def has_leadership(agent: Agent, now: float) -> bool:
     """Tell whether the leader's authority lasts."""
     return now < _leadership_until(agent)

@@ -19,9 +19,13 @@ class Body:
 
     def __init__(self):
         self.shared = asyncio.Event()
+        self.fenced = ""
 
     def share(self, _):
         self.shared.set()
+
+    def fence(self, reason):
+        self.fenced = reason
 
 
 def in_loop(test):
@@ -76,3 +80,22 @@ async def test_a_candidate_looks_at_each_answer_at_once(body):
     follower.answered(el.HeardFromAgent(NodeId("b"), follower.agent.candidate_term, now, 1))
     assert follower.agent.answers == {"b": now}
     follower.close()
+
+
+@in_loop
+async def test_a_leader_whose_authority_ran_out_unnoticed_is_fenced_before_it_decides(body):
+    """As after a pause of its machine: messages are read before timers run."""
+    before = asyncio.get_running_loop().time() - 100
+    agent = election.first_leader(NodeId("h"), 5.0, before)
+    agent, _ = election.step(agent, el.AgentsJoined((NodeId("a"), NodeId("b"))), before)
+    leader = leadership(agent, body)
+    assert not leader.has_authority()
+    assert body.fenced
+    leader.close()
+
+
+@in_loop
+async def test_a_leader_alone_has_authority(body):
+    leader = leadership(election.first_leader(NodeId("h"), 5.0, asyncio.get_running_loop().time() - 100), body)
+    assert leader.has_authority()
+    leader.close()

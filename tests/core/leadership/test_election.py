@@ -230,3 +230,14 @@ def test_whoever_is_given_up_or_superseded_is_fenced():
         head_of("a", "b"), el.HeardFromLeader(1, (configuration("a", "b", "h", number=9, leader="a"),)), now=101.0
     )
     assert leader.role is el.ElectionRole.FENCED
+
+
+def test_a_voter_extends_the_authority_of_the_old_leader_no_more():
+    """Its answer to a heartbeat that comes late would let the old leader decide beside the new one."""
+    voter = follower("c", "h", "a", "b", "c")
+    assert election.follows(voter, 0)
+    voter, (answer,) = step(voter, asked(log=(0, 9)), now=100.0 + T)
+    assert answer.vote.granted
+    assert not election.follows(voter, 0)
+    voter, _ = step(voter, el.HeardFromLeader(1, (configuration("a", "b", "c", leader="a", number=4),)), now=101.0 + T)
+    assert election.follows(voter, 1)
