@@ -112,6 +112,7 @@ class Leader:
             pid=self.node.pid,
             submit=self.submit,
             say=tell,
+            protected=lambda: self.state.phase is JobPhase.RUNNING,
         )
 
     # --- facts ----------------------------------------------------------------------------------------------------

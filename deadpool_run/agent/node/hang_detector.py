@@ -147,7 +147,7 @@ class HangDetector:
     `look` returns the sights of now, `pid` the process of a living worker. `say` prints a hang without a culprit.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it looks at, and whom it tells
         self,
         timeout_s: float,
         *,
@@ -155,13 +155,18 @@ class HangDetector:
         pid: Callable[[WorkerId], int | None],
         submit: Callable[[Event], None],
         say: Callable[[str], None],
+        protected: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Start in the running loop. A `timeout_s` of 0 never looks."""
+        """Start in the running loop. A `timeout_s` of 0 never looks.
+
+        Until the job is `protected` only stopped processes are culprits: the first steps may compile for long.
+        """
         self._timeout_s = timeout_s
         self._look = look
         self._pid = pid
         self._submit = submit
         self._say = say
+        self._protected = protected
         self._loop = asyncio.get_running_loop()
         self._stillness = Stillness()
         self._timer: asyncio.TimerHandle | None = None
@@ -185,6 +190,8 @@ class HangDetector:
         sights = self._stillness.sights
         pids = {sight.rank: self._pid(sight.worker) for sight in sights}
         stopped = {rank for rank, pid in pids.items() if pid is not None and is_stopped(pid)}
+        if not (stopped or self._protected()):
+            return
         verdict = judge(sights, stopped, self._timeout_s)
         if verdict.culprits:
             self._stillness = Stillness()
