@@ -32,6 +32,7 @@ from deadpool_run.agent.records.run_record import make_run_dir
 from deadpool_run.agent.spec import Cluster, LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.core.events import Event, JobSubmitted, Place, StopRequested
+from deadpool_run.errors import DeadpoolError
 from deadpool_run.ids import ONLY_NODE, NodeId
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
@@ -207,7 +208,7 @@ class _Agent:
         place: Place,
         admission: tuple[Follower, peers.Joined, peers.Agents] | None,
     ) -> int:
-        exit_code, reason, fenced = *_FAILED, False
+        exit_code, reason, fenced, failed = *_FAILED, False, False
         make_run_dir(spec.run_dir)
         self.base = spec.base_dir or spec.run_dir
         output = Logs(spec)
@@ -230,12 +231,17 @@ class _Agent:
             fenced, reason = True, str(error)
             self._former_agents = member.others()
             raise
+        except DeadpoolError:
+            raise  # another leader would meet it too
+        except Exception:
+            failed = True  # a bug met this agent: if it leads, another one can
+            raise
         finally:
-            await member.end(exit_code, reason, fenced=fenced)
+            await member.end(exit_code, reason, fenced=fenced or failed)
             if not fenced:
                 self._forkserver.close()
             await self._end_node(output)
-            member.advertisement.close(exit_code, reason, fenced=fenced)
+            member.advertisement.close(exit_code, reason, fenced=fenced or failed)
             if member.leader is not None and not fenced:
                 self.living = frozenset(node.place.name for node in member.leader.state.nodes.values())
             self._member = None

@@ -56,7 +56,8 @@ class Agent:
 class Fleet:
     """`hosts` agents, on namespaces `net`. The first host is the endpoint, so that its agent founds the job.
 
-    With `apart` they share no run directory, and each is told only where the first one is.
+    With `apart` they share no run directory, and each is told only where the first one is. `plant` is code that Python
+    runs on the first host before everything else: a bug.
     """
 
     def __init__(
@@ -71,8 +72,12 @@ class Fleet:
         script: str = "train.py",
         node_timeout_s: float = 3.0,
         apart: bool = False,
+        plant: str = "",
     ) -> None:
         self.apart = apart
+        self._plant = home / "plant"
+        self._plant.mkdir()
+        (self._plant / "sitecustomize.py").write_text(plant, encoding="utf-8")
         self.node_timeout_s = node_timeout_s
         self.home = home
         self.net = net
@@ -117,6 +122,8 @@ class Fleet:
             "DEADPOOL_TOKEN": self._token,
             MARK: uuid.uuid4().hex,
         }
+        if host == 0:
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self._plant), env.get("PYTHONPATH"))))
         agent = Agent(host, command, env, self.home)
         self._selector.register(agent.pidfd, selectors.EVENT_READ, agent)
         return agent

@@ -50,6 +50,29 @@ def test_a_host_that_loses_its_power(fleet, reference, whose, layout):
     job.check_repaired(reference(layout, STEPS), ranks[lost], others(lost))
 
 
+BUG = """
+import sys
+
+if "deadpool_run" in sys.orig_argv:
+    from deadpool_run.core.recovery import repair
+
+    def lost(*_):
+        raise AssertionError("a bug in the leader's decisions")
+
+    repair.lost = lost
+"""
+
+
+def test_a_leader_that_fails_by_a_bug_costs_its_host_and_not_the_job(fleet, reference):
+    """Rank 2 dies on another host, and the leader's coordinator fails at that."""
+    words = ("--layout", "ddp", "--steps", str(STEPS), *STEP, "--die", "rank=2,step=8,at=forward")
+    job = fleet(*words, plant=BUG)
+    job.wait_state(0, 5)
+    assert [job.host_of(rank) == 0 for rank in range(3)] == [True, True, False]
+    job.check_repaired(reference("ddp", STEPS), [0, 1, 2], others(0))
+    assert "AssertionError: a bug in the leader's decisions" in job.agents[0].output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["hsdp", "tp", "pp"])
 def test_a_host_of_two_in_layouts_of_four_ranks(fleet, reference, layout):

@@ -17,7 +17,8 @@ from deadpool_run.vault.status_page import Phase, StatusPage
 
 LOOKS = 4
 """Looks per timeout. Counted, not timed: while this process was suspended, so were the workers, and none hung."""
-_IN_LOOP = frozenset({Phase.STEP, Phase.OPTIMIZER, Phase.BETWEEN, Phase.FINISHED})
+_IN_LOOP = frozenset({Phase.STEP, Phase.OPTIMIZER, Phase.BETWEEN, Phase.RESTORING, Phase.FINISHED})
+"""Between the two runs of the trial a rank is restored."""
 _TRAINING = (JobPhase.UNPROTECTED, JobPhase.RUNNING)
 _MAX_DESCRIBED = 8
 """Ranks that a reason describes; the culprits come first."""

@@ -252,6 +252,15 @@ def test_the_status_page_is_judged_only_while_every_rank_is_in_its_loop(status_p
     assert len(sights_of(core.state, status_page)) == 3
 
 
+def test_a_rank_is_looked_at_in_the_first_steps_and_between_the_runs_of_the_trial(status_page):
+    state = Core().state
+    state.phase = JobPhase.UNPROTECTED
+    status_page.rank_entries[1].phase = Phase.RESTORING
+    assert len(sights_of(state, status_page)) == 3
+    status_page.rank_entries[1].phase = Phase.SETUP
+    assert sights_of(state, status_page) == ()
+
+
 def test_what_is_told_of_a_hang_kills_its_worker_and_only_once(status_page):
     core = Core()
     status_page.rank_entries[0].issued = status_page.rank_entries[2].issued = 1
