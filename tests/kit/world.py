@@ -25,6 +25,8 @@ LIMIT_S = 60.0
 TIMEOUT = timedelta(seconds=30)
 LONG = timedelta(seconds=50)
 """A time-out of the user's that nobody may need to wait for."""
+FREED_S = 5.0
+"""A thread that was freed goes on long before the time-out of a collective, however busy the machine is."""
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([*DEFAULT_PRELOAD, "torch.distributed.nn.functional", "kit.world"])
 

@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from kit.world import LONG, TIMEOUT, later
+from kit.world import FREED_S, LONG, TIMEOUT, later
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups.connect import GroupConnections
 from deadpool_run.worker.groups.registry import GroupState
-
-FREED_S = 1.0
 
 
 def descriptors():

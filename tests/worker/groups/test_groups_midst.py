@@ -7,10 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from kit.choice import often
-from kit.world import LONG, TIMEOUT, later
+from kit.world import FREED_S, LONG, TIMEOUT, later
 
 ROUNDS = 60
-FREED_S = 2.0
 SIZE = 1 << 16
 
 

@@ -13,13 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from kit import netns
-from kit.world import LIMIT_S, LONG, TIMEOUT, _context
+from kit.world import FREED_S, LIMIT_S, LONG, TIMEOUT, _context
 
 from deadpool_run.worker.groups import gloo
 from deadpool_run.worker.groups.registry import GroupState
 
-FREED_S = 0.5
-"""From an abort until a blocked thread goes on, on a machine with other things to do."""
 LARGE = 1 << 24
 """Floats: more than the kernel's buffers take, so that some of it waits for ever to be sent."""
 
