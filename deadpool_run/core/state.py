@@ -50,6 +50,8 @@ class Repair:
     """Epochs that began because communicators failed though nobody was lost: the network's fault. They count as no attempt."""
     retry_at: float | None = None
     """When the next one begins; None if none is due."""
+    replaced_for_network_at: float | None = None
+    """When a worker was last ended because it could not build its communicators."""
     asked_at: float | None = None
     """When nodes were last asked for copies of a rank; None if no answer is missing."""
     resume: Version | None = None

@@ -17,7 +17,7 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.members import Member
-from deadpool_run.core.recovery import blame, spare_pool
+from deadpool_run.core.recovery import blame, shutdown, spare_pool
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import Rank
@@ -350,8 +350,9 @@ class Simulation:
         if quiet < BOUND_S or self.stopped is not None:
             return
         phase = self.state.phase
-        if phase is JobPhase.STOPPING and any(worker.wedged for worker in self.workers.values()):
-            return  # it is killed once more before it is left behind
+        if any(worker.wedged for worker in self.workers.values()):
+            if phase is JobPhase.STOPPING or quiet < shutdown.UNREAPED_S + BOUND_S:
+                return  # it is killed, once more if the job stops, before it is left behind
         if phase is JobPhase.STARTING and quiet < timers.START_S + BOUND_S:
             return
         if len(self.state.nodes) < self.settings.nodes:
@@ -380,6 +381,7 @@ class Simulation:
             "without one completed step": self.rank_faults >= blame.MAX_ATTEMPTS,
             "the world was started again": self.setup_faults + self.parked_faults > self.state.restarts,
             "workers died before they were given a rank": self.crashes >= places.CRASHES,
+            "in a row were not ready in time": self.parked_faults >= places.NEVER_READY,
             "rank ": not self.state.managed,  # a loss before anyone called init()
             "lost: power": not self.state.managed,
             "and no other came": len(self.nodes_lost) > self.settings.spare_nodes,

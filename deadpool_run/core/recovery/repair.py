@@ -128,7 +128,7 @@ def retry(decision: Decision, reason: str) -> None:
 def attach_failed(decision: Decision, member: Member) -> None:
     """Wait for the network, longer each time, and connect the same workers again; replace one if that does not help."""
     repair, patience_s = decision.repair, decision.settings.repair_timeout_s
-    if decision.now < repair.began_at + patience_s:
+    if decision.now < (repair.replaced_for_network_at or repair.began_at) + patience_s:
         wait_s = min(2.0**repair.retries, _LONGEST_WAIT_S)
         repair.retry_at = decision.now + wait_s
         decision.announce(f"connecting the same workers again in {wait_s:g} s", UNCONNECTED)
@@ -136,6 +136,8 @@ def attach_failed(decision: Decision, member: Member) -> None:
     why = f"it could not build its communicators for {patience_s:g} s, and nobody else was lost"
     decision.announce(f"ending rank {member.rank}, worker {member.worker}", why)
     decision.kill(member.worker, why)
+    decision.set_member(member.worker, blameless=True)
+    repair.replaced_for_network_at = decision.now
 
 
 def begin_epoch(decision: Decision, reason: str) -> None:
