@@ -135,7 +135,8 @@ def test_weights_that_differ_only_after_a_repair_are_found_from_the_first_step(c
     assert {each["name"] for each in weights} == {
         f"model/{layer}" for layer in ("0.weight", "0.bias", "2.weight", "2.bias")
     }
-    assert min(each["from_step"] for each in weights) == run["step"] + 1
+    # The step that was cut, or the one before if its snapshot was not committed yet.
+    assert min(each["from_step"] for each in weights) in (run["step"], run["step"] + 1)
 
 
 def test_a_script_that_is_never_the_same_is_told_apart(check):

@@ -45,6 +45,8 @@ class GroupOwner(ABC):
         self.cancellation = WaitCancellation(self.wait_threads)
         self._rank_entry = rank_entry
         self.marks = Marks(rank_entry)
+        self.verify = True
+        """Whether a repeated step has to compute the same as before."""
         self.refuse: Callable[[str], NoReturn] = refuse
         """Stops the job; called with the reason why it cannot be kept exact."""
         self.hold: Callable[[], None] = lambda: None
@@ -57,7 +59,7 @@ class GroupOwner(ABC):
         self.step_failed = False
         self.attempt += 1
         self.in_rehearsed_steps = rehearsed
-        self.marks.begin_step(step, marking=step >= 0 and not rehearsed)
+        self.marks.begin_step(step, marking=self.verify and step >= 0 and not rehearsed)
 
     def mark(self, what: str, tensors: list[Tensor]) -> None:
         """Mark the running step by its first reduction; stop the job if the mark differs from before a loss."""

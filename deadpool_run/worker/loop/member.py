@@ -56,6 +56,7 @@ class LoopMember(RepairParticipant):
         self._optimizers = False  # there is an optimizer, and weights change only there
         session.loss_pending, session.report_and_wait = self.loss_pending, self.report_and_wait
         self.registry.hold = self._hold
+        self.registry.verify = verify
         self._updates = Updates(self._before_optimizer)
 
     # --- steps ---------------------------------------------------------------------------------------------------
