@@ -350,9 +350,9 @@ class Simulation:
         if quiet < BOUND_S or self.stopped is not None:
             return
         phase = self.state.phase
-        if any(worker.wedged for worker in self.workers.values()):
-            if phase is JobPhase.STOPPING or quiet < shutdown.UNREAPED_S + BOUND_S:
-                return  # it is killed, once more if the job stops, before it is left behind
+        patient = phase is JobPhase.STOPPING or quiet < shutdown.UNREAPED_S + BOUND_S
+        if patient and any(worker.wedged for worker in self.workers.values()):
+            return  # it is killed, once more if the job stops, before it is left behind
         if phase is JobPhase.STARTING and quiet < timers.START_S + BOUND_S:
             return
         if len(self.state.nodes) < self.settings.nodes:
