@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deadpool_run.agent.records import atomic_file
+from deadpool_run.agent import atomic_file
 from deadpool_run.coordinator.address import POINTER_NAME
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent.records import atomic_file
+from deadpool_run.agent import atomic_file
 from deadpool_run.errors import UsageError
 
 _TOKEN_BYTES = 32

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deadpool_run.agent import atomic_file
 from deadpool_run.agent.console import tell
-from deadpool_run.agent.records import atomic_file
 from deadpool_run.ids import WorkerId
 
 _MAX_BYTES = 16 << 20

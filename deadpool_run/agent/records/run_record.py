@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent.records import atomic_file
+from deadpool_run.agent import atomic_file
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.address import SOCKET_NAME
 from deadpool_run.errors import UsageError

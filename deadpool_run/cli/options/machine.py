@@ -12,8 +12,8 @@ from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
 
+from deadpool_run.agent import atomic_file
 from deadpool_run.agent.numa import BindingMode, Machine
-from deadpool_run.agent.records import atomic_file
 from deadpool_run.errors import UsageError
 
 DEVICES = Path("/dev")

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from deadpool_run.agent.records import atomic_file
+from deadpool_run.agent import atomic_file
 
 
 def mode_of(path):
