@@ -1,5 +1,6 @@
 """Files that appear as a whole: written as a draft beside them, then renamed or linked to their name."""
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -23,15 +24,20 @@ def create(path: Path, text: str) -> bool:
     """Write the file unless its name is taken; return whether it was written. Raises OSError.
 
     Of several processes that create one file, on NFS too, exactly one does: link(2) is atomic and fails if the name is
-    taken.
+    taken. If an NFS server's answer is lost, the kernel asks again and reports that the name is taken, by our own file
+    (open(2), O_EXCL). So an error counts only if the draft has no second name.
     """
     draft = _draft(path, text, PRIVATE, durable=True)
     try:
         path.hardlink_to(draft)
-    except FileExistsError:
-        return False
+    except OSError as error:
+        if not _is_linked(draft):
+            if isinstance(error, FileExistsError):
+                return False
+            raise
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
+    _sync(path.parent)
     return True
 
 
@@ -48,3 +54,22 @@ def _draft(path: Path, text: str, mode: int, *, durable: bool) -> Path:
         draft.unlink()
         raise
     return draft
+
+
+def _is_linked(draft: Path) -> bool:
+    """Return whether the draft has a second name. An NFS client asks its server when a file is opened, not at a stat."""
+    try:
+        with draft.open("rb") as file:
+            return os.fstat(file.fileno()).st_nlink > 1
+    except OSError:
+        return False
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in the folder survive a power failure, where the file system can do that for a folder."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
