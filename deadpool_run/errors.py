@@ -27,6 +27,10 @@ class UsageError(DeadpoolError):
     exit_code = 2
 
 
+class AuthorityError(DeadpoolError):
+    """The external authority of a run (`--authority`) cannot be asked, or its record of the run cannot be read."""
+
+
 class NoSuchRunError(DeadpoolError):
     """No live run was found where the user pointed."""
 

@@ -8,9 +8,10 @@ import pytest
 from kit.ends import within_bound
 from net.test_rendezvous import LONG_S, TOKEN, Led, free_port, never
 
+from deadpool_run.agent.authority.claim import RunEnd
 from deadpool_run.agent.cluster import leader_file, rendezvous
 from deadpool_run.agent.cluster.rendezvous import Found, Founder, Over, find
-from deadpool_run.agent.cluster.shared_folder import LeaderRecord, RunEnd, SharedFolder
+from deadpool_run.agent.cluster.shared_folder import LeaderRecord, SharedFolder
 from deadpool_run.agent.spec import Cluster
 
 

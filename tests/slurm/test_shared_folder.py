@@ -49,7 +49,7 @@ def test_the_largest_term_counts_and_is_had_once(tmp_path):
     assert folder.leader() is None
     assert folder.claim(LeaderRecord(2, "fd00::1", 1))
     assert folder.claim(LeaderRecord(10, "10.0.0.2", 2))
-    assert folder.claim(LeaderRecord(3, "10.0.0.3", 3)), "too late, and harmless"
+    assert not folder.claim(LeaderRecord(3, "10.0.0.3", 3)), "too late"
     assert not folder.claim(LeaderRecord(10, "10.0.0.4", 4))
     assert folder.leader() == LeaderRecord(10, "10.0.0.2", 2)
 

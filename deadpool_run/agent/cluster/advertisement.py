@@ -6,10 +6,11 @@ Training needs none of it: an error of the disk is printed, and the job continue
 import asyncio
 import socket
 
+from deadpool_run.agent.authority.claim import RunEnd
 from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN
 from deadpool_run.agent.cluster import leader_file
 from deadpool_run.agent.cluster.leader import Leader
-from deadpool_run.agent.cluster.shared_folder import LeaderRecord, RunEnd, SharedFolder
+from deadpool_run.agent.cluster.shared_folder import LeaderRecord, SharedFolder
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord

@@ -1,8 +1,8 @@
 """Rendezvous in a folder on a shared disk, for agents that know no address of each other.
 
 The folder holds three kinds of files. *The token* of the run: the first agent makes it, the others read it. *Leaders*: one
-file for each term, `leader.<term>`, with the leader's address; only the largest term counts. *The end* of the run, for agents
-that come after it. A file is never replaced, so that of several agents that claim a term exactly one gets it.
+file for each term (`authority.term_files`), with the leader's address; only the largest counts. *The end* of the run, for
+agents that come after it.
 """
 
 import json
@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent import atomic_file
+from deadpool_run.agent.authority.claim import RunEnd
+from deadpool_run.agent.authority.term_files import TermFiles
 from deadpool_run.errors import UsageError
 
 _TOKEN_BYTES = 32
 _MAX_BYTES = 4096
-_LEADER = "leader."
 _END = "end"
 
 
@@ -34,19 +35,12 @@ class LeaderRecord:
     """The term in which the run was last started. The coordinator counts its own terms from there."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnd:
-    """How the run ended, for good."""
-
-    exit_code: int
-    reason: str
-
-
 class SharedFolder:
     """The folder of one run, mode 0700. Every agent of the run may open it at any time. Raises `UsageError`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._terms = TermFiles(folder, "leader")
         with self._blame():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = folder.stat()
@@ -65,16 +59,17 @@ class SharedFolder:
     def leader(self) -> LeaderRecord | None:
         """Return the leader of the latest term; None before the first."""
         with self._blame():
-            terms = [int(path.name.removeprefix(_LEADER)) for path in self._folder.glob(f"{_LEADER}[0-9]*")]
-            if not terms:
+            newest = self._terms.newest()
+            if newest is None:
                 return None
-            found = json.loads(self._read(f"{_LEADER}{max(terms)}"))
-            return LeaderRecord(max(terms), str(found["address"]), int(found["port"]), int(found["founded"]))
+            term, text = newest
+            found = json.loads(text)
+            return LeaderRecord(term, str(found["address"]), int(found["port"]), int(found["founded"]))
 
     def claim(self, leader: LeaderRecord) -> bool:
-        """Claim a term; return whether it was free."""
+        """Claim a term; return whether it was free, and larger than all others."""
         with self._blame():
-            return atomic_file.create(self._folder / f"{_LEADER}{leader.term}", json.dumps(asdict(leader)))
+            return self._terms.claim(leader.term, json.dumps(asdict(leader)))
 
     def leave(self) -> None:
         """Record that the run has no leader and may be started again."""

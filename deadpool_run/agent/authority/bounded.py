@@ -1,0 +1,78 @@
+"""A time limit around an authority, for storage and name servers that never answer."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from deadpool_run.agent.authority.claim import ExternalAuthority, LeaderClaim, RunEnd
+from deadpool_run.errors import AuthorityError
+
+TIMEOUT_S = 6.0
+"""No call takes longer."""
+_MAX_PENDING = 8
+"""Calls at a time, those included that gave up and whose threads still wait."""
+
+_Answer = TypeVar("_Answer")
+
+
+class BoundedAuthority:
+    """Calls an authority of one run in threads that may be abandoned."""
+
+    def __init__(self, authority: ExternalAuthority, run_id: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._authority = authority
+        self._run_id = run_id
+        self._timeout_s = timeout_s
+        self._free = threading.BoundedSemaphore(_MAX_PENDING)
+
+    @property
+    def where(self) -> str:
+        """The authority's place, as `--authority` names it."""
+        return self._authority.where
+
+    def claim(self, claim: LeaderClaim) -> bool:
+        """Record the claim; return whether it is the newest."""
+        assert claim.run_id == self._run_id, "an authority has the claims of one run"
+        return self._within(lambda: self._authority.claim(claim))
+
+    def current(self) -> LeaderClaim | None:
+        """Return the claim of the largest term; None before the first."""
+        return self._within(self._authority.current)
+
+    def close_run(self, end: RunEnd) -> None:
+        """Record how the run ended, unless that is recorded."""
+        self._within(lambda: self._authority.close_run(end))
+
+    def ended(self) -> RunEnd | None:
+        """Return how the run ended; None if it has not."""
+        return self._within(self._authority.ended)
+
+    def _within(self, call: Callable[[], _Answer]) -> _Answer:
+        if not self._free.acquire(blocking=False):
+            raise AuthorityError(
+                f"{self.where}: {_MAX_PENDING} earlier requests have no answer yet\n"
+                "check that the storage or service answers on this machine"
+            )
+        answers: queue.SimpleQueue[tuple[_Answer] | BaseException] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                answers.put((call(),))
+            except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+                answers.put(error)
+            finally:
+                self._free.release()
+
+        thread = threading.Thread(target=run, name="deadpool-authority", daemon=True)
+        thread.start()
+        try:
+            answer = answers.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise AuthorityError(
+                f"{self.where} gave no answer within {self._timeout_s:g} s\n"
+                "check that the storage or service answers on this machine"
+            ) from None
+        thread.join()  # it has nothing left to do
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer[0]

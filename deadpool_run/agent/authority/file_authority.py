@@ -1,0 +1,72 @@
+"""A folder on a shared disk as the authority: one folder for each run, one file for each term."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deadpool_run.agent import atomic_file
+from deadpool_run.agent.authority.claim import AuthorityRecord, LeaderClaim, RunEnd, from_json, name_of, to_json
+from deadpool_run.agent.authority.term_files import TermFiles
+from deadpool_run.errors import AuthorityError
+
+_END = "end"
+
+
+class FileAuthority:
+    """Records the claims of a run below a folder that exists. Storage that hangs blocks: see `BoundedAuthority`."""
+
+    def __init__(self, base: Path, run_id: str) -> None:
+        self.where = f"file:{base}"
+        self._base = base
+        self._folder = base / name_of(run_id)
+        self._terms = TermFiles(self._folder, "leader")
+
+    def claim(self, claim: LeaderClaim) -> bool:
+        """Record the claim; return whether it is the newest."""
+        with self._blame(f"claim term {claim.term}"):
+            if (answer := self._read().answer(claim)) is not None:
+                return answer
+            self._terms.claim(claim.term, to_json(claim))
+            return bool(self._read().answer(claim))
+
+    def current(self) -> LeaderClaim | None:
+        """Return the claim of the largest term; None before the first."""
+        with self._blame("read the newest claim"):
+            return self._read().claim
+
+    def close_run(self, end: RunEnd) -> None:
+        """Record how the run ended, unless that is recorded."""
+        with self._blame("record the run's end"):
+            self._enter()
+            atomic_file.create(self._folder / _END, to_json(end))
+
+    def ended(self) -> RunEnd | None:
+        """Return how the run ended; None if it has not."""
+        with self._blame("read the run's end"):
+            return self._read().end
+
+    def _read(self) -> AuthorityRecord:
+        self._enter()
+        newest = self._terms.newest()
+        try:
+            end = from_json((self._folder / _END).read_text(encoding="utf-8"), RunEnd)
+        except FileNotFoundError:
+            end = None
+        return AuthorityRecord(None if newest is None else from_json(newest[1], LeaderClaim), end)
+
+    def _enter(self) -> None:
+        """Make the run's folder, but never its parent: on a machine without the shared disk that would be a local folder."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        if self._folder.stat().st_uid != os.getuid():
+            raise PermissionError(f"{self._folder} is owned by another user, who could change the claims")
+
+    @contextmanager
+    def _blame(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            raise AuthorityError(
+                f"cannot {what} in {self._folder}: {error}\n"
+                f"{self._base} must be a writable folder on a disk that all machines of the run share"
+            ) from error
