@@ -1,0 +1,84 @@
+"""A service with compare-and-swap as the authority: one record for each run, replaced as a whole."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from deadpool_run.agent.authority.claim import AuthorityRecord, LeaderClaim, RunEnd
+from deadpool_run.errors import AuthorityError
+
+_SWAPS = 100
+"""Attempts to replace a record that others replace at the same time. Each failed one is a success of another agent."""
+
+Version = TypeVar("Version")
+"""Whatever a service compares before it replaces the record."""
+
+
+class RecordStore(ABC, Generic[Version]):
+    """The record of one run in a service. Methods raise OSError or ValueError if the service gives no useful answer."""
+
+    where: str
+    """The service, as `--authority` names it."""
+    advice: str
+    """What to do if the service gives no useful answer."""
+
+    @abstractmethod
+    def read(self) -> tuple[AuthorityRecord, Version]:
+        """Return the record and its version. A record that nobody wrote yet is empty, and has a version too."""
+
+    @abstractmethod
+    def swap(self, record: AuthorityRecord, version: Version) -> bool:
+        """Replace the record of this version; return whether it was the newest.
+
+        False may also mean that the record was replaced by this call, and that the service's answer was lost.
+        """
+
+
+class RecordAuthority(Generic[Version]):
+    """Records the claims of a run in a `RecordStore`."""
+
+    def __init__(self, store: RecordStore[Version]) -> None:
+        self.where = store.where
+        self._store = store
+
+    def claim(self, claim: LeaderClaim) -> bool:
+        """Record the claim; return whether it is the newest."""
+        with self._blame(f"claim term {claim.term}"):
+            for _ in range(_SWAPS):
+                record, version = self._store.read()
+                if (answer := record.answer(claim)) is not None:
+                    return answer
+                if self._store.swap(replace(record, claim=claim), version):
+                    return True
+        raise self._contended()
+
+    def current(self) -> LeaderClaim | None:
+        """Return the claim of the largest term; None before the first."""
+        with self._blame("read the newest claim"):
+            return self._store.read()[0].claim
+
+    def close_run(self, end: RunEnd) -> None:
+        """Record how the run ended, unless that is recorded."""
+        with self._blame("record the run's end"):
+            for _ in range(_SWAPS):
+                record, version = self._store.read()
+                if record.end is not None or self._store.swap(replace(record, end=end), version):
+                    return
+        raise self._contended()
+
+    def ended(self) -> RunEnd | None:
+        """Return how the run ended; None if it has not."""
+        with self._blame("read the run's end"):
+            return self._store.read()[0].end
+
+    @contextmanager
+    def _blame(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, KeyError) as error:
+            raise AuthorityError(f"cannot {what} at {self.where}: {error}\n{self._store.advice}") from error
+
+    def _contended(self) -> AuthorityError:
+        return AuthorityError(f"{self.where}: the run's record changed {_SWAPS} times in a row\ntry again")
