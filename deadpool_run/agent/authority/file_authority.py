@@ -68,5 +68,5 @@ class FileAuthority:
         except (OSError, ValueError) as error:
             raise AuthorityError(
                 f"cannot {what} in {self._folder}: {error}\n"
-                f"{self._base} must be a writable folder on a disk that all machines of the run share"
+                f"{self._base} must be a writable folder, with hard links, on a disk that all machines of the run share"
             ) from error
