@@ -19,7 +19,7 @@ from deadpool_run.agent.records.incident_line import incident_line
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.coordinator.journal import Journal
+from deadpool_run.coordinator.journal import Journal, set_aside
 from deadpool_run.coordinator.log_follower import FollowedLog
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
@@ -75,6 +75,8 @@ class Leader:
         self._ranks_moved = False
         cluster = spec.cluster
         self._store = Store(forkserver, on_lost, LOOPBACK if cluster is None else node.situation.address)
+        if known is not None:
+            set_aside(spec.run_dir / JOURNAL_NAME, term)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
         self.request_handler = RequestHandler(spec.settings.world_size, self)
         self._on_news = on_news
