@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from deadpool_run.coordinator.link import PeerLink
+from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.core.events import Event
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
@@ -19,6 +20,10 @@ _FLUSH_S = 2.0
 
 class ConnectionOwner(Protocol):
     """The leader, as its connections need it."""
+
+    @property
+    def term(self) -> int:
+        """The leader's term."""
 
     def refusal(self, join: peers.Join | peers.Rejoin) -> str:
         """Return the reason why the node cannot be taken in; empty if it can."""
@@ -36,7 +41,7 @@ class ConnectionOwner(Protocol):
         """Handle an event."""
 
     def hung_up(self, node: NodeId) -> None:
-        """Note that an agent's process has ended."""
+        """Note that the connection of a node that is not given up has ended."""
 
 
 class _Connection(PeerLink):
@@ -53,6 +58,8 @@ class Connections:
         self._taken = taken
         self._open: set[_Connection] = set()
         self._by_node: dict[NodeId, _Connection] = {}
+        self._sessions: dict[NodeId, LinkSession] = {}
+        """Of every admitted node, connected or not."""
         self._waiting: dict[NodeId, _Connection] = {}
         """Nodes that are not admitted yet."""
         self._closed = False
@@ -65,7 +72,7 @@ class Connections:
         connection = _Connection(
             sock,
             lambda message: self._handle(connection, message),
-            lambda _, closed: self._lost(connection, closed=closed),
+            lambda _, __: self._lost(connection),
         )
         self._open.add(connection)
 
@@ -73,26 +80,41 @@ class Connections:
         """Allow messages to a joining node; return whether it is still connected."""
         if found := self._waiting.pop(node, None):
             self._by_node[node] = found
+            self._sessions[node] = LinkSession()
         return found is not None
 
     def nodes(self) -> Collection[NodeId]:
-        """Return the nodes that are connected and admitted."""
-        return self._by_node.keys()
+        """Return the nodes that are admitted, also those that may connect again."""
+        return self._sessions.keys()
+
+    def received(self, node: NodeId) -> int:
+        """Return how many messages of a node came."""
+        found = self._sessions.get(node)
+        return 0 if found is None else found.received
+
+    def confirmed(self, node: NodeId, count: int) -> None:
+        """Note that a node has received so many messages."""
+        if found := self._sessions.get(node):
+            found.confirmed(count)
 
     def send(self, node: NodeId, message: peers.ToNode) -> None:
-        """Send a message to a node, unless it is lost."""
+        """Send a message to a node, now or when it has connected again; unless it is lost."""
+        self._send(node, peers.encode(message))
+
+    def send_heartbeat(self, node: NodeId, frame: bytes) -> None:
+        """Send an encoded heartbeat to a node that is connected."""
         if found := self._by_node.get(node):
-            found.send(message)
+            found.send_frame(frame)
 
     def broadcast(self, message: peers.ToNode, to: Collection[NodeId] | None = None) -> None:
         """Send a message to every node, or to these."""
         data = peers.encode(message)
-        for node in list(self._by_node if to is None else to):
-            if found := self._by_node.get(node):
-                found.send_frame(data)
+        for node in list(self._sessions if to is None else to):
+            self._send(node, data)
 
     def evict(self, node: NodeId, reason: str) -> None:
         """Tell a node that it counts as lost, and close its connection. Its agent ends its workers."""
+        self._sessions.pop(node, None)
         if found := self._by_node.pop(node, None):
             found.send(peers.Evict(reason))
             self._forget(found)
@@ -111,24 +133,58 @@ class Connections:
         self._open.clear()
         self._by_node.clear()
 
+    def _send(self, node: NodeId, frame: bytes) -> None:
+        if session := self._sessions.get(node):
+            session.sent(frame)
+            if connection := self._by_node.get(node):
+                connection.send_frame(frame)
+
     def _handle(self, connection: _Connection, message: peers.Message) -> None:
         if connection not in self._open:
             pass  # it was evicted for a message of the same read
         elif connection.node is None:
-            if isinstance(message, peers.Join | peers.Rejoin):
-                self._take_in(connection, message)
-            else:
-                raise ProtocolError(f"its first message is {type(message).__name__}, not Join or Rejoin")
+            self._handle_first(connection, message)
         elif connection.node in self._waiting:
             raise ProtocolError(f"it sent {type(message).__name__} before it was admitted")
-        elif isinstance(message, peers.Fact):
-            self._owner.submit(message.event)
-        elif isinstance(
-            message, peers.Safe | peers.HeartbeatAck | peers.Ask | peers.Saved | peers.Loaded | peers.PreemptionNotice
-        ):
+        elif isinstance(message, peers.HeartbeatAck):
             self._owner.heard(connection.node, message)
         else:
+            self._sessions[connection.node].received += 1
+            self._handle_next(connection.node, message)
+
+    def _handle_first(self, connection: _Connection, message: peers.Message) -> None:
+        if isinstance(message, peers.Join | peers.Rejoin):
+            self._take_in(connection, message)
+        elif isinstance(message, peers.ResumeLink):
+            self._resume(connection, message)
+        else:
+            raise ProtocolError(f"its first message is {type(message).__name__}, not Join, Rejoin or ResumeLink")
+
+    def _handle_next(self, node: NodeId, message: peers.Message) -> None:
+        if isinstance(message, peers.Fact):
+            self._owner.submit(message.event)
+        elif isinstance(message, peers.Safe | peers.Ask | peers.Saved | peers.Loaded | peers.PreemptionNotice):
+            self._owner.heard(node, message)
+        else:
             raise ProtocolError(f"a node does not send {type(message).__name__}")
+
+    def _resume(self, connection: _Connection, resume: peers.ResumeLink) -> None:
+        """Go on with an admitted node over this connection; send what it did not get by the last one."""
+        session = self._sessions.get(resume.node)
+        if resume.term != self._owner.term:
+            self._forget(connection)  # it will hear of the leader of this term
+            return
+        rest = None if session is None else session.rest(resume.received)
+        if session is None or rest is None:
+            connection.send(peers.Evict(f"node {resume.node} was lost, or away for too many messages"))
+            return
+        if last := self._by_node.get(resume.node):
+            self._forget(last)
+        connection.node = resume.node
+        self._by_node[resume.node] = connection
+        connection.send(peers.LinkResumed(session.received))
+        for frame in rest:
+            connection.send_frame(frame)
 
     def _take_in(self, connection: _Connection, join: peers.Join | peers.Rejoin) -> None:
         if refusal := self._owner.refusal(join):
@@ -136,8 +192,11 @@ class Connections:
             connection.send(refused)
             return
         if isinstance(join, peers.Rejoin):
+            if last := self._by_node.get(join.node):
+                self._forget(last)
             connection.node = join.node
             self._by_node[join.node] = connection
+            self._sessions[join.node] = LinkSession()
             self._owner.rejoined(join)
         else:
             connection.node = self._new_id(join.place.name)
@@ -153,7 +212,7 @@ class Connections:
         self._taken.add(node)
         return node
 
-    def _lost(self, connection: _Connection, *, closed: bool) -> None:
+    def _lost(self, connection: _Connection) -> None:
         if connection in self._open:
             self._forget(connection)
             node = connection.node
@@ -161,8 +220,9 @@ class Connections:
                 return  # it was never announced
             if self._by_node.get(node) is connection:
                 del self._by_node[node]
-                if closed:
-                    self._owner.hung_up(node)
+                if connection.broke_protocol:  # another connection would bring the same message
+                    del self._sessions[node]
+                self._owner.hung_up(node)
 
     def _forget(self, connection: _Connection) -> None:
         connection.close_when_flushed()

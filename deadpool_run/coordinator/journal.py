@@ -102,6 +102,12 @@ class Journal:
             self.failure = error
 
 
+def set_aside(path: Path, term: int) -> None:
+    """Rename the journal of a node that has led before: the file of that name is the one of the last term."""
+    if path.exists():
+        path.rename(path.with_stem(f"{path.stem}-before-term-{term}"))
+
+
 def replay(path: Path) -> Replay:
     """Put every event of a journal to a new coordinator. Raises OSError, and `ProtocolError` for any other file."""
     lines = path.read_bytes().split(b"\n")

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Callable
 
 from deadpool_run.coordinator.frame_stream import FrameStream
+from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.peers import MAX_FRAME_BYTES, Message, decode, encode
 
 MAX_UNSENT_BYTES = 64 << 20
@@ -21,13 +22,22 @@ class PeerLink(FrameStream):
         self, sock: socket.socket, on_message: Callable[[Message], None], on_lost: Callable[[str, bool], None]
     ) -> None:
         self._on_message = on_message
+        self.broke_protocol = False
+        """The peer sent what it may not."""
         super().__init__(
             sock,
             max_frame_bytes=MAX_FRAME_BYTES,
             max_unsent_bytes=MAX_UNSENT_BYTES,
-            on_frame=lambda body: self._on_message(decode(body)),
+            on_frame=self._frame,
             on_end=on_lost,
         )
+
+    def _frame(self, body: bytes) -> None:
+        try:
+            self._on_message(decode(body))
+        except ProtocolError:
+            self.broke_protocol = True
+            raise
 
     def send(self, message: Message) -> None:
         """Queue the message, unless the connection has ended."""

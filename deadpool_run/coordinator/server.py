@@ -19,22 +19,27 @@ class CoordinatorServer:
     Time is the running loop's clock. After a takeover it continues from the last coordinator's clock.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it acts on
         self,
         settings: Settings,
         perform: Callable[[Effect], None],
         journal: Journal,
         on_decided: Callable[[], None],
         known: FollowedLog | None = None,
+        *,
+        may_decide: Callable[[], bool] = lambda: True,
     ) -> None:
         """Begin a job, or continue from another coordinator's log.
 
-        `perform` does not block. The results of an order arrive as new events.
+        `perform` does not block. The results of an order arrive as new events. While it may not decide, events wait for
+        `resume`.
         """
         self._settings = settings
         self._perform = perform
         self._journal = journal
         self._on_decided = on_decided
+        self._may_decide = may_decide
+        self._held_at: float | None = None
         self._loop = asyncio.get_running_loop()
         self._state = coordinator.new_state(settings) if known is None else known.state
         self._ahead_s = 0.0 if known is None else known.now - self._loop.time()
@@ -65,17 +70,31 @@ class CoordinatorServer:
             return
         self._deciding = True
         try:
-            while self._events:
+            while self._events and self._may_decide():
                 self._decide(self._events.popleft())
         finally:
             self._deciding = False
         self._set_timer()
         self._on_decided()
 
+    def hold(self) -> None:
+        """Let events wait: for the job, time stands still."""
+        if self._held_at is None:
+            self._held_at = self.now()
+        self.close()
+
+    def resume(self) -> None:
+        """Decide on the events that waited, as if no time had passed."""
+        if self._held_at is not None:
+            self._ahead_s -= self.now() - self._held_at
+            self._held_at = None
+            self.submit(TimeAdvanced())
+
     def close(self) -> None:
         """Decide nothing more."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def _decide(self, event: Event) -> None:
         now = self.now()
@@ -89,7 +108,7 @@ class CoordinatorServer:
 
     def _set_timer(self) -> None:
         """Keep one timer, for the state's next deadline."""
-        deadline = coordinator.next_deadline(self._settings, self._state)
+        deadline = None if self._held_at is not None else coordinator.next_deadline(self._settings, self._state)
         at = None if deadline is None else deadline - self._ahead_s
         if self._timer is not None:
             if self._timer.when() == at:

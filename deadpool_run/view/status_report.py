@@ -37,6 +37,7 @@ class NodeReports:
 
     leader: NodeId
     term: int
+    voters: tuple[NodeId, ...]
     seen: Mapping[NodeId, Seen]
     now: float
     """On the clock of `Seen.at`."""
@@ -72,7 +73,7 @@ def status_object(
 def _several(state: State, shown: list[dict[str, Any]], nodes: NodeReports) -> dict[str, Any]:
     exposed_s = None if state.exposed_at is None else nodes.decided_at - state.exposed_at
     return {
-        "coordinator": {"node": nodes.leader, "term": nodes.term},
+        "coordinator": {"node": nodes.leader, "term": nodes.term, "voters": list(nodes.voters)},
         "nodes": [{**node, **_node(state, NodeId(node["node"]), nodes)} for node in shown],
         "exposed_ms": None if exposed_s is None else exposed_s * _MS_PER_S,
     }

@@ -58,6 +58,14 @@ class Rejoin(Tagged):
     found: NodeResynced
 
 
+class ResumeLink(Tagged):
+    """Goes on with this node over another connection. It has received so many messages of the leader of this term."""
+
+    node: NodeId
+    term: int
+    received: int
+
+
 class Traffic(Untagged):
     """Copies of snapshots that went between this node and others."""
 
@@ -73,11 +81,15 @@ class Traffic(Untagged):
 
 
 class HeartbeatAck(Tagged):
-    """Answers a `Heartbeat` at once. `rank_entries` are those of the node's status page: each the rank and its words."""
+    """Answers a `Heartbeat` at once. `rank_entries` are those of the node's status page: each the rank and its words.
+
+    `received` counts the leader's messages that came.
+    """
 
     term: int
     sent_at: float
     configuration: int
+    received: int = 0
     node: str = ""
     """Empty where the connection identifies the node."""
     rank_entries: tuple[tuple[int, ...], ...] = ()
@@ -128,26 +140,32 @@ class Joined(Tagged):
 
 
 class Heartbeat(Tagged):
-    """Tells that the leader is alive. `sent_at` is its clock. `oldest` and `newest` are the configurations that count now."""
+    """Tells that the leader is alive. `sent_at` is its clock. `oldest` and `newest` are the configurations that count now.
+
+    `confirmed` is when the newest heartbeat was sent that the leader has this node's answer to; None if it may not say so.
+    """
 
     term: int
     sent_at: float
     oldest: int
     newest: int
+    confirmed: float | None = None
+    received: int = 0
+    """The number of this node's messages that came."""
 
 
 class ConfigurationMessage(Untagged):
-    """An `electorate.Configuration` with the addresses of its agents."""
+    """An `electorate.Configuration` with the addresses of its voters."""
 
+    term: int
     number: int
     leader: NodeId
-    agents: tuple[Peer, ...]
+    voters: tuple[Peer, ...]
 
 
 class Agents(Tagged):
-    """Lists the configurations whose agents elect a leader, the newest last. A leader needs a majority of each."""
+    """Lists the configurations whose voters elect a leader, the newest last. A leader needs a majority of each."""
 
-    term: int
     configurations: tuple[ConfigurationMessage, ...]
 
 
@@ -255,6 +273,12 @@ class Redirect(Tagged):
     agents: Agents
 
 
+class LinkResumed(Tagged):
+    """Answers a `ResumeLink`: so many messages of the node came."""
+
+    received: int
+
+
 class Evict(Tagged):
     """Tells a node that it counts as lost: it ends its workers, and may join again."""
 
@@ -276,9 +300,11 @@ class VoteRequest(Tagged):
 
     term: int
     candidate: NodeId
+    configuration: tuple[int, int]
     log_term: int
     log_entries: int
-    configuration: int
+    promised: int
+    trial: bool
 
 
 class Vote(Tagged):
@@ -286,10 +312,10 @@ class Vote(Tagged):
 
     term: int
     voter: NodeId
+    trial: bool
     granted: bool
-    closed: NodeId | None
-    voted_term: int
-    configurations: tuple[ConfigurationMessage, ...]
+    promised: int
+    ended: NodeId | None
 
 
 class LeadershipClaim(Tagged):
@@ -299,10 +325,31 @@ class LeadershipClaim(Tagged):
     agents: Agents
 
 
-ToLeader = Join | Rejoin | Fact | Safe | HeartbeatAck | PreemptionNotice | Saved | Loaded | Ask
-_OfJob = Joined | World | Order | Buddies | Committed | Save | Void | Load | Durable | Answer | Redirect | Evict | End
+class Ended(Tagged):
+    """Tells, from an agent's own machine, that the agent and all its workers ended."""
+
+    node: NodeId
+
+
+ToLeader = Join | Rejoin | ResumeLink | Fact | Safe | HeartbeatAck | PreemptionNotice | Saved | Loaded | Ask
+_OfJob = (
+    Joined
+    | World
+    | Order
+    | Buddies
+    | Committed
+    | Save
+    | Void
+    | Load
+    | Durable
+    | Answer
+    | Redirect
+    | LinkResumed
+    | Evict
+    | End
+)
 ToNode = _OfJob | Heartbeat | Agents | LogState | LogEntry
-Between = VoteRequest | Vote | LeadershipClaim
+Between = VoteRequest | Vote | LeadershipClaim | Ended
 Message = ToLeader | ToNode | Between
 
 _FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message between agents", MAX_FRAME_BYTES)

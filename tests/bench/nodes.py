@@ -3,7 +3,8 @@
     python tests/bench/nodes.py [--losses 10] [--torchrun-losses 5] [--quick]
 
 Three network namespaces are the machines; two of them hold ranks. A machine's power goes (SIGKILL of all that it runs: its
-connections are closed) or its link (every packet is dropped: silence, found out by --node-timeout). The time runs from
+connections are closed, which proves nothing), its agent alone (its fork server tells the others), or its link (every packet is
+dropped). Power and link are found by silence, after --node-timeout. The time runs from
 just before that to the end of the first step that every rank has completed afterwards. Then a fresh agent is started on the
 lost machine, which becomes the next one in reserve. Any machine with ranks may be hit, also the one that leads; torchrun's
 first one never is, since its loss ends the job there. torchrun's script writes a checkpoint after every step.
@@ -130,7 +131,7 @@ def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
         began_ns = run.kill(host)
     else:
         began_ns = time.monotonic_ns()
-        hosts.cut(host)
+        run.agents[host].process.kill() if kind == "agent" else hosts.cut(host)
     run.wait(f"rank {rank} was replaced", lambda: run.last(rank).pid != pids[rank], BOUND_S)
     first = next(stamp for stamp in run.logs[rank].stamps if stamp.pid not in pids and stamp.ns > began_ns)
     run.wait(f"all had gone on from step {first.step}", lambda: run.completed() > first.step, BOUND_S)
@@ -143,8 +144,9 @@ def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
     heard_from = time.monotonic() + NEWS_S
     after = run.wait("all were heard of", lambda: time.monotonic() > heard_from and _covered(run), BOUND_S, STATUS_S)
     fetched = _fetched(after, before, rank)
-    if kind == "link":
+    if kind != "power":
         run.kill(host)
+    if kind == "link":
         hosts.mend(host)
     leads = next(node for node in after["nodes"] if node["node"] == after["coordinator"]["node"])
     run.start(host, f"{leads['address']}:{leads['port']}")
@@ -364,7 +366,7 @@ def measure(args: argparse.Namespace, home: Path) -> tuple[dict[str, list[Loss]]
     hosts = Hosts(HOSTS)
     try:
         link = max(link_bytes_per_s(hosts, LINK_BYTES) for _ in range(3))
-        for kind in ("power", "link") if args.losses else ():
+        for kind in ("power", "agent", "link") if args.losses else ():
             found[f"deadpool-run, {kind}"] = lose_often(args, home / kind, hosts, kind)
         if args.torchrun_losses:
             found["torchrun, power"] = lose_under_torchrun(args, home / "torchrun", hosts)

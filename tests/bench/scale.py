@@ -163,12 +163,13 @@ def election_us(nodes: list[NodeId]) -> float:
         leader,
         5.0,
         electorate.ElectionRole.LEADER,
-        (electorate.Configuration(1, leader, tuple(nodes)),),
+        (electorate.Configuration(0, 1, leader, tuple(nodes[:5])),),
         0.0,
         0.0,
         answers=now,
-        waits_from=now,
-        known=dict.fromkeys(nodes, 1),
+        answered_at={node: now[node] for node in others},
+        known=dict.fromkeys(nodes[:5], 1),
+        looked_at=1.0,
     )
     began = time.thread_time()
     share = -(-len(others) * BEATS // LOOKS)  # of a time-out's beats, as the agent looks at them

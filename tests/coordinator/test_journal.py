@@ -64,6 +64,18 @@ def test_only_its_owner_can_read_it_and_no_other_is_overwritten(tmp_path):
         journal.Journal(tmp_path / "journal", SETTINGS)
 
 
+def test_the_journal_of_an_earlier_term_is_kept_beside_that_of_the_last(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    journal.set_aside(path, 1)
+    for term in (2, 4):
+        path.write_text(f"before {term}")
+        journal.set_aside(path, term)
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {
+        "journal-before-term-2.jsonl": "before 2",
+        "journal-before-term-4.jsonl": "before 4",
+    }
+
+
 def test_another_decision_is_reported_with_its_line(tmp_path):
     path = tmp_path / "journal"
     write(path)

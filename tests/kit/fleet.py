@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kit.account import Account, Event, States
 from kit.cluster import SCRIPTS
 from kit.netns import Hosts
@@ -235,11 +237,21 @@ class Fleet:
         """Kill all of a host's processes at once."""
         self.agents[host].everything(signal.SIGKILL)
 
-    def pause(self, host: int) -> None:
-        """Stop all of a host just too long: if it leads, it goes on when it may not, and before another one does."""
-        self.agents[host].everything(signal.SIGSTOP)
-        threading.Event().wait(1.1 * self.node_timeout_s)
-        self.agents[host].everything(signal.SIGCONT)
+    def pause(self, hosts: Sequence[int], timeouts: float) -> None:
+        """Stop all of these hosts for so many node timeouts."""
+        for host in hosts:
+            self.agents[host].everything(signal.SIGSTOP)
+        threading.Event().wait(timeouts * self.node_timeout_s)
+        for host in hosts:
+            self.agents[host].everything(signal.SIGCONT)
+
+    def reset_connections(self, host: int) -> None:
+        """Reset every connection of a host's agent to another agent, on both sides."""
+        for port in ("sport", "dport"):
+            words = ["ip", "netns", "exec", self.net.names[host], "ss", "-K", "-t", "state", "established"]
+            done = subprocess.run([*words, port, "=", f":{PORT}"], capture_output=True, text=True, check=False)
+            if done.returncode != 0 or done.stderr:
+                pytest.skip(f"connections cannot be reset here: {done.stderr.strip()}")
 
     def host_of(self, rank: int) -> int:
         """Return the host whose process holds the rank, by its own account."""

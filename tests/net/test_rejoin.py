@@ -13,6 +13,7 @@ from deadpool_run.agent.cluster.follower import NoLeader
 from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
+from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.events import NodeResynced, Place, StopRequested
 from deadpool_run.core.leadership import election
 from deadpool_run.core.leadership.electorate import Configuration
@@ -34,6 +35,9 @@ class Node:
     def void_checkpoints(self):
         pass
 
+    def voters_are(self, voters):
+        pass
+
     def resynced(self):
         return NodeResynced("me", ())
 
@@ -46,20 +50,24 @@ class Mine(Participation):
         self.over = self._loop.create_future()
         self.leader = None
         self._token, self._place, self._situation = TOKEN, Place("me"), SimpleNamespace(node="me")
-        self._follower, self._no_leader, self._preemption_notice, self._tasks = None, NoLeader(), False, set()
+        self._follower, self._no_leader, self._preemption_notice, self._tasks = (
+            None,
+            NoLeader(),
+            False,
+            Tasks(self._failed),
+        )
+        self._timeout_s = T
         self._replicator = SimpleNamespace(report_all=lambda: None)
         self.node = Node(self._no_leader)
-        configurations = (Configuration(1, "old", ("old", *addresses, "me")),)
-        agent = election.follower("me", T, 0, configurations, self._loop.time())
+        configurations = (Configuration(0, 1, "old", ("old", *addresses, "me")),)
+        agent = election.follower("me", T, configurations, self._loop.time())
         self._leadership = Leadership(agent, addresses, self, TOKEN)
 
     def hear_claim(self, agents):
-        self._leadership.handle_claim(agents)
+        self._leadership.handle_configurations(agents)
 
     async def close(self):
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.end()
         self._leadership.close()
         if self._follower is not None:
             self._follower.close()
@@ -87,9 +95,8 @@ class Other(Changes):
 
 
 def agents(term, leader, *others):
-    return peers.Agents(
-        term, (peers.ConfigurationMessage(term + 1, leader.name, (*(each.peer for each in (leader, *others)), ME)),)
-    )
+    voters = (*(each.peer for each in (leader, *others)), ME)
+    return peers.Agents((peers.ConfigurationMessage(term, term + 1, leader.name, voters),))
 
 
 ME = Peer("me", LOOPBACK, 1)

@@ -42,7 +42,7 @@ def test_hosts_that_are_lost_one_after_another_and_come_back(fleet, net, referen
         elif how == "freeze":
             job.agents[host].everything(signal.SIGSTOP)
         else:
-            job.pause(host)
+            job.pause([host], 1.5)
             wait_fenced(job, host, ended)
         for rank in ranks:
             job.wait_until(

@@ -6,7 +6,7 @@ Each has its own clock. Orders carry the leader's term; the log reaches the log 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from workers import Worker
 from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.leadership import election
+from deadpool_run.core.leadership import election, quorum
 from deadpool_run.core.leadership import electorate as el
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = 2.0
 """The node time-out, in seconds."""
-HEARTBEAT_ACK_S = T / 5
+HEARTBEAT_S = T / 5
 
 
 def obeys(mine: int, theirs: int) -> bool:
@@ -64,6 +64,12 @@ class Agent:
         self.losses: list[ev.NodeLost] = []
         self.plan = 0
         self.fenced_why = ""
+        self.confirmed: dict[str, float] = {}
+        """When the newest heartbeat was sent that each agent answered."""
+        self.members: set[str] = set()
+        """Agents that have answered this leader, but those that it has given up."""
+        self.waiting: list[ev.Event] = []
+        """Facts that came while this leader lacked authority."""
 
     # --- its clock -----------------------------------------------------------------------------------------------
 
@@ -109,33 +115,59 @@ class Agent:
         before = self.mind
         self.mind, outputs = election.step(before, event, self.now)
         assert self.mind.term >= before.term, f"a term fell: {before.term}, {self.mind.term}"
-        assert self.mind.voted_term >= before.voted_term, "a promise was taken back"
+        assert self.mind.promised >= before.promised, "a promise was taken back"
         if outputs or not isinstance(event, (el.Tick, el.HeardFromAgent, el.HeardFromLeader, el.LogFollowed)):
             self.cluster.note(f"{self.name} hears {event}: {outputs}")
         for output in outputs:
             self.act(output)
+        if before.role is el.ElectionRole.LEADER is not self.mind.role:
+            self.resign()
+        self.go_on()
         self.arm()
 
-    def act(self, output: el.Output) -> None:
+    def resign(self) -> None:
+        """Lead no more. It may be elected again, and begins from its log then."""
+        self.deciding = False
+        self.state = coordinator.new_state(self.cluster.settings)
+        self.waiting, self.members, self.confirmed = [], set(), {}
+
+    def go_on(self) -> None:
+        """Decide on what came while authority was missing. For the job no time has passed."""
+        if self.decides() and self.waiting and quorum.has_authority(self.mind, self.now):
+            waiting, self.waiting = self.waiting, []
+            for event in waiting:
+                self.decide(event)
+
+    def act(self, output: el.Output) -> None:  # noqa: PLR0912 - one case for each output
         match output:
             case el.RequestVotes():
-                for other in self.mind.configuration.agents:
-                    if other != self.name:
-                        self.send(other, lambda a, me=self.name: a.think(output.asked) or a.refuse(me))
+                for other in output.voters:
+                    self.send(other, lambda a, me=self.name: a.think(output.asked) or a.refuse(me))
             case el.GiveVote():
                 self.send(output.candidate, lambda a: a.think(output.vote))
             case el.ClaimLeadership():
-                self.heartbeat_ack(output.term, output.configurations, claim=True)
+                others = {voter for each in output.configurations for voter in each.voters}
+                self.send_configurations(others, output.configurations)
             case el.TakeOver():
-                self.take_over(output)
+                self.take_over()
             case el.ShareConfiguration():
-                self.heartbeat_ack(self.mind.term, output.configurations)
+                self.heartbeat()
                 self.share_log()
             case el.LoseNode():
-                self.heartbeat_ack(self.mind.term, self.mind.configurations, output.node)  # it is told, if it can be
+                evicted = el.Evicted(self.mind.term, output.reason)
+                self.send(output.node, lambda a: a.think(evicted))
+                self.members.discard(output.node)
                 if not self.losses:
                     self.cluster.clock.after(0.0, self.tell_losses)
                 self.losses.append(ev.NodeLost(output.node, output.reason))
+            case el.SuspendWorkers():
+                self.cluster.storage.suspended.add(self.name)
+                for worker in self.cluster.on(self.name):
+                    worker.suspend()
+            case el.ResumeWorkers():
+                self.cluster.storage.suspended.discard(self.name)
+                for worker in self.cluster.on(self.name):
+                    worker.resume()
             case el.Fence():
                 self.fence(output.reason)
 
@@ -147,28 +179,57 @@ class Agent:
     def refuse(self, asker: str) -> None:
         """A host tells who asks that nobody listens here."""
         if self.loud and self.cluster.net.linked(asker, self.name):
-            self.cluster.agents[asker].think(el.AgentEnded(self.name))
+            self.cluster.hear_closed(self.cluster.agents[asker], self.name)
 
-    def heartbeat_ack(
-        self, term: int, configurations: tuple[el.Configuration, ...], *given_up: str, claim: bool = False
-    ) -> None:
-        sent_at = self.now
-        for other in (*configurations[-1].agents, *given_up):
+    def heartbeat(self) -> None:
+        """Tell every agent of the job that this one leads."""
+        agents = self.cluster.agents if self.cluster.bare else {*self.state.nodes, *self.mind.configuration.voters}
+        self.send_configurations({*agents, *self.members}, self.mind.configurations)
+
+    def send_configurations(self, others: Iterable[str], configurations: tuple[el.Configuration, ...]) -> None:
+        sent_at, has_authority = self.now, quorum.has_authority(self.mind, self.now)
+        for other in sorted(others):
             if other != self.name:
-                self.send(
-                    other,
-                    lambda a: a.hear_heartbeat_ack(self.name, el.HeardFromLeader(term, configurations, claim), sent_at),
-                )
+                confirmed = self.confirmed.get(other) if has_authority else None
+                heard = el.HeardFromLeader(configurations, sent_at, confirmed)
+                self.send(other, lambda a, heard=heard: a.hear_configurations(self.name, heard))
 
-    def hear_heartbeat_ack(self, leader: str, heard: el.HeardFromLeader, sent_at: float) -> None:
+    def hear_configurations(self, leader: str, heard: el.HeardFromLeader) -> None:
         if not self.alive or self.fenced:
             return
         self.think(heard)
-        if not election.follows(self.mind, heard.term) or self.mind.configuration.leader != leader:
+        term, known = heard.configurations[-1].term, self.mind.configuration.number
+        if not election.follows(self.mind, term) or self.mind.configuration.leader != leader:
             return
-        known = self.mind.configuration.number
-        self.send(leader, lambda a: a.think(el.HeardFromAgent(self.name, heard.term, sent_at, known)))
-        self.resync(leader, heard.term)
+        self.send(leader, lambda a: a.hear_answer(el.HeardFromAgent(self.name, term, heard.sent_at, known)))
+        self.resync(leader, term)
+
+    def hear_answer(self, heard: el.HeardFromAgent) -> None:
+        """An agent follows this leader. One that is new here was admitted by the last leader."""
+        if not self.alive or self.fenced:
+            return
+        if self.leads(heard.term):
+            if not self.admits(heard.agent):
+                return
+            self.confirmed[heard.agent] = max(heard.sent_at, self.confirmed.get(heard.agent, heard.sent_at))
+        self.think(heard)
+
+    def leads(self, term: int) -> bool:
+        return self.mind.role is el.ElectionRole.LEADER and term == self.mind.term
+
+    def admits(self, name: str) -> bool:
+        """Take in an agent that the last leader had, unless it was given up."""
+        if name in self.members or name == self.name:
+            return True
+        if not self.cluster.bare and name in self.state.leaves and name not in self.state.nodes:
+            evicted = el.Evicted(self.mind.term, "it was given up")
+            self.send(name, lambda a: a.think(evicted))
+            return False
+        self.members.add(name)
+        self.think(el.AgentsJoined((el.Candidacy(name),)))
+        if self.deciding and not self.cluster.bare and name not in self.state.leaves:
+            self.decide(ev.NodeJoined(name, self.cluster.place(name)))
+        return True
 
     def resync(self, leader: str, term: int) -> None:
         """Once for each leader: say what is here."""
@@ -180,8 +241,9 @@ class Agent:
 
     def keep_beating(self) -> None:
         if self.alive and self.mind.role is el.ElectionRole.LEADER:
-            self.heartbeat_ack(self.mind.term, self.mind.configurations)
-            self.cluster.clock.after(HEARTBEAT_ACK_S, self.keep_beating)
+            if quorum.speaks(self.mind, self.now):
+                self.heartbeat()
+            self.cluster.clock.after(HEARTBEAT_S, self.keep_beating)
 
     def fence(self, reason: str) -> None:
         self.fenced_why = reason
@@ -202,37 +264,36 @@ class Agent:
         self.decide(ev.JobSubmitted(self.name, self.cluster.place(self.name)))
         self.watch_commit()
 
-    def take_over(self, output: el.TakeOver) -> None:
+    def take_over(self) -> None:
         for now, event in () if self.cluster.bare else self.log:
             coordinator.step(self.cluster.settings, self.state, event, now)
         last = self.log[-1][0] if self.log else 0.0
         self.origin = rebased(self.now, last, self.log_heard_at) - self.now
-        self.log_term = output.term
+        self.log_term = self.mind.term
         self.cluster.leadership(self)
         self.deciding = True
         self.keep_beating()
-        self.decide(ev.CoordinatorMoved(output.term, self.name))
-        for name in output.configuration.agents:
-            if name not in self.state.leaves:  # it joined, and its entry in the log did not get here
-                self.decide(ev.NodeJoined(name, self.cluster.place(name)))
+        self.decide(ev.CoordinatorMoved(self.mind.term, self.name))
         self.share_log()
-        self.resync(self.name, output.term)
+        self.resync(self.name, self.mind.term)
         early, self.early = self.early, []
         for event in early:
-            self.told(event, output.term)
+            self.told(event, self.mind.term)
         self.watch_commit()
 
     def told(self, event: ev.Event, term: int) -> None:
         """A fact comes from an agent that follows this one as the leader of the term."""
         if self.decides() and term == self.mind.term:
-            self.decide(event)
+            if not isinstance(event, ev.NodeResynced) or self.admits(event.node):
+                self.decide(event)
         elif self.mind.candidate_term == term:
             self.early.append(event)
 
     def decide(self, event: ev.Event) -> None:
         if not self.decides() or self.cluster.stopped is not None:
             return
-        if isinstance(event, ev.NodeResynced) and event.node not in self.mind.configuration.agents:
+        if not quorum.has_authority(self.mind, self.now):
+            self.waiting.append(event)
             return
         epoch, now = self.state.epoch, self.now + self.origin
         if self.cluster.bare:
@@ -253,10 +314,14 @@ class Agent:
             self.perform(effect)
         self.arm()
 
+    def log_followers(self) -> list[str]:
+        return [voter for voter in self.mind.configuration.voters if voter != self.name]
+
     def write(self, now: float, event: ev.Event) -> None:
         self.log.append((now, event))
+        self.log_heard_at = self.now
         self.mind, _ = election.step(self.mind, el.LogFollowed(el.LogIndex(self.mind.term, len(self.log))), self.now)
-        for log_follower in self.mind.configuration.log_followers:
+        for log_follower in self.log_followers():
             self.send_entry(log_follower, len(self.log) - 1, now, event)
 
     def send_entry(self, log_follower: str, index: int, now: float, event: ev.Event) -> None:
@@ -268,7 +333,7 @@ class Agent:
     def share_log(self) -> None:
         """Whoever is a log follower now gets the whole log."""
         term, entries = self.mind.term, list(self.log)
-        for log_follower in self.mind.configuration.log_followers:
+        for log_follower in self.log_followers():
             self.send(log_follower, lambda a: a.follow_all(term, entries))
 
     def follow_all(self, term: int, entries: list[tuple[float, ev.Event]]) -> None:

@@ -19,7 +19,7 @@ from workers import Mode, Worker
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.leadership import election
+from deadpool_run.core.leadership import election, quorum
 from deadpool_run.core.leadership import electorate as el
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.transitions import JobPhase
@@ -91,7 +91,7 @@ class Cluster:
 
     def serves_store(self, worker: Worker) -> bool:
         leader = self.agents[worker.store]
-        return leader.alive and not leader.fenced and self.net.linked(worker.node, worker.store)
+        return leader.alive and leader.deciding and self.net.linked(worker.node, worker.store)
 
     # --- the world -----------------------------------------------------------------------------------------------
 
@@ -113,15 +113,15 @@ class Cluster:
             self.clock.after(0.5, lambda: self.join(name))
             return
         self.storage.join(name)
-        leader.think(el.AgentsJoined((name,)))
+        leader.members.add(name)
+        leader.think(el.AgentsJoined((el.Candidacy(name),)))
         if leader.fenced:
             return
-        mind = election.follower(name, T, leader.mind.term, leader.mind.configurations, self.clock.now)
-        agent = self.agents[name] = Agent(self, name, mind)
-        agent.mind = dataclasses.replace(mind, heard_at=agent.now, governed_at=agent.now)
+        agent = self.agents[name] = Agent(self, name, election.follower(name, T, leader.mind.configurations, 0.0))
+        agent.mind = election.follower(name, T, leader.mind.configurations, agent.now)
         agent.resynced = leader.mind.term
         agent.arm()
-        leader.heartbeat_ack(leader.mind.term, leader.mind.configurations)
+        leader.heartbeat()
         leader.decide(ev.NodeJoined(name, self.place(name)))
         self.troubled_at = self.clock.now
 
@@ -136,10 +136,13 @@ class Cluster:
                 self.net.send(name, other.name, arrive)
 
     def hear_closed(self, other: Agent, name: str) -> None:
-        if other.mind.configuration.leader == name and other.mind.role is not el.ElectionRole.LEADER:
-            other.think(el.LinkBroken(closed=True))
-        elif other.mind.role is el.ElectionRole.LEADER:
-            other.think(el.AgentEnded(name))
+        """It dials that host, which refuses, again and again for a while: its workers have ended meanwhile."""
+
+        def refuse() -> None:
+            if self.net.linked(other.name, name):
+                other.think(el.AgentRefused(name))
+
+        self.clock.after(0.1 * T, refuse)
 
     def end_agent(self, name: str, *, loud: bool) -> None:
         """Its process is killed, and its fork server ends its workers; or its host is gone."""
@@ -151,6 +154,13 @@ class Cluster:
         self.storage.lose(name)
         if loud:
             self.closed(name)
+        if loud and self.rng.random() < 0.5:  # its fork server lived longer, and tells the voters
+            self.clock.after(0.1, lambda: self.witness_end(name))
+
+    def witness_end(self, name: str) -> None:
+        for other in self.agents[name].mind.configuration.voters:
+            if other != name and self.net.linked(name, other):
+                self.agents[other].think(el.AgentEnded(name))
 
     def check_covered(self) -> None:
         state = self.state
@@ -158,7 +168,7 @@ class Cluster:
         self.uncovered = self.uncovered or not calm
 
     def stop(self, agent: Agent, effect: do.StopJob) -> None:
-        assert election.has_leadership(agent.mind, agent.now), "a leader without authority stops the job"
+        assert quorum.has_authority(agent.mind, agent.now), "a leader without authority stops the job"
         self.stopped = effect
 
     # --- what must hold ------------------------------------------------------------------------------------------
@@ -170,9 +180,7 @@ class Cluster:
         self.terms[term] = agent.name
         for other in self.agents.values():
             if other is not agent and other.alive and other.mind.role is el.ElectionRole.LEADER:
-                assert not election.has_leadership(other.mind, other.now), (
-                    f"{other.name} and {agent.name} have authority"
-                )
+                assert not quorum.has_authority(other.mind, other.now), f"{other.name} and {agent.name} have authority"
 
     def check_epoch(self, agent: Agent) -> None:
         epoch = agent.state.epoch
@@ -187,6 +195,7 @@ class Cluster:
         for other in self.workers.values():
             if other.number != order.worker and self.ranks.get(other.number) == order.rank and other.alive:
                 assert other.node not in agent.state.nodes, f"rank {order.rank} was taken from living {other.number}"
+                assert other.suspended, f"rank {order.rank} is given away while {other.number} on {other.node} runs"
 
     def check_all_restored(self, agent: Agent, order: do.AttachGroups) -> None:
         owners = [self.workers[member.worker] for member in agent.state.owners()]
@@ -252,13 +261,13 @@ class Cluster:
         """Whoever no leader with authority counts has ended its workers, if the last fault is long enough ago."""
         if self.clock.now < self.disturbed_at + 3.6 * T:
             return
-        leaders = [a for a in self.agents.values() if a.decides() and election.has_leadership(a.mind, a.now)]
+        leaders = [a for a in self.agents.values() if a.decides() and quorum.has_authority(a.mind, a.now)]
         if len(self.faults) == 1 and self.faults[0].leaves_two_halves(self):
             assert not leaders, f"{leaders[0].name} has authority over half of the nodes"
-        counted = {name for leader in leaders for name in leader.mind.configuration.agents}
+        counted = {name for leader in leaders for name in (leader.name, *leader.mind.answered_at)}
         for agent in self.agents.values():
-            left = [worker.number for worker in self.on(agent.name) if worker.alive]
-            assert agent.name in counted or not left, f"workers {left} of {agent.name}, which is cut off, still live"
+            left = [worker.number for worker in self.on(agent.name) if worker.alive and not worker.suspended]
+            assert agent.name in counted or not left, f"workers {left} of {agent.name}, which is cut off, still run"
 
     def check_end(self) -> None:
         why = self.ended_why

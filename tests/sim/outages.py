@@ -74,8 +74,8 @@ class Fault:
 
     def leaves_majority(self, cluster: Cluster) -> bool:
         nodes = cluster.settings.nodes + cluster.settings.spare_nodes
-        if self.at < 1.5:
-            return False  # not all have joined
+        if self.at < 2.5:
+            return False  # not all have joined and vote
         match self.kind.split()[0]:
             case "power":
                 return nodes > 2
@@ -85,7 +85,7 @@ class Fault:
 
     def leaves_two_halves(self, cluster: Cluster) -> bool:
         nodes = cluster.settings.nodes + cluster.settings.spare_nodes
-        return self.at >= 1.5 and "cut half" in self.kind and nodes % 2 == 0 and self.heal_after is None
+        return self.at >= 2.5 and "cut half" in self.kind and nodes == 2 and self.heal_after is None
 
 
 KINDS = (

@@ -16,7 +16,7 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.copies import buddies, holders, replicas
 from deadpool_run.core.decision import Decision
-from deadpool_run.core.leadership import election, reconcile, takeover
+from deadpool_run.core.leadership import election, electorate, quorum, reconcile, takeover
 from deadpool_run.core.recovery import repair, restart, spare_pool
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import MEMBER_TRANSITIONS, MemberPhase
@@ -225,16 +225,15 @@ def an_agent_votes_twice_in_a_term(patch):
 
 
 def votes_are_given_while_the_leader_is_heard(patch):
-    patch.setattr(election, "has_no_leader", lambda _agent, _now: True)
+    patch.setattr(quorum, "has_no_leader", lambda _agent, _now: True)
 
 
 def a_leader_without_a_majority_goes_on(patch):
-    patch.setattr(election, "_leadership_until", lambda _agent: election.FOREVER)
+    patch.setattr(quorum, "authority_until", lambda _agent: electorate.FOREVER)
 
 
-def only_the_newest_configuration_counts(patch):
-    honest = election._has_majority
-    patch.setattr(election, "_has_majorities", lambda agent, who: honest(agent, agent.configuration, who))
+def nodes_are_given_up_before_they_stop(patch):
+    patch.setattr(quorum, "SUSPEND", 1.5)
 
 
 def a_new_term_raises_no_epoch(patch):
@@ -285,7 +284,6 @@ ELECTION_PLANTS: tuple[Plant, ...] = (
     an_agent_votes_twice_in_a_term,
     votes_are_given_while_the_leader_is_heard,
     a_leader_without_a_majority_goes_on,
-    only_the_newest_configuration_counts,
 )
 """Those that no job is needed to see."""
 LEADER_PLANTS: dict[Plant, tuple[str, ...]] = {
@@ -293,7 +291,8 @@ LEADER_PLANTS: dict[Plant, tuple[str, ...]] = {
     a_new_term_raises_no_workers_number: OUTAGES,
     what_agents_find_is_ignored: OUTAGES,
     replacements_wait_for_the_store_of_a_leader_that_is_gone: ("repair, kill leader",),
-    agents_obey_the_old_leader_too: ("cut leader", "cut deaf leader", "cut mute leader"),
+    agents_obey_the_old_leader_too: ("cut pair leader", "repair, power leader"),
     the_new_leader_reads_its_own_clock: OUTAGES,
+    nodes_are_given_up_before_they_stop: ("cut any", "cut leader", "cut deaf", "cut mute"),
 }
 """Those that only a coordinator that moves can show, with the kinds of outages among which they are looked for."""

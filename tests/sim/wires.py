@@ -76,6 +76,8 @@ class CutStorage(Storage):
         self._assigned: dict[int, tuple[int, int, int]] = {}
         self._moving: set[int] = set()
         """Ranks that replacements are to have: their nodes are told of no buddies before all are attached."""
+        self.suspended: set[str] = set()
+        """Nodes whose workers are stopped. No leader hears of what they send, so that it is not committed."""
 
     def reaches(self, source: str, target: str) -> bool:
         return self.nodes[source].alive and (source == target or self._net.linked(source, target))
@@ -143,7 +145,7 @@ class CutStorage(Storage):
                 self._send_held(rank, epoch, newest=version)
 
     def _arrive(self, source, name, rank, snapshot, epoch):
-        if self._net.linked(source.name, name):
+        if self._net.linked(source.name, name) and source.name not in self.suspended:
             super()._arrive(source, name, rank, snapshot, epoch)
         elif source.alive and self.nodes[name].alive:  # the connection does not know yet, and tries again
             self._clock.after(0.1, lambda: self._arrive(source, name, rank, snapshot, epoch))

@@ -52,6 +52,9 @@ class Worker:
         self.alive, self.frozen, self.raising = True, False, False
         self.wedged = False
         """A signal does not end it."""
+        self.suspended = False
+        """Its node's agent has stopped it. What would happen waits."""
+        self.waiting: list[Callable[[], None]] = []
         self.completed, self.token = 0, 0
         self.held_live = True
         """Whether its objects hold `completed`."""
@@ -106,10 +109,21 @@ class Worker:
         plan = self.plan
 
         def run() -> None:
-            if self.alive and not self.frozen and plan == self.plan:
+            if self.suspended:
+                self.waiting.append(run)
+            elif self.alive and not self.frozen and plan == self.plan:
                 what()
 
         self.sim.clock.after(self.sim.rng.uniform(0.1 * mean, 2.0 * mean), run)
+
+    def suspend(self) -> None:
+        self.suspended = True
+
+    def resume(self) -> None:
+        self.suspended = False
+        waiting, self.waiting = self.waiting, []
+        for what in waiting:
+            what()
 
     def interrupt(self) -> None:
         self.plan += 1
@@ -119,6 +133,9 @@ class Worker:
 
     def obey(self, order: do.Effect) -> None:
         """An order arrives by the socket."""
+        if self.suspended:
+            self.waiting.append(lambda: self.obey(order))
+            return
         if not self.alive or self.frozen:
             return
         match order:

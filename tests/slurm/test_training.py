@@ -91,7 +91,7 @@ def test_without_a_majority_and_without_the_batch_host_who_is_left_ends_the_job(
     run.wait_held()
     lab.freeze_node("n1")
     record = run_dir(lab, run.job) / "node-n2" / "run.json"
-    lab.wait_until(lambda: "no coordinator was heard of" in record.read_text(), "end of the second node's workers")
+    lab.wait_until(lambda: "no leader was heard of" in record.read_text(), "end of the second node's workers")
     assert run.job.state == "RUNNING"
     lab.kill_node("n1")
     assert run.job.wait("CANCELLED", "COMPLETING")

@@ -35,6 +35,7 @@ class Advertisement:
 
     def follow(self, output: Logs) -> None:
         """Publish this node as a follower."""
+        self._leader = None
         try:
             self._record = RunRecord(self._spec, output.root, leader=False)
         except OSError as error:

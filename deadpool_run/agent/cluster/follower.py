@@ -1,17 +1,24 @@
 """A node's connection to the leader on another node: sends facts, receives orders."""
 
 import asyncio
+import contextlib
+import random
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from deadpool_run.coordinator.link import PeerLink
+from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.core.events import Event, StopRequested
 from deadpool_run.errors import ProtocolError
+from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
+from deadpool_run.wire.auth import GreetingRefusedError
 
 _ANSWER_S = 4.0
 """Less than a viewer waits, so that the viewer gets a reason instead of a timeout."""
+_RETRY_S, _MAX_RETRY_S = 0.02, 0.5
+"""Pause before a leader is dialled again; it doubles each time."""
 _UNREACHED = {"error": "the job's leader does not answer: try again in a few seconds"}
 
 
@@ -54,10 +61,15 @@ class NoLeader:
 
 
 class Follower:
-    """One connection. Messages that come before `begin` are handled then, in order."""
+    """One leader of one term. Messages that come before `begin` are handled then, in order.
+
+    With `keep_connected` a connection that breaks, or is silent, is replaced by another, and no message is lost by that.
+    """
 
     def __init__(self, sock: socket.socket, first_word: peers.Join | peers.Rejoin) -> None:
         loop = asyncio.get_running_loop()
+        self.asked_at = loop.time()
+        """When the leader was asked to take the node in."""
         self._early: list[peers.Message] = []
         self._taken: asyncio.Future[tuple[peers.Joined, peers.Agents]] = loop.create_future()
         self._joined: peers.Joined | None = None
@@ -66,6 +78,13 @@ class Follower:
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._on_message: Callable[[peers.Message], None] | None = None
         self._on_lost: Callable[[str, bool], None] | None = None
+        self._session = LinkSession()
+        self._closed = False
+        self._resumed = True
+        """The leader has answered on the present connection, so that messages can be sent."""
+        self._heard = asyncio.Event()
+        """Something came, or the connection ended."""
+        self._task: asyncio.Task[None] | None = None
         self._link = PeerLink(sock, self._handle, self._broken)
         self._link.send(first_word)
 
@@ -102,6 +121,38 @@ class Follower:
         if not self._link.open:
             on_lost("its connection was closed", True)
 
+    def keep_connected(
+        self, node: NodeId, term: int, dial: Callable[[], Awaitable[socket.socket]], silence_s: float
+    ) -> None:
+        """Replace the connection each time that it breaks, or that nothing came for so long, or half as long again.
+
+        Nodes do that at different times: the leader may just be busy.
+        """
+        silence_s *= random.uniform(1.0, 1.5)  # noqa: S311 - no secret
+        if self._closed:
+            return
+        self._task = asyncio.get_running_loop().create_task(self._mend(node, term, dial, silence_s))
+
+    async def _mend(
+        self, node: NodeId, term: int, dial: Callable[[], Awaitable[socket.socket]], silence_s: float
+    ) -> None:
+        pause_s = _RETRY_S
+        while True:
+            self._heard.clear()
+            with contextlib.suppress(TimeoutError):
+                if self._link.open:
+                    await asyncio.wait_for(self._heard.wait(), silence_s)
+                    pause_s = _RETRY_S
+                    if self._link.open:
+                        continue
+            self._link.close()
+            self._resumed = False
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_RETRY_S)
+            with contextlib.suppress(OSError, GreetingRefusedError):
+                self._link = PeerLink(await dial(), self._handle, self._broken)
+                self._link.send(peers.ResumeLink(node, term, self._session.received))
+
     async def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the leader's answer to a viewer's request, or why there is none, within a few seconds."""
         self._asked += 1
@@ -111,7 +162,7 @@ class Follower:
         try:
             if not self._link.open:
                 return _UNREACHED
-            self._link.send(peers.Ask(number, dict(request)))
+            self._send(peers.Ask(number, dict(request)))
             async with asyncio.timeout(_ANSWER_S):
                 return await answer
         except TimeoutError:
@@ -127,6 +178,9 @@ class Follower:
 
     def close(self) -> None:
         """Close the connection."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
         self._link.close()
         self._fail_requests()
         if not self._answered.done():
@@ -135,31 +189,61 @@ class Follower:
             self._taken.exception()  # retrieved, or asyncio warns
         self._taken.cancel()
 
-    def send(self, message: peers.ToLeader) -> None:
-        """Send a message."""
-        self._link.send(message)
+    @property
+    def received(self) -> int:
+        """The number of the leader's messages that came."""
+        return self._session.received
+
+    def answer(self, ack: peers.HeartbeatAck) -> None:
+        """Answer a heartbeat, by the present connection or not at all."""
+        self._link.send(ack)
 
     def fact(self, event: Event) -> None:
         """Send a fact of this node."""
-        self._link.send(peers.Fact(event))
+        self._send(peers.Fact(event))
 
     def safe(self, news: peers.Safe) -> None:
         """Send what other nodes hold of a rank that lives here."""
-        self._link.send(news)
+        self._send(news)
 
     def durable_news(self, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
         """Send news of durable checkpoints."""
-        self._link.send(news)
+        self._send(news)
+
+    def _send(self, message: peers.ToLeader) -> None:
+        frame = peers.encode(message)
+        self._session.sent(frame)
+        if self._resumed:
+            self._link.send_frame(frame)
+
+    def _resume(self, received: int) -> None:
+        rest = self._session.rest(received)
+        if rest is None:
+            self._link.close()  # the leader gives this node up
+            return
+        self._resumed = True
+        for frame in rest:
+            self._link.send_frame(frame)
 
     def _handle(self, message: peers.Message) -> None:
+        self._heard.set()
+        if isinstance(message, peers.LinkResumed):
+            self._resume(message.received)
+            return
+        if isinstance(message, peers.Heartbeat):
+            self._session.confirmed(message.received)
+        else:
+            self._session.received += 1
         if not self._answered.done():
             self._answered.set_result(not isinstance(message, peers.Redirect))
         if self._on_message is not None:
             self._on_message(message)
             return
         self._early.append(message)
-        if self._taken.done():
-            return
+        if not self._taken.done():
+            self._admit(message)
+
+    def _admit(self, message: peers.Message) -> None:
         match message:
             case peers.Joined():
                 self._joined = message
@@ -179,6 +263,7 @@ class Follower:
             self.take_answer(number, _UNREACHED)
 
     def _broken(self, why: str, closed: bool) -> None:
+        self._heard.set()
         self._fail_requests()
         if not self._answered.done():
             self._answered.set_result(False)

@@ -1,16 +1,18 @@
-"""The leader's followers: connections, heartbeats, admission, and the log for two that are ready to take over."""
+"""The leader's followers: connections, heartbeats, admission, and the log for the other voters."""
 
 import asyncio
 import socket
 from collections.abc import Iterable, Mapping
 from typing import Protocol, assert_never
 
+from msgspec import structs
+
 from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.coordinator.connections import Connections
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
-from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodesLost
+from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodesLost, Place
 from deadpool_run.core.leadership import electorate
 from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
@@ -67,15 +69,13 @@ class Followers:
         )
         self._log_followers: set[NodeId] = set()
         """Nodes that follow the log."""
-        self._configuration: electorate.Configuration | None = None
-        self._wanted: set[NodeId] = set()
-        """Nodes that should follow it, by that configuration."""
         self._joining: dict[NodeId, peers.Join] = {}
-        """Nodes to admit together, once a majority knows the last change of the configuration.
-
-        Each change goes to every node, and thousands of nodes may join within seconds.
-        """
+        """Nodes to admit together, in this turn of the loop."""
+        self._confirmed: dict[NodeId, float] = {}
+        """When the newest heartbeat was sent that each node has answered."""
         self._seen: dict[NodeId, Seen] = {}
+        self._lost: set[NodeId] = set()
+        """Nodes that were given up. The coordinator may not know yet."""
         self._losses: list[NodeLost] = []
         """Found in this turn of the loop, and not submitted yet."""
         self._loop = asyncio.get_running_loop()
@@ -94,10 +94,9 @@ class Followers:
         self._connections.broadcast(message)
 
     def share(self, agents: peers.Agents) -> None:
-        """Send every node the configuration."""
+        """Send every node the configurations."""
         self.broadcast(agents)
-        if self._joining and len(agents.configurations) == 1:
-            self._loop.call_soon(self._admit_joining)  # the caller is still changing the configuration
+        self._loop.call_soon(self.decided)  # there may be a new voter, and the caller is still at work
 
     def lose(self, node: NodeId, reason: str) -> None:
         """Close a node's connection and submit its loss, together with all losses of this turn of the loop.
@@ -105,7 +104,9 @@ class Followers:
         Where a switch breaks, many connections end at once; each loss alone would be a repair of its own.
         """
         self._connections.evict(node, reason)
+        self._lost.add(node)
         self._log_followers.discard(node)
+        self._confirmed.pop(node, None)
         self._seen.pop(node, None)
         self._leader.durable.node_lost(node)
         if not self._losses:
@@ -120,10 +121,8 @@ class Followers:
         """Send the state to nodes that newly follow the log."""
         if self._leader.state.move is not None:
             return  # deferred facts are not in the log; a decision follows the move
-        configuration = self._leadership.agent.configuration
-        if configuration is not self._configuration:  # decisions are many, and this looks at all agents
-            self._configuration, self._wanted = configuration, set(configuration.log_followers)
-        connected = self._wanted.intersection(self._connections.nodes())  # the others would miss the beginning
+        nodes = self._connections.nodes()  # the others would miss the beginning
+        connected = {voter for voter in self._leadership.agent.configuration.voters if voter in nodes}
         self._log_followers &= connected
         for node in connected - self._log_followers:
             self._log_followers.add(node)
@@ -135,14 +134,21 @@ class Followers:
         return self._seen
 
     def is_whole(self) -> bool:
-        """Return whether every living agent of the configuration is connected."""
+        """Return whether every node that the leader counts on is connected."""
         agent = self._leadership.agent
-        return {*agent.configuration.agents} - agent.ended - {agent.me} <= {*self._connections.nodes()}
+        return {*self._leader.state.nodes, *agent.answered_at} - agent.ended - {agent.me} <= {
+            *self._connections.nodes()
+        }
 
     @property
     def term(self) -> int:
         """The leader's term."""
         return self._leadership.agent.term
+
+    @property
+    def voters(self) -> tuple[NodeId, ...]:
+        """The nodes that elect a leader."""
+        return self._leadership.agent.configuration.voters
 
     async def end(self, message: peers.End | None) -> None:
         """Send a last message, if there is one, and close all connections."""
@@ -153,9 +159,22 @@ class Followers:
     def _heartbeat(self) -> None:
         agent = self._leadership.agent
         self._timer = self._loop.call_later(agent.timeout_s / HEARTBEATS, self._heartbeat)
-        self.broadcast(self._leadership.heartbeat())
+        heartbeat = self._leadership.heartbeat()
+        if heartbeat is None:
+            return
+        for node in self._connections.nodes():
+            self._send_heartbeat(node, heartbeat)
         if agent.term > 0:  # nodes that the last leader admitted may not know this one
-            self._leadership.claim(but=self._connections.nodes())
+            nodes = self._connections.nodes()
+            self._leadership.claim(node for node in self._leader.state.nodes if node not in nodes)
+
+    def _send_heartbeat(self, node: NodeId, heartbeat: peers.Heartbeat) -> None:
+        own = structs.replace(heartbeat, confirmed=self._confirms(node), received=self._connections.received(node))
+        self._connections.send_heartbeat(node, peers.encode(own))
+
+    def _confirms(self, node: NodeId) -> float | None:
+        """Return the heartbeat whose answer may be confirmed to the node: none while another leader may be elected."""
+        return self._confirmed.get(node) if self._leadership.has_authority() else None
 
     def _log(self, now: float, event: Event) -> None:
         if self._log_followers:
@@ -172,9 +191,8 @@ class Followers:
         """Return why a node is refused; empty if it is not."""
         if isinstance(join, peers.Rejoin):
             state = self._leader.state
-            lost = join.node in state.leaves and join.node not in state.nodes
-            known = join.node in self._leadership.agent.configuration.agents
-            return "" if known and not lost else f"node {join.node} was lost before the new leader took over"
+            lost = join.node in self._lost or (join.node in state.leaves and join.node not in state.nodes)
+            return f"node {join.node} was lost before the new leader took over" if lost else ""
         if join.nproc_per_node != self._nproc_per_node:
             return (
                 f"node {join.place.name} was started with --nproc-per-node {join.nproc_per_node}, but the job has "
@@ -189,16 +207,13 @@ class Followers:
         self._joining[node] = join
 
     def _admit_joining(self) -> None:
-        if len(self._leadership.agent.configurations) > 1:
-            return  # `share` calls this again
         joining = {node: join for node, join in self._joining.items() if self._connections.admit(node)}
         self._joining.clear()
-        for node, join in joining.items():
+        for node in joining:
             for message in self._leader.welcome(node):
                 self.send(node, message)
-            self._leadership.know(peers.Peer(node, join.place.address, join.place.port))
-        if joining:
-            self._leadership.handle(electorate.AgentsJoined(tuple(joining)))
+            self.send(node, self._leadership.agents())
+        self._join({node: join.place for node, join in joining.items()})
         for node, join in joining.items():
             self._leader.submit(NodeJoined(node, join.place))
 
@@ -206,14 +221,23 @@ class Followers:
         """Admit a node of the last leader's."""
         if rejoin.found.node != rejoin.node:
             raise ProtocolError(f"node {rejoin.node} rejoins without its inventory")
+        self._log_followers.discard(rejoin.node)
         self.send(rejoin.node, self._leadership.agents())
         self.send(rejoin.node, self._leader.world())
-        self._leadership.know(peers.Peer(rejoin.node, rejoin.place.address, rejoin.place.port))
+        self._join({rejoin.node: rejoin.place})
         if (
             rejoin.node not in self._leader.state.leaves
         ):  # the last leader admitted it, and failed before it could log that
             self._leader.submit(NodeJoined(rejoin.node, rejoin.place))
         self._leader.submit(rejoin.found)
+
+    def _join(self, places: Mapping[NodeId, Place]) -> None:
+        """Count on these nodes from now on: any of them may vote."""
+        for node, place in places.items():
+            self._leadership.know(peers.Peer(node, place.address, place.port))
+        voters = tuple(electorate.Candidacy(node, place.failure_domain) for node, place in places.items())
+        if voters:
+            self._leadership.handle(electorate.AgentsJoined(voters))
 
     def heard(self, node: NodeId, message: peers.ToLeader) -> None:
         """Handle an agent's message that is not a fact."""
@@ -222,21 +246,31 @@ class Followers:
                 self._leader.safe(message)
             case peers.HeartbeatAck(term, sent_at, configuration):
                 self._leadership.answered(electorate.HeardFromAgent(node, term, sent_at, configuration))
+                self._connections.confirmed(node, message.received)
+                self._confirm(node, sent_at)
                 self._leader.mirror(node, message.rank_entries)
                 self._seen[node] = Seen(self._loop.time(), message.traffic)
             case peers.Saved() | peers.Loaded() | peers.PreemptionNotice():
                 self._leader.durable_news_of(node, message)
             case peers.Ask(number, request):
                 self.send(node, peers.Answer(number, dict(self._leader.request_handler.answer(request))))
-            case peers.Join() | peers.Rejoin() | peers.Fact():
+            case peers.Join() | peers.Rejoin() | peers.ResumeLink() | peers.Fact():
                 pass  # handled by the connections
             case _:
                 assert_never(message)
+
+    def _confirm(self, node: NodeId, sent_at: float) -> None:
+        """Note the node's answer. After its first one it hears of that at once: until then its workers may be stopped."""
+        first = node not in self._confirmed
+        self._confirmed[node] = max(sent_at, self._confirmed.get(node, sent_at))
+        heartbeat = self._leadership.heartbeat() if first else None
+        if heartbeat is not None:
+            self._send_heartbeat(node, heartbeat)
 
     def submit(self, event: Event) -> None:
         """Take in a fact."""
         self._leader.submit(event)
 
     def hung_up(self, node: NodeId) -> None:
-        """Handle the end of an agent's process."""
-        self._leadership.handle(electorate.AgentEnded(node))
+        """Handle the end of a connection: if there is no other, its agent may have ended."""
+        self._leadership.suspect(node)

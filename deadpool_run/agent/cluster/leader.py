@@ -19,7 +19,7 @@ from deadpool_run.agent.records.incident_line import incident_line
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.coordinator.journal import Journal
+from deadpool_run.coordinator.journal import Journal, set_aside
 from deadpool_run.coordinator.log_follower import FollowedLog
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
@@ -58,8 +58,8 @@ class Leader:
     ) -> None:
         """Start a job, or continue in a later `term` from the followed log of the last leader.
 
-        `on_lost` is called with the reason when no store can be had, `on_news` after each decision, for viewers. Without
-        `may_decide` events are dropped: another leader has the nodes' reports.
+        `on_lost` is called with the reason when no store can be had, `on_news` after each decision, for viewers. While it
+        may not decide, events wait.
         """
         self.node = node
         """The leader's own."""
@@ -68,7 +68,6 @@ class Leader:
         self.alone = spec.cluster is None
         """Whether there is no other node."""
         self._on_over = on_over
-        self._may_decide = may_decide
         self._over = False
         self._plan_printed = known is not None or spec.cluster is None
         """The plan has been printed, or need not be."""
@@ -76,10 +75,14 @@ class Leader:
         self._ranks_moved = False
         cluster = spec.cluster
         self._store = Store(forkserver, on_lost, LOOPBACK if cluster is None else node.situation.address)
+        if known is not None:
+            set_aside(spec.run_dir / JOURNAL_NAME, term)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
         self.request_handler = RequestHandler(spec.settings.world_size, self)
         self._on_news = on_news
-        self._server = CoordinatorServer(spec.settings, self.perform, self._journal, self._decided, known)
+        self._server = CoordinatorServer(
+            spec.settings, self.perform, self._journal, self._decided, known, may_decide=may_decide
+        )
         self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
         self.followers: Followers | None = None
         """The other nodes; None on one machine. Set before `begin`."""
@@ -108,7 +111,7 @@ class Leader:
         """Watch for hung ranks."""
         self._hang_detector = HangDetector(
             self._spec.hang_timeout_s,
-            look=lambda: sights_of(self.state, self.node.vault.status_page),
+            look=lambda: () if self.node.suspended else sights_of(self.state, self.node.vault.status_page),
             pid=self.node.pid,
             submit=self.submit,
             say=tell,
@@ -122,8 +125,6 @@ class Leader:
         if self._over:
             if isinstance(event, StopRequested):
                 self.durable.close()
-            return
-        if not self._may_decide():
             return
         if isinstance(event, CaptureSkipped) and self._tracking is not None:
             member = self.state.members.get(event.worker)
@@ -339,7 +340,7 @@ class Leader:
             return None
         seen = {**self.followers.seen(), self.here: Seen(None, self.node.traffic())}
         now = asyncio.get_running_loop().time()
-        return NodeReports(self.here, self.followers.term, seen, now, self._server.now())
+        return NodeReports(self.here, self.followers.term, self.followers.voters, seen, now, self._server.now())
 
     def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
         """Return the worker that holds the rank, with its pid."""
@@ -375,6 +376,11 @@ class Leader:
         if self.followers is not None:
             await self.followers.end(message)
         self._store.close()
+
+    async def resign(self) -> None:
+        """Leave the lead to another agent, which this node follows."""
+        await self.end(None)
+        self._journal.close()
 
     def close(self, exit_code: int, reason: str) -> None:
         """Complete the records; the last call."""

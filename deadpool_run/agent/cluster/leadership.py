@@ -1,11 +1,11 @@
 """Shell of the election: its one timer, its connections, and what this agent does about each output."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, assert_never
 
 from deadpool_run.agent.cluster.vote_links import VoteLinks
-from deadpool_run.core.leadership import election, electorate
+from deadpool_run.core.leadership import election, electorate, quorum
 from deadpool_run.core.leadership.electorate import Agent, Configuration, ElectionRole, Event, HeardFromAgent, Output
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
@@ -15,8 +15,25 @@ LOOKS = 20
 """How often a leader handles answers within a node timeout. They count from the time of the request, so late is fine."""
 
 
+class ElectionNode(Protocol):
+    """What the outcome of elections means for a node."""
+
+    def voters_are(self, voters: Sequence[Peer]) -> None:
+        """Note the other voters: they are to hear of the end of this agent."""
+
+    def suspend(self) -> None:
+        """Stop the workers: another node may have their ranks soon."""
+
+    def resume(self) -> None:
+        """Let the workers go on."""
+
+
 class LeadershipOwner(Protocol):
     """Acts on the outcome of elections."""
+
+    @property
+    def node(self) -> ElectionNode:
+        """This node."""
 
     def take_over(self, term: int) -> None:
         """Become the leader."""
@@ -29,6 +46,9 @@ class LeadershipOwner(Protocol):
 
     def follow(self, leader: Peer, term: int) -> None:
         """Follow another leader."""
+
+    def has_authority(self, *, again: bool) -> None:
+        """Decide nothing for now: this leader's authority has run out. Or decide `again`: nobody else was elected."""
 
     def fence(self, reason: str) -> None:
         """End this node's workers, and leave the job."""
@@ -57,8 +77,9 @@ class Leadership:
             token,
             agent.timeout_s,
             self._on_message,
-            lambda node: self.handle(electorate.AgentEnded(node)),
+            lambda node: self.handle(electorate.AgentRefused(node)),
         )
+        owner.node.voters_are(self.others())
         self._set_timer()
 
     @property
@@ -67,13 +88,15 @@ class Leadership:
         return self._agent
 
     def has_authority(self) -> bool:
-        """Return whether this agent leads. If its authority has run out, it is fenced now, not when its timer comes.
+        """Return whether this agent leads, and nobody else can have been elected.
 
-        After a pause of the machine, messages are read before timers run.
+        If its authority has run out, that is noted now, not when its timer comes: after a pause of the machine messages are
+        read before timers run.
         """
-        if self._agent.role is ElectionRole.LEADER and not election.has_leadership(self._agent, self._loop.time()):
+        now = self._loop.time()
+        if self._agent.role is ElectionRole.LEADER and not quorum.has_authority(self._agent, now):
             self.handle(electorate.Tick())
-        return self._agent.role is ElectionRole.LEADER
+        return quorum.has_authority(self._agent, now)
 
     @property
     def leader(self) -> Peer | None:
@@ -81,8 +104,8 @@ class Leadership:
         return self._addresses.get(self._agent.configuration.leader)
 
     def others(self) -> list[Peer]:
-        """Return the other agents of the configuration whose addresses are known."""
-        return [peer for peer in self._others(self._agent.configuration) if peer.port]
+        """Return the other voters whose addresses are known."""
+        return self._peers(self._agent.configuration.voters)
 
     def know(self, peer: Peer) -> None:
         """Record an agent's address."""
@@ -115,49 +138,55 @@ class Leadership:
         if self._closed:
             return
         before = self._agent
-        self._agent, outputs = election.step(self._agent, event, self._loop.time())
+        after, outputs = election.step(self._agent, event, self._loop.time())
+        self._agent = after
+        if _decides(before) and not _decides(after):
+            self._owner.has_authority(again=False)
+        if after.configuration.voters != before.configuration.voters:
+            self._owner.node.voters_are(self.others())
         for output in outputs:
             self._act(output)
-        after = self._agent
-        if (
-            after.role is ElectionRole.FOLLOWER
-            and after.term > before.term
-            and after.configuration.leader in self._addresses
-        ):
-            self._owner.follow(self._addresses[after.configuration.leader], after.term)
+        if _decides(after) and not _decides(before) and after.term == before.term:
+            self._owner.has_authority(again=True)
+        leader = self._addresses.get(after.configuration.leader)
+        if after.role is ElectionRole.FOLLOWER and after.term > before.term and leader is not None:
+            self._owner.follow(leader, after.term)
         self._set_timer()
 
-    def handle_configuration(self, agents: peers.Agents, *, claim: bool = False) -> None:
-        """Handle a leader's configuration."""
-        self.handle(electorate.HeardFromLeader(agents.term, self._learn(agents), claim))
-
-    def handle_claim(self, agents: peers.Agents) -> None:
-        """Handle a claim of leadership, which the elected agent or another one sent. It may not decide yet."""
-        self.handle_configuration(agents, claim=True)
+    def handle_configurations(self, agents: peers.Agents, sent_at: float | None = None) -> None:
+        """Handle configurations that a leader, or an agent that is elected, has sent: to be answered if `sent_at` is given."""
+        self.handle(electorate.HeardFromLeader(self._learn(agents), sent_at))
 
     def handle_heartbeat(self, heartbeat: peers.Heartbeat) -> None:
         """Handle a heartbeat of the leader, which names the configurations that still count."""
-        configurations = tuple(
-            configuration for configuration in self._agent.configurations if configuration.number >= heartbeat.oldest
-        )
-        if configurations and configurations[-1].number == heartbeat.newest:
-            self.handle(electorate.HeardFromLeader(heartbeat.term, configurations))
+        counting = tuple(each for each in self._agent.configurations if each.number >= heartbeat.oldest)
+        if counting and counting[-1].index == (heartbeat.term, heartbeat.newest):
+            self.handle(electorate.HeardFromLeader(counting, heartbeat.sent_at, heartbeat.confirmed))
 
     def agents(self) -> peers.Agents:
         """Return the configurations that count, with addresses."""
-        return self._with_addresses(self._agent.term, self._agent.configurations)
+        return self._with_addresses(self._agent.configurations)
 
-    def heartbeat(self) -> peers.Heartbeat:
-        """Return this leader's heartbeat."""
+    def heartbeat(self) -> peers.Heartbeat | None:
+        """Return this leader's heartbeat, which confirms nothing yet; None if it is to be silent."""
+        now = self._loop.time()
+        if not quorum.speaks(self._agent, now):
+            return None
         configurations = self._agent.configurations
-        return peers.Heartbeat(self._agent.term, self._loop.time(), configurations[0].number, configurations[-1].number)
+        return peers.Heartbeat(self._agent.term, now, configurations[0].number, configurations[-1].number)
 
-    def claim(self, but: Collection[NodeId]) -> None:
-        """Send a claim of leadership to agents of the configuration that are not connected."""
-        message = peers.LeadershipClaim(self._loop.time(), self.agents())
-        self.vote_links.send(
-            [peer for peer in self._others(self._agent.configuration) if peer.node not in but], message
-        )
+    def claim(self, others: Iterable[NodeId]) -> None:
+        """Tell agents that are not connected that this one leads."""
+        self.vote_links.send(self._peers(others), peers.LeadershipClaim(self._loop.time(), self.agents()))
+
+    def know_log(self, entries: int) -> None:
+        """Note the length of this leader's own log: it may be elected again, and others may know more, or less."""
+        log = electorate.LogIndex(self._agent.term, entries)
+        self._loop.call_soon(self.handle, electorate.LogFollowed(log))
+
+    def suspect(self, node: NodeId) -> None:
+        """Find out whether the host of an agent whose connection was closed refuses another."""
+        self.vote_links.probe(self._peers([node]))
 
     def close(self) -> None:
         """Take no part any more."""
@@ -168,27 +197,34 @@ class Leadership:
             self._answers_due.cancel()
         self.vote_links.close()
 
-    def _act(self, output: Output) -> None:
+    def _act(self, output: Output) -> None:  # noqa: C901 - one case for each output
         match output:
-            case electorate.RequestVotes(asked):
-                log = asked.log
-                ask = peers.VoteRequest(asked.term, asked.candidate, log.term, log.entries, asked.configuration)
-                self.vote_links.send(self._others(self._agent.configuration), ask)
+            case electorate.RequestVotes(asked, voters):
+                ask = peers.VoteRequest(
+                    asked.term,
+                    asked.candidate,
+                    asked.configuration,
+                    asked.log.term,
+                    asked.log.entries,
+                    asked.promised,
+                    asked.trial,
+                )
+                self.vote_links.send(self._peers(voters), ask)
             case electorate.GiveVote(_, vote):
                 if self._answer is not None:
-                    configurations = self._with_addresses(vote.term, vote.configurations).configurations
-                    self._answer(
-                        peers.Vote(vote.term, vote.voter, vote.granted, vote.closed, vote.voted_term, configurations)
-                    )
-            case electorate.ClaimLeadership(term, configurations):
-                self.vote_links.send(
-                    self._others(configurations[-1]),
-                    peers.LeadershipClaim(self._loop.time(), self._with_addresses(term, configurations)),
-                )
-            case electorate.TakeOver(term):
-                self._owner.take_over(term)
+                    self._answer(peers.Vote(vote.term, vote.voter, vote.trial, vote.granted, vote.promised, vote.ended))
+            case electorate.ClaimLeadership(configurations):
+                voting = dict.fromkeys(voter for each in configurations for voter in each.voters)
+                claim = peers.LeadershipClaim(self._loop.time(), self._with_addresses(configurations))
+                self.vote_links.send(self._peers(voting), claim)
+            case electorate.TakeOver(configuration):
+                self._owner.take_over(configuration.term)
             case electorate.ShareConfiguration(configurations):
-                self._owner.share(self._with_addresses(self._agent.term, configurations))
+                self._owner.share(self._with_addresses(configurations))
+            case electorate.SuspendWorkers():
+                self._owner.node.suspend()
+            case electorate.ResumeWorkers():
+                self._owner.node.resume()
             case electorate.LoseNode(node, reason):
                 self._owner.lose_node(node, reason)
             case electorate.Fence(reason):
@@ -200,20 +236,19 @@ class Leadership:
         """Handle a message of another agent on a vote connection."""
         self._answer = answer
         match message:
-            case peers.VoteRequest(term, candidate, log_term, log_entries, configuration):
+            case peers.VoteRequest(term, candidate, configuration, log_term, log_entries, promised, trial):
                 log = electorate.LogIndex(log_term, log_entries)
-                self.handle(electorate.VoteAsked(term, candidate, log, configuration))
-            case peers.Vote(term, voter, granted, closed, voted_term, configurations):
-                learned = self._learn(peers.Agents(term, configurations))
-                self.handle(electorate.VoteGiven(term, voter, granted, closed, voted_term, learned))
-                if self._agent.role is ElectionRole.LEADER:  # this vote came after the majority's
-                    answer(peers.LeadershipClaim(self._loop.time(), self.agents()))
+                self.handle(electorate.VoteAsked(term, candidate, configuration, log, promised, trial))
+            case peers.Vote(term, voter, trial, granted, promised, ended):
+                self.handle(electorate.VoteGiven(term, voter, trial, granted, promised, ended))
+            case peers.Ended(node):
+                self.handle(electorate.AgentEnded(node))
             case peers.LeadershipClaim(sent_at, agents):
-                self.handle_claim(agents)
-                if self._agent.term == agents.term:
-                    answer(
-                        peers.HeartbeatAck(agents.term, sent_at, self._agent.configuration.number, node=self._agent.me)
-                    )
+                self.handle_configurations(agents, sent_at)
+                term = agents.configurations[-1].term
+                if election.follows(self._agent, term):
+                    known = self._agent.configuration.number
+                    answer(peers.HeartbeatAck(term, sent_at, known, node=self._agent.me))
             case peers.HeartbeatAck(term, sent_at, configuration, node=node) if node:
                 self.answered(HeardFromAgent(NodeId(node), term, sent_at, configuration))
             case _:
@@ -221,23 +256,23 @@ class Leadership:
         self._answer = None
 
     def _learn(self, agents: peers.Agents) -> tuple[Configuration, ...]:
-        """Record the agents' addresses; return the configurations without them."""
+        """Record the voters' addresses; return the configurations without them."""
         for configuration in agents.configurations:
-            for peer in configuration.agents:
+            for peer in configuration.voters:
                 if peer.port:  # else the sender does not know it
                     self.know(peer)
         return configurations_of(agents)
 
-    def _others(self, configuration: Configuration) -> list[Peer]:
-        found = (self._addresses.get(node) for node in configuration.agents if node != self._agent.me)
+    def _peers(self, nodes: Iterable[NodeId]) -> list[Peer]:
+        found = (self._addresses.get(node) for node in nodes if node != self._agent.me)
         return [peer for peer in found if peer is not None]
 
-    def _with_addresses(self, term: int, configurations: tuple[Configuration, ...]) -> peers.Agents:
-        def listed(configuration: Configuration) -> peers.ConfigurationMessage:
-            known = (self._addresses.get(node, Peer(node, "", 0)) for node in configuration.agents)
-            return peers.ConfigurationMessage(configuration.number, configuration.leader, tuple(known))
+    def _with_addresses(self, configurations: tuple[Configuration, ...]) -> peers.Agents:
+        def listed(each: Configuration) -> peers.ConfigurationMessage:
+            voters = tuple(self._addresses.get(node, Peer(node, "", 0)) for node in each.voters)
+            return peers.ConfigurationMessage(each.term, each.number, each.leader, voters)
 
-        return peers.Agents(term, tuple(map(listed, configurations)))
+        return peers.Agents(tuple(map(listed, configurations)))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -246,9 +281,13 @@ class Leadership:
         self._timer = None if deadline is None else self._loop.call_at(deadline, self.handle, electorate.Tick())
 
 
+def _decides(agent: Agent) -> bool:
+    return agent.role is ElectionRole.LEADER and agent.lapsed_at is None
+
+
 def configurations_of(agents: peers.Agents) -> tuple[Configuration, ...]:
     """Return the configurations without the addresses."""
     return tuple(
-        Configuration(configuration.number, configuration.leader, tuple(peer.node for peer in configuration.agents))
-        for configuration in agents.configurations
+        Configuration(each.term, each.number, each.leader, tuple(peer.node for peer in each.voters))
+        for each in agents.configurations
     )

@@ -5,7 +5,7 @@ The node and its workers stay when the leader changes: only what is above them i
 
 import asyncio
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from deadpool_run.agent.cluster import rendezvous
@@ -14,28 +14,32 @@ from deadpool_run.agent.cluster.follower import Follower, LostError, NoLeader
 from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.leadership import Leadership, configurations_of
+from deadpool_run.agent.cluster.orders import carry_out, heartbeat_ack
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.assignment import Situation
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.coordinator import handshake
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.log_follower import LogFollower
+from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place
 from deadpool_run.core.leadership import election, electorate
 from deadpool_run.core.leadership.electorate import ElectionRole
 from deadpool_run.core.transitions import JobPhase
-from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.wire import peers
-from deadpool_run.wire.auth import ConnectionRole
+from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError
 from deadpool_run.wire.peers import Peer
 
 _RETRY_S, _MAX_RETRY_S = 0.05, 0.8
 """Pause before a leader that could not be followed is dialled again; it doubles each time."""
+_SILENCE = 0.5
+"""A leader that was silent for so many node timeouts is dialled again: the connection may be broken, and nobody know."""
 _STREAMS = 4
 """Connections for large snapshots, of all ranks of a machine together."""
 
@@ -58,8 +62,7 @@ class Participation:
         self._place = place
         self._forkserver = forkserver
         self._output = output
-        self._token = spec.cluster.token
-        self._timeout_s = spec.cluster.node_timeout_s
+        self._token, self._timeout_s = spec.cluster.token, spec.cluster.node_timeout_s
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self.leader: Leader | None = None
@@ -69,15 +72,14 @@ class Participation:
         self._preemption_notice = False
         self._replica = LogFollower(spec.settings)
         self._callers: list[socket.socket] = []  # nodes that came before this one knew that it leads
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._failed)
         self._leadership: Leadership
         self.advertisement = Advertisement(spec, situation.node, situation.address, place.port)
         self.node = LocalNode(spec, situation, forkserver=forkserver, output=output, above=self._no_leader)
-        token = self._token
         self._replicator = Replicator(
             self.node.vault,
             self._loop,
-            lambda address, port: rendezvous.dial(ConnectionRole.VAULT, address, port, token),
+            lambda address, port: rendezvous.dial(ConnectionRole.VAULT, address, port, self._token),
             self.node.replicated,
             bandwidth=spec.cluster.bandwidth,
             streams=spec.cluster.streams or max(1, _STREAMS // spec.nproc_per_node),
@@ -89,7 +91,7 @@ class Participation:
     async def found(self) -> None:
         """Lead a new job."""
         here, place = self._situation.node, self._place
-        agent = election.first_leader(here, self._timeout_s, self._loop.time())
+        agent = election.first_leader(here, self._timeout_s, self._loop.time(), place.failure_domain)
         self._leadership = Leadership(agent, {here: Peer(here, place.address, place.port)}, self, self._token)
         leader = self._lead(0)
         leader.begin()
@@ -100,23 +102,29 @@ class Participation:
     async def join(self, follower: Follower, agents: peers.Agents) -> None:
         """Follow the leader that has admitted this node."""
         agent = election.follower(
-            self._situation.node, self._timeout_s, agents.term, configurations_of(agents), self._loop.time()
+            self._situation.node,
+            self._timeout_s,
+            configurations_of(agents),
+            follower.asked_at,
+            self._place.failure_domain,
         )
-        addresses = {peer.node: peer for configuration in agents.configurations for peer in configuration.agents}
+        addresses = {peer.node: peer for configuration in agents.configurations for peer in configuration.voters}
         self._leadership = Leadership(agent, addresses, self, self._token)
         self.advertisement.follow(self._output)
         self._attach(follower)
+        self._keep_connected(follower, self._leadership.leader, agent.term)
         await self._control.start()
 
     def accept(self, purpose: ConnectionRole, sock: socket.socket) -> None:
         """Serve another agent's authenticated connection."""
+        role = self._leadership.agent.role
         if purpose is ConnectionRole.VAULT:
             self._replicator.serve(sock)
         elif purpose is ConnectionRole.VOTE:
             self._leadership.vote_links.accept(sock)
-        elif self.leader is not None and self.leader.followers is not None:
+        elif role is ElectionRole.LEADER and self.leader is not None and self.leader.followers is not None:
             self.leader.followers.accept(sock)
-        elif self._leadership.agent.role is ElectionRole.CANDIDATE:
+        elif role is ElectionRole.ELECTED:
             self._callers.append(sock)
         else:
             self._redirect(sock)
@@ -140,7 +148,7 @@ class Participation:
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer a viewer of this node, as the leader would."""
-        if self.leader is not None:
+        if self.leader is not None and self._leadership.has_authority():
             return self.leader.request_handler.answer(request)
         if self._follower is not None:
             return await self._follower.ask(request)
@@ -155,6 +163,9 @@ class Participation:
 
     def take_over(self, term: int) -> None:
         """Lead from now on, from the followed log of the last leader."""
+        if self.leader is not None:  # it has led before, and nobody else was elected meanwhile
+            self._lead_again(self.leader, term)
+            return
         known = self._replica.known
         if known is None:
             self.fence("elected leader without a copy of the decision log; leaving the job")
@@ -167,16 +178,25 @@ class Participation:
         leader.resume()
         tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
         if leader.state.phase is JobPhase.STOPPED:
-            self._do(self._lead_to_the_end(leader, term))
+            self._tasks.start(self._lead_to_the_end(leader, term))
         else:
             leader.submit(CoordinatorMoved(term, self._situation.node))
             leader.submit(self.node.resynced())
             self._replicator.report_all()
             leader.begin()
-            self._do(self.advertisement.lead(leader, term))
+            self._tasks.start(self.advertisement.lead(leader, term))
         callers, self._callers = self._callers, []
         for sock in callers:
             self.accept(ConnectionRole.MEMBER, sock)
+
+    def _lead_again(self, leader: Leader, term: int) -> None:
+        """Lead in a later term, from the own log. The others follow as they would another leader."""
+        leader.server.resume()
+        leader.submit(CoordinatorMoved(term, self._situation.node))
+        leader.submit(self.node.resynced())
+        self._replicator.report_all()
+        self.share(self._leadership.agents())
+        self._tasks.start(self.advertisement.lead(leader, term))
 
     async def _lead_to_the_end(self, leader: Leader, term: int) -> None:
         """Lead only to end the job: the last leader may not have told every node that it is over."""
@@ -222,12 +242,16 @@ class Participation:
 
     def follow(self, leader: Peer, term: int) -> None:
         """Follow another leader."""
+        if self.leader is not None:
+            self._tasks.start(self.leader.resign())
+            self.leader = None
+            self.advertisement.follow(self._output)
         if self._follower is not None:
             self._follower.close()
             self._follower = None
         self.node.above = self._no_leader
         self.node.void_checkpoints()
-        self._do(self._rejoin(leader, term))
+        self._tasks.start(self._rejoin(leader, term))
 
     async def _rejoin(self, leader: Peer, term: int) -> None:
         """Connect to the leader of this term, until there is a newer one. The election finds out whether it lives."""
@@ -241,10 +265,8 @@ class Participation:
     async def _is_followed(self, leader: Peer, term: int) -> bool:
         """Return whether the agent was connected, and answers as a leader."""
         try:
-            sock = await self._loop.run_in_executor(
-                None, rendezvous.dial, ConnectionRole.MEMBER, leader.address, leader.port, self._token
-            )
-        except OSError:
+            sock = await handshake.connect(leader.address, leader.port, ConnectionRole.MEMBER, self._token)
+        except (OSError, GreetingRefusedError):
             return False
         if not self._is_awaited(term):
             sock.close()
@@ -253,6 +275,7 @@ class Participation:
         self._attach(follower)
         self._replicator.report_all()
         if await follower.answered():
+            self._keep_connected(follower, leader, term)
             self._pass_on_requests(follower)
             return True
         follower.close()
@@ -260,13 +283,23 @@ class Participation:
             self._follower, self.node.above = None, self._no_leader
         return False
 
+    def _keep_connected(self, follower: Follower, leader: Peer | None, term: int) -> None:
+        assert leader is not None
+
+        def dial() -> Awaitable[socket.socket]:
+            return handshake.connect(
+                leader.address, leader.port, ConnectionRole.MEMBER, self._token, _SILENCE * self._timeout_s
+            )
+
+        follower.keep_connected(self._situation.node, term, dial, _SILENCE * self._timeout_s)
+
     def _is_awaited(self, term: int) -> bool:
         return not self.over.done() and self._leadership.agent.term == term and self._follower is None
 
     def _attach(self, follower: Follower) -> None:
         self._follower = follower
         self._above(follower)
-        follower.begin(lambda message: self._handle(follower, message), lambda _, closed: self._cut(follower, closed))
+        follower.begin(lambda message: self._handle(follower, message), lambda _, __: self._cut(follower))
 
     def _above(self, above: Follower | Leader) -> None:
         self.node.above = above
@@ -285,37 +318,22 @@ class Participation:
         match message:
             case _ if follower is not self._follower:
                 pass  # from a former leader
-            case peers.Heartbeat(term, sent_at):
+            case peers.Heartbeat(term):
                 self._leadership.handle_heartbeat(message)
                 if not election.follows(self._leadership.agent, term):
                     return
                 known = self._leadership.agent.configuration.number
-                follower.send(
-                    peers.HeartbeatAck(
-                        term, sent_at, known, rank_entries=self.node.rank_entries(), traffic=self.node.traffic()
-                    )
-                )
+                follower.answer(heartbeat_ack(self.node, message, known, follower.received))
             case peers.Agents():
-                self._leadership.handle_configuration(message)
+                self._leadership.handle_configurations(message)
             case peers.Redirect(agents=agents):
-                self._leadership.handle_claim(agents)
+                self._leadership.handle_configurations(agents)
             case peers.LogState():
                 self._replica.begin(message)
                 self._log_followed()
             case peers.LogEntry():
                 self._replica.follow(message)
                 self._log_followed()
-            case peers.World():
-                self.node.set_world(message)
-            case peers.Order(effect, capture_interval, source):
-                self.node.perform(effect, capture_interval, source)
-                self._control.notify()
-            case peers.Buddies():
-                self.node.set_buddies(message)
-            case peers.Committed():
-                self.node.committed(message)
-            case peers.Save() | peers.Void() | peers.Load() | peers.Durable():
-                self.node.durable_order(message)
             case peers.Evict(reason):
                 self.fence(f"the leader declared this node lost: {reason}")
             case peers.End(exit_code, reason):
@@ -324,20 +342,29 @@ class Participation:
                 follower.take_answer(number, answer)
             case peers.Joined():
                 pass  # handled before this membership began
+            case peers.Order():
+                carry_out(self.node, message)
+                self._control.notify()
             case _:
-                raise ProtocolError(f"a leader does not send {type(message).__name__}")
+                carry_out(self.node, message)
 
     def _log_followed(self) -> None:
-        if self._replica.known is not None:
-            self._leadership.handle(electorate.LogFollowed(self._replica.known.index))
+        if (known := self._replica.known) is not None:
+            self._leadership.handle(electorate.LogFollowed(known.index))
 
-    def _cut(self, follower: Follower, closed: bool) -> None:
-        if follower is self._follower:
-            self.node.above = self._no_leader
+    def _cut(self, follower: Follower) -> None:
         if follower is self._follower and follower.was_answered:
-            self._leadership.handle(electorate.LinkBroken(closed))
+            self._leadership.suspect(self._leadership.agent.configuration.leader)
 
     # --- the end --------------------------------------------------------------------------------------------------
+
+    def has_authority(self, *, again: bool) -> None:
+        """Decide nothing for now: this leader's authority has run out. Or decide `again`: nobody else was elected."""
+        if self.leader is not None and again:
+            self.leader.server.resume()
+        elif self.leader is not None:
+            self.leader.server.hold()
+            self._leadership.know_log(self.leader.server.entries)
 
     def fence(self, reason: str) -> None:
         """End this node's workers first of all: other nodes have their ranks, or will."""
@@ -355,12 +382,12 @@ class Participation:
             self._follower.close()
         for sock in self._callers:
             sock.close()
+        if not fenced:
+            self.node.voters_are([])
         if self.leader is not None:
             # A fenced leader sends nothing: the end of its connections makes the others elect another.
             await self.leader.end(None if fenced else peers.End(exit_code, reason))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.end()
         if self.over.done() and not self.over.cancelled():
             self.over.exception()  # retrieved, or asyncio warns
 
@@ -368,12 +395,6 @@ class Participation:
         if not self.over.done():
             self.over.set_result((exit_code, reason))
 
-    def _do(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self.over.done():
+    def _failed(self, error: BaseException) -> None:
+        if not self.over.done():
             self.over.set_exception(error)

@@ -1,20 +1,27 @@
-"""Vote connections: made for an election, to every agent of the configuration."""
+"""Vote connections between two agents, made when an election or a broken connection needs them."""
 
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 from deadpool_run.coordinator import handshake
 from deadpool_run.coordinator.link import PeerLink
+from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.ids import NodeId
 from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError
 from deadpool_run.wire.peers import Message, Peer
+
+_REFUSED = 0.1
+"""A host that refuses for so many node timeouts has no agent: one that starts, or greets too many others, refuses for less."""
+_PAUSE = 0.05
+"""Node timeouts between two probes of an agent."""
 
 
 class VoteLinks:
     """The connections by node, in the running loop.
 
-    `on_message` takes each message, with a function that answers it; `on_refused` the node whose host refused a connection.
+    `on_message` takes each message, with a function that answers it; `on_refused` the node whose host refuses connections.
     """
 
     def __init__(
@@ -32,6 +39,8 @@ class VoteLinks:
         self._links: dict[NodeId, PeerLink] = {}
         self._dialling: set[NodeId] = set()
         self._accepted: list[PeerLink] = []
+        self._refused_since: dict[NodeId, float] = {}
+        self._tasks = Tasks(_raise)
         self._closed = False
 
     def accept(self, sock: socket.socket) -> None:
@@ -50,33 +59,61 @@ class VoteLinks:
                 link.send(message)
             elif peer.node not in self._dialling and not self._closed:
                 self._dialling.add(peer.node)
-                self._loop.create_task(self._dial(peer, message))
+                self._tasks.start(self._dial(peer, message))
+
+    def probe(self, peers: Iterable[Peer]) -> None:
+        """Find out whether the hosts of these agents refuse connections, within a node timeout."""
+        for peer in peers:
+            if peer.node not in self._dialling and not self._closed:
+                self._dialling.add(peer.node)
+                self._tasks.start(self._probe(peer))
 
     def close(self) -> None:
         """Close all connections."""
         self._closed = True
+        self._tasks.cancel()
         for link in (*self._links.values(), *self._accepted):
             link.close()
 
     async def _dial(self, peer: Peer, message: Message) -> None:
         try:
-            sock = await self._loop.run_in_executor(
-                None, handshake.dial, peer.address, peer.port, ConnectionRole.VOTE, self._token, self._timeout_s
-            )
-        except ConnectionRefusedError:
-            if not self._closed:
-                self._on_refused(peer.node)
-            return
-        except (OSError, GreetingRefusedError):
-            return  # the next message dials again
+            if await self._is_connected(peer):
+                self._links[peer.node].send(message)
         finally:
             self._dialling.discard(peer.node)
+
+    async def _probe(self, peer: Peer) -> None:
+        until = self._loop.time() + self._timeout_s
+        try:
+            while self._loop.time() < until:
+                if await self._is_connected(peer):
+                    return
+                await asyncio.sleep(_PAUSE * self._timeout_s)
+        finally:
+            self._dialling.discard(peer.node)
+
+    async def _is_connected(self, peer: Peer) -> bool:
+        """Connect; return whether that succeeded."""
+        try:
+            sock = await handshake.connect(peer.address, peer.port, ConnectionRole.VOTE, self._token, self._timeout_s)
+        except ConnectionRefusedError:
+            now = self._loop.time()
+            if now >= self._refused_since.setdefault(peer.node, now) + _REFUSED * self._timeout_s:
+                self._on_refused(peer.node)
+            return False
+        except (OSError, GreetingRefusedError):
+            return False  # the next message dials again
+        self._refused_since.pop(peer.node, None)
         if self._closed:
             sock.close()
-            return
+            return False
         self._links[peer.node] = self._link(sock)
-        self._links[peer.node].send(message)
+        return True
 
     def _link(self, sock: socket.socket) -> PeerLink:
         link = PeerLink(sock, lambda message: self._on_message(message, link.send), lambda _, __: None)
         return link
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error  # to the loop's handler of what no one expects

@@ -5,11 +5,12 @@ The leader is above it, in this process or on another node: facts go up, orders 
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, assert_never
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
+from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.assignment import Assignment, Situation, worker_environment
 from deadpool_run.agent.node.inventory import Inventory
 from deadpool_run.agent.processes.forkserver import ForkServer
@@ -72,7 +73,7 @@ class LocalNode:
         self.situation = situation
         self._spec = spec
         self._output = output
-        self._environment = forkserver.environment
+        self._forkserver, self._environment = forkserver, forkserver.environment
         vault = self.vault = Vault(spec.settings.world_size)
         self.copies: Replicator | None = None
         """Replication between nodes; None on one machine."""
@@ -80,6 +81,8 @@ class LocalNode:
         """The newest timeline that the node knows."""
         self._world = World(-1, 0, "", 0)
         self._store_moved = False
+        self.suspended = False
+        """Whether the workers are stopped, since no leader is heard of."""
         self._inventory = Inventory()
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
@@ -302,6 +305,26 @@ class LocalNode:
     def resynced(self) -> NodeResynced:
         """Return the inventory, which a new leader asks for first."""
         return self._inventory.report(self.situation.node)
+
+    # --- the lead is lost, and found again ------------------------------------------------------------------------
+
+    def voters_are(self, voters: Sequence[Peer]) -> None:
+        """Have the fork server tell these agents when this one and its workers have ended."""
+        assert self._spec.cluster is not None
+        addresses = [(peer.address, peer.port) for peer in voters]
+        self._forkserver.testify(self.situation.node, self._spec.cluster.token, addresses)
+
+    def suspend(self) -> None:
+        """Stop every worker."""
+        self.suspended = True
+        tell("no leader is heard of: this node's workers are stopped until there is one")
+        self._workforce.suspend()
+
+    def resume(self) -> None:
+        """Let every worker go on that was stopped."""
+        self.suspended = False
+        tell("a leader counts on this node again: its workers go on")
+        self._workforce.resume()
 
     # --- the end ------------------------------------------------------------------------------------------------
 

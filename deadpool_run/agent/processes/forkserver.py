@@ -45,6 +45,7 @@ class ForkServer:
         self._prepared = False
         self._deaths = 0
         self._closed = False
+        self._witness: Mapping[str, Any] | None = None
         self._process: Process
         self._sock: socket.socket
         self._take_over(first or spec.start())
@@ -90,6 +91,11 @@ class ForkServer:
         if not self._prepared:
             self._forget_recalled()
 
+    def testify(self, node: str, token: bytes, agents: Sequence[tuple[str, int]]) -> None:
+        """Have these agents told, when this one ends, that the node and its workers ended. None: nobody is told."""
+        self._witness = {"do": "witness", "node": node, "token": token.hex(), "agents": list(agents)}
+        self._send(self._witness)
+
     def close(self) -> None:
         """Let the fork server end. Its process is reaped by the loop."""
         self._closed = True
@@ -101,6 +107,8 @@ class ForkServer:
         self._prepared = False
         self._process = Process(forkserver.pid, self._on_exit)
         self._loop.add_reader(self._sock, self._read)
+        if self._witness is not None:
+            self._send(self._witness)
 
     def _send(self, packet: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         if self._sock.fileno() < 0:

@@ -6,11 +6,13 @@ Single-threaded, no CUDA, no sockets but the agent's. Requests and answers are J
     {"do": "fork", "id": n, "kind": "worker"|"store"|"checkpointer"} and  -> {"id": n, "pid": p} or {"id": n, "failed": "why"}
         descriptors, the arguments of the kind's `main`; those that are sent together are made side by side
     {"do": "adopt", "pids": [...]}, {"do": "reaped", "pid": p}                  no answer
+    {"do": "witness", "node": id, "token": hex, "agents": [[address, port]...]} no answer
 
 A child is forked twice, so that its parent is the agent, a child subreaper. Several children are forked at once, because
 a fork of a process that has imported torch takes 15 ms, and its end as long. When the agent is gone, the fork server ends the
 process groups of all children that the agent did not report as reaped: the parent-death signal reaches a worker, but not
 its children. Then it ends the processes that left their group, which have the job's mark in their environment.
+At last it tells other agents, as a witness, that they have ended: those need not wait for a time-out.
 """
 
 import atexit
@@ -25,6 +27,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +54,9 @@ _SERVICES = {"store": "deadpool_run.worker.process.store_main", "checkpointer": 
 _ENTRIES = {"worker": "deadpool_run.worker.process.bootstrap", **_SERVICES}
 _SERVICE_COMMAND = "import sys; from {} import main; main(*map(int, sys.argv[1:]))"
 _MAX_FDS = 4
+_END_S, _LOOK_AGAIN_S = 30.0, 0.01
+_TELL_S = 1.0
+"""Limit for telling one agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,7 @@ class _ForkServer:
         self._agent_pid = agent_pid
         self._groups: set[int] = set()
         self._held: _Request | None = None
+        self._witness: Mapping[str, Any] | None = None
 
     def serve(self) -> _Request | None:
         while (request := self._take()) is not None:
@@ -89,13 +96,18 @@ class _ForkServer:
                     self._answer(self._prepare(body["modules"]))
                 case "adopt":
                     self._groups.update(body["pids"])
+                case "witness":
+                    self._witness = body
                 case "reaped":
                     self._groups.discard(body["pid"])
                 case "fork":
                     if (mine := self._fork([request, *self._further_orders()])) is not None:
                         return mine
         self._end_groups()
-        _end_marked(f"{MARK}={os.environ[MARK]}".encode())
+        mark = f"{MARK}={os.environ[MARK]}".encode()
+        _end_marked(mark)
+        if self._witness is not None and self._witness["agents"] and _have_ended(mark):
+            _testify(self._witness)
         return None
 
     def _further_orders(self) -> Iterator[_Request]:
@@ -238,6 +250,30 @@ def _end_marked(mark: bytes) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)  # from here on it cannot fork, so the loop ends
         killed |= found
+
+
+def _have_ended(mark: bytes) -> bool:
+    """Wait until the processes with the mark have ended; return False if one hangs in the kernel."""
+    until = time.monotonic() + _END_S
+    while any(int(path.name) != os.getpid() and _carries(path, mark) for path in Path("/proc").glob("[0-9]*")):
+        if time.monotonic() > until:
+            return False
+        time.sleep(_LOOK_AGAIN_S)
+    return True
+
+
+def _testify(witness: Mapping[str, Any]) -> None:
+    """Tell other agents that this one and its workers ended. Whoever cannot be told waits for the time-out."""
+    from deadpool_run.coordinator import handshake  # noqa: PLC0415 - only now: a fork server is to be small
+    from deadpool_run.wire import peers  # noqa: PLC0415
+    from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError  # noqa: PLC0415
+
+    frame = peers.encode(peers.Ended(witness["node"]))
+    for address, port in witness["agents"]:
+        with contextlib.suppress(OSError, GreetingRefusedError):
+            token = bytes.fromhex(witness["token"])
+            with handshake.dial(address, port, ConnectionRole.VOTE, token, _TELL_S) as sock:
+                sock.sendall(frame)
 
 
 def _carries(process: Path, mark: bytes) -> bool:

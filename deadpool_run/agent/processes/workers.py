@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from signal import SIGKILL
+from signal import SIGCONT, SIGKILL, SIGSTOP
 
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.controlled_process import ControlledProcess
@@ -45,6 +45,7 @@ class Workforce:
         self._captured = captured
         self._on_captured = on_captured
         self._workers: dict[WorkerId, _Worker] = {}
+        self._suspended = False
 
     def pid(self, worker: WorkerId) -> int | None:
         """Return the process of a living worker."""
@@ -130,10 +131,27 @@ class Workforce:
         if worker in self._workers:
             self._ended(worker, Exit(None, SIGKILL))
 
+    def suspend(self) -> None:
+        """Stop every worker with SIGSTOP, also one that is being started."""
+        self._suspended = True
+        for worker in list(self._workers):
+            self._signal_started(worker, SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the stopped workers go on."""
+        self._suspended = False
+        for worker in list(self._workers):
+            self._signal_started(worker, SIGCONT)
+
     def close(self) -> None:
         """End every process at once. Their exits are still reaped by the loop."""
         for worker in self._workers.values():
             worker.child.kill()
+
+    def _signal_started(self, worker: WorkerId, number: int) -> None:
+        process = self._workers[worker].child.process
+        if process is not None:
+            process.signal(number)
 
     def _process(self, worker: WorkerId) -> Process | None:
         """Return the process of a living worker; one that does not exist yet will be killed."""
@@ -145,6 +163,8 @@ class Workforce:
     def _started(self, worker: WorkerId) -> None:
         process = self._workers[worker].child.process
         assert process is not None
+        if self._suspended:
+            process.signal(SIGSTOP)
         self._submit(WorkerStarted(worker, process.pid))
 
     def _handle(self, worker: WorkerId, message: Message) -> None:

@@ -68,7 +68,7 @@ _NODES = (
         Option(
             "node_timeout",
             "SECONDS",
-            "How long a machine may be silent before it counts as lost. A machine whose connections are closed is lost at once.",
+            "How long a machine may be silent before it counts as lost. It stops its workers a little earlier.",
             default="5",
         ),
         Option(

@@ -1,12 +1,12 @@
-"""The agents among whom a coordinator has authority: what they tell one another, and what each knows. See `election`."""
+"""What agents tell one another in an election, and what each of them knows. See `election`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from deadpool_run.ids import NodeId
 
-LOG_FOLLOWERS = 2
+MAX_VOTERS = 5
 NEVER, FOREVER = float("-inf"), float("inf")
 
 
@@ -14,10 +14,14 @@ class ElectionRole(StrEnum):
     """What an agent is to the others."""
 
     FOLLOWER = "follower"
+    PRECANDIDATE = "precandidate"
+    """Asks who would vote for it. Nobody's term changes by that."""
     CANDIDATE = "candidate"
+    ELECTED = "elected"
+    """Has the votes, and decides nothing before a majority knows its configuration."""
     LEADER = "leader"
     FENCED = "fenced"
-    """It ends its workers, and obeys and votes no more. Its node may join again under another name."""
+    """Ends its workers, and takes no part any more. Its node may join again under another name."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,26 +34,42 @@ class LogIndex:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The agents that count, in order of arrival. `number` grows with each change, over terms too."""
+    """Who votes, as the leader of `term` decided. `number` grows with each change, over terms too."""
 
+    term: int
     number: int
     leader: NodeId
-    agents: tuple[NodeId, ...]
+    voters: tuple[NodeId, ...]
 
     @property
-    def log_followers(self) -> tuple[NodeId, ...]:
-        """Return who follows the log, in the order in which they take over."""
-        return tuple(agent for agent in self.agents if agent != self.leader)[:LOG_FOLLOWERS]
+    def index(self) -> tuple[int, int]:
+        """Return its place in the order of all configurations."""
+        return self.term, self.number
+
+    def is_majority(self, who: Collection[NodeId]) -> bool:
+        """Tell whether these are more than half of the voters."""
+        return 2 * sum(voter in who for voter in self.voters) > len(self.voters)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidacy:
+    """An agent that the leader may make a voter, and what it shares with others that fail together with it."""
+
+    agent: NodeId
+    failure_domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HeardFromLeader:
-    """A message of a leader, with its configurations, the newest last. A heartbeat is answered at once, with when it was sent."""
+    """A message of a leader: the configurations that count, the newest last.
 
-    term: int
+    `sent_at` is when a heartbeat or a claim was sent, by the leader's clock, and `confirmed` when the newest heartbeat was sent of which
+    the leader has this agent's answer.
+    """
+
     configurations: tuple[Configuration, ...]
-    claim: bool = False
-    """It is elected, and decides nothing before a majority has answered this."""
+    sent_at: float | None = None
+    confirmed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +90,35 @@ class HeardFromAgents:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkBroken:
-    """The connection to the leader is gone. `closed`: by its end or a reset, which an agent's end alone causes."""
-
-    closed: bool
-
-
-@dataclass(frozen=True, slots=True)
 class AgentsJoined:
-    """The leader has taken agents in: at once, since each change of the configuration is told to all."""
+    """Nodes have connected to the leader: new ones, or those of the last leader."""
 
-    agents: tuple[NodeId, ...]
+    agents: tuple[Candidacy, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEnded:
-    """An agent's process ended for sure: its connection was closed, or its host refuses one."""
+    """An agent's machine has said that the agent and its workers ended."""
 
     agent: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRefused:
+    """An agent's connection was closed, and its host refuses another. A firewall does that too.
+
+    It counts only where two agents vote, and nobody else could say more.
+    """
+
+    agent: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A leader of this term has given the node up."""
+
+    term: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,28 +130,32 @@ class LogFollowed:
 
 @dataclass(frozen=True, slots=True)
 class VoteAsked:
-    """A log follower would take over."""
+    """A voter would take over. `configuration` is the index of its newest one, `promised` the largest term it voted in before.
+
+    `trial`: the question is only who would vote for it.
+    """
 
     term: int
     candidate: NodeId
+    configuration: tuple[int, int]
     log: LogIndex
-    configuration: int
+    promised: int
+    trial: bool
 
 
 @dataclass(frozen=True, slots=True)
 class VoteGiven:
-    """An agent's answer. `closed` is the leader that it followed, if it saw that its process ended.
+    """An agent's answer. `ended` is the leader that it followed, if that certainly ended.
 
-    `voted_term` is the largest term that it voted in.
-    `configurations` are those that count, where a newer one is known than the candidate's.
+    `promised` is the largest term that it voted in.
     """
 
     term: int
     voter: NodeId
+    trial: bool
     granted: bool
-    closed: NodeId | None
-    voted_term: int
-    configurations: tuple[Configuration, ...] = ()
+    promised: int
+    ended: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +167,10 @@ Event = (
     HeardFromLeader
     | HeardFromAgent
     | HeardFromAgents
-    | LinkBroken
     | AgentsJoined
     | AgentEnded
+    | AgentRefused
+    | Evicted
     | LogFollowed
     | VoteAsked
     | VoteGiven
@@ -144,9 +180,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class RequestVotes:
-    """Ask every agent of the configuration."""
+    """Ask these voters."""
 
     asked: VoteAsked
+    voters: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +196,8 @@ class GiveVote:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLeadership:
-    """Send a heartbeat of this term, marked as a claim, to every agent of the newest configuration: enough votes are there."""
+    """Send these configurations, of which the newest is the sender's first, to every voter of them."""
 
-    term: int
     configurations: tuple[Configuration, ...]
 
 
@@ -169,23 +205,32 @@ class ClaimLeadership:
 class TakeOver:
     """Decide from now on: a majority follows."""
 
-    term: int
     configuration: Configuration
 
 
 @dataclass(frozen=True, slots=True)
 class ShareConfiguration:
-    """Send a heartbeat with these configurations to every agent at once: there is a new one, or an old one counts no more."""
+    """Send these configurations to every follower: there is a new one, or an old one counts no more."""
 
     configurations: tuple[Configuration, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LoseNode:
-    """The node is lost: tell the coordinator."""
+    """The node is lost, and its workers run no more: tell the coordinator."""
 
     node: NodeId
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendWorkers:
+    """Stop this node's workers with SIGSTOP: soon another node may have their ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeWorkers:
+    """Let this node's workers go on: the leader counts on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,51 +240,71 @@ class Fence:
     reason: str
 
 
-Output = RequestVotes | GiveVote | ClaimLeadership | TakeOver | ShareConfiguration | LoseNode | Fence
+Output = (
+    RequestVotes
+    | GiveVote
+    | ClaimLeadership
+    | TakeOver
+    | ShareConfiguration
+    | LoseNode
+    | SuspendWorkers
+    | ResumeWorkers
+    | Fence
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """What one agent knows of the others."""
+    """What one agent knows of the others. Mappings are never changed in place."""
 
     me: NodeId
     timeout_s: float
     role: ElectionRole
     configurations: tuple[Configuration, ...]
-    """The newest last, with those before it until a majority of each knows the next: authority needs a majority of all."""
+    """The newest last, and the one before it until a majority of each knows the newest."""
     heard_at: float
-    """When the leader, or one that is to be, was last heard of (an agent that has just joined has just heard of it)."""
+    """When the leader, or one that is elected, was last heard of."""
     governed_at: float
-    """When a leader that decides was last heard of."""
+    """When this agent answered the newest heartbeat of which the leader has the answer: until then it was surely counted on."""
     term: int = 0
     """Of the leader that it follows or is."""
-    closed_at: float | None = None
-    """When the leader's process was seen to end."""
+    heartbeats: Mapping[float, float] = field(default_factory=dict)
+    """When heartbeats were received that the leader has not confirmed yet, by when they were sent."""
+    ended: frozenset[NodeId] = frozenset()
+    """Agents that certainly ended."""
+    refused: frozenset[NodeId] = frozenset()
+    """Agents whose connection was closed and whose host refuses another, since they were last heard of."""
+    gone_at: float = NEVER
+    """When this agent learned that its leader ended."""
     log: LogIndex = LogIndex()
-    voted_term: int = 0
+    promised: int = 0
     """The largest term that it voted in, or its leader's. Never falls."""
     voted_for: NodeId | None = None
     seen: int = 0
     """The largest term that anybody is known to have voted in."""
-    ended: frozenset[NodeId] = frozenset()
-    """Agents whose process ended for sure: they do not count."""
-    candidate_term: int = 0
-    """The term that it is a candidate for."""
-    votes: frozenset[NodeId] = frozenset()
-    asked_at: float = NEVER
-    claimed_at: float = NEVER
-    bids_from: float = NEVER
-    """It is no candidate before this."""
-    prompted_at: float = FOREVER
-    """A candidate that knows less of the log was refused, and may never be elected: it is not waited for after this."""
+    suspended: bool = False
+    """Whether this node's workers are stopped."""
+    woken_at: float = NEVER
+    """When this agent last noticed that it had not run for a while."""
     looked_at: float = NEVER
     """When it was last told anything."""
+    # of a candidate
+    candidate_term: int = 0
+    votes: frozenset[NodeId] = frozenset()
+    began_at: float = NEVER
+    asked_at: float = NEVER
+    bids_from: float = NEVER
+    """It is no candidate before this."""
+    # of a leader, or of one that is elected
+    lapsed_at: float | None = None
+    """Since when it lacks authority."""
     answers: Mapping[NodeId, float] = field(default_factory=dict)
-    """When the newest heartbeat that each agent answered was sent. Never changed in place."""
-    waits_from: Mapping[NodeId, float] = field(default_factory=dict)
-    """Since when each agent's answers are waited for. Never changed in place."""
+    """When the newest heartbeat that each agent answered was sent."""
+    answered_at: Mapping[NodeId, float] = field(default_factory=dict)
+    """When the newest answer of each agent came, or when it joined: these are the nodes that the leader counts on."""
     known: Mapping[NodeId, int] = field(default_factory=dict)
-    """The number of the newest configuration that each agent knows. Never changed in place."""
+    """The number of the newest configuration that each agent knows."""
+    failure_domains: Mapping[NodeId, str] = field(default_factory=dict)
 
     @property
     def configuration(self) -> Configuration:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from types import SimpleNamespace
 
-from kit.ends import Changes, End, within_bound
+from kit.ends import End, within_bound
 
 from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.coordinator.journal import Journal
@@ -33,7 +33,7 @@ class FakeLeader:
 
 def lead():
     agent = election.first_leader("leader", 1000.0, 0.0)
-    leadership = SimpleNamespace(agent=agent, heartbeat=lambda: peers.Heartbeat(0, 0.0, 1, 1))
+    leadership = SimpleNamespace(agent=agent, heartbeat=lambda: None)
     assert isinstance(agent, electorate.Agent)
     leader = FakeLeader()
     return leader, Followers(leader, leadership, 1)
@@ -57,73 +57,44 @@ def test_losses_of_one_turn_of_the_loop_are_one_fact():
     within_bound(main())
 
 
-def test_nodes_that_come_while_a_change_of_the_configuration_is_not_known_yet_are_taken_in_together():
-    class Watched(Changes, Followers):
-        """Tells who has come."""
-
-        def __init__(self, *args):
-            Changes.__init__(self)
-            Followers.__init__(self, *args)
-            self.came = []
-
-        def joins(self, node, join):
-            super().joins(node, join)
-            self.came.append(node)
-            self.tell()
-
+def test_nodes_that_come_in_one_turn_of_the_loop_are_taken_in_together():
     class FakeLeadership:
-        """Keeps who is to count, and shares at once."""
+        """Keeps whom it knows."""
 
         def __init__(self):
             self.agent = election.first_leader("leader", 1000.0, 0.0)
-            self.known = []
+            self.known, self.joined = [], []
 
         def heartbeat(self):
-            return peers.Heartbeat(0, 0.0, 1, 1)
+            return None
+
+        def agents(self):
+            return peers.Agents(())
 
         def know(self, peer):
             self.known.append(peer.node)
 
         def handle(self, event):
-            self.agent, outputs = election.step(self.agent, event, 1.0)
-            for output in outputs:
-                followers.share(
-                    peers.Agents(
-                        0, tuple(peers.ConfigurationMessage(r.number, r.leader, ()) for r in output.configurations)
-                    )
-                )
+            self.joined.append([each.agent for each in event.agents])
 
     async def main():
-        nonlocal followers
         leader, leadership = FakeLeader(), FakeLeadership()
         leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
-        followers = Watched(leader, leadership, 2)
+        followers = Followers(leader, leadership, 2)
         ends = []
-
-        async def join(*names):
-            for name in names:
-                ours, theirs = socket.socketpair()
-                followers.accept(ours)
-                ends.append(End(theirs))
-                ends[-1].send(peers.Join(ev.Place(name), 2))
-            await followers.until(lambda: len(followers.came) == len(ends))
-            await asyncio.sleep(0)  # which is when those are taken in that may be
-
-        await join("a")
-        await join("b")
-        assert [len(configuration.agents) for configuration in leadership.agent.configurations] == [2, 3]
-        await join("c", "d")
+        for name in ("a", "b"):
+            ours, theirs = socket.socketpair()
+            ends.append(End(theirs))
+            ends[-1].send(peers.Join(ev.Place(name), 2))
+            followers.accept(ours)
+        for name, end in zip(("a", "b"), ends, strict=True):
+            assert await end.hears(2) == [peers.Joined(name, "id", "name", SETTINGS, None), peers.Agents(())]
+        assert leadership.joined == [["a", "b"]]
         assert [event.node for event in leader.told] == leadership.known == ["a", "b"]
-        leadership.handle(electorate.HeardFromAgent("a", 0, 1.0, leadership.agent.configuration.number))
-        await asyncio.sleep(0)
-        assert [event.node for event in leader.told] == leadership.known == ["a", "b", "c", "d"]
-        assert [len(configuration.agents) for configuration in leadership.agent.configurations] == [3, 5]
-        assert await ends[3].hears(1) == [peers.Joined("d", "id", "name", SETTINGS, None)]
         await followers.end(peers.End(0, ""))
         for end in ends:
             end.close()
 
-    followers = None
     within_bound(main())
 
 

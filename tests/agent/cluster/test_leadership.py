@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,13 +20,17 @@ class Body:
 
     def __init__(self):
         self.shared = asyncio.Event()
-        self.fenced = ""
+        self.fenced, self.decides = "", []
+        self.node = SimpleNamespace(suspend=lambda: None, resume=lambda: None, voters_are=lambda _: None)
 
     def share(self, _):
         self.shared.set()
 
     def fence(self, reason):
         self.fenced = reason
+
+    def has_authority(self, *, again):
+        self.decides.append(again)
 
 
 def in_loop(test):
@@ -49,17 +54,22 @@ def answer(node, leader, sent_at):
     return el.HeardFromAgent(NodeId(node), 0, sent_at, leader.agent.configuration.number)
 
 
+def join(leader, *nodes):
+    leader.handle(el.AgentsJoined(tuple(el.Candidacy(NodeId(node)) for node in nodes)))
+
+
 @in_loop
 async def test_a_leaders_answers_are_looked_at_together_and_before_anything_else(body):
     now = asyncio.get_running_loop().time()
     leader = leadership(election.first_leader(NodeId("h"), LONG_S, now), body)
-    for node in ("a", "b"):
-        leader.handle(el.AgentsJoined((NodeId(node),)))
-    body.shared.clear()
+    join(leader, "a", "b")
     for node in ("a", "b"):
         leader.answered(answer(node, leader, now))
+    leader.handle(el.Tick())
+    assert [len(each.voters) for each in leader.agent.configurations] == [1, 2], "one voter more at a time"
+    body.shared.clear()
+    leader.answered(answer("a", leader, now))
     await body.shared.wait()  # of a configuration that has changed it is found at once that all know it
-    assert len(leader.agent.configurations) == 1
     for node in ("a", "b"):
         leader.answered(answer(node, leader, now + 5))
     assert max(leader.agent.answers.values()) < now + 5, "there is time"
@@ -69,28 +79,37 @@ async def test_a_leaders_answers_are_looked_at_together_and_before_anything_else
 
 
 @in_loop
-async def test_a_candidate_looks_at_each_answer_at_once(body):
+async def test_an_elected_agent_looks_at_each_answer_at_once(body):
     now = asyncio.get_running_loop().time()
-    configuration = el.Configuration(1, NodeId("h"), (NodeId("h"), NodeId("a"), NodeId("b")))
-    agent = election.follower(NodeId("a"), LONG_S, 0, (configuration,), now)
+    voters = (NodeId("h"), NodeId("a"), NodeId("b"))
+    agent = election.follower(NodeId("a"), LONG_S, (el.Configuration(0, 1, NodeId("h"), voters),), now)
     follower = leadership(agent, body)
     follower.handle(el.LogFollowed(el.LogIndex(0, 1)))
-    follower.handle(el.LinkBroken(closed=True))
-    assert follower.agent.role is el.ElectionRole.CANDIDATE
-    follower.answered(el.HeardFromAgent(NodeId("b"), follower.agent.candidate_term, now, 1))
+    follower.handle(el.AgentEnded(NodeId("h")))
+    for trial in (True, False):
+        follower.handle(el.VoteGiven(1, NodeId("b"), trial=trial, granted=True, promised=0))
+    assert follower.agent.role is el.ElectionRole.ELECTED
+    follower.answered(el.HeardFromAgent(NodeId("b"), 1, now, 1))
     assert follower.agent.answers == {"b": now}
     follower.close()
 
 
 @in_loop
-async def test_a_leader_whose_authority_ran_out_unnoticed_is_fenced_before_it_decides(body):
+async def test_a_leader_whose_authority_ran_out_unnoticed_decides_nothing_until_a_majority_answers(body):
     """As after a pause of its machine: messages are read before timers run."""
     before = asyncio.get_running_loop().time() - 100
     agent = election.first_leader(NodeId("h"), 5.0, before)
-    agent, _ = election.step(agent, el.AgentsJoined((NodeId("a"), NodeId("b"))), before)
+    joined = el.AgentsJoined((el.Candidacy(NodeId("a")),))
+    for event in (joined, el.HeardFromAgent(NodeId("a"), 0, before, 1), el.HeardFromAgent(NodeId("a"), 0, before, 2)):
+        agent, _ = election.step(agent, event, before)
     leader = leadership(agent, body)
     assert not leader.has_authority()
-    assert body.fenced
+    assert body.decides == [False]
+    leader.answered(answer("a", leader, asyncio.get_running_loop().time()))
+    leader.handle(el.Tick())
+    assert leader.has_authority()
+    assert body.decides == [False, True]
+    assert not body.fenced
     leader.close()
 
 

@@ -1,19 +1,23 @@
-"""Rules of the election, one by one; what they add up to is for the simulator."""
+"""Rules of the election, one by one; what they add up to is for the search and the simulator."""
+
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from deadpool_run.core.leadership import election
+from deadpool_run.core.leadership import election, quorum, voters
 from deadpool_run.core.leadership import electorate as el
 
 T = 5.0
+ROLE = el.ElectionRole
 
 
-def configuration(*agents, number=3, leader="h"):
-    return el.Configuration(number, leader, agents)
+def configuration(*voting, number=3, leader="h", term=0):
+    return el.Configuration(term, number, leader, voting)
 
 
-def follower(me, *agents, configurations=None):
-    agent = election.follower(me, T, 0, configurations or (configuration(*agents),), 100.0)
+def follower(me, *voting, configurations=None):
+    agent = election.follower(me, T, configurations or (configuration(*voting),), 100.0)
     return election.step(agent, el.LogFollowed(el.LogIndex(0, 1)), 100.0)[0]
 
 
@@ -25,8 +29,18 @@ def step(agent, *events, now):
     return agent, outputs
 
 
-def asked(candidate="a", term=1, log=(0, 9), number=3):
-    return el.VoteAsked(term, candidate, el.LogIndex(*log), number)
+def until(agent, now, role):
+    """Let time pass until the agent has that role; return it, when, and all that it put out."""
+    outputs = []
+    while agent.role is not role:
+        now = election.next_deadline(agent)
+        agent, more = election.step(agent, el.Tick(), now)
+        outputs += more
+    return agent, now, outputs
+
+
+def asked(candidate="a", term=1, log=(0, 9), known=(0, 3), *, trial=False):
+    return el.VoteAsked(term, candidate, known, el.LogIndex(*log), term - 1, trial)
 
 
 def granted(agent, question, now):
@@ -34,210 +48,237 @@ def granted(agent, question, now):
     return answer.vote.granted
 
 
-def test_the_survivor_of_two_goes_on_at_once_if_the_leaders_process_ended():
-    agent, outputs = step(follower("a", "h", "a"), el.LinkBroken(closed=True), now=101.0)
-    assert agent.role is el.ElectionRole.LEADER
-    assert [type(output) for output in outputs] == [el.RequestVotes, el.TakeOver, el.LoseNode, el.ShareConfiguration]
+def leads(*others, now=100.0):
+    """Return a leader of these voters, who have just answered, and know its configuration."""
+    voting = ("h", *others)
+    agent = replace(election.first_leader("h", T, now), configurations=(configuration(*voting),))
+    agent, _ = step(agent, el.AgentsJoined(tuple(el.Candidacy(other) for other in others)), now=now)
+    return answer(agent, *others, now=now)[0]
 
 
-def test_the_survivor_of_two_is_fenced_if_the_leader_is_silent():
-    agent, now = follower("a", "h", "a"), 100.0
-    while agent.role is not el.ElectionRole.FENCED:
-        now = election.next_deadline(agent)
-        agent, outputs = election.step(agent, el.Tick(), now)
-    assert now == 100.0 + 2 * T
-    assert outputs == (el.Fence("no coordinator was heard of for 10 s"),)
+def answer(agent, *others, now, sent_at=None):
+    newest, at = agent.configuration.number, now if sent_at is None else sent_at
+    return step(agent, *(el.HeardFromAgent(other, agent.term, at, newest) for other in others), now=now)
 
 
-def test_a_log_follower_that_knows_more_than_a_candidate_waits_for_it_no_longer():
-    """It refuses, so that the other may never be elected; both would wait until they are fenced."""
-    first = follower("b", "h", "a", "b", "c")
-    first, _ = election.step(first, el.LogFollowed(el.LogIndex(0, 10)), 100.0)
-    patient, _ = step(first, asked(log=(0, 10)), now=100.0 + T)
-    assert election.next_deadline(patient) == 100.0 + 1.5 * T, "the other may be elected, with its vote"
-    prompted, (refusal,) = step(first, asked(log=(0, 9)), now=100.0 + T)
-    assert not refusal.vote.granted
-    assert election.next_deadline(prompted) == 100.0 + 1.25 * T
-    _, (candidate_term,) = step(prompted, el.Tick(), now=100.0 + 1.25 * T)
-    assert candidate_term == el.RequestVotes(el.VoteAsked(2, "b", el.LogIndex(0, 10), 3))
-    led, _ = step(
-        prompted, el.HeardFromLeader(3, (configuration("a", "b", "c", leader="a", number=4),)), now=100.0 + 1.1 * T
-    )
-    assert election.next_deadline(led) == 100.0 + 2.1 * T, "of the next leader it waits as of any"
+def test_the_survivor_of_two_goes_on_at_once_if_the_host_of_the_leader_refuses():
+    agent, outputs = step(follower("a", "h", "a"), el.AgentRefused("h"), now=101.0)
+    assert agent.role is ROLE.LEADER
+    assert [type(output) for output in outputs if not isinstance(output, el.RequestVotes | el.ClaimLeadership)] == [
+        el.TakeOver,
+        el.LoseNode,
+        el.ShareConfiguration,
+        el.ShareConfiguration,
+        el.ShareConfiguration,
+    ]
+    assert agent.configuration.voters == ("a",)
 
 
-def test_a_candidate_learns_of_a_configuration_that_another_was_elected_with():
-    """Its voters know that one, and vote for nobody who does not."""
-    claimed = (configuration("h", "a", "b", "c"), configuration("a", "b", "c", leader="a", number=4))
-    candidate, _ = step(follower("b", "h", "a", "b", "c"), el.Tick(), now=100.0 + 1.5 * T)
-    assert candidate.role is el.ElectionRole.CANDIDATE
-    voter, _ = step(follower("c", "h", "a", "b", "c"), el.HeardFromLeader(1, claimed), now=100.5)
-    question = asked("b", term=2, log=(0, 9))
-    _, (answer,) = step(voter, question, now=101.0 + T)
-    assert (answer.vote.granted, answer.vote.configurations) == (False, claimed)
-    vote = el.VoteGiven(1, "c", granted=False, closed=None, voted_term=1, configurations=claimed)
-    candidate, _ = step(candidate, vote, now=100.0 + 1.6 * T)
-    assert candidate.configurations == claimed
-    assert granted(voter, asked("b", term=2, log=(0, 9), number=4), 101.0 + T)
-    assert candidate.claimed_at == el.NEVER, "that leader may live, and end its workers late"
-    votes = [el.VoteGiven(1, each, granted=True, closed=None, voted_term=1) for each in "ac"]
-    _, outputs = step(candidate, *votes, now=100.0 + 1.6 * T)
-    assert type(outputs[-1]) is el.ClaimLeadership, "it has voted itself, so that it is none"
-    left_out = el.VoteGiven(
-        1, "c", granted=False, closed=None, voted_term=1, configurations=(configuration("c", number=9, leader="c"),)
-    )
-    assert step(candidate, left_out, now=100.0 + 1.7 * T)[0].configurations == claimed
+def test_the_survivor_of_two_stops_its_workers_and_is_fenced_if_the_leader_is_silent():
+    _, at, outputs = until(follower("a", "h", "a"), 100.0, ROLE.FENCED)
+    assert at == 100.0 + 4 * T
+    told = [output for output in outputs if not isinstance(output, el.RequestVotes)]
+    assert told == [el.SuspendWorkers(), el.Fence("no leader was heard of for 20 s")]
 
 
-def test_whose_end_a_voter_saw_may_be_another_leaders():
-    """It had not heard of the one that is claimed to lead now, and may live."""
-    claimed = (configuration("h", "a", "b", "c"), configuration("a", "b", "c", leader="a", number=4))
-    candidate, _ = step(follower("b", configurations=claimed), el.Tick(), now=100.0 + 1.5 * T)
-    voter, _ = step(follower("c", "h", "a", "b", "c"), el.LinkBroken(closed=True), now=101.0)
-    _, (answer,) = step(voter, asked("b", log=(0, 9), number=4), now=101.0 + T)
-    assert (answer.vote.granted, answer.vote.closed) == (True, "h")
-    told, _ = step(candidate, el.VoteGiven(1, "c", granted=True, closed="h", voted_term=1), now=100.0 + 1.6 * T)
-    assert told.ended == {"h"}
+def test_of_three_a_refused_connection_proves_nothing_and_the_word_of_the_machine_does():
+    agent, outputs = step(follower("a", "h", "a", "b"), el.AgentRefused("h"), now=101.0)
+    assert (agent.role, outputs) == (ROLE.FOLLOWER, [])
+    agent, (trial,) = step(agent, el.AgentEnded("h"), now=101.0)
+    assert trial.asked == el.VoteAsked(1, "a", (0, 3), el.LogIndex(0, 1), 0, trial=True)
+    voter = follower("b", "h", "a", "b")
+    assert not granted(voter, trial.asked, 101.0)
+    assert granted(step(voter, el.AgentEnded("h"), now=101.0)[0], trial.asked, 101.0)
 
 
-def test_a_vote_needs_silence_or_the_end_of_the_leader():
-    voter = follower("c", "h", "a", "b", "c")
-    assert not granted(voter, asked(), 100.0 + T - 0.01)
-    assert granted(voter, asked(), 100.0 + T)
-    closed, _ = step(voter, el.LinkBroken(closed=True), now=100.1)
-    assert granted(closed, asked(), 100.2)
-    broken, _ = step(voter, el.LinkBroken(closed=False), now=100.1)
-    assert not granted(broken, asked(), 100.2)
+def test_a_candidate_is_elected_leads_once_a_majority_knows_and_gives_the_last_leader_up():
+    agent, now, outputs = until(follower("a", "h", "a", "b"), 100.0, ROLE.PRECANDIDATE)
+    assert now == 100.0 + T
+    assert (agent.promised, agent.term) == (0, 0), "a trial changes no term"
+    yes = el.VoteGiven(1, "b", trial=True, granted=True, promised=0)
+    agent, (request,) = step(agent, yes, now=now)
+    assert (agent.role, agent.promised, request.asked.trial) == (ROLE.CANDIDATE, 1, False)
+    agent, (claim,) = step(agent, replace(yes, trial=False, promised=1), now=now)
+    assert agent.role is ROLE.ELECTED
+    assert claim.configurations == (configuration("h", "a", "b"), el.Configuration(1, 4, "a", ("h", "a", "b")))
+    assert el.SuspendWorkers() in outputs
+    agent, outputs = step(agent, el.HeardFromAgent("b", 1, now, 4), now=now)
+    assert outputs[:2] == [
+        el.TakeOver(claim.configurations[-1]),
+        el.LoseNode("h", "it is silent, and its agent does not lead any more"),
+    ]
+    assert el.ResumeWorkers() in outputs
+    assert "h" not in agent.configuration.voters
+
+
+def test_a_vote_needs_silence():
+    agent = follower("b", "h", "a", "b")
+    assert not granted(agent, asked(), 100.0 + 0.9 * T)
+    assert granted(agent, asked(), 100.0 + T)
+    heard = el.HeardFromLeader((configuration("h", "a", "b"),), 1.0)
+    agent, _ = step(agent, heard, now=103.0)
+    assert not granted(agent, asked(), 103.0 + 0.9 * T)
 
 
 @pytest.mark.parametrize(
     "question",
     [
-        asked(number=2),
-        asked(candidate="x"),
-        asked(term=0),
-        pytest.param(asked(candidate="b", log=(0, 8)), id="a shorter log than the log follower's own"),
+        pytest.param(asked(term=0), id="of a term that has passed"),
+        pytest.param(asked(log=(0, 0)), id="that knows less of the log"),
+        pytest.param(asked(known=(0, 2)), id="that does not know the newest configuration"),
     ],
 )
 def test_who_is_not_voted_for(question):
-    voter, _ = step(follower("a", "h", "a", "b", "c"), el.LogFollowed(el.LogIndex(0, 9)), now=100.0)
-    assert not granted(voter, question, 106.0)
+    assert not granted(follower("b", "h", "a", "b"), question, 100.0 + T)
 
 
 def test_one_vote_in_a_term():
-    voter, _ = step(follower("c", "h", "a", "b", "c"), asked("a"), now=106.0)
-    assert granted(voter, asked("a"), 106.1)
-    assert not granted(voter, asked("b"), 106.1)
-    assert granted(voter, asked("b", term=2), 106.1)
-
-
-def test_the_second_log_follower_waits_longer():
-    first, second, third = (follower(me, "h", "a", "b", "c") for me in "abc")
-    assert election.next_deadline(first) == 100.0 + T
-    assert election.next_deadline(second) == 100.0 + 1.5 * T
-    assert election.next_deadline(third) == 100.0 + 2 * T
-
-
-def head_of(*agents):
-    leader = election.first_leader("h", T, 100.0)
-    leader, _ = step(leader, *(el.AgentsJoined((agent,)) for agent in agents), now=100.0)
-    return answer(leader, *agents, now=100.0)
-
-
-def answer(leader, *agents, now):
-    known = leader.configuration.number
-    return step(leader, *(el.HeardFromAgent(agent, 0, now, known) for agent in agents), now=now)[0]
-
-
-def test_answers_that_are_told_together_are_those_told_one_by_one():
-    leader = head_of("a", "b", "c")
-    heard = [
-        el.HeardFromAgent(*each)
-        for each in (("a", 0, 104.0, 9), ("a", 0, 103.0, 8), ("b", 1, 104.0, 9), ("x", 0, 1.0, 1))
-    ]
-    one_by_one, _ = step(leader, *heard, now=104.5)
-    together, _ = step(leader, el.HeardFromAgents(tuple(heard)), now=104.5)
-    assert together == one_by_one
-    assert (together.answers["a"], together.answers["b"]) == (104.0, 100.0)
-
-
-def test_a_leader_that_hears_no_majority_is_fenced_and_gives_nobody_up():
-    leader = answer(head_of("a", "b", "c"), "a", now=103.0)
-    leader, outputs = step(leader, el.Tick(), now=105.0)
-    assert outputs == [el.Fence("only 2 of the 4 nodes have answered within 5 s, which is no majority")]
-
-
-def test_a_leader_gives_up_the_minority_that_is_silent():
-    leader = answer(head_of("a", "b", "c"), "a", "b", now=104.0)
-    leader, outputs = step(leader, el.Tick(), now=105.0)
-    assert outputs[0] == el.LoseNode("c", "it has not answered for 5 s")
-    assert leader.configuration.agents == ("h", "a", "b")
-    assert len(leader.configurations) == 2, "the old configuration counts until a majority of it knows the new one"
-    assert len(answer(leader, "a", "b", now=105.1).configurations) == 1
-
-
-def test_a_leader_does_not_wait_for_a_time_that_has_passed():
-    """Too few had answered when a node fell silent, so that it was not given up; then one more answered, but late."""
-    leader = head_of("a", "b", "c", "d", "e")
-    leader = answer(leader, "a", "b", now=104.5)
-    leader, _ = step(leader, el.HeardFromAgent("c", 0, 102.0, leader.configuration.number), now=104.6)
-    leader, outputs = step(leader, el.HeardFromAgent("c", 0, 103.0, leader.configuration.number), now=105.8)
-    assert outputs == []
-    assert election.next_deadline(leader) > 105.8
-
-
-@pytest.mark.parametrize(
-    ("agents", "ended", "goes_on"), [("ab", "a", True), ("abc", "a", True), ("abc", "ac", False), ("a", "a", False)]
-)
-def test_who_ended_may_have_led_before_if_they_were_enough(agents, ended, goes_on):
-    """With replacements, then, which lead now, and of whom those that are left know nothing."""
-    configurations = (configuration("h", *agents, number=2), configuration("h", *dict.fromkeys(f"{agents}b")))
-    agent, _ = step(follower("b", configurations=configurations), el.LinkBroken(closed=True), now=101.0)
-    agent, _ = step(agent, *(el.AgentEnded(each) for each in ended), now=101.0)
-    agent, _ = step(agent, el.Tick(), now=102.0 + T / 2)
-    votes = [el.VoteGiven(1, each, granted=True, closed="h", voted_term=1) for each in agents if each not in ended]
-    agent, _ = step(agent, *votes, now=102.0 + T / 2)
-    answers = [el.HeardFromAgent(vote.voter, 1, 102.0 + T / 2, 4) for vote in votes]
-    agent, _ = step(agent, *answers, now=102.0 + T / 2)
-    assert (agent.role is el.ElectionRole.LEADER) == goes_on
-
-
-def test_a_log_follower_that_has_no_log_yet_knows_of_no_job():
-    agent = election.follower("a", T, 0, (configuration("h", "a"),), 100.0)
-    assert step(agent, el.LinkBroken(closed=True), now=101.0)[1] == []
-    assert election.next_deadline(agent) == 100.0 + 2 * T
-
-
-def test_claims_alone_keep_nobody_from_being_fenced():
-    """Two that can hear each other in one direction only would wait for ever."""
-    agent = follower("b", "h", "a", "b")
-    for at in (104.0, 107.0, 109.9):
-        agent, _ = step(
-            agent, el.HeardFromLeader(1, (configuration("a", "b", number=4, leader="a"),), claim=True), now=at
-        )
-    assert agent.term == 1
-    assert election.next_deadline(agent) <= 110.0
-    agent, _ = step(agent, el.Tick(), now=110.0)
-    assert agent.role is el.ElectionRole.FENCED
-
-
-def test_whoever_is_given_up_or_superseded_is_fenced():
-    agent, _ = step(
-        follower("a", "h", "a", "b"), el.HeardFromLeader(0, (configuration("h", "b", number=4),)), now=101.0
-    )
-    assert agent.role is el.ElectionRole.FENCED
-    leader, _ = step(
-        head_of("a", "b"), el.HeardFromLeader(1, (configuration("a", "b", "h", number=9, leader="a"),)), now=101.0
-    )
-    assert leader.role is el.ElectionRole.FENCED
+    agent, _ = step(follower("b", "h", "a", "b", "c"), asked("a"), now=100.0 + T)
+    assert (agent.promised, agent.voted_for) == (1, "a")
+    assert granted(agent, asked("a"), 100.0 + T), "its answer may have been lost"
+    assert not granted(agent, asked("c"), 100.0 + T)
+    assert granted(agent, asked("c", term=2), 100.0 + T)
 
 
 def test_a_voter_extends_the_authority_of_the_old_leader_no_more():
-    """Its answer to a heartbeat that comes late would let the old leader decide beside the new one."""
-    voter = follower("c", "h", "a", "b", "c")
-    assert election.follows(voter, 0)
-    voter, (answer,) = step(voter, asked(log=(0, 9)), now=100.0 + T)
-    assert answer.vote.granted
-    assert not election.follows(voter, 0)
-    voter, _ = step(voter, el.HeardFromLeader(1, (configuration("a", "b", "c", leader="a", number=4),)), now=101.0 + T)
-    assert election.follows(voter, 1)
+    agent, _ = step(follower("b", "h", "a", "b"), asked("a"), now=100.0 + T)
+    assert not election.follows(agent, 0)
+    agent, _ = step(agent, el.HeardFromLeader((configuration("h", "a", "b"),), 1.0), now=100.0 + T)
+    assert not election.follows(agent, 0)
+
+
+def test_voters_do_not_ask_all_at_once():
+    first, second = (until(follower(me, "h", "a", "b"), 100.0, ROLE.PRECANDIDATE)[1] for me in ("a", "b"))
+    assert second - first == T / 8
+
+
+def test_voters_that_hear_of_the_leaders_end_do_not_ask_all_at_once_either():
+    first, second = (step(follower(me, "h", "a", "b"), el.AgentEnded("h"), now=101.0)[0] for me in ("a", "b"))
+    assert first.role is ROLE.PRECANDIDATE
+    assert second.role is ROLE.FOLLOWER
+    assert election.next_deadline(second) == 101.0 + T / 8
+
+
+def test_who_is_no_voter_or_has_no_log_asks_for_no_votes():
+    for agent in (follower("c", "h", "a", "b"), election.follower("a", T, (configuration("h", "a", "b"),), 100.0)):
+        assert until(agent, 100.0, ROLE.FENCED)[2] == [el.SuspendWorkers(), el.Fence("no leader was heard of for 20 s")]
+
+
+def test_answers_that_are_told_together_are_those_told_one_by_one():
+    heard = (
+        el.HeardFromAgent("a", 0, 101.0, 3),
+        el.HeardFromAgent("b", 0, 100.5, 3),
+        el.HeardFromAgent("a", 1, 9.9, 9),
+    )
+    agent = leads("a", "b")
+    together, _ = step(agent, el.HeardFromAgents(heard), now=101.0)
+    assert together == step(agent, *heard, now=101.0)[0]
+
+
+def test_a_leader_that_hears_no_majority_decides_nothing_gives_nobody_up_and_may_lead_on():
+    agent, outputs = leads("a", "b"), []
+    while quorum.has_authority(agent, now := election.next_deadline(agent)):
+        agent, more = step(agent, el.Tick(), now=now)
+        outputs += more
+    agent, _ = step(agent, el.Tick(), now=now)
+    assert (now, outputs) == (100.0 + T, [el.SuspendWorkers()])
+    assert agent.role is ROLE.LEADER
+    agent, outputs = answer(agent, "a", now=now + 1)
+    assert outputs == [el.ResumeWorkers()]
+    assert quorum.has_authority(agent, now + 1)
+    agent, outputs = answer(agent, "a", now=now + 0.9 * T)
+    assert outputs == [], "the other one is waited for anew"
+
+
+def test_a_leader_that_regains_no_authority_is_fenced():
+    _, at, outputs = until(leads("a", "b"), 100.0, ROLE.FENCED)
+    assert at == 100.0 + 4 * T
+    assert outputs[-1] == el.Fence("only 1 of the 3 voters have answered, which is no majority")
+
+
+def test_a_leader_without_authority_falls_silent_in_turn_so_that_another_can_be_elected():
+    agent, _ = step(leads("a", "b"), el.Tick(), now=100.0 + T)
+    speaks = [quorum.speaks(agent, 100.0 + T + quarter * T / 4) for quarter in range(12)]
+    assert speaks == ([True] * 2 + [False] * 6 + [True] * 2 + [False] * 2)
+
+
+def test_a_leader_gives_up_a_silent_node_after_that_has_stopped_its_workers():
+    agent, now, lost = leads("a", "b", "c"), 100.0, []
+    while not lost:
+        now = min(now + T / 10, election.next_deadline(agent))
+        agent, outputs = answer(agent, "a", "b", now=now)
+        lost = [output for output in outputs if isinstance(output, el.LoseNode)]
+    assert lost[0] == el.LoseNode("c", "it has not answered for 5 s")
+    assert now >= 100.0 + T
+    node = follower("c", "h", "a", "b", "c")
+    node, _ = step(node, el.HeardFromLeader(node.configurations, 1.0), now=100.5)
+    node, _ = step(node, el.HeardFromLeader(node.configurations, 2.0), now=101.5)
+    node, _ = step(node, el.HeardFromLeader(node.configurations, 3.0, confirmed=1.0), now=103.0)
+    assert node.governed_at == 100.5, "only the answer to the first heartbeat is known to have come"
+    while not node.suspended:
+        now = election.next_deadline(node)
+        node, _ = election.step(node, el.Tick(), now)
+    assert now == 100.5 + 0.9 * T
+
+
+def test_claims_alone_keep_nobody_from_being_fenced():
+    agent, now = follower("c", "h", "a", "b"), 100.0
+    claim = el.HeardFromLeader((configuration("h", "a", "b"), el.Configuration(1, 4, "a", ("h", "a", "b"))))
+    while agent.role is not ROLE.FENCED:
+        now += T / 10
+        agent, _ = step(agent, claim, now=now)
+    assert now == pytest.approx(100.0 + 4 * T, abs=T / 10)
+
+
+def test_whoever_is_given_up_is_fenced_and_whoever_is_superseded_follows_with_its_workers_stopped():
+    assert step(follower("a", "h", "a"), el.Evicted(0, "silent"), now=101.0)[1] == [el.Fence("silent")]
+    later = el.HeardFromLeader((el.Configuration(1, 4, "a", ("h", "a", "b")),), 1.0)
+    agent, outputs = step(leads("a", "b"), later, now=101.0)
+    assert (agent.role, agent.term, outputs) == (ROLE.FOLLOWER, 1, [el.SuspendWorkers()])
+
+
+def test_a_paused_agent_counts_from_when_it_wakes():
+    agent, now = follower("a", "h", "a", "b"), 100.0 + 10 * T
+    agent, outputs = step(agent, el.Tick(), now=now)
+    assert outputs == [el.SuspendWorkers()]
+    assert election.next_deadline(agent) == now + T / 2, "the leader may have been paused, too"
+    assert until(agent, now, ROLE.FENCED)[1] >= now + 4 * T
+
+
+def grow(nodes, now=100.0):
+    """Return a leader that all these nodes have joined, once its voters stay the same."""
+    agent = election.first_leader("h", T, now, nodes.get("h", ""))
+    joined = tuple(el.Candidacy(node, domain) for node, domain in nodes.items() if node != "h")
+    agent, _ = step(agent, el.AgentsJoined(joined), now=now)
+    sizes = []
+    while not sizes or sizes[-1] != agent.configuration:
+        sizes.append(agent.configuration)
+        agent, _ = answer(agent, *(each.agent for each in joined), now=now)
+    changes = [{*later.voters} ^ {*earlier.voters} for earlier, later in pairwise(sizes)]
+    assert all(len(change) == 1 for change in changes), changes
+    return agent
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 5), (6, 5), (100, 5)])
+def test_how_many_vote(nodes, count):
+    assert voters.wanted(nodes) == count
+    agent = grow({f"n{number}": "" for number in range(nodes - 1)})
+    assert len(agent.configuration.voters) == count
+
+
+def test_voters_are_in_different_failure_domains_as_far_as_possible():
+    agent = grow({"h": "x", "a": "x", "b": "x", "c": "x", "d": "y", "e": "y", "f": "z"})
+    domains = sorted(agent.failure_domains[voter] for voter in agent.configuration.voters)
+    assert len(domains) == 5
+    assert {*domains} == {"x", "y", "z"}
+
+
+def test_the_vote_of_a_lost_node_is_given_to_another():
+    agent = grow(dict.fromkeys("abcd", ""))
+    rest = [node for node in "abcd" if node != agent.configuration.voters[-1]]
+    agent, outputs = step(agent, el.AgentEnded(agent.configuration.voters[-1]), now=100.0)
+    assert isinstance(outputs[0], el.LoseNode)
+    for _ in range(4):
+        agent, _ = answer(agent, *rest, now=100.0)
+    assert len(agent.configuration.voters) == 3
+    assert {*agent.configuration.voters} <= {"h", *rest}

@@ -1,0 +1,34 @@
+"""What a leader's messages mean for this node, and how it answers."""
+
+from deadpool_run.agent.node.node import LocalNode
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire import peers
+
+
+def heartbeat_ack(node: LocalNode, heartbeat: peers.Heartbeat, configuration: int, received: int) -> peers.HeartbeatAck:
+    """Return the answer of a node that knows this configuration, and got so many of the leader's messages."""
+    return peers.HeartbeatAck(
+        heartbeat.term,
+        heartbeat.sent_at,
+        configuration,
+        received,
+        rank_entries=node.rank_entries(),
+        traffic=node.traffic(),
+    )
+
+
+def carry_out(node: LocalNode, message: peers.Message) -> None:
+    """Pass a message of the leader to the node. Raises `ProtocolError` for one that is none."""
+    match message:
+        case peers.World():
+            node.set_world(message)
+        case peers.Order(effect, capture_interval, source):
+            node.perform(effect, capture_interval, source)
+        case peers.Buddies():
+            node.set_buddies(message)
+        case peers.Committed():
+            node.committed(message)
+        case peers.Save() | peers.Void() | peers.Load() | peers.Durable():
+            node.durable_order(message)
+        case _:
+            raise ProtocolError(f"a leader does not send {type(message).__name__}")

@@ -1,0 +1,38 @@
+"""What two agents have sent each other, kept until it is received: a broken connection between them loses nothing."""
+
+from collections import deque
+
+MAX_UNRECEIVED_BYTES = 64 << 20
+"""Nobody keeps more than this for a peer that is away."""
+
+
+class LinkSession:
+    """One end. It outlives its connections, and counts the messages each way; heartbeats and their answers are none."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        """The number of the peer's messages that came."""
+        self._unreceived: deque[bytes] = deque()
+        self._dropped = 0
+        self._bytes = 0
+
+    def sent(self, frame: bytes) -> None:
+        """Keep a message, which is sent now, or when there is a connection again."""
+        self._unreceived.append(frame)
+        self._bytes += len(frame)
+        while self._bytes > MAX_UNRECEIVED_BYTES:
+            self._drop()
+
+    def confirmed(self, count: int) -> None:
+        """Note that the peer has received so many messages."""
+        while self._unreceived and self._dropped < count:
+            self._drop()
+
+    def rest(self, count: int) -> list[bytes] | None:
+        """Return the messages that a peer lacks which has received so many; None if they are not kept any more."""
+        self.confirmed(count)
+        return list(self._unreceived) if self._dropped == count else None
+
+    def _drop(self) -> None:
+        self._bytes -= len(self._unreceived.popleft())
+        self._dropped += 1

@@ -1,0 +1,203 @@
+"""What an agent of an election does when it is due: ask for votes, claim, lead, and give nodes up. Pure."""
+
+from dataclasses import replace
+
+from deadpool_run.core.leadership import quorum, voters
+from deadpool_run.core.leadership.electorate import (
+    NEVER,
+    Agent,
+    ClaimLeadership,
+    Configuration,
+    ElectionRole,
+    Fence,
+    LoseNode,
+    Output,
+    RequestVotes,
+    ResumeWorkers,
+    ShareConfiguration,
+    SuspendWorkers,
+    TakeOver,
+    VoteAsked,
+)
+from deadpool_run.ids import NodeId
+
+_R = ElectionRole
+
+
+def advance(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    """Do what is due; nothing is due any more when nothing is put out."""
+    if now >= quorum.fence_at(agent):
+        return fence(agent, _why_alone(agent))
+    if (suspended := now >= quorum.governed_at(agent) + quorum.SUSPEND * agent.timeout_s) is not agent.suspended:
+        return replace(agent, suspended=suspended), (SuspendWorkers() if suspended else ResumeWorkers(),)
+    return _ACTIONS[agent.role](agent, now)
+
+
+def _follow(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    if now < quorum.bid_at(agent):
+        return agent, ()
+    return _ask(replace(agent, role=_R.PRECANDIDATE, votes=frozenset({agent.me})), now)
+
+
+def _sound_out(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    if quorum.have_majorities(agent, agent.votes):
+        return _stand(agent, now)
+    return _ask(agent, now) if _is_due_again(agent, now) else (agent, ())
+
+
+def _campaign(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    if quorum.have_majorities(agent, agent.votes):
+        return _claim(_elected(agent), now)
+    if now >= agent.began_at + quorum.CANDIDACY * agent.timeout_s:
+        wait_s = quorum.CANDIDACY * agent.timeout_s + quorum.patience_s(agent)
+        return replace(agent, role=_R.FOLLOWER, bids_from=now + wait_s), ()
+    return _request(agent, now) if _is_due_again(agent, now) else (agent, ())
+
+
+def _establish(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    if quorum.have_majorities(agent, quorum.who_know(agent)) and now < quorum.authority_until(agent):
+        return _take_over(agent, now)
+    if not _is_due_again(agent, now):
+        return agent, ()
+    if agent.seen > agent.candidate_term:  # somebody has promised a later term, and perhaps hears no claim of this one
+        return _ask(replace(agent, role=_R.PRECANDIDATE, votes=frozenset({agent.me})), now)
+    return _claim(agent, now)
+
+
+def _is_due_again(agent: Agent, now: float) -> bool:
+    return now >= agent.asked_at + quorum.ASK_AGAIN * agent.timeout_s
+
+
+def _ask(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    """Ask who would vote in a term that nobody has voted in yet."""
+    term = max(agent.seen, agent.promised, agent.term) + 1
+    if term != agent.candidate_term:
+        agent = replace(agent, candidate_term=term, votes=frozenset({agent.me}))
+    return _request(agent, now)
+
+
+def _stand(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    """Begin the candidacy: enough would vote."""
+    before, term = agent.promised, agent.candidate_term
+    agent = replace(
+        agent,
+        role=_R.CANDIDATE,
+        promised=term,
+        voted_for=agent.me,
+        seen=max(agent.seen, term),
+        votes=frozenset({agent.me}),
+        began_at=now,
+    )
+    return _request(agent, now, before)
+
+
+def _request(agent: Agent, now: float, promised: int | None = None) -> tuple[Agent, tuple[Output, ...]]:
+    voting = {voter for configuration in agent.configurations for voter in configuration.voters}
+    asked = VoteAsked(
+        agent.candidate_term,
+        agent.me,
+        agent.configuration.index,
+        agent.log,
+        agent.promised if promised is None else promised,
+        trial=agent.role is _R.PRECANDIDATE,
+    )
+    return replace(agent, asked_at=now), (RequestVotes(asked, tuple(sorted(voting - {agent.me}))),)
+
+
+def _elected(agent: Agent) -> Agent:
+    """Add the first configuration of the term: the voters are the same, and the leader is one of them."""
+    last = agent.configuration
+    voting = last.voters if agent.me in last.voters else (*last.voters, agent.me)
+    first = Configuration(agent.candidate_term, last.number + 1, agent.me, voting)
+    configurations = (*agent.configurations, first)
+    return replace(agent, role=_R.ELECTED, configurations=configurations, answers={}, known={}, answered_at={})
+
+
+def _claim(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    return replace(agent, asked_at=now), (ClaimLeadership(agent.configurations),)
+
+
+def _take_over(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    """Lead. The last leader's authority is over, so that its workers are stopped: if it is silent, it is given up at once."""
+    *before, mine = agent.configurations
+    others = (voter for voter in mine.voters if voter != agent.me)
+    agent = replace(
+        agent, role=_R.LEADER, term=mine.term, lapsed_at=None, answered_at=dict.fromkeys(others, now), heartbeats={}
+    )
+    last = {each.leader for each in before} - {agent.me}
+    if len(last) != 1:  # somebody else was elected, and perhaps decided nothing: who led is not certain
+        return agent, (TakeOver(mine),)
+    if last & agent.answers.keys():  # it follows, and its vote may be needed
+        return agent, (TakeOver(mine),)
+    agent, lost = _lose(agent, last.pop(), "it is silent, and its agent does not lead any more")
+    return agent, (TakeOver(mine), *lost)
+
+
+def _lead(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    if now >= quorum.authority_until(agent):
+        return (replace(agent, lapsed_at=now) if agent.lapsed_at is None else agent), ()
+    if agent.lapsed_at is not None:  # and nobody else was elected
+        agent = replace(agent, lapsed_at=None, answered_at=dict.fromkeys(agent.answered_at, now))
+    if len(agent.configurations) > 1:
+        if quorum.have_majorities(agent, quorum.who_know(agent)):
+            agent = replace(agent, configurations=agent.configurations[-1:])
+            return agent, (ShareConfiguration(agent.configurations),)
+    elif (voting := voters.change(agent, now)) is not None:
+        last = agent.configuration
+        agent = replace(agent, configurations=(last, Configuration(agent.term, last.number + 1, agent.me, voting)))
+        return agent, (ShareConfiguration(agent.configurations),)
+    return _give_up(agent, now)
+
+
+def _give_up(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    """Lose a node that certainly ended, or that was silent for so long that its workers are stopped."""
+    is_fresh = now < quorum.authority_until(agent) - quorum.BLAME * agent.timeout_s
+    for other, answered_at in agent.answered_at.items():
+        if quorum.is_gone(agent, other):
+            return _lose(agent, other, "its agent ended")
+        if is_fresh and now >= answered_at + agent.timeout_s:
+            return _lose(agent, other, f"it has not answered for {agent.timeout_s:g} s")
+    return agent, ()
+
+
+def _lose(agent: Agent, node: NodeId, silent: str) -> tuple[Agent, tuple[Output, ...]]:
+    answered_at = {other: at for other, at in agent.answered_at.items() if other != node}
+    why = "its agent ended" if quorum.is_gone(agent, node) else silent
+    return replace(agent, answered_at=answered_at), (LoseNode(node, why),)
+
+
+def _why_alone(agent: Agent) -> str:
+    if agent.role is not _R.LEADER:
+        return f"no leader was heard of for {quorum.FENCE * agent.timeout_s:g} s"
+    voting = agent.configuration.voters
+    answered = sum(
+        voter == agent.me or agent.looked_at < agent.answers.get(voter, NEVER) + agent.timeout_s for voter in voting
+    )
+    return f"only {answered} of the {len(voting)} voters have answered, which is no majority"
+
+
+def step_down(agent: Agent, now: float) -> Agent:
+    """Lead no more, and stop the workers. The agent may be elected again, if nobody else is."""
+    lapsed_at = now if agent.lapsed_at is None else agent.lapsed_at
+    return replace(
+        agent,
+        role=_R.FOLLOWER,
+        heard_at=lapsed_at - agent.timeout_s,
+        governed_at=lapsed_at - agent.timeout_s,
+        bids_from=now + quorum.CANDIDACY * agent.timeout_s,
+        lapsed_at=None,
+    )
+
+
+def fence(agent: Agent, reason: str) -> tuple[Agent, tuple[Output, ...]]:
+    """Leave the election."""
+    return replace(agent, role=_R.FENCED), (Fence(reason),)
+
+
+_ACTIONS = {
+    _R.FOLLOWER: _follow,
+    _R.PRECANDIDATE: _sound_out,
+    _R.CANDIDATE: _campaign,
+    _R.ELECTED: _establish,
+    _R.LEADER: _lead,
+}

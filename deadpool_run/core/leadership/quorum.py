@@ -1,0 +1,110 @@
+"""What an agent concludes from what it knows: majorities, authority, and when something is due."""
+
+from collections.abc import Collection
+
+from deadpool_run.core.leadership.electorate import FOREVER, NEVER, Agent, Configuration, ElectionRole
+from deadpool_run.ids import NodeId
+
+# In node timeouts:
+SUSPEND = 0.9
+FENCE = 4.0
+"""Without a leader; at least this long, since a paused machine counts from when it wakes."""
+BLAME = 0.5
+"""A leader gives nodes up only while it has authority for so long to come: else it may be the one that is cut off."""
+ASK_AGAIN = 0.1
+PATIENCE = 0.125
+"""A voter waits so much longer than the voter before it, that they do not all ask at once."""
+CANDIDACY = 0.5
+PROBE, SILENCE = 0.5, 1.5
+"""A leader without authority sends heartbeats for so long, and none for so long, in turn."""
+PAUSE = 0.25
+"""Who is told of a deadline so late did not run for a while."""
+
+
+def has_authority(agent: Agent, now: float) -> bool:
+    """Tell whether this agent leads, and nobody else can have been elected."""
+    return agent.role is ElectionRole.LEADER and now < authority_until(agent)
+
+
+def speaks(agent: Agent, now: float) -> bool:
+    """Tell whether the leader sends heartbeats.
+
+    Without authority it tries to regain it. But where it is heard and hears nothing, nobody else is elected before it is silent.
+    """
+    if agent.lapsed_at is None:
+        return True
+    lapsed = max(agent.lapsed_at, agent.woken_at)
+    return (now - lapsed) % ((PROBE + SILENCE) * agent.timeout_s) < PROBE * agent.timeout_s
+
+
+def has_no_leader(agent: Agent, now: float) -> bool:
+    """Tell whether the leader ended, or was silent for so long that it lost this agent's share of its authority."""
+    return is_gone(agent, agent.configuration.leader) or now >= agent.heard_at + agent.timeout_s
+
+
+def is_gone(agent: Agent, other: NodeId) -> bool:
+    """Tell whether the agent ended: certainly, or as far as one of two can find out."""
+    of_two = len(agent.configurations) == 1 and set(agent.configuration.voters) == {agent.me, other}
+    return other in agent.ended or (of_two and other in agent.refused)
+
+
+def is_majority(agent: Agent, configuration: Configuration, who: Collection[NodeId]) -> bool:
+    """Tell whether these agents decide. Of two agents one decides alone if the other ended."""
+    others = [voter for voter in configuration.voters if voter != agent.me]
+    alone = len(others) == 1 and len(configuration.voters) == 2 and others[0] in agent.ended | agent.refused
+    return configuration.is_majority({*who, others[0]} if alone and agent.me in who else who)
+
+
+def have_majorities(agent: Agent, who: Collection[NodeId]) -> bool:
+    """Tell whether these agents decide in each configuration that counts."""
+    return all(is_majority(agent, configuration, who) for configuration in agent.configurations)
+
+
+def who_know(agent: Agent) -> set[NodeId]:
+    """Return who knows the newest configuration."""
+    newest = agent.configuration.number
+    return {agent.me, *(other for other, known in agent.known.items() if known >= newest)}
+
+
+def authority_until(agent: Agent) -> float:
+    """Return when too few will have answered, of some configuration that counts; infinity for one that decides alone."""
+    until = FOREVER
+    for configuration in agent.configurations:
+        if is_majority(agent, configuration, {agent.me}):
+            continue
+        sent_at = [FOREVER if one == agent.me else agent.answers.get(one, NEVER) for one in configuration.voters]
+        until = min(until, sorted(sent_at, reverse=True)[len(sent_at) // 2] + agent.timeout_s)
+    return until
+
+
+def governed_at(agent: Agent) -> float:
+    """Return when this node's workers were last certainly counted on."""
+    return authority_until(agent) - agent.timeout_s if agent.role is ElectionRole.LEADER else agent.governed_at
+
+
+def fence_at(agent: Agent) -> float:
+    """Return when the agent waits for a leader, or for authority, no longer."""
+    if agent.role is not ElectionRole.LEADER:
+        return max(agent.governed_at, agent.woken_at) + FENCE * agent.timeout_s
+    if agent.lapsed_at is None:
+        return FOREVER
+    return max(agent.lapsed_at, agent.woken_at) + (FENCE - 1) * agent.timeout_s
+
+
+def bid_at(agent: Agent) -> float:
+    """Return when the agent asks for votes, if it is a voter and knows the job.
+
+    So does one that the newest configuration leaves out: it may be the only one that knows that configuration.
+    """
+    votes = any(agent.me in configuration.voters for configuration in agent.configurations)
+    if not votes or not agent.log.entries:
+        return FOREVER
+    gone = is_gone(agent, agent.configuration.leader)
+    gone_at = agent.gone_at if gone else agent.heard_at + agent.timeout_s
+    return max(gone_at + patience_s(agent), agent.bids_from)
+
+
+def patience_s(agent: Agent) -> float:
+    """Return how much longer this voter waits than the first. One that led, or is being left out, waits longest."""
+    others = [voter for voter in agent.configuration.voters if voter != agent.configuration.leader]
+    return (others.index(agent.me) if agent.me in others else len(others)) * PATIENCE * agent.timeout_s

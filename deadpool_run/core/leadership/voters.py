@@ -1,0 +1,48 @@
+"""Which agents vote: at most five, in different failure domains as far as possible. One changes at a time."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from deadpool_run.core.leadership.electorate import MAX_VOTERS, NEVER, Agent
+from deadpool_run.ids import NodeId
+
+
+def wanted(nodes: int) -> int:
+    """Return how many of so many nodes vote. An even number survives no more losses than the odd one below it."""
+    return nodes if nodes <= 2 else min(MAX_VOTERS, nodes - 1 + nodes % 2)
+
+
+def change(agent: Agent, now: float) -> tuple[NodeId, ...] | None:
+    """Return the leader's next voters, of which one is new or gone; None if they are right.
+
+    A new one has answered of late: it extends the leader's authority from the beginning.
+    """
+    voters = agent.configuration.voters
+    nodes = (agent.me, *agent.answered_at)
+    for voter in voters:
+        if voter not in nodes:
+            return _without(voters, voter)
+    recent = now - agent.timeout_s / 2
+    others = [node for node in nodes if node not in voters and agent.answers.get(node, NEVER) > recent]
+    share = _sharing(agent, voters)
+    fresh = [node for node in others if not _domain(agent, node) or _domain(agent, node) not in share]
+    count = wanted(len(nodes))
+    if len(voters) > count:
+        return _without(voters, max(voters, key=lambda voter: (voter != agent.me, share[_domain(agent, voter)])))
+    if len(voters) < count and others:
+        return (*voters, (fresh or others)[0])
+    crowded = any(number > 1 for number in share.values())
+    return (*voters, fresh[0]) if crowded and fresh else None
+
+
+def _sharing(agent: Agent, voters: Iterable[NodeId]) -> Counter[str]:
+    """Return how many voters each failure domain has. An unknown one is shared with nobody."""
+    return Counter(domain for voter in voters if (domain := _domain(agent, voter)))
+
+
+def _domain(agent: Agent, node: NodeId) -> str:
+    return agent.failure_domains.get(node, "")
+
+
+def _without(voters: tuple[NodeId, ...], one: NodeId) -> tuple[NodeId, ...]:
+    return tuple(voter for voter in voters if voter != one)
