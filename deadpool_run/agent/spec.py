@@ -10,7 +10,6 @@ from enum import IntFlag, StrEnum
 from pathlib import Path
 from string import Template
 
-from deadpool_run.agent.authority.claim import ExternalAuthority
 from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
@@ -156,8 +155,6 @@ class LaunchSpec:
     """Without progress of any rank for longer, the culprits are ended. 0: no detection."""
     cluster: Cluster | None = None
     """None: one machine."""
-    authority: ExternalAuthority | None = None
-    """Records who leads the run, outside its agents. None: the agents decide alone."""
     durable: DurableSpec | None = None
     slurm: Discovery | None = None
     """The place in a Slurm job; None outside any."""

@@ -269,38 +269,3 @@ def test_gpus_are_counted_by_their_device_nodes(tmp_path, visible, expected):
 def test_where_state_goes():
     assert state_dir({"XDG_STATE_HOME": "/var/s"}) == Path("/var/s/deadpool-run")
     assert state_dir({"XDG_STATE_HOME": "relative", "HOME": "/home/u"}) == Path("/home/u/.local/state/deadpool-run")
-
-
-SEVERAL = {"nnodes": "2", "rdzv_endpoint": "host:1"}
-
-
-def test_by_default_the_machines_decide_alone():
-    assert planned(**SEVERAL).spec.authority is None
-    assert planned(**SEVERAL, authority="agents").spec.authority is None
-    assert planned(authority="file:/shared").spec.authority is None, "one machine"
-
-
-def test_an_authority_is_that_of_the_run():
-    assert planned(**SEVERAL, authority="file:/shared", run_id="job").spec.authority.where == "file:/shared"
-    assert planned(**SEVERAL, authority="file:/shared", rdzv_id="job").spec.authority.where == "file:/shared"
-    pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
-    found = planned(environment={**pod, "DEADPOOL_AUTHORITY": "k8s:leader"}, **SEVERAL, run_id="job")
-    assert found.spec.authority.where == "k8s:leader"
-
-
-@pytest.mark.parametrize(
-    ("given", "first", "last"),
-    [
-        ({"authority": "file:/shared"}, "--authority 'file:/shared': it needs a name of the run", "--run-id NAME"),
-        ({"authority": "zk://h", "run_id": "job"}, "--authority 'zk://h': not an authority", "write agents, file:/DIR"),
-        ({"authority": "", "run_id": "job"}, "--authority '': not an authority", "write agents, file:/DIR"),
-        ({"authority": "k8s:leader", "run_id": "job"}, "--authority 'k8s:leader': this process is not in a pod", "pod"),
-    ],
-)
-def test_an_authority_that_cannot_be_asked_is_refused_with_advice(given, first, last):
-    with pytest.raises(UsageError) as caught:
-        planned(**SEVERAL, **given)
-    lines = str(caught.value).splitlines()
-    assert lines[0].startswith(first)
-    assert last in lines[-1]
-    assert len(lines) == 2

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deadpool_run.agent.authority.claim import ExternalAuthority
-from deadpool_run.agent.authority.parse import AGENTS, parse_authority
 from deadpool_run.agent.numa import BindingMode
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, LaunchSpec, Mode, StartMethod, Streams, Target
 from deadpool_run.cli.cluster.nodes import cluster, host_of, shape
@@ -80,7 +78,6 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         signals_to_handle=_signals(values),
         hang_timeout_s=values.seconds("hang_timeout", or_zero=True),
         cluster=cluster(values, wanted.machines, here.host_name, here.token),
-        authority=_authority(values, run_id, here) if wanted.machines > 1 else None,
         durable=durable,
     )
     return Launch(spec, tuple(accepted_only.notes(values, ranks, several=wanted.machines > 1)))
@@ -141,17 +138,6 @@ def _names(values: Values, fresh_id: str) -> tuple[str, str]:
     if values.flag("standalone") or rendezvous_id in {"", "none"}:
         return fresh_id, directory_name(fresh_id)
     return rendezvous_id, directory_name(f"{rendezvous_id[: _MAX_NAME - len(fresh_id) - 1]}-{fresh_id}")
-
-
-def _authority(values: Values, run_id: str, here: Surroundings) -> ExternalAuthority | None:
-    if run_id == here.fresh_run_id and values.text("authority") != AGENTS:
-        advice = "add the same --run-id NAME to the line of every machine, a new name for each run"
-        raise values.refuse("authority", "it needs a name of the run that all machines know", advice)
-    try:
-        return parse_authority(values.text("authority"), run_id, here.environment)
-    except UsageError as error:
-        why, _, advice = str(error).partition("\n")
-        raise values.refuse("authority", why, advice) from error
 
 
 def _start_method(values: Values, environment: Mapping[str, str]) -> StartMethod:

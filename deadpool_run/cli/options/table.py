@@ -72,12 +72,6 @@ _NODES = (
             default="5",
         ),
         Option(
-            "authority",
-            "agents|file:DIR|etcd://HOST:PORT|k8s:NAME",
-            "Service that records who leads the run, the same on all machines: a folder on a shared disk, etcd v3, or a Lease of Kubernetes. agents: none, the machines decide by majority.",
-            default="agents",
-        ),
-        Option(
             "join_timeout",
             "SECONDS",
             "How long to wait for enough machines, at the start and after a loss.",
