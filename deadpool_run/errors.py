@@ -28,7 +28,7 @@ class UsageError(DeadpoolError):
 
 
 class AuthorityError(DeadpoolError):
-    """The external authority of a run (`--authority`) cannot be asked, or its record of the run cannot be read."""
+    """The external authority of a run cannot be asked, or its record of the run cannot be read."""
 
 
 class NoSuchRunError(DeadpoolError):
