@@ -134,6 +134,8 @@ class LaunchSpec:
     """Streams that go to files instead of the console, per local rank; none for a missing rank."""
     tee: Mapping[int, Streams] = field(default_factory=dict)
     """Streams that go to files and to the console with a prefix, per local rank."""
+    log_line_prefix_template: str = ""
+    """Of that prefix. Empty: `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`, or torchrun's default."""
     local_ranks_filter: frozenset[int] | None = None
     """Only these local ranks show on the console. None: all."""
     duplicate_stdout_filters: tuple[str, ...] = ()

@@ -68,6 +68,7 @@ class Agent:
         """When the newest heartbeat was sent that each agent answered."""
         self.members: set[str] = set()
         """Agents that have answered this leader, but those that it has given up."""
+        self.held_at: float | None = None
         self.waiting: list[ev.Event] = []
         """Facts that came while this leader lacked authority."""
 
@@ -85,7 +86,7 @@ class Agent:
         """Keep one alarm: the next deadline of the election's and the coordinator's."""
         self.plan += 1
         plan, dues = self.plan, [election.next_deadline(self.mind)]
-        if self.decides():
+        if self.decides() and self.held_at is None:
             at = coordinator.next_deadline(self.cluster.settings, self.state)
             dues.append(None if at is None else at - self.origin)
         due = min((at for at in dues if at is not None), default=None)
@@ -98,7 +99,7 @@ class Agent:
         self.think(el.Tick())
         due = election.next_deadline(self.mind)
         assert due is None or due > self.now, "time stands still"
-        if self.decides():
+        if self.decides() and self.held_at is None:
             due = coordinator.next_deadline(self.cluster.settings, self.state)
             if due is not None and due <= self.now + self.origin:
                 self.decide(ev.TimeAdvanced())
@@ -127,13 +128,19 @@ class Agent:
 
     def resign(self) -> None:
         """Lead no more. It may be elected again, and begins from its log then."""
-        self.deciding = False
+        self.deciding, self.held_at = False, None
         self.state = coordinator.new_state(self.cluster.settings)
         self.waiting, self.members, self.confirmed = [], set(), {}
 
     def go_on(self) -> None:
-        """Decide on what came while authority was missing. For the job no time has passed."""
-        if self.decides() and self.waiting and quorum.has_authority(self.mind, self.now):
+        """Decide nothing while authority is missing, and then on what came meanwhile. For the job no time has passed."""
+        if not self.decides():
+            return
+        if not quorum.has_authority(self.mind, self.now):
+            self.held_at = self.now if self.held_at is None else self.held_at
+        elif self.held_at is not None:
+            self.origin -= self.now - self.held_at
+            self.held_at = None
             waiting, self.waiting = self.waiting, []
             for event in waiting:
                 self.decide(event)
@@ -292,7 +299,7 @@ class Agent:
     def decide(self, event: ev.Event) -> None:
         if not self.decides() or self.cluster.stopped is not None:
             return
-        if not quorum.has_authority(self.mind, self.now):
+        if self.held_at is not None or not quorum.has_authority(self.mind, self.now):
             self.waiting.append(event)
             return
         epoch, now = self.state.epoch, self.now + self.origin

@@ -16,7 +16,7 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.copies import buddies, holders, replicas
 from deadpool_run.core.decision import Decision
-from deadpool_run.core.leadership import election, electorate, quorum, reconcile, takeover
+from deadpool_run.core.leadership import electorate, quorum, reconcile, takeover
 from deadpool_run.core.recovery import repair, restart, spare_pool
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import MEMBER_TRANSITIONS, MemberPhase
@@ -220,10 +220,6 @@ NODE_PLANTS: dict[Plant, tuple[str, ...]] = {
 """Those that only a job on several nodes can show."""
 
 
-def an_agent_votes_twice_in_a_term(patch):
-    patch.setattr(election, "is_free", lambda _agent, _asked: True)
-
-
 def votes_are_given_while_the_leader_is_heard(patch):
     patch.setattr(quorum, "has_no_leader", lambda _agent, _now: True)
 
@@ -281,7 +277,6 @@ def the_new_leader_reads_its_own_clock(patch):
 
 
 ELECTION_PLANTS: tuple[Plant, ...] = (
-    an_agent_votes_twice_in_a_term,
     votes_are_given_while_the_leader_is_heard,
     a_leader_without_a_majority_goes_on,
 )

@@ -6,9 +6,9 @@
 
 import os
 import select
+import socket
 import tempfile
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -17,6 +17,7 @@ from deadpool_run.agent.records.error_file import RootCause
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Streams
 from deadpool_run.errors import UsageError
 
+_TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _READ_BYTES = 64 << 10
 MAX_LINE_BYTES = 1 << 20
 """A longer line is shown in pieces."""
@@ -40,6 +41,7 @@ class Logs:
     def __init__(self, spec: LaunchSpec) -> None:
         """Make the tree's root, unless logs are off. Raises `UsageError` if that fails."""
         self._spec = spec
+        self._prefix_template = spec.log_line_prefix_template or os.environ.get(_TEMPLATE_VARIABLE, "")
         self._needles = {"stdout": spec.duplicate_stdout_filters, "stderr": spec.duplicate_stderr_filters}
         self.root: Path | None = None
         """The log tree's root; None if logs are off."""
@@ -91,7 +93,9 @@ class Logs:
             tee = stream.flag in self._spec.tee.get(local_rank, Streams.NONE)
             path = self._attempt / str(local_rank) / f"{stream.name}.log"
             if tee and shown:
-                return self._start_tee(stream, path, line_prefix(os.environ, self._spec.role, local_rank, rank))
+                return self._start_tee(
+                    stream, path, line_prefix(self._prefix_template, self._spec.role, local_rank, rank)
+                )
             if tee or stream.flag in self._spec.redirects.get(local_rank, Streams.NONE):
                 return _append(path)
         return None if shown else os.open(os.devnull, os.O_WRONLY)
@@ -111,10 +115,10 @@ class Logs:
         return writer
 
 
-def line_prefix(env: Mapping[str, str], role: str, local_rank: int, rank: int) -> bytes:
-    """Return the prefix of a tee'd line. `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE` is torchrun's way to change it."""
-    template = env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or "[${role_name}${local_rank}]:"
-    return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank).encode()
+def line_prefix(template: str, role: str, local_rank: int, rank: int) -> bytes:
+    """Return the prefix of a tee'd line, from torchrun's template of it."""
+    macros = {"role_name": role, "rank": rank, "local_rank": local_rank, "hostname": socket.gethostname()}
+    return Template(template or "[${role_name}${local_rank}]:").safe_substitute(macros).encode()
 
 
 @dataclass(frozen=True, slots=True)

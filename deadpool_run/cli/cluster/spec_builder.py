@@ -66,6 +66,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         log_dir=Path(values.text("log_dir")).absolute() if values.text("log_dir") else None,
         redirects=_streams(values, "redirects", ranks),
         tee=_streams(values, "tee", ranks),
+        log_line_prefix_template=values.text("log_line_prefix_template"),
         local_ranks_filter=_local_ranks(values),
         duplicate_stdout_filters=split_needles(values.text("duplicate_stdout_filters")),
         duplicate_stderr_filters=split_needles(values.text("duplicate_stderr_filters")),

@@ -77,6 +77,12 @@ LOGS_OPTIONS = group(
         short="-t",
     ),
     Option(
+        "log_line_prefix_template",
+        "TEMPLATE",
+        "Prefix of tee'd lines on the console, with ${role_name}, ${local_rank}, ${rank} and ${hostname}. "
+        "Default: that of TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or [${role_name}${local_rank}]:",
+    ),
+    Option(
         "local_ranks_filter",
         "RANKS",
         "Local ranks, separated by commas, whose output is shown on the console. Default: all. Files are not affected.",

@@ -251,6 +251,8 @@ def _asked(agent: Agent, asked: VoteAsked, now: float) -> tuple[Agent, tuple[Out
             seen=max(agent.seen, asked.term),
             bids_from=now + quorum.CANDIDACY * agent.timeout_s,
         )
+    elif granted and agent.role is _R.PRECANDIDATE and quorum.precedes(agent, asked.candidate):  # who knows as much
+        agent = replace(agent, role=_R.FOLLOWER, bids_from=now + quorum.CANDIDACY * agent.timeout_s)
     leader = agent.configuration.leader
     ended = leader if leader in agent.ended else None
     vote = VoteGiven(asked.term, agent.me, asked.trial, granted, agent.promised, ended)

@@ -106,5 +106,14 @@ def bid_at(agent: Agent) -> float:
 
 def patience_s(agent: Agent) -> float:
     """Return how much longer this voter waits than the first. One that led, or is being left out, waits longest."""
-    others = [voter for voter in agent.configuration.voters if voter != agent.configuration.leader]
-    return (others.index(agent.me) if agent.me in others else len(others)) * PATIENCE * agent.timeout_s
+    return _place(agent, agent.me) * PATIENCE * agent.timeout_s
+
+
+def precedes(agent: Agent, other: NodeId) -> bool:
+    """Tell whether the other voter is to lead rather than this one, if both know as much."""
+    return _place(agent, other) < _place(agent, agent.me)
+
+
+def _place(agent: Agent, voter: NodeId) -> int:
+    others = [each for each in agent.configuration.voters if each != agent.configuration.leader]
+    return others.index(voter) if voter in others else len(others)

@@ -1,6 +1,7 @@
 """Where output goes: torchrun's log tree, the console with a prefix, or the console as it is."""
 
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -172,9 +173,20 @@ def test_a_console_that_does_not_block_loses_nothing(spec, monkeypatch, tmp_path
 
 
 def test_the_prefix_follows_torchruns_template():
-    assert line_prefix({}, "trainer", 3, 7) == b"[trainer3]:"
-    template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${role_name}/$rank/${local_rank} $$ ${other}> "}
+    assert line_prefix("", "trainer", 3, 7) == b"[trainer3]:"
+    template = "${role_name}/$rank/${local_rank} $$ ${other}> "
     assert line_prefix(template, "trainer", 3, 7) == b"trainer/7/3 $ ${other}> "
+    assert line_prefix("${hostname}:${rank}: ", "trainer", 3, 7) == f"{socket.gethostname()}:7: ".encode()
+
+
+@pytest.mark.parametrize("given", ["as an option", "in the environment", "both"])
+def test_the_template_of_the_command_line_wins(cluster, tmp_path, given):
+    option = ("--log-line-prefix-template", "option ${rank}> ") if given != "in the environment" else ()
+    env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "variable ${rank}> "} if given != "as an option" else {}
+    options = ("--start-method", "spawn", "--log-dir", str(tmp_path / "logs"), "--tee", "1", *option)
+    job = cluster(str(tmp_path), script="report.py", nproc=1, spares=0, options=options, env=env)
+    assert job.wait_exit() == 0, job.told()
+    assert job.stdout == f"{'variable' if given == 'in the environment' else 'option'} 0> out of 0\n"
 
 
 def test_a_job_with_tee_and_redirects(cluster, tmp_path):
