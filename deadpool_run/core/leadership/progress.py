@@ -49,7 +49,7 @@ def _campaign(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
     if quorum.have_majorities(agent, agent.votes):
         return _claim(_elected(agent), now)
     if now >= agent.began_at + quorum.CANDIDACY * agent.timeout_s:
-        return replace(agent, role=_R.FOLLOWER, bids_from=now + quorum.patience_s(agent)), ()
+        return _follow(replace(agent, role=_R.FOLLOWER, bids_from=now + quorum.patience_s(agent)), now)
     return _request(agent, now) if _is_due_again(agent, now) else (agent, ())
 
 
