@@ -1,5 +1,6 @@
 """A job over four hosts, one of them in reserve, loses one, in every way in which hosts are lost."""
 
+import re
 import signal
 
 import pytest
@@ -48,6 +49,8 @@ def test_a_host_that_loses_its_power(fleet, reference, whose, layout):
     lost = 0 if whose == "the coordinator's" else next(host for host in (2, 1, 3) if ranks[host])
     job.power_off(lost)
     job.check_repaired(reference(layout, STEPS), ranks[lost], others(lost))
+    told = "".join(job.agents[host].output for host in others(lost))
+    assert {*re.findall(r"node (\S+) is lost: ", told)} == {f"h{lost}"}, "the others, voters or not, follow the leader"
 
 
 @pytest.mark.parametrize("whose", ["the coordinator's", "another"])

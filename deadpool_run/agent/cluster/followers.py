@@ -80,6 +80,8 @@ class Followers:
         """Found in this turn of the loop, and not submitted yet."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        for node, member in leader.state.nodes.items():  # the last leader knew them, and most are no voters
+            leadership.know(peers.Peer(node, member.place.address, member.place.port))
         leader.server.on_entry = self._log
         self._heartbeat()
 
