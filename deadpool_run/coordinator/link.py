@@ -14,8 +14,7 @@ MAX_UNSENT_BYTES = 64 << 20
 class PeerLink(FrameStream):
     """An authenticated connection. It does not judge whether a peer is silent: that depends on what the peer has to send.
 
-    `on_lost` is called once with the reason, and whether the peer closed the connection. A peer closes it when its process ends, or
-    after it has said so.
+    `on_lost` is called once with the reason, and whether the peer closed the connection. That proves nothing about the peer.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""What two agents have sent each other, kept until it is received: a broken connection between them loses nothing."""
+"""Messages between two agents that were not received yet. They are sent again if the connection breaks."""
 
 from collections import deque
 
 MAX_UNRECEIVED_BYTES = 64 << 20
-"""Nobody keeps more than this for a peer that is away."""
+"""Limit on what is kept for a peer that is not connected."""
 
 
 class LinkSession:

@@ -124,9 +124,9 @@ class Follower:
     def keep_connected(
         self, node: NodeId, term: int, dial: Callable[[], Awaitable[socket.socket]], silence_s: float
     ) -> None:
-        """Replace the connection each time that it breaks, or that nothing came for so long, or half as long again.
+        """Make a new connection whenever this one breaks, or is silent for `silence_s`, or up to half as long again.
 
-        Nodes do that at different times: the leader may just be busy.
+        The leader may just be busy, so that not all nodes are to dial it at the same time.
         """
         silence_s *= random.uniform(1.0, 1.5)  # noqa: S311 - no secret
         if self._closed:

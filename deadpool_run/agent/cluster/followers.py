@@ -164,19 +164,18 @@ class Followers:
         heartbeat = self._leadership.heartbeat()
         if heartbeat is None:
             return
+        confirms = self._leadership.has_authority()
         for node in self._connections.nodes():
-            self._send_heartbeat(node, heartbeat)
+            self._send_heartbeat(node, heartbeat, confirms=confirms)
         if agent.term > 0:  # nodes that the last leader admitted may not know this one
             nodes = self._connections.nodes()
             self._leadership.claim(node for node in self._leader.state.nodes if node not in nodes)
 
-    def _send_heartbeat(self, node: NodeId, heartbeat: peers.Heartbeat) -> None:
-        own = structs.replace(heartbeat, confirmed=self._confirms(node), received=self._connections.received(node))
+    def _send_heartbeat(self, node: NodeId, heartbeat: peers.Heartbeat, *, confirms: bool) -> None:
+        """Send the heartbeat. It `confirms` the node's newest answer, unless another leader may be elected."""
+        confirmed = self._confirmed.get(node) if confirms else None
+        own = structs.replace(heartbeat, confirmed=confirmed, received=self._connections.received(node))
         self._connections.send_heartbeat(node, peers.encode(own))
-
-    def _confirms(self, node: NodeId) -> float | None:
-        """Return the heartbeat whose answer may be confirmed to the node: none while another leader may be elected."""
-        return self._confirmed.get(node) if self._leadership.has_authority() else None
 
     def _log(self, now: float, event: Event) -> None:
         if self._log_followers:
@@ -267,7 +266,7 @@ class Followers:
         self._confirmed[node] = max(sent_at, self._confirmed.get(node, sent_at))
         heartbeat = self._leadership.heartbeat() if first else None
         if heartbeat is not None:
-            self._send_heartbeat(node, heartbeat)
+            self._send_heartbeat(node, heartbeat, confirms=self._leadership.has_authority())
 
     def submit(self, event: Event) -> None:
         """Take in a fact."""

@@ -16,7 +16,7 @@ LOOKS = 20
 
 
 class ElectionNode(Protocol):
-    """What the outcome of elections means for a node."""
+    """A node, as far as elections concern it."""
 
     def voters_are(self, voters: Sequence[Peer]) -> None:
         """Note the other voters: they are to hear of the end of this agent."""
@@ -47,8 +47,8 @@ class LeadershipOwner(Protocol):
     def follow(self, leader: Peer, term: int) -> None:
         """Follow another leader."""
 
-    def has_authority(self, *, again: bool) -> None:
-        """Decide nothing for now: this leader's authority has run out. Or decide `again`: nobody else was elected."""
+    def authority_changed(self, *, regained: bool) -> None:
+        """Decide again, since nobody else was elected; or nothing for now, since this leader's authority has run out."""
 
     def fence(self, reason: str) -> None:
         """End this node's workers, and leave the job."""
@@ -141,13 +141,13 @@ class Leadership:
         after, outputs = election.step(self._agent, event, self._loop.time())
         self._agent = after
         if _decides(before) and not _decides(after):
-            self._owner.has_authority(again=False)
+            self._owner.authority_changed(regained=False)
         if after.configuration.voters != before.configuration.voters:
             self._owner.node.voters_are(self.others())
         for output in outputs:
             self._act(output)
         if _decides(after) and not _decides(before) and after.term == before.term:
-            self._owner.has_authority(again=True)
+            self._owner.authority_changed(regained=True)
         leader = self._addresses.get(after.configuration.leader)
         if after.role is ElectionRole.FOLLOWER and after.term > before.term and leader is not None:
             self._owner.follow(leader, after.term)

@@ -1,4 +1,4 @@
-"""What a leader's messages mean for this node, and how it answers."""
+"""Carries out a leader's messages on this node, and answers its heartbeats."""
 
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.errors import ProtocolError

@@ -358,9 +358,9 @@ class Participation:
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def has_authority(self, *, again: bool) -> None:
-        """Decide nothing for now: this leader's authority has run out. Or decide `again`: nobody else was elected."""
-        if self.leader is not None and again:
+    def authority_changed(self, *, regained: bool) -> None:
+        """Decide again, since nobody else was elected; or nothing for now, since this leader's authority has run out."""
+        if self.leader is not None and regained:
             self.leader.server.resume()
         elif self.leader is not None:
             self.leader.server.hold()

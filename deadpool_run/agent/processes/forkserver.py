@@ -92,7 +92,7 @@ class ForkServer:
             self._forget_recalled()
 
     def testify(self, node: str, token: bytes, agents: Sequence[tuple[str, int]]) -> None:
-        """Have these agents told, when this one ends, that the node and its workers ended. None: nobody is told."""
+        """Have the fork server tell these agents, after this one has ended, that the node and its workers have ended."""
         self._witness = {"do": "witness", "node": node, "token": token.hex(), "agents": list(agents)}
         self._send(self._witness)
 

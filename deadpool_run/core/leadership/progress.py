@@ -1,4 +1,4 @@
-"""What an agent of an election does when it is due: ask for votes, claim, lead, and give nodes up. Pure."""
+"""What an agent does when a deadline is reached: it asks for votes, claims, leads, or gives nodes up. Pure."""
 
 from dataclasses import replace
 

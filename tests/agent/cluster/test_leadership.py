@@ -29,8 +29,8 @@ class Body:
     def fence(self, reason):
         self.fenced = reason
 
-    def has_authority(self, *, again):
-        self.decides.append(again)
+    def authority_changed(self, *, regained):
+        self.decides.append(regained)
 
 
 def in_loop(test):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from election_steps import step
 
 from deadpool_run.core.leadership import election, quorum, voters
 from deadpool_run.core.leadership import electorate as el
@@ -19,14 +20,6 @@ def configuration(*voting, number=3, leader="h", term=0):
 def follower(me, *voting, configurations=None):
     agent = election.follower(me, T, configurations or (configuration(*voting),), 100.0)
     return election.step(agent, el.LogFollowed(el.LogIndex(0, 1)), 100.0)[0]
-
-
-def step(agent, *events, now):
-    outputs = []
-    for event in events:
-        agent, more = election.step(agent, event, now)
-        outputs += more
-    return agent, outputs
 
 
 def until(agent, now, role):

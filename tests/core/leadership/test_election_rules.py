@@ -1,5 +1,7 @@
 """Rules of the election that the search asked for, one by one."""
 
+from election_steps import step
+
 from deadpool_run.core.leadership import election, quorum
 from deadpool_run.core.leadership import electorate as el
 
@@ -31,14 +33,6 @@ def leader(*others, now=100.0):
 def answers(agent, *others, sent_at):
     number = agent.configuration.number
     return el.HeardFromAgents(tuple(el.HeardFromAgent(other, agent.term, sent_at, number) for other in others))
-
-
-def step(agent, *events, now):
-    outputs = []
-    for event in events:
-        agent, more = election.step(agent, event, now)
-        outputs += more
-    return agent, outputs
 
 
 def asked(candidate, term, known, promised, *, log=(0, 1), trial=True):
