@@ -4,6 +4,7 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.completion import Shells, get_completion_script  # type: ignore[attr-defined]  # not in its __all__
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
@@ -17,14 +18,14 @@ from deadpool_run.errors import DeadpoolError
 
 USAGE = 2
 ABORTED = 1
-_OWN_OPTIONS = {"--version", "--install-completion", "--show-completion"}
+_OWN_OPTIONS = {"--version", "--install-completion", "--show-completion", "--print-completion"}
 
 
 class _DefaultRun(TyperGroup):
     """Runs `run` if the first word is not a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in _OWN_OPTIONS):
+        if not args or (args[0] not in self.commands and args[0].partition("=")[0] not in _OWN_OPTIONS):
             args = ["run", *args]
         if args[0] == "run":
             args = ["run", *canonical(args[1:])]
@@ -56,8 +57,19 @@ app.add_typer(config, name="config")
 
 
 @app.callback()
-def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _root(
+    *,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    print_completion: Annotated[
+        Shells | None, typer.Option(help="Print the completion script of a shell and exit, as torchrun does.")
+    ] = None,
+) -> None:
     """Train with spares."""
+    if print_completion:
+        shell = print_completion.value
+        sys.stdout.write(
+            get_completion_script(prog_name="deadpool-run", complete_var="_DEADPOOL_RUN_COMPLETE", shell=shell) + "\n"
+        )
     if version:
         from importlib.metadata import version as installed  # noqa: PLC0415 - only here
 

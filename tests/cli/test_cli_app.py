@@ -177,6 +177,25 @@ def test_version():
     assert deadpool("--version").stdout.startswith("deadpool-run 0.")
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_of_a_shell(shell):
+    done = deadpool("--print-completion", shell)
+    assert done.returncode == 0
+    assert "_DEADPOOL_RUN_COMPLETE=complete_" in done.stdout
+    assert shell in done.stdout
+
+
+def test_the_completion_of_an_unknown_shell_is_refused():
+    done = deadpool("--print-completion", "tcsh")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'bash', 'zsh'" in done.stderr
+
+
+def test_options_are_completed():
+    words = {"COMP_WORDS": "deadpool-run --npro", "COMP_CWORD": "1", "_DEADPOOL_RUN_COMPLETE": "complete_bash"}
+    assert deadpool(env=words).stdout.split() == ["--nproc-per-node"]
+
+
 def test_env_tells_what_a_bug_report_needs(home):
     said = deadpool("env", env=ours(home, NCCL_DEBUG="INFO", SECRET_TOKEN="hunter2")).stdout
     for word in ("torch", "python", "CPUs", "GPUs", "NCCL_DEBUG=INFO"):

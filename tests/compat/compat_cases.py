@@ -25,6 +25,8 @@ class Case:
     signal: str = ""
     """Sent to every launcher once all ranks are up."""
     module: str = "torch.distributed.run"
+    since: tuple[int, int] = (2, 13)
+    """The first torch whose torchrun has the option."""
     quick: bool = False
     """Also run by `make test`."""
 
@@ -174,6 +176,7 @@ CASES = (
     _case("no logs, redirected", f"{TWO} --log-dir /dev/null -r 3 probe.py"),
     _case("no logs, tee'd", f"{TWO} --log-dir /dev/null -t 3 probe.py"),
     _case("no logs, one rank", f"{TWO} --log-dir /dev/null --local-ranks-filter 0 probe.py", "filters without files"),
+    _case("completion", "--print-completion bash", "completion", world=0, since=(2, 15)),
     _case("logs in a file's place", f"{TWO} --log-dir {{scripts}}/probe.py -r 3 probe.py", USAGE, world=0),
     _case(
         "a prefix",
@@ -188,6 +191,20 @@ CASES = (
         TEE,
         VARIABLES,
         env={PREFIX: "$$ $rank ${other} "},
+    ),
+    _case(
+        "a prefix, as an option",
+        f"{LOGS} -t 3 --log-line-prefix-template '${{role_name}}/${{rank}}/${{local_rank}}> ' probe.py",
+        TEE,
+        since=(2, 15),
+    ),
+    _case(
+        "a prefix, as an option and in the environment",
+        f"{LOGS} -t 3 --log-line-prefix-template '$$ ${{rank}} ${{other}} ' probe.py",
+        TEE,
+        VARIABLES,
+        env={PREFIX: "${rank}> "},
+        since=(2, 15),
     ),
     # --- ends ---
     _case("exit code 7", f"{LOGS} -r 3 probe.py 1=7 0=hold", quick=True),

@@ -76,6 +76,11 @@ DIFFERENCES = {
         "Variables of flags also accept true and false; torchrun takes 1 and 0 only.",
         r".*",
     ),
+    "completion": Difference(
+        "`--print-completion` prints deadpool-run's own script, for bash, zsh, fish and PowerShell, and needs no further "
+        "package; torchrun's needs shtab, and knows bash, zsh and tcsh.",
+        r"exit",
+    ),
     "signal names": Difference(
         "An unknown name in `--signals-to-handle` is refused; torchrun ignores it.",
         r".*",

@@ -1,6 +1,7 @@
 """deadpool-run is torchrun, but for a written list of differences: each command line runs under both."""
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from compat_docs import PAGE, generated, section
 from compat_launch import Launcher, TorchrunServer, observe
 
 ABSENT = "<absent>"
+TORCH = tuple(int(part) for part in version("torch").split(".")[:2])
+HERE = [case for case in CASES if case.since <= TORCH]
 
 
 @pytest.fixture(scope="session")
@@ -43,12 +46,12 @@ def check(case, theirs, ours):
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)  # two launches, each with its bound
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
 def test_as_under_torchrun(case, tmp_path):
     check(case, observe(case, Launcher("theirs"), tmp_path / "t"), observe(case, Launcher("ours"), tmp_path / "o"))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.quick], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in HERE if case.quick], ids=lambda case: case.name)
 def test_as_under_a_torchrun_that_was_imported_before(case, server, tmp_path):
     """The same of a few, in seconds: torchrun is forked from a process that has imported it."""
     check(
