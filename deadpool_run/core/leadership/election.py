@@ -7,6 +7,9 @@ A leader has authority while a majority of the voters answers. An answer extends
 voter votes for another before that long after it *heard* the question: so two never have authority at once, provided that
 clocks run at the same rate. In the same way no rank is given away while its worker runs: a node's workers are stopped before
 the leader gives the node up. Closed and refused connections prove nothing, except where only two agents vote.
+
+Where there is an external authority, two voters that do not hear each other give no votes: each claims the term after the one
+that it knows, and the authority grants it to one of them, once. The other one leaves the job.
 """
 
 from collections.abc import Iterable
@@ -21,6 +24,7 @@ from deadpool_run.core.leadership.electorate import (
     AgentEnded,
     AgentRefused,
     AgentsJoined,
+    AuthorityAnswered,
     Configuration,
     ElectionRole,
     Event,
@@ -40,19 +44,37 @@ from deadpool_run.ids import NodeId
 _R = ElectionRole
 
 
-def first_leader(me: NodeId, timeout_s: float, now: float, failure_domain: str = "", term: int = 0) -> Agent:
+def first_leader(  # noqa: PLR0913 - what is known at the beginning
+    me: NodeId, timeout_s: float, now: float, failure_domain: str = "", term: int = 0, *, claims: bool = False
+) -> Agent:
     """Return the agent that the job begins with."""
     alone = Configuration(term, 1, me, (me,))
-    domains = {me: failure_domain}
-    return Agent(me, timeout_s, _R.LEADER, (alone,), now, now, term, promised=term, seen=term, failure_domains=domains)
+    return Agent(
+        me,
+        timeout_s,
+        _R.LEADER,
+        (alone,),
+        now,
+        now,
+        term,
+        promised=term,
+        seen=term,
+        failure_domains={me: failure_domain},
+        claims=claims,
+    )
 
 
-def follower(
-    me: NodeId, timeout_s: float, configurations: tuple[Configuration, ...], asked_at: float, failure_domain: str = ""
+def follower(  # noqa: PLR0913 - as above
+    me: NodeId,
+    timeout_s: float,
+    configurations: tuple[Configuration, ...],
+    asked_at: float,
+    failure_domain: str = "",
+    *,
+    claims: bool = False,
 ) -> Agent:
     """Return an agent that the leader of these configurations has taken in. `asked_at` is when it asked for that."""
     term = configurations[-1].term
-    domains = {me: failure_domain}
     return Agent(
         me,
         timeout_s,
@@ -63,7 +85,8 @@ def follower(
         term,
         promised=term,
         seen=term,
-        failure_domains=domains,
+        failure_domains={me: failure_domain},
+        claims=claims,
     )
 
 
@@ -94,11 +117,12 @@ def next_deadline(agent: Agent) -> float | None:
         case _R.PRECANDIDATE | _R.ELECTED:
             due.append(again)
         case _R.CANDIDATE:
-            due += [again, agent.began_at + quorum.CANDIDACY * agent.timeout_s]
+            due.append(again)
+            due += [agent.began_at + quorum.CANDIDACY * agent.timeout_s] if quorum.rival(agent) is None else []
         case _R.LEADER:
             until = quorum.authority_until(agent)
             silent_at = min(agent.answered_at.values(), default=FOREVER) + agent.timeout_s
-            due += [until] if agent.lapsed_at is None else []
+            due += [until] if agent.lapsed_at is None else [max(quorum.claim_at(agent), again)]
             # A pause shows in what comes late, so the leader looks often: it blames nobody for what it did not hear itself.
             due += [agent.looked_at + quorum.PAUSE * agent.timeout_s] if agent.answered_at else []
             due += [silent_at] if agent.looked_at < silent_at < until - quorum.BLAME * agent.timeout_s else []
@@ -109,6 +133,8 @@ def next_deadline(agent: Agent) -> float | None:
 def may_vote(agent: Agent, asked: VoteAsked, now: float) -> bool:
     """Tell whether the candidate is to be voted for."""
     if asked.term <= agent.term or not is_free(agent, asked) or not knows_as_much(agent, asked):
+        return False
+    if quorum.rival(agent) is not None:
         return False
     return agent.role is not _R.LEADER and quorum.has_no_leader(agent, now)
 
@@ -175,6 +201,8 @@ def _hear(  # noqa: C901, PLR0911, PLR0912 - one case for each fact
             return _asked(agent, event, now)
         case VoteGiven():
             return _voted(agent, event), ()
+        case AuthorityAnswered():
+            return _authority_answered(agent, event, now)
         case Tick():
             return agent, ()
         case _:
@@ -266,3 +294,19 @@ def _voted(agent: Agent, vote: VoteGiven) -> Agent:
     if not (wanted and vote.granted and vote.term == agent.candidate_term):
         return agent
     return replace(agent, votes=agent.votes | {vote.voter})
+
+
+def _authority_answered(agent: Agent, answer: AuthorityAnswered, now: float) -> tuple[Agent, tuple[Output, ...]]:
+    rival = quorum.rival(agent)
+    leads = agent.role is _R.LEADER and not quorum.has_authority(agent, now)
+    wanted = agent.term + 1 if leads else agent.candidate_term
+    asks = leads or agent.role is (_R.PRECANDIDATE if answer.trial else _R.CANDIDATE)
+    if rival is None or not asks or answer.term != wanted:
+        return agent, ()
+    if not answer.granted:
+        return progress.fence(agent, f"the authority has given term {answer.term} to another node, or the run is over")
+    if not answer.trial:
+        return replace(agent, ended=agent.ended | {rival}), ()
+    if leads:
+        agent = replace(progress.step_down(agent, now), role=_R.PRECANDIDATE, candidate_term=wanted)
+    return replace(agent, votes=frozenset({agent.me, rival})), ()

@@ -107,7 +107,7 @@ class AgentEnded:
 class AgentRefused:
     """An agent's connection was closed, and its host refuses another. A firewall does that too.
 
-    It counts only where two agents vote, and nobody else could say more.
+    It counts only where two agents vote, and neither a third nor an external authority could say more.
     """
 
     agent: NodeId
@@ -159,6 +159,15 @@ class VoteGiven:
 
 
 @dataclass(frozen=True, slots=True)
+class AuthorityAnswered:
+    """The external authority's answer to an `AskAuthority`."""
+
+    term: int
+    trial: bool
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A deadline was reached."""
 
@@ -174,6 +183,7 @@ Event = (
     | LogFollowed
     | VoteAsked
     | VoteGiven
+    | AuthorityAnswered
     | Tick
 )
 
@@ -184,6 +194,14 @@ class RequestVotes:
 
     asked: VoteAsked
     voters: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskAuthority:
+    """Claim this term with the external authority. `trial`: only find out whether it would be granted."""
+
+    term: int
+    trial: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +260,7 @@ class Fence:
 
 Output = (
     RequestVotes
+    | AskAuthority
     | GiveVote
     | ClaimLeadership
     | TakeOver
@@ -271,7 +290,7 @@ class Agent:
     heartbeats: Mapping[float, float] = field(default_factory=dict)
     """When heartbeats were received that the leader has not confirmed yet, by when they were sent."""
     ended: frozenset[NodeId] = frozenset()
-    """Agents that certainly ended."""
+    """Agents that certainly ended, or that can never lead again because the external authority gave the next term to this one."""
     refused: frozenset[NodeId] = frozenset()
     """Agents whose connection was closed and whose host refuses another, since they were last heard of."""
     gone_at: float = NEVER
@@ -305,6 +324,8 @@ class Agent:
     known: Mapping[NodeId, int] = field(default_factory=dict)
     """The number of the newest configuration that each agent knows."""
     failure_domains: Mapping[NodeId, str] = field(default_factory=dict)
+    claims: bool = False
+    """Of two voters that do not hear each other, an external authority decides which one leads."""
 
     @property
     def configuration(self) -> Configuration:

@@ -6,6 +6,7 @@ from deadpool_run.core.leadership import quorum, voters
 from deadpool_run.core.leadership.electorate import (
     NEVER,
     Agent,
+    AskAuthority,
     ClaimLeadership,
     Configuration,
     ElectionRole,
@@ -48,7 +49,7 @@ def _sound_out(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
 def _campaign(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
     if quorum.have_majorities(agent, agent.votes):
         return _claim(_elected(agent), now)
-    if now >= agent.began_at + quorum.CANDIDACY * agent.timeout_s:
+    if quorum.rival(agent) is None and now >= agent.began_at + quorum.CANDIDACY * agent.timeout_s:
         return _follow(replace(agent, role=_R.FOLLOWER, bids_from=now + quorum.patience_s(agent)), now)
     return _request(agent, now) if _is_due_again(agent, now) else (agent, ())
 
@@ -68,8 +69,11 @@ def _is_due_again(agent: Agent, now: float) -> bool:
 
 
 def _ask(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
-    """Ask who would vote in a term that nobody has voted in yet."""
-    term = max(agent.seen, agent.promised, agent.term) + 1
+    """Ask who would vote in a term that nobody has voted in yet; the authority only for the one after the leader's.
+
+    Who does not know the last leader must not get a later term than who does.
+    """
+    term = agent.term + 1 if quorum.rival(agent) is not None else max(agent.seen, agent.promised, agent.term) + 1
     if term != agent.candidate_term:
         agent = replace(agent, candidate_term=term, votes=frozenset({agent.me}))
     return _request(agent, now)
@@ -91,6 +95,8 @@ def _stand(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
 
 
 def _request(agent: Agent, now: float, promised: int | None = None) -> tuple[Agent, tuple[Output, ...]]:
+    if quorum.rival(agent) is not None:
+        return replace(agent, asked_at=now), (AskAuthority(agent.candidate_term, agent.role is _R.PRECANDIDATE),)
     voting = {voter for configuration in agent.configurations for voter in configuration.voters}
     asked = VoteAsked(
         agent.candidate_term,
@@ -104,9 +110,14 @@ def _request(agent: Agent, now: float, promised: int | None = None) -> tuple[Age
 
 
 def _elected(agent: Agent) -> Agent:
-    """Add the first configuration of the term: the voters are the same, and the leader is one of them."""
+    """Add the first configuration of the term: the voters are the same, and the leader is one of them.
+
+    One that the authority ruled out is none of them: it must not come to know of this term, and claim the one after it.
+    """
     last = agent.configuration
     voting = last.voters if agent.me in last.voters else (*last.voters, agent.me)
+    if agent.claims and {agent.me} == set(voting) - agent.ended:
+        voting = (agent.me,)
     first = Configuration(agent.candidate_term, last.number + 1, agent.me, voting)
     configurations = (*agent.configurations, first)
     return replace(agent, role=_R.ELECTED, configurations=configurations, answers={}, known={}, answered_at={})
@@ -119,7 +130,7 @@ def _claim(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
 def _take_over(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
     """Lead. The last leader's authority is over, so that its workers are stopped: if it is silent, it is given up at once."""
     *before, mine = agent.configurations
-    others = (voter for voter in mine.voters if voter != agent.me)
+    others = {voter for each in (before[-1], mine) for voter in each.voters} - {agent.me}
     agent = replace(
         agent, role=_R.LEADER, term=mine.term, lapsed_at=None, answered_at=dict.fromkeys(others, now), heartbeats={}
     )
@@ -134,7 +145,10 @@ def _take_over(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
 
 def _lead(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
     if now >= quorum.authority_until(agent):
-        return (replace(agent, lapsed_at=now) if agent.lapsed_at is None else agent), ()
+        agent = replace(agent, lapsed_at=now) if agent.lapsed_at is None else agent
+        if now < quorum.claim_at(agent) or not _is_due_again(agent, now):
+            return agent, ()
+        return replace(agent, asked_at=now), (AskAuthority(agent.term + 1, trial=True),)
     if agent.lapsed_at is not None:  # and nobody else was elected
         agent = replace(agent, lapsed_at=None, answered_at=dict.fromkeys(agent.answered_at, now))
     if len(agent.configurations) > 1:

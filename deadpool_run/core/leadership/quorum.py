@@ -45,13 +45,22 @@ def has_no_leader(agent: Agent, now: float) -> bool:
 def is_gone(agent: Agent, other: NodeId) -> bool:
     """Tell whether the agent ended: certainly, or as far as one of two can find out."""
     of_two = len(agent.configurations) == 1 and set(agent.configuration.voters) == {agent.me, other}
-    return other in agent.ended or (of_two and other in agent.refused)
+    return other in agent.ended or (of_two and not agent.claims and other in agent.refused)
+
+
+def rival(agent: Agent) -> NodeId | None:
+    """Return the voter without which nothing can be decided here, where an external authority decides between the two."""
+    if not agent.claims or any(agent.me not in configuration.voters for configuration in agent.configurations):
+        return None
+    others = {voter for configuration in agent.configurations for voter in configuration.voters} - {agent.me}
+    return None if len(others) != 1 or others <= agent.ended else others.pop()
 
 
 def is_majority(agent: Agent, configuration: Configuration, who: Collection[NodeId]) -> bool:
     """Tell whether these agents decide. Of two agents one decides alone if the other ended."""
     others = [voter for voter in configuration.voters if voter != agent.me]
-    alone = len(others) == 1 and len(configuration.voters) == 2 and others[0] in agent.ended | agent.refused
+    gone = agent.ended if agent.claims else agent.ended | agent.refused
+    alone = len(others) == 1 and len(configuration.voters) == 2 and others[0] in gone
     return configuration.is_majority({*who, others[0]} if alone and agent.me in who else who)
 
 
@@ -101,7 +110,17 @@ def bid_at(agent: Agent) -> float:
         return FOREVER
     gone = is_gone(agent, agent.configuration.leader)
     gone_at = agent.gone_at if gone else agent.heard_at + agent.timeout_s
+    if rival(agent) is not None:  # of two that cannot hear each other, the leader is to go on
+        gone_at += PATIENCE * agent.timeout_s
     return max(gone_at + patience_s(agent), agent.bids_from)
+
+
+def claim_at(agent: Agent) -> float:
+    """Return when a leader without authority claims the next term: the other's workers are stopped by then."""
+    other = rival(agent)
+    if other is None or agent.lapsed_at is None:
+        return FOREVER
+    return max(agent.lapsed_at, agent.answered_at.get(other, NEVER) + agent.timeout_s, agent.bids_from)
 
 
 def patience_s(agent: Agent) -> float:

@@ -17,6 +17,7 @@ def digest(world: World) -> int:
             tuple(_host_key(host, now) for host in world.hosts.values()),
             tuple((link, _message_key(message, now)) for _, link, message in order),
             tuple((until - now, *rest) for until, *rest in world.bad),
+            world.granted,
         )
     )
 

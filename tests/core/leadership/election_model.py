@@ -16,6 +16,8 @@ T = 80.0
 """The node timeout. All parts of it that the election uses are whole numbers, so that equal states compare equal."""
 BEAT = T / 5
 ROLE = el.ElectionRole
+AUTHORITY = NodeId("authority")
+"""The external one, at the end of links to all machines."""
 Link = tuple[NodeId, NodeId, str]
 Fault = tuple[Any, ...]
 
@@ -48,12 +50,16 @@ class World:
     """All machines and everything that is under way. Methods change it in place."""
 
     __slots__ = (
-        "bad", "committed", "excused", "hosts", "links", "now", "parents", "refusals", "sent", "steps", "terms", "trace",
-        "votes",
+        "bad", "claims", "committed", "excused", "granted", "hosts", "links", "now", "parents", "refusals", "sent", "steps",
+        "terms", "trace", "votes",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, *, claims: bool = False) -> None:
         self.now = 0.0
+        self.claims = claims
+        """Whether there is an external authority."""
+        self.granted: tuple[int, NodeId] | None = None
+        """The newest term that it has granted, and to which machine."""
         self.hosts: dict[NodeId, Host] = {}
         self.links: dict[Link, tuple[tuple[int, Any], ...]] = {}
         self.bad: tuple[tuple[float, str, NodeId, NodeId], ...] = ()
@@ -92,7 +98,7 @@ class World:
         """Yield the links whose oldest message can arrive now."""
         stalled = {(source, to) for _, kind, source, to in self.bad if kind == "hold"}
         for link, queue in self.links.items():
-            if (link[0], link[1]) not in stalled and self.hosts[link[1]].wakes_at is None:
+            if (link[0], link[1]) not in stalled and (link[1] == AUTHORITY or self.hosts[link[1]].wakes_at is None):
                 yield queue[0][0], link
 
     def run_one(self) -> None:
@@ -160,7 +166,7 @@ class World:
 
     def send(self, source: NodeId, to: NodeId, kind: str, message: Any) -> None:
         """Put a message on a link."""
-        if to not in self.hosts or not self.lives(to):
+        if to != AUTHORITY and (to not in self.hosts or not self.lives(to)):
             return
         if self.bad and any(bad == "cut" and (source, to) == (a, b) for _, bad, a, b in self.bad):
             return
@@ -177,8 +183,17 @@ class World:
             del self.links[link]
         self.steps += 1
         source, to, _ = link
-        if self.lives(to):
+        if to == AUTHORITY:
+            self._claim(source, message)
+        elif self.lives(to):
             self._receive(source, to, message)
+
+    def _claim(self, source: NodeId, asked: el.AskAuthority) -> None:
+        """Let the authority answer: it grants each term once, and none below one that it has granted."""
+        granted = self.granted is None or self.granted[0] < asked.term or self.granted == (asked.term, source)
+        if granted and not asked.trial:
+            self.granted = (asked.term, source)
+        self.send(AUTHORITY, source, "answers", el.AuthorityAnswered(asked.term, asked.trial, granted))
 
     def _receive(self, source: NodeId, to: NodeId, message: Any) -> None:
         match message:
@@ -219,12 +234,14 @@ class World:
         if agent.role is ROLE.LEADER:
             self._check_authority()
 
-    def _act(self, me: NodeId, output: el.Output, now: float) -> None:
+    def _act(self, me: NodeId, output: el.Output, now: float) -> None:  # noqa: PLR0912 - one case for each output
         agent = self.hosts[me].agent
         match output:
             case el.RequestVotes(asked, voters):
                 for voter in voters:
                     self.send(me, voter, "votes", asked)
+            case el.AskAuthority():
+                self.send(me, AUTHORITY, "questions", output)
             case el.GiveVote(candidate, vote):
                 if vote.granted and not vote.trial:
                     self.votes += ((vote.term, candidate, agent.configuration.index, agent.log),)
@@ -258,7 +275,7 @@ class World:
             raise Broken(why)
 
     def _excuse(self, configurations: Iterable[el.Configuration]) -> None:
-        self.excused |= self.refusals > 0 and any(len(each.voters) == 2 for each in configurations)
+        self.excused |= not self.claims and self.refusals > 0 and any(len(each.voters) == 2 for each in configurations)
 
     def _check_authority(self) -> None:
         """A: at most one agent has authority."""
@@ -334,7 +351,7 @@ class World:
             case ("freeze", node, long):
                 self.hosts[node] = self.hosts[node]._replace(wakes_at=self.now + long, frozen_at=self.now, skewed=True)
             case ("join", node, configurations, leader):
-                agent = election.follower(node, T, configurations, self.now)
+                agent = election.follower(node, T, configurations, self.now, claims=self.claims)
                 self.hosts[node] = Host(agent, due=election.next_deadline(agent))
                 self.handle(leader, el.AgentsJoined((el.Candidacy(node),)))
             case ("end", node, told):

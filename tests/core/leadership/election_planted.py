@@ -131,6 +131,43 @@ def _always(*_: Any) -> bool:
     return True
 
 
+def _is_refused(agent: el.Agent, other: Any) -> bool:
+    return other in agent.ended | agent.refused
+
+
+def _alone_if_refused(agent: el.Agent, configuration: el.Configuration, who: Any) -> bool:
+    return _IS_MAJORITY(replace(agent, claims=False), configuration, who)
+
+
+_IS_MAJORITY = quorum.is_majority
+_AUTHORITY_ANSWERED = election._authority_answered
+
+
+def _needs_no_claim(agent: el.Agent, answer: el.AuthorityAnswered, now: float) -> Any:
+    other = quorum.rival(agent)
+    agent, outputs = _AUTHORITY_ANSWERED(agent, answer, now)
+    return (replace(agent, ended=agent.ended | {other}) if answer.granted and other else agent), outputs
+
+
+def _claims_at_once(agent: el.Agent) -> float:
+    return el.FOREVER if quorum.rival(agent) is None or agent.lapsed_at is None else agent.lapsed_at
+
+
+def _heeds_no_refusal(agent: el.Agent, answer: el.AuthorityAnswered, now: float) -> Any:
+    return _AUTHORITY_ANSWERED(agent, replace(answer, granted=True), now)
+
+
+_ELECTED = progress._elected
+
+
+def _keeps_who_was_ruled_out(agent: el.Agent) -> el.Agent:
+    return replace(_ELECTED(replace(agent, claims=False)), claims=agent.claims)
+
+
+def _nobody(_: el.Agent) -> None:
+    return None
+
+
 PLANTED = (
     Planted(
         "an agent votes twice in a term",
@@ -216,6 +253,49 @@ PLANTED = (
         ((quorum, "bid_at", _newest_voters_bid),),
         start="a voter that is left out",
         kinds=("order", "hold"),
+    ),
+    Planted(
+        "a refused connection decides, although there is an authority",
+        "AD",
+        ((quorum, "is_gone", _is_refused), (quorum, "is_majority", _alone_if_refused)),
+        start="two with an authority",
+        kinds=("refuse", "cut"),
+    ),
+    Planted(
+        "a claim is not awaited",
+        "ABD",
+        ((election, "_authority_answered", _needs_no_claim),),
+        start="two with an authority, and no link",
+        kinds=("hold", "order"),
+    ),
+    Planted(
+        "a refusal of the authority is not heeded",
+        "ABD",
+        ((election, "_authority_answered", _heeds_no_refusal),),
+        start="two with an authority, and no link",
+        kinds=("hold", "order"),
+    ),
+    Planted(
+        "a leader claims before the other's workers are stopped",
+        "D",
+        ((quorum, "claim_at", _claims_at_once),),
+        start="two with an authority, and a late heartbeat",
+        kinds=("cut", "order"),
+        most=2,
+    ),
+    Planted(
+        "who was ruled out votes in the new term",
+        "ACD",
+        ((progress, "_elected", _keeps_who_was_ruled_out),),
+        start="two with an authority, and no link",
+        kinds=("cut", "order"),
+    ),
+    Planted(
+        "the authority is not asked",
+        "E",
+        ((quorum, "rival", _nobody),),
+        start="two with an authority",
+        kinds=("end", "order"),
     ),
     Planted("a pause is not noticed", "F", ((election, "_awake", _awake_always),), kinds=("all", "order"), calm=True),
     Planted("a leader counts its own pause", "F", ((quorum, "PAUSE", 0.9),), kinds=("all", "order"), calm=True),

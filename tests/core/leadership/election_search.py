@@ -7,7 +7,7 @@ from functools import cache
 from itertools import combinations
 
 from election_digest import digest
-from election_model import ROLE, Broken, Fault, Host, T, World
+from election_model import AUTHORITY, ROLE, Broken, Fault, Host, T, World
 
 from deadpool_run.core.leadership import election, quorum
 from deadpool_run.core.leadership import electorate as el
@@ -17,12 +17,12 @@ LONG = (0.3 * T, 0.6 * T, 0.95 * T, 1.1 * T, 1.6 * T, 2.4 * T)
 NAMES = tuple(map(NodeId, "habcde"))
 
 
-def found(nodes: int, *, grow: bool = False) -> World:
+def found(nodes: int, *, grow: bool = False, claims: bool = False) -> World:
     """Return a world with a leader `h`, and agents that have just joined, or that all vote already."""
-    world = World()
+    world = World(claims=claims)
     log = el.LogIndex(0, 1)
     h, *others = NAMES[:nodes]
-    world.hosts[h] = Host(election.first_leader(h, T, 0.0), beat_at=0.0)
+    world.hosts[h] = Host(election.first_leader(h, T, 0.0, claims=claims), beat_at=0.0)
     world.committed = frozenset({(0, 1)})
     world.handle(h, el.LogFollowed(log))
     configurations = world.hosts[h].agent.configurations
@@ -34,9 +34,9 @@ def found(nodes: int, *, grow: bool = False) -> World:
     return world
 
 
-def shrink(nodes: int) -> World:
+def shrink(nodes: int, *, claims: bool = False) -> World:
     """Return a world that has just lost its last node."""
-    world = found(nodes)
+    world = found(nodes, claims=claims)
     *_, last = world.hosts
     world.apply(("end", last, ("h",)))
     return world
@@ -96,6 +96,25 @@ def left_out() -> World:
     return world
 
 
+def apart() -> World:
+    """Return a world of two with an authority, just before they conclude that they hear nothing of each other."""
+    world = found(2, claims=True)
+    world.apply(("cut", (("h", "a"), ("a", "h")), 1.1 * T))
+    world.run(world.now + 0.8 * T)
+    return world
+
+
+def late() -> World:
+    """Return a world of two with an authority, in which a heartbeat came late and the next one confirms its answer."""
+    world = found(2, claims=True)
+    a, h = world.hosts["a"], world.hosts["h"]
+    assert len(a.agent.configurations) == 1
+    world.run(h.beat_at - 0.01 * T)
+    world.apply(("hold", (("h", "a"),), 0.19 * T))
+    world.run(world.now + 0.2 * T)
+    return world
+
+
 STARTS: dict[str, Callable[[], World]] = {
     "three": cache(lambda: found(3)),
     "five": cache(lambda: found(5)),
@@ -110,6 +129,11 @@ STARTS: dict[str, Callable[[], World]] = {
     "a change that is not known": cache(lambda: lagging(grows=True)),
     "an entry that is not known": cache(lambda: lagging(grows=False)),
     "a voter that is left out": cache(left_out),
+    "two with an authority": cache(lambda: found(2, claims=True)),
+    "two with an authority, and no link": cache(apart),
+    "two with an authority, and a late heartbeat": cache(late),
+    "one grows to three with an authority": cache(lambda: found(3, grow=True, claims=True)),
+    "three shrink to two with an authority": cache(lambda: shrink(3, claims=True)),
 }
 KINDS = frozenset({"order", "end", "refuse", "entry", "reset", "sleep", "freeze", "all", "hold", "cut"})
 
@@ -160,6 +184,9 @@ def faults(world: World, kinds: frozenset[str]) -> Iterator[Fault]:  # noqa: PLR
                     yield (kind, ((other, one),), long)
                 for node in alive:
                     others = [other for other in alive if other != node]
+                    if world.claims:
+                        yield (kind, ((node, AUTHORITY), (AUTHORITY, node)), long)
+                        yield (kind, ((AUTHORITY, node),), long)
                     out = tuple((node, other) for other in others)
                     into = tuple((other, node) for other in others)
                     yield (kind, out + into, long)
@@ -295,5 +322,9 @@ def can_lead(world: World, patient: Collection[NodeId] = ()) -> tuple[NodeId, ..
     lost = {node for host in world.hosts.values() for node in host.lost}
     patient = [node for node in patient if node not in lost]
     best = max(known, key=lambda agent: agent.configuration.index)
+    union = {voter for each in best.configurations for voter in each.voters}
+    if world.claims and len(union) == 2 and all(best.me in each.voters for each in best.configurations):
+        is_free = world.granted is None or world.granted[0] <= best.term or world.granted[1] in patient
+        return tuple(patient) if is_free and best.me in patient else ()
     enough = best.me in patient and all(each.is_majority(patient) for each in best.configurations)
     return tuple(patient) if enough else ()
