@@ -190,8 +190,9 @@ class _Agent:
                 spec = self._spec
                 if found.term > 0:  # the run's directory still has the files of the time before
                     spec = replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{found.term}"))
-                return await self._live(spec, Situation(node_id, found.address), place, None)
-            follower = Follower(found.sock, peers.Join(place, self._spec.nproc_per_node))
+                return await self._live(spec, Situation(node_id, found.address), place, found.term)
+            join = peers.Join(place, self._spec.nproc_per_node, cluster.authority_name)
+            follower = Follower(found.sock, join)
             try:
                 joined, agents = await follower.admitted(self._over)
                 situation = Situation(joined.node, found.address)
@@ -206,8 +207,9 @@ class _Agent:
         spec: LaunchSpec,
         situation: Situation,
         place: Place,
-        admission: tuple[Follower, peers.Joined, peers.Agents] | None,
+        began: int | tuple[Follower, peers.Joined, peers.Agents],
     ) -> int:
+        """`began` is the term in which this node founded the job, or its admission to it."""
         exit_code, reason, fenced, failed = *_FAILED, False, False
         make_run_dir(spec.run_dir)
         self.base = spec.base_dir or spec.run_dir
@@ -215,10 +217,10 @@ class _Agent:
         member = self._member = Participation(spec, situation, place, forkserver=self._forkserver, output=output)
         self._node, self._was_member = member.node, True
         try:
-            if admission is None:
-                await member.found()
+            if isinstance(began, int):
+                await member.found(began)
             else:
-                follower, joined, agents = admission
+                follower, joined, agents = began
                 tell(f"joined run {joined.run_id} as node {joined.node}")
                 await member.join(follower, agents)
             await asyncio.wait({member.over, self._over}, return_when=asyncio.FIRST_COMPLETED)

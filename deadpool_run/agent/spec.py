@@ -10,6 +10,8 @@ from enum import IntFlag, StrEnum
 from pathlib import Path
 from string import Template
 
+from deadpool_run.agent.authority.bounded import BoundedAuthority
+from deadpool_run.agent.authority.parse import AGENTS
 from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
@@ -94,7 +96,7 @@ class Cluster:
     """How this node's agent finds the other nodes, and its place among them."""
 
     endpoints: tuple[tuple[str, int], ...]
-    """Hosts and ports on which the leader may listen. The agent on the first one founds the job. None: see `meeting`."""
+    """Hosts and ports on which the leader may listen. The agent on the first one founds the job. None: `authority` knows."""
     token: bytes = field(repr=False)
     """Proves that an agent belongs to the job."""
     node_name: str
@@ -112,8 +114,15 @@ class Cluster:
     """The user named a run directory; else it has the name of the leader's."""
     founds: bool = True
     """False: another node is known to be the first, even if its address were ours too."""
+    authority: BoundedAuthority | None = None
+    """Records who leads the run, and decides between two machines. None: the agents decide among themselves."""
     meeting: Path | None = None
-    """Folder on a shared disk where the agents find each other (`cluster.shared_folder`), if no address is known."""
+    """Folder on a shared disk for the run's token and the authority's records; made if it is missing."""
+
+    @property
+    def authority_name(self) -> str:
+        """The value of `--authority`."""
+        return AGENTS if self.authority is None else self.authority.where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

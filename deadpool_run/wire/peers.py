@@ -29,10 +29,12 @@ class Peer(Untagged):
 
 
 class Join(Tagged):
-    """Asks to take this node in. `nproc_per_node` must be the same on all nodes."""
+    """Asks to take this node in. `nproc_per_node` and `authority` must be the same on all nodes."""
 
     place: Place
     nproc_per_node: int
+    authority: str = "agents"
+    """As `--authority` names it."""
 
 
 class Fact(Tagged):

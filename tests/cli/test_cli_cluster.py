@@ -121,6 +121,10 @@ def test_where_they_meet(given, expected):
         ({"replica_bandwidth": "-1M"}, "--replica-bandwidth '-1M'"),
         ({"replica_streams": "0"}, "--replica-streams '0'"),
         ({"replica_streams": "17"}, "--replica-streams '17'"),
+        ({"authority": "file:/d"}, "--authority 'file:/d': the run has no name"),
+        ({"authority": "file:d", "run_id": "r"}, "--authority 'file:d': not an absolute path"),
+        ({"authority": "zk://h", "run_id": "r"}, "--authority 'zk://h': not an authority"),
+        ({"authority": "file:/e", "run_id": "r", "rdzv_endpoint": "/d"}, "--rdzv-endpoint names /d, which records"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_advice(given, words):
@@ -153,6 +157,31 @@ def test_what_a_node_is_among_the_others():
     assert not plain.own_directory
     assert plain.token == TOKEN
     assert TOKEN.decode() not in repr(plain)
+
+
+@pytest.mark.parametrize(
+    ("given", "authority", "name"),
+    [
+        ({}, "agents", None),
+        ({"authority": "agents", "run_id": "r"}, "agents", None),
+        ({"authority": "file:/d", "run_id": "r"}, "file:/d", "r"),
+        ({"authority": "file:/d", "rdzv_id": "z"}, "file:/d", "z"),
+        ({"rdzv_endpoint": "/d"}, "file:/d", "run"),
+        ({"rdzv_endpoint": "/d", "authority": "file:/d", "run_id": "r"}, "file:/d", "r"),
+        ({"authority": "etcd://h:1,g:2", "run_id": "r"}, "etcd://h:1,g:2/deadpool-run", "r"),
+    ],
+)
+def test_what_decides_between_machines(given, authority, name):
+    found = clustered(**given)
+    assert found.authority_name == authority
+    assert (found.authority and found.authority.run_id) == name
+
+
+def test_with_an_authority_no_address_is_needed():
+    assert clustered(rdzv_endpoint="", authority="file:/d", run_id="r").endpoints == ()
+    assert clustered(rdzv_endpoint="h", authority="file:/d", run_id="r").endpoints == (("h", 29400),)
+    assert clustered(rdzv_endpoint="/d").meeting == Path("/d")
+    assert clustered(rdzv_endpoint="", authority="file:/d", run_id="r").meeting is None
 
 
 def test_one_machine_is_no_cluster():

@@ -25,11 +25,16 @@ def _free_ports(count):
 
 
 class Etcd:
-    """One member, a cluster of its own. `tls` has the folder of `kit.certificate`; clients then use HTTPS."""
+    """One member, a cluster of its own. `tls` has the folder of `kit.certificate`; clients then use HTTPS.
 
-    def __init__(self, home: Path, tls: Path | None = None):
+    With `namespace` it runs in that one of the network, at `address`.
+    """
+
+    def __init__(self, home: Path, tls: Path | None = None, address: str = "127.0.0.1", namespace: str = ""):
         self._home = home
         self._tls = tls
+        self._address = address
+        self._enter = ["ip", "netns", "exec", namespace] if namespace else []
         self.port, self._peer_port = _free_ports(2)
         self._process = None
         self.start()
@@ -37,7 +42,7 @@ class Etcd:
     def start(self):
         """Start it, and wait until it reports that it is ready (sd_notify(3))."""
         scheme = "http" if self._tls is None else "https"
-        client, peer = f"{scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
+        client, peer = f"{scheme}://{self._address}:{self.port}", f"http://127.0.0.1:{self._peer_port}"
         ready = self._home / "ready"
         ready.unlink(missing_ok=True)
         tls = (
@@ -50,7 +55,7 @@ class Etcd:
             notices.settimeout(READY_S)
             self._process = subprocess.Popen(
                 [
-                    *(binary(), "--name", "m", "--data-dir", self._home / "data"),
+                    *(*self._enter, binary(), "--name", "m", "--data-dir", self._home / "data"),
                     *("--listen-client-urls", client, "--advertise-client-urls", client),
                     *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
                     *("--initial-cluster", f"m={peer}", "--logger", "zap", *tls),

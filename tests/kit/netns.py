@@ -52,6 +52,12 @@ class Hosts:
         """Undo `cut`."""
         _ip("-n", self.hub, "link", "set", f"p{host}", "master", "bridge")
 
+    def separate(self, one, other):
+        """Drop every packet between two hosts, which reach the others as before; nobody is told."""
+        for host, peer in ((one, other), (other, one)):
+            nobody = ("neigh", "replace", self.addresses[peer], "lladdr", "02:00:00:00:00:01")
+            _ip("-n", self.names[host], *nobody, "dev", "eth0", "nud", "permanent")
+
     def part(self, hosts):
         """Have these hosts reach only each other, and the others only each other; nobody is told."""
         _ip("-n", self.hub, "link", "add", "other", "type", "bridge")

@@ -13,6 +13,7 @@ from deadpool_run.agent.cluster.follower import NoLeader
 from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
+from deadpool_run.agent.spec import Cluster
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.events import NodeResynced, Place, StopRequested
 from deadpool_run.core.leadership import election
@@ -61,7 +62,9 @@ class Mine(Participation):
         self.node = Node(self._no_leader)
         configurations = (Configuration(0, 1, "old", ("old", *addresses, "me")),)
         agent = election.follower("me", T, configurations, self._loop.time())
-        self._leadership = Leadership(agent, addresses, self, TOKEN)
+        self._leadership = Leadership(
+            agent, addresses.values(), self, Cluster(endpoints=(), token=TOKEN, node_name="me")
+        )
 
     def hear_claim(self, agents):
         self._leadership.handle_configurations(agents)

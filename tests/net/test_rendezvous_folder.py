@@ -8,15 +8,19 @@ import pytest
 from kit.ends import within_bound
 from net.test_rendezvous import LONG_S, TOKEN, Led, free_port, never
 
-from deadpool_run.agent.authority.claim import RunEnd
+from deadpool_run.agent.authority.claim import LeaderClaim, RunEnd
+from deadpool_run.agent.authority.parse import parse_authority
 from deadpool_run.agent.cluster import leader_file, rendezvous
 from deadpool_run.agent.cluster.rendezvous import Found, Founder, Over, find
-from deadpool_run.agent.cluster.shared_folder import LeaderRecord, SharedFolder
 from deadpool_run.agent.spec import Cluster
 
 
+def authority(folder):
+    return parse_authority(f"file:{folder}", "run")
+
+
 def cluster(folder, **more):
-    return Cluster(endpoints=(), meeting=folder, token=TOKEN, node_name="n", **more)
+    return Cluster(endpoints=(), authority=authority(folder), meeting=folder, token=TOKEN, node_name="n", **more)
 
 
 def look(folder, *, may_found=True, timeout_s=LONG_S, **more):
@@ -50,7 +54,8 @@ def test_who_took_over_is_found_though_the_first_is_gone(tmp_path):
         first = await look(tmp_path / "m")
         first.listener.close()
         second = Founder("127.0.0.1", socket.create_server(("127.0.0.1", 0)))
-        SharedFolder(tmp_path / "m").claim(LeaderRecord(1, "127.0.0.1", second.listener.getsockname()[1]))
+        port = second.listener.getsockname()[1]
+        assert authority(tmp_path / "m").claim(LeaderClaim(1, "n2", "127.0.0.1", port, "run"))
         with closing(Led(second)) as led:
             let_go(await look(tmp_path / "m", may_found=False))
             await led.until(lambda: led.came)
@@ -61,7 +66,7 @@ def test_who_took_over_is_found_though_the_first_is_gone(tmp_path):
 def test_a_run_that_is_over_is_not_begun_again(tmp_path):
     async def main():
         (await look(tmp_path / "m")).listener.close()
-        SharedFolder(tmp_path / "m").close(RunEnd(3, "rank 1 failed"))
+        authority(tmp_path / "m").close_run(RunEnd(3, "rank 1 failed"))
         assert await look(tmp_path / "m") == Over(3, "this run is over: rank 1 failed")
 
     within_bound(main())
@@ -70,11 +75,11 @@ def test_a_run_that_is_over_is_not_begun_again(tmp_path):
 def test_a_run_that_is_to_be_queued_again_is_founded_again(tmp_path):
     async def main():
         (await look(tmp_path / "m")).listener.close()
-        SharedFolder(tmp_path / "m").leave()
+        assert authority(tmp_path / "m").claim(LeaderClaim(1, "n", "", 0, "run"))
         again = await look(tmp_path / "m")
         again.listener.close()
         assert again.term == 2
-        assert SharedFolder(tmp_path / "m").leader().founded == 2
+        assert authority(tmp_path / "m").current().term == 2
 
     within_bound(main())
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from deadpool_run.agent.authority.claim import ExternalAuthority, LeaderClaim, RunEnd
+from deadpool_run.agent.authority.claim import AuthorityRecord, ExternalAuthority, LeaderClaim, RunEnd
 from deadpool_run.errors import AuthorityError
 
 TIMEOUT_S = 6.0
@@ -21,7 +21,7 @@ class BoundedAuthority:
 
     def __init__(self, authority: ExternalAuthority, run_id: str, timeout_s: float = TIMEOUT_S) -> None:
         self._authority = authority
-        self._run_id = run_id
+        self.run_id = run_id
         self._timeout_s = timeout_s
         self._free = threading.BoundedSemaphore(_MAX_PENDING)
 
@@ -32,8 +32,14 @@ class BoundedAuthority:
 
     def claim(self, claim: LeaderClaim) -> bool:
         """Record the claim; return whether it is the newest."""
-        assert claim.run_id == self._run_id, "an authority has the claims of one run"
+        assert claim.run_id == self.run_id, "an authority has the claims of one run"
         return self._within(lambda: self._authority.claim(claim))
+
+    def would_grant(self, claim: LeaderClaim) -> bool:
+        """Return whether the claim would be recorded now. Another may be recorded before it."""
+        return self._within(
+            lambda: AuthorityRecord(self._authority.current(), self._authority.ended()).answer(claim) is not False
+        )
 
     def current(self) -> LeaderClaim | None:
         """Return the claim of the largest term; None before the first."""

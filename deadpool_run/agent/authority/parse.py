@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deadpool_run.agent.authority.bounded import BoundedAuthority
-from deadpool_run.agent.authority.claim import ExternalAuthority
 from deadpool_run.agent.authority.file_authority import FileAuthority
 from deadpool_run.agent.authority.record_authority import RecordAuthority
 from deadpool_run.errors import UsageError
@@ -15,7 +14,7 @@ AGENTS = "agents"
 _FORMS = "agents, file:/DIR, etcd://HOST:PORT or k8s:[NAMESPACE/]NAME"
 
 
-def parse_authority(text: str, run_id: str, environment: Mapping[str, str] = os.environ) -> ExternalAuthority | None:
+def parse_authority(text: str, run_id: str, environment: Mapping[str, str] = os.environ) -> BoundedAuthority | None:
     """Return the authority for a run; None for `agents`. Raises `UsageError`: why, and on a second line what to write."""
     if text == AGENTS:
         return None

@@ -1,41 +1,51 @@
-"""What an agent of a job over several nodes publishes on disk: its record, and the leader's address.
+"""What an agent of a job over several nodes publishes: its record on disk, and that it leads, there and with an authority.
 
-Training needs none of it: an error of the disk is printed, and the job continues.
+Training needs none of it: an error is printed, and the job continues.
 """
 
 import asyncio
 import socket
+from collections.abc import Callable
 
-from deadpool_run.agent.authority.claim import RunEnd
+from deadpool_run.agent.authority.bounded import BoundedAuthority
+from deadpool_run.agent.authority.claim import LeaderClaim, RunEnd
 from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN
 from deadpool_run.agent.cluster import leader_file
 from deadpool_run.agent.cluster.leader import Leader
-from deadpool_run.agent.cluster.shared_folder import LeaderRecord, SharedFolder
+from deadpool_run.agent.cluster.shared_folder import SharedFolder
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.errors import UsageError
+from deadpool_run.errors import AuthorityError, UsageError
 from deadpool_run.ids import NodeId
+
+_CLAIM_AGAIN_S = 2.0
+"""Pause before an authority that did not answer is told again who leads."""
 
 
 class Advertisement:
-    """The files of one membership of a node, in the running loop."""
+    """What one membership of a node publishes, in the running loop."""
 
-    def __init__(self, spec: LaunchSpec, node: NodeId, address: str, port: int) -> None:
-        """`address` and `port` are where others reach this agent."""
+    def __init__(
+        self, spec: LaunchSpec, node: NodeId, address: str, port: int, on_superseded: Callable[[str], None]
+    ) -> None:
+        """`address` and `port` are where others reach this agent. `on_superseded`: the authority has a later leader."""
         self._spec = spec
         self._node = node
         self._address = address
         self._port = port
         self._record: RunRecord | None = None
         self._leader: Leader | None = None
-        cluster = spec.cluster
-        self._folder = None if cluster is None or cluster.meeting is None else SharedFolder(cluster.meeting)
+        self._on_superseded = on_superseded
+        self._claiming: asyncio.Task[None] | None = None
+        assert spec.cluster is not None
+        self._cluster = spec.cluster
 
     def follow(self, output: Logs) -> None:
         """Publish this node as a follower."""
         self._leader = None
+        self._stop_claiming()
         try:
             self._record = RunRecord(self._spec, output.root, leader=False)
         except OSError as error:
@@ -44,32 +54,62 @@ class Advertisement:
     async def lead(self, leader: Leader, term: int) -> None:
         """Publish this node as the leader of this term."""
         self._record, self._leader = None, leader  # the leader keeps the record now
+        loop = asyncio.get_running_loop()
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._announce, term)
-        except (OSError, UsageError) as error:
+            await loop.run_in_executor(None, self._write_leader_file, term)
+        except OSError as error:
             tell(f"cannot write the leader file: {error} (other nodes still find this one over the network)")
+        if self._cluster.authority is not None:
+            self._claiming = loop.create_task(self._claim(self._cluster.authority, term))
 
     def close(self, exit_code: int, reason: str, *, fenced: bool) -> None:
         """Complete the records; the last call."""
+        self._stop_claiming()
         if self._record is not None:
             self._record.end(exit_code, reason)
         if self._leader is None:
             return
         self._leader.close(exit_code, reason)
-        if self._folder is None or fenced:
+        if fenced:
             return
         try:
-            if exit_code == EXIT_QUEUE_AGAIN:
-                self._folder.leave()
-            else:
-                self._folder.close(RunEnd(exit_code, reason))
-        except UsageError as error:
+            if self._cluster.authority is not None and exit_code == EXIT_QUEUE_AGAIN:
+                self._leave(self._cluster.authority)
+            elif self._cluster.authority is not None:
+                self._cluster.authority.close_run(RunEnd(exit_code, reason))
+            if self._cluster.meeting is not None and exit_code != EXIT_QUEUE_AGAIN:
+                SharedFolder(self._cluster.meeting).remove_token()
+        except (AuthorityError, UsageError) as error:
             tell(f"cannot record the end of the job: {error} (a node that comes later would start it again)")
 
-    def _announce(self, term: int) -> None:
+    def _write_leader_file(self, term: int) -> None:
         base = self._spec.base_dir or self._spec.run_dir
         here = (socket.gethostname(), self._address, self._port)
         leader_file.write(base, leader_file.LeaderFile(term, self._node, *here, str(self._spec.run_dir)))
-        last = None if self._folder is None or term == 0 else self._folder.leader()
-        if self._folder is not None and last is not None:
-            self._folder.claim(LeaderRecord(last.founded + term, self._address, self._port, last.founded))
+
+    async def _claim(self, authority: BoundedAuthority, term: int) -> None:
+        """Record that this node leads: for machines that come later, and so that no older leader is taken for this one."""
+        claim = LeaderClaim(term, self._node, self._address, self._port, authority.run_id)
+        told = False
+        while True:
+            try:
+                granted = await asyncio.get_running_loop().run_in_executor(None, authority.claim, claim)
+                break
+            except AuthorityError as error:
+                if not told:
+                    tell(f"{error}\nuntil the authority answers, a machine that restarts may not find the job")
+                told = True
+            await asyncio.sleep(_CLAIM_AGAIN_S)
+        if not granted:
+            self._on_superseded("the authority has recorded a later leader, or the end of the run")
+
+    def _stop_claiming(self) -> None:
+        if self._claiming is not None:
+            self._claiming.cancel()
+        self._claiming = None
+
+    def _leave(self, authority: BoundedAuthority) -> None:
+        """Record that nobody leads, and that the run may be founded again."""
+        last = authority.current()
+        if last is not None and last.port:
+            authority.claim(LeaderClaim(last.term + 1, self._node, "", 0, authority.run_id))

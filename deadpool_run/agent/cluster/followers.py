@@ -7,6 +7,7 @@ from typing import Protocol, assert_never
 
 from msgspec import structs
 
+from deadpool_run.agent.authority.parse import AGENTS
 from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.coordinator.connections import Connections
@@ -60,10 +61,11 @@ class Leading(Protocol):
 class Followers:
     """Every node but the leader's own, in the running loop."""
 
-    def __init__(self, leader: Leading, leadership: Leadership, nproc_per_node: int) -> None:
+    def __init__(self, leader: Leading, leadership: Leadership, nproc_per_node: int, authority: str = AGENTS) -> None:
+        """`nproc_per_node` and `authority` must be those of all nodes."""
         self._leader = leader
         self._leadership = leadership
-        self._nproc_per_node = nproc_per_node
+        self._nproc_per_node, self._authority = nproc_per_node, authority
         self._connections = Connections(
             self, {NodeId(name) for name in (*leader.state.leaves, leadership.agent.me) if name}
         )
@@ -198,6 +200,11 @@ class Followers:
             return (
                 f"node {join.place.name} was started with --nproc-per-node {join.nproc_per_node}, but the job has "
                 f"{self._nproc_per_node}: give every node the same"
+            )
+        if join.authority != self._authority:
+            return (
+                f"node {join.place.name} was started with --authority {join.authority}, but the job has "
+                f"{self._authority}: give every node the same"
             )
         return ""
 

@@ -1,10 +1,12 @@
 """Shell of the election: its one timer, its connections, and what this agent does about each output."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, assert_never
 
+from deadpool_run.agent.authority.claimant import Claimant
 from deadpool_run.agent.cluster.vote_links import VoteLinks
+from deadpool_run.agent.spec import Cluster
 from deadpool_run.core.leadership import election, electorate, quorum
 from deadpool_run.core.leadership.electorate import Agent, Configuration, ElectionRole, Event, HeardFromAgent, Output
 from deadpool_run.ids import NodeId
@@ -60,12 +62,13 @@ class Leadership:
     def __init__(
         self,
         agent: Agent,
-        addresses: Mapping[NodeId, Peer],
+        known: Iterable[Peer],
         owner: LeadershipOwner,
-        token: bytes,
+        cluster: Cluster,
     ) -> None:
+        """`known` are agents' addresses, this one's among them."""
         self._agent = agent
-        self._addresses = dict(addresses)
+        self._addresses = {peer.node: peer for peer in known}
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -74,11 +77,21 @@ class Leadership:
         self._answers: list[HeardFromAgent] = []
         self._answers_due: asyncio.Handle | None = None
         self.vote_links = VoteLinks(
-            token,
+            cluster.token,
             agent.timeout_s,
             self._on_message,
             lambda node: self.handle(electorate.AgentRefused(node)),
         )
+        self._claimant: Claimant | None = None
+        if cluster.authority is not None:
+            here = self._addresses[agent.me]
+            self._claimant = Claimant(
+                cluster.authority,
+                here.node,
+                here.address,
+                here.port,
+                lambda *answer: self.handle(electorate.AuthorityAnswered(*answer)),
+            )
         owner.node.voters_are(self.others())
         self._set_timer()
 
@@ -97,6 +110,10 @@ class Leadership:
         if self._agent.role is ElectionRole.LEADER and not quorum.has_authority(self._agent, now):
             self.handle(electorate.Tick())
         return quorum.has_authority(self._agent, now)
+
+    def has_followers(self) -> bool:
+        """Return whether any other node may follow this leader."""
+        return not self._agent.ruled_out.issuperset(self._agent.answered_at)
 
     @property
     def leader(self) -> Peer | None:
@@ -196,6 +213,8 @@ class Leadership:
         if self._answers_due is not None:
             self._answers_due.cancel()
         self.vote_links.close()
+        if self._claimant is not None:
+            self._claimant.close()
 
     def _act(self, output: Output) -> None:  # noqa: C901 - one case for each output
         match output:
@@ -210,6 +229,9 @@ class Leadership:
                     asked.trial,
                 )
                 self.vote_links.send(self._peers(voters), ask)
+            case electorate.AskAuthority(term, trial):
+                assert self._claimant is not None
+                self._claimant.ask(term, trial=trial)
             case electorate.GiveVote(_, vote):
                 if self._answer is not None:
                     self._answer(peers.Vote(vote.term, vote.voter, vote.trial, vote.granted, vote.promised, vote.ended))

@@ -63,6 +63,7 @@ class Participation:
         self._forkserver = forkserver
         self._output = output
         self._token, self._timeout_s = spec.cluster.token, spec.cluster.node_timeout_s
+        self._cluster, self._here = spec.cluster, Peer(situation.node, place.address, place.port)
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self.leader: Leader | None = None
@@ -74,7 +75,7 @@ class Participation:
         self._callers: list[socket.socket] = []  # nodes that came before this one knew that it leads
         self._tasks = Tasks(self._failed)
         self._leadership: Leadership
-        self.advertisement = Advertisement(spec, situation.node, situation.address, place.port)
+        self.advertisement = Advertisement(spec, situation.node, situation.address, place.port, self.fence)
         self.node = LocalNode(spec, situation, forkserver=forkserver, output=output, above=self._no_leader)
         self._replicator = Replicator(
             self.node.vault,
@@ -88,28 +89,25 @@ class Participation:
 
     # --- how it begins --------------------------------------------------------------------------------------------
 
-    async def found(self) -> None:
-        """Lead a new job."""
-        here, place = self._situation.node, self._place
-        agent = election.first_leader(here, self._timeout_s, self._loop.time(), place.failure_domain)
-        self._leadership = Leadership(agent, {here: Peer(here, place.address, place.port)}, self, self._token)
-        leader = self._lead(0)
+    async def found(self, term: int) -> None:
+        """Lead a new job, from this term on."""
+        here, now = self._situation.node, self._loop.time()
+        domain, claims = self._place.failure_domain, self._cluster.authority is not None
+        agent = election.first_leader(here, self._timeout_s, now, domain, term, claims=claims)
+        self._leadership = Leadership(agent, [self._here], self, self._cluster)
+        leader = self._lead(term)
         leader.begin()
-        await self.advertisement.lead(leader, 0)
-        leader.submit(JobSubmitted(here, place))
+        await self.advertisement.lead(leader, term)
+        leader.submit(JobSubmitted(here, self._place))
         await self._control.start()
 
     async def join(self, follower: Follower, agents: peers.Agents) -> None:
         """Follow the leader that has admitted this node."""
-        agent = election.follower(
-            self._situation.node,
-            self._timeout_s,
-            configurations_of(agents),
-            follower.asked_at,
-            self._place.failure_domain,
-        )
-        addresses = {peer.node: peer for configuration in agents.configurations for peer in configuration.voters}
-        self._leadership = Leadership(agent, addresses, self, self._token)
+        here, asked_at, configurations = self._situation.node, follower.asked_at, configurations_of(agents)
+        domain, claims = self._place.failure_domain, self._cluster.authority is not None
+        agent = election.follower(here, self._timeout_s, configurations, asked_at, domain, claims=claims)
+        known = [peer for configuration in agents.configurations for peer in configuration.voters]
+        self._leadership = Leadership(agent, [*known, self._here], self, self._cluster)
         self.advertisement.follow(self._output)
         self._attach(follower)
         self._keep_connected(follower, self._leadership.leader, agent.term)
@@ -190,12 +188,13 @@ class Participation:
             self.accept(ConnectionRole.MEMBER, sock)
 
     def _lead_again(self, leader: Leader, term: int) -> None:
-        """Lead in a later term, from the own log. The others follow as they would another leader."""
+        """Lead in a later term, from the own log. The others, if any are left, follow as they would another leader."""
         leader.server.resume()
-        leader.submit(CoordinatorMoved(term, self._situation.node))
-        leader.submit(self.node.resynced())
-        self._replicator.report_all()
-        self.share(self._leadership.agents())
+        if self._leadership.has_followers():
+            leader.submit(CoordinatorMoved(term, self._situation.node))
+            leader.submit(self.node.resynced())
+            self._replicator.report_all()
+            self.share(self._leadership.agents())
         self._tasks.start(self.advertisement.lead(leader, term))
 
     async def _lead_to_the_end(self, leader: Leader, term: int) -> None:
@@ -233,7 +232,7 @@ class Participation:
             known=self._replica.known,
             term=term,
         )
-        leader.followers = Followers(leader, self._leadership, self._spec.nproc_per_node)
+        leader.followers = Followers(leader, self._leadership, self._spec.nproc_per_node, self._cluster.authority_name)
         self._above(leader)
         self._pass_on_requests(leader)
         return leader

@@ -6,18 +6,20 @@ import errno
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from deadpool_run.agent.authority.claim import LeaderClaim
 from deadpool_run.agent.cluster import leader_file
-from deadpool_run.agent.cluster.shared_folder import LeaderRecord, SharedFolder
+from deadpool_run.agent.cluster.shared_folder import SharedFolder
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.processes.store import family_of
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.coordinator import handshake
-from deadpool_run.errors import UsageError
+from deadpool_run.errors import AuthorityError, UsageError
+from deadpool_run.ids import NodeId
 from deadpool_run.wire.auth import WRONG_TOKEN, ConnectionRole, GreetingRefusedError
 
 _FIRST_PAUSE_S = 0.05
@@ -74,15 +76,18 @@ async def find(  # noqa: PLR0913 - where to look, and for how long
 
     `base` is the run's directory, which has a leader file if the disk is shared. `known` are addresses of agents that were
     in the job; each of them redirects to the leader. Raises `UsageError` if the tokens differ, or no endpoint can be
-    resolved.
+    resolved, and `AuthorityError` if the external authority cannot be asked.
     """
     loop = asyncio.get_running_loop()
-    search = (
-        _ByEndpoint(cluster, may_found, base, known) if cluster.meeting is None else _BySharedFolder(cluster, may_found)
-    )
+    search = _ByEndpoint(cluster, may_found, base, known) if cluster.endpoints else _ByRecord(cluster, may_found)
     began, pause, reported = time.monotonic(), _FIRST_PAUSE_S, False
     while True:
-        tried = await loop.run_in_executor(None, search.once)
+        try:
+            tried = await loop.run_in_executor(None, search.once)
+        except AuthorityError as error:
+            if may_found:
+                raise
+            tried = OSError(str(error).partition("\n")[0])  # this node was in the job: it may answer later
         if isinstance(tried, Founder | Found | Over):
             return tried
         if time.monotonic() - began > timeout_s:
@@ -105,6 +110,7 @@ class _ByEndpoint:
         self._known = known[:_MAX_PROBED]
         self._founds = may_found and cluster.founds
         self._base = base
+        self._record = None if cluster.authority is None else _Record(cluster)
         self._refusals = 0
         self.where = ", ".join(f"{host}:{port}" for host, port in cluster.endpoints)
 
@@ -134,7 +140,21 @@ class _ByEndpoint:
             return _found(sock, self._cluster)
         if len(unknown) == len(self._cluster.endpoints):
             raise unknown[0]
-        return founder or self._find_successor(error)
+        return self._find_successor(error) if founder is None else self._found(founder)
+
+    def _found(self, founder: Founder) -> Founder | Found | Over | OSError:
+        """Found the job, unless the authority knows of it."""
+        if self._record is None:
+            return founder
+        try:
+            found = self._record.find()
+            if found is None:
+                return self._record.claim(founder)
+        except AuthorityError:
+            founder.listener.close()
+            raise
+        founder.listener.close()
+        return found
 
     def _find_successor(self, error: OSError) -> Found | Over | OSError:
         """Look for a later leader by the leader file and the known agents; judge what it means if there is none."""
@@ -149,58 +169,80 @@ class _ByEndpoint:
         for address, port in self._known:
             with contextlib.suppress(OSError):
                 return _found(dial(ConnectionRole.MEMBER, address, port, self._cluster.token, _PROBE_S), self._cluster)
+        if self._record is not None and (found := self._record.find()) is not None and not isinstance(found, OSError):
+            return found
         self._refusals = self._refusals + 1 if error.errno == errno.ECONNREFUSED else 0
         if not self._may_found and self._refusals >= _REFUSALS:
             return Over(1, "no leader is reachable: the job has ended, or its leader's node failed")
         return error
 
 
-class _BySharedFolder:
-    """Searches the shared folder, where the leader has its record. Blocks, like the other."""
+class _Record:
+    """What the external authority has recorded of the run. Methods block; they raise `AuthorityError`."""
 
-    def __init__(self, cluster: Cluster, may_found: bool) -> None:
-        assert cluster.meeting is not None
+    def __init__(self, cluster: Cluster) -> None:
+        assert cluster.authority is not None
+        self._authority = cluster.authority
         self._cluster = cluster
-        self._may_found = may_found
-        self._meeting = SharedFolder(cluster.meeting)
-        self._dead: tuple[LeaderRecord, float] | None = None
+        self._last: LeaderClaim | None = None
+        self._refused: tuple[LeaderClaim, float] | None = None
         self._patience_s = max(_ABANDONED_S, _ABANDONED_TIMEOUTS * cluster.node_timeout_s)
-        self.where = str(cluster.meeting)
+        if cluster.meeting is not None:
+            SharedFolder(cluster.meeting)  # it is there from now on
 
-    def once(self) -> Founder | Found | Over | OSError:
-        if (ended := self._meeting.ended()) is not None:
+    def find(self) -> Found | Over | OSError | None:
+        """Return a connection to the leader, or why there is none; None if a node may found the run."""
+        if (ended := self._authority.ended()) is not None:
             return Over(ended.exit_code, f"this run is over: {ended.reason}")
-        leader = self._meeting.leader()
-        if leader is not None and leader.port:
-            try:
-                return _found(
-                    dial(ConnectionRole.MEMBER, leader.address, leader.port, self._cluster.token), self._cluster
-                )
-            except OSError as failure:
-                if not self._is_abandoned(leader, failure):
-                    return failure
-        if not self._may_found:
-            return OSError("the run has no leader now")
-        address = own_address()
-        listener = _bind(address, 0)
-        assert listener is not None, "the address is this node's, and any port will do"
-        term = 0 if leader is None else leader.term + 1
-        if self._meeting.claim(LeaderRecord(term, address, listener.getsockname()[1], founded=term)):
-            return Founder(address, listener, term)
-        listener.close()
+        self._last = leader = self._authority.current()
+        if leader is None or not leader.port:
+            return None
+        try:
+            return _found(dial(ConnectionRole.MEMBER, leader.address, leader.port, self._cluster.token), self._cluster)
+        except OSError as failure:
+            return None if self._is_abandoned(leader, failure) else failure
+
+    def claim(self, founder: Founder) -> Founder | OSError:
+        """Found the run there, unless another node was faster."""
+        term = 0 if self._last is None else self._last.term + 1
+        node, port = NodeId(self._cluster.node_name), founder.listener.getsockname()[1]
+        if self._authority.claim(LeaderClaim(term, node, founder.address, port, self._authority.run_id)):
+            return replace(founder, term=term)
+        founder.listener.close()
         return OSError("another node founded the run first")
 
-    def _is_abandoned(self, leader: LeaderRecord, failure: OSError) -> bool:
+    def _is_abandoned(self, leader: LeaderClaim, failure: OSError) -> bool:
         """Return whether the leader's machine has refused connections for longer than any takeover takes.
 
         A silent machine may be cut off from this node only: to found the job again would take replacements from it.
         """
         if failure.errno != errno.ECONNREFUSED:
-            self._dead = None
+            self._refused = None
             return False
-        if self._dead is None or self._dead[0] != leader:
-            self._dead = (leader, time.monotonic())
-        return time.monotonic() - self._dead[1] > self._patience_s
+        if self._refused is None or self._refused[0] != leader:
+            self._refused = (leader, time.monotonic())
+        return time.monotonic() - self._refused[1] > self._patience_s
+
+
+class _ByRecord:
+    """Searches where no address is known: only the authority's record names one. Blocks, like the other."""
+
+    def __init__(self, cluster: Cluster, may_found: bool) -> None:
+        self._record = _Record(cluster)
+        self._may_found = may_found
+        assert cluster.authority is not None
+        self.where = cluster.authority.where
+
+    def once(self) -> Founder | Found | Over | OSError:
+        found = self._record.find()
+        if found is not None:
+            return found
+        if not self._may_found:
+            return OSError("the run has no leader now")
+        address = own_address()
+        listener = _bind(address, 0)
+        assert listener is not None, "the address is this node's, and any port will do"
+        return self._record.claim(Founder(address, listener))
 
 
 def own_address() -> str:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from deadpool_run.agent.authority.bounded import BoundedAuthority
+from deadpool_run.agent.authority.parse import AGENTS, parse_authority
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.cli.options.resolve import DETECTED, Values
 from deadpool_run.errors import UsageError
@@ -47,10 +49,12 @@ def cluster(values: Values, machines: int, host_name: str, token: Callable[[str]
     """Return how the machines find each other; None for one machine. `token` reads the token of a file, or the user's own."""
     if machines == 1:
         return None
-    meeting = values.text("rdzv_endpoint") if values.text("rdzv_endpoint").startswith("/") else ""
+    authority = _authority(values)
+    named = values.words("rdzv_endpoint") or values.text("master_addr")
     return Cluster(
-        endpoints=() if meeting else _endpoints(values),
-        meeting=Path(meeting) if meeting else None,
+        endpoints=() if _folder(values) or (authority is not None and not named) else _endpoints(values),
+        authority=authority,
+        meeting=_meeting(values),
         token=token(values.text("token_file")),
         node_name=values.text("node_name") or host_name,
         node_rank=values.count("node_rank", 0) if values["node_rank"].text else None,
@@ -99,6 +103,37 @@ def _spares(values: Values, machines: int) -> tuple[int, int]:
             )
         found[match[2] or ("n" if machines > 1 else "w")] += int(match[1])
     return found["w"], found["n"]
+
+
+def _folder(values: Values) -> str:
+    """Return the folder that `--rdzv-endpoint` names; nothing if it names addresses."""
+    return values.text("rdzv_endpoint") if values.text("rdzv_endpoint").startswith("/") else ""
+
+
+def _meeting(values: Values) -> Path | None:
+    """Return the folder that holds the run's token and an authority's records, if both may make it."""
+    if values["authority"].source == DETECTED:
+        return Path(values.text("authority").removeprefix("file:"))
+    return Path(_folder(values)) if _folder(values) else None
+
+
+def _authority(values: Values) -> BoundedAuthority | None:
+    """Return what decides between two machines. A folder in `--rdzv-endpoint` does so too. Raises `UsageError`."""
+    text, folder = values.text("authority"), _folder(values)
+    if folder and text not in {"", f"file:{folder}"}:
+        raise values.refuse(
+            "authority", f"--rdzv-endpoint names {folder}, which records the same", "leave one of them out"
+        )
+    rendezvous_id = values.text("rdzv_id")
+    name = values.text("run_id") or ("" if rendezvous_id == "none" else rendezvous_id)
+    if text not in {"", AGENTS} and not name:
+        raise values.refuse(
+            "authority", "the run has no name", "add --run-id NAME, the same on all machines and new for each run"
+        )
+    try:
+        return parse_authority(text or (f"file:{folder}" if folder else AGENTS), name or "run")
+    except UsageError as error:
+        raise values.refuse("authority", *str(error).split("\n", 1)) from error
 
 
 def _endpoints(values: Values) -> tuple[tuple[str, int], ...]:

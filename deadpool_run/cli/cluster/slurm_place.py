@@ -43,6 +43,8 @@ def detected(values: Values, environment: Mapping[str, str]) -> dict[str, str]:
         found = place.array_options()
         return found | {"rdzv_endpoint": str(meeting_folder(values, environment, found["run_id"]))}
     found = place.options()
+    if "rdzv_endpoint" in found and not _has_token(values.text("token_file"), environment):
+        found["authority"] = f"file:{meeting_folder(values, environment, place.run_id)}"
     if nodes := nodes_to_start(values, place):
         found |= {"nnodes": str(nodes), "run_id": place.run_id}
         if nodes > 1:
@@ -64,11 +66,16 @@ def token_reader(
         return otherwise
 
     def read(name: str) -> bytes:
-        if name or environment.get("DEADPOOL_TOKEN"):
+        if _has_token(name, environment):
             return otherwise(name)
         return SharedFolder(meeting_folder(values, environment, place.run_id)).token().encode()
 
     return read
+
+
+def _has_token(file: str, environment: Mapping[str, str]) -> bool:
+    """Return whether the user gave a token. Else the nodes share one by a folder, and so a disk."""
+    return bool(file or environment.get("DEADPOOL_TOKEN"))
 
 
 def nodes_to_start(values: Values, place: Discovery | None) -> int:

@@ -81,7 +81,13 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         cluster=cluster(values, wanted.machines, here.host_name, here.token),
         durable=durable,
     )
-    return Launch(spec, tuple(accepted_only.notes(values, ranks, several=wanted.machines > 1)))
+    notes = list(accepted_only.notes(values, ranks, several=wanted.machines > 1))
+    if wanted.machines == 2 and (wanted.spares or wanted.spare_nodes) and not (spec.cluster and spec.cluster.authority):
+        notes.append(
+            "two machines alone both stop when one loses its power or its link: --authority, or a third one in reserve, "
+            "lets one go on"
+        )
+    return Launch(spec, tuple(notes))
 
 
 def directory_name(run_id: str) -> str:

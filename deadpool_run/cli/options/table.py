@@ -98,6 +98,11 @@ _NODES = (
             "LABEL",
             "Label of this machine's failure domain, such as its switch. Copies go to machines with another label; spares come from the same label first.",
         ),
+        Option(
+            "authority",
+            "PLACE",
+            "What records who leads the run, and decides which of two machines goes on if they lose each other: agents, file:/DIR on a disk that all machines share, etcd://HOST:PORT or k8s:[NAMESPACE/]NAME. Default: agents; under Slurm, a folder below the run directory.",
+        ),
         Option("node_name", "NAME", "Name of this machine. Default: its host name."),
         Option(
             "token_file",

@@ -306,7 +306,7 @@ def _authority_answered(agent: Agent, answer: AuthorityAnswered, now: float) -> 
     if not answer.granted:
         return progress.fence(agent, f"the authority has given term {answer.term} to another node, or the run is over")
     if not answer.trial:
-        return replace(agent, ended=agent.ended | {rival}), ()
+        return replace(agent, ruled_out=agent.ruled_out | {rival}), ()
     if leads:
         agent = replace(progress.step_down(agent, now), role=_R.PRECANDIDATE, candidate_term=wanted)
     return replace(agent, votes=frozenset({agent.me, rival})), ()

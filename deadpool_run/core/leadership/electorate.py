@@ -290,7 +290,9 @@ class Agent:
     heartbeats: Mapping[float, float] = field(default_factory=dict)
     """When heartbeats were received that the leader has not confirmed yet, by when they were sent."""
     ended: frozenset[NodeId] = frozenset()
-    """Agents that certainly ended, or that can never lead again because the external authority gave the next term to this one."""
+    """Agents that certainly ended."""
+    ruled_out: frozenset[NodeId] = frozenset()
+    """Agents that can never lead again, since the external authority gave the next term to this one."""
     refused: frozenset[NodeId] = frozenset()
     """Agents whose connection was closed and whose host refuses another, since they were last heard of."""
     gone_at: float = NEVER

@@ -116,7 +116,7 @@ def _elected(agent: Agent) -> Agent:
     """
     last = agent.configuration
     voting = last.voters if agent.me in last.voters else (*last.voters, agent.me)
-    if agent.claims and {agent.me} == set(voting) - agent.ended:
+    if {agent.me} == set(voting) - agent.ruled_out:
         voting = (agent.me,)
     first = Configuration(agent.candidate_term, last.number + 1, agent.me, voting)
     configurations = (*agent.configurations, first)
@@ -176,6 +176,8 @@ def _give_up(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
 def _lose(agent: Agent, node: NodeId, silent: str) -> tuple[Agent, tuple[Output, ...]]:
     answered_at = {other: at for other, at in agent.answered_at.items() if other != node}
     why = "its agent ended" if quorum.is_gone(agent, node) else silent
+    if node in agent.ruled_out:
+        why = "it is silent, and the authority lets this node lead"
     return replace(agent, answered_at=answered_at), (LoseNode(node, why),)
 
 

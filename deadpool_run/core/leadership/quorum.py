@@ -45,7 +45,7 @@ def has_no_leader(agent: Agent, now: float) -> bool:
 def is_gone(agent: Agent, other: NodeId) -> bool:
     """Tell whether the agent ended: certainly, or as far as one of two can find out."""
     of_two = len(agent.configurations) == 1 and set(agent.configuration.voters) == {agent.me, other}
-    return other in agent.ended or (of_two and not agent.claims and other in agent.refused)
+    return other in agent.ended | agent.ruled_out or (of_two and not agent.claims and other in agent.refused)
 
 
 def rival(agent: Agent) -> NodeId | None:
@@ -53,13 +53,13 @@ def rival(agent: Agent) -> NodeId | None:
     if not agent.claims or any(agent.me not in configuration.voters for configuration in agent.configurations):
         return None
     others = {voter for configuration in agent.configurations for voter in configuration.voters} - {agent.me}
-    return None if len(others) != 1 or others <= agent.ended else others.pop()
+    return None if len(others) != 1 or others <= agent.ended | agent.ruled_out else others.pop()
 
 
 def is_majority(agent: Agent, configuration: Configuration, who: Collection[NodeId]) -> bool:
     """Tell whether these agents decide. Of two agents one decides alone if the other ended."""
     others = [voter for voter in configuration.voters if voter != agent.me]
-    gone = agent.ended if agent.claims else agent.ended | agent.refused
+    gone = agent.ended | (agent.ruled_out if agent.claims else agent.refused)
     alone = len(others) == 1 and len(configuration.voters) == 2 and others[0] in gone
     return configuration.is_majority({*who, others[0]} if alone and agent.me in who else who)
 

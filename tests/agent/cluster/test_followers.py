@@ -4,6 +4,7 @@ import asyncio
 import socket
 from types import SimpleNamespace
 
+import pytest
 from kit.ends import End, within_bound
 
 from deadpool_run.agent.cluster.followers import Followers
@@ -37,6 +38,26 @@ def lead():
     assert isinstance(agent, electorate.Agent)
     leader = FakeLeader()
     return leader, Followers(leader, leadership, 1)
+
+
+@pytest.mark.parametrize(
+    ("join", "why"),
+    [
+        (peers.Join(ev.Place("n"), 2), "n was started with --nproc-per-node 2, but the job has 1"),
+        (
+            peers.Join(ev.Place("n"), 1, "file:/a"),
+            "n was started with --authority file:/a, but the job has agents",
+        ),
+        (peers.Join(ev.Place("n"), 1, "agents"), ""),
+    ],
+)
+def test_a_node_that_was_started_otherwise_is_refused_with_both_values(join, why):
+    async def main():
+        _, followers = lead()
+        assert (why and why in followers.refusal(join)) or followers.refusal(join) == why
+        await followers.end(peers.End(0, ""))
+
+    within_bound(main())
 
 
 def test_losses_of_one_turn_of_the_loop_are_one_fact():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from deadpool_run.agent.cluster.leadership import Leadership
+from deadpool_run.agent.spec import Cluster
 from deadpool_run.core.leadership import election
 from deadpool_run.core.leadership import electorate as el
 from deadpool_run.ids import NodeId
@@ -47,7 +48,7 @@ def body():
 
 
 def leadership(agent, body):
-    return Leadership(agent, {}, body, b"token")
+    return Leadership(agent, [], body, Cluster(endpoints=(), token=b"token", node_name=""))
 
 
 def answer(node, leader, sent_at):

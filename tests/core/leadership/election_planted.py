@@ -146,7 +146,7 @@ _AUTHORITY_ANSWERED = election._authority_answered
 def _needs_no_claim(agent: el.Agent, answer: el.AuthorityAnswered, now: float) -> Any:
     other = quorum.rival(agent)
     agent, outputs = _AUTHORITY_ANSWERED(agent, answer, now)
-    return (replace(agent, ended=agent.ended | {other}) if answer.granted and other else agent), outputs
+    return (replace(agent, ruled_out=agent.ruled_out | {other}) if answer.granted and other else agent), outputs
 
 
 def _claims_at_once(agent: el.Agent) -> float:
@@ -161,7 +161,7 @@ _ELECTED = progress._elected
 
 
 def _keeps_who_was_ruled_out(agent: el.Agent) -> el.Agent:
-    return replace(_ELECTED(replace(agent, claims=False)), claims=agent.claims)
+    return replace(_ELECTED(replace(agent, ruled_out=frozenset())), ruled_out=agent.ruled_out)
 
 
 def _nobody(_: el.Agent) -> None:
