@@ -104,6 +104,16 @@ def test_what_the_user_says_is_stronger_than_what_slurm_says():
     assert values(STEP | {"DEADPOOL_NPROC_PER_NODE": "4"}).text("nproc_per_node") == "4"
 
 
+def test_the_folder_with_the_token_is_the_authority_of_this_step_alone(tmp_path):
+    step = STEP | {"XDG_STATE_HOME": str(tmp_path)}
+    folder = tmp_path / "deadpool-run" / "mine" / "meeting"
+    assert values(step, run_id="mine").text("authority") == f"file:{folder / 'slurm-42.0'}"
+    assert values(step | {"SLURM_STEP_ID": "1"}, run_id="mine").text("authority") == f"file:{folder / 'slurm-42.1'}"
+    assert values(step, authority="agents").text("authority") == "agents"
+    assert not values(step | {"DEADPOOL_TOKEN": "given"})["authority"].text
+    assert not values(step, token_file="file")["authority"].text
+
+
 def test_this_program_is_started_again_as_it_was(monkeypatch):
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
     words = ["--spares", "1", "train.py", "-x"]

@@ -111,7 +111,7 @@ def _folder(values: Values) -> str:
 
 
 def _meeting(values: Values) -> Path | None:
-    """Return the folder that holds the run's token and an authority's records, if both may make it."""
+    """Return the folder of an authority's records, and of the run's token, that the agents make if it is missing."""
     if values["authority"].source == DETECTED:
         return Path(values.text("authority").removeprefix("file:"))
     return Path(_folder(values)) if _folder(values) else None

@@ -44,7 +44,8 @@ def detected(values: Values, environment: Mapping[str, str]) -> dict[str, str]:
         return found | {"rdzv_endpoint": str(meeting_folder(values, environment, found["run_id"]))}
     found = place.options()
     if "rdzv_endpoint" in found and not _has_token(values.text("token_file"), environment):
-        found["authority"] = f"file:{meeting_folder(values, environment, place.run_id)}"
+        # A later job may have the same --run-id, and is another run.
+        found["authority"] = f"file:{meeting_folder(values, environment, place.run_id) / place.run_id}"
     if nodes := nodes_to_start(values, place):
         found |= {"nnodes": str(nodes), "run_id": place.run_id}
         if nodes > 1:
