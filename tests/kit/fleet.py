@@ -237,6 +237,10 @@ class Fleet:
         """Kill all of a host's processes at once."""
         self.agents[host].everything(signal.SIGKILL)
 
+    def kill(self, rank: int) -> None:
+        """Kill the process that holds the rank, by its own account."""
+        os.kill(self.account.pids(rank)[-1], signal.SIGKILL)
+
     def pause(self, hosts: Sequence[int], timeouts: float) -> None:
         """Stop all of these hosts for so many node timeouts."""
         for host in hosts:

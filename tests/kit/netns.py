@@ -58,6 +58,17 @@ class Hosts:
             nobody = ("neigh", "replace", self.addresses[peer], "lladdr", "02:00:00:00:00:01")
             _ip("-n", self.names[host], *nobody, "dev", "eth0", "nud", "permanent")
 
+    def reject(self, host, *, undo=False):
+        """Answer every packet from and to the host with a reset, as a firewall does; or let them through again.
+
+        The other's address is made one of the sender's own, at which nobody listens.
+        """
+        for other, address in enumerate(self.addresses):
+            if other != host:
+                for here, there in ((host, address), (other, self.addresses[host])):
+                    route = ("route", "del" if undo else "add", "local", there, "dev", "lo", "table", "local")
+                    _ip("-n", self.names[here], *route)
+
     def part(self, hosts):
         """Have these hosts reach only each other, and the others only each other; nobody is told."""
         _ip("-n", self.hub, "link", "add", "other", "type", "bridge")
