@@ -87,6 +87,21 @@ def test_a_step_in_which_ddp_decided_its_buckets_is_undone_by_a_second_run_of_th
         cluster.close()
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_loss_in_the_first_reduction_of_ddp_is_repaired_in_place(rank, tmp_path):
+    """The survivors' DDPs have seen every gradient by then. They must not decide their buckets before the replacement's does."""
+    item = "gradient accumulation over steps, no_sync"
+    reference = unfailed(tmp_path / "reference", item)
+    cluster = job(tmp_path / "killed", item, "--die", f"rank={rank},step=2,at=backward")
+    try:
+        cluster.wait_exit(patience(item))
+        (incident,) = cluster.incidents()
+        assert incident["reentered"] == []
+        cluster.check_repaired(reference, [rank])
+    finally:
+        cluster.close()
+
+
 def test_the_items_are_those_that_the_script_has():
     assert len(ITEMS) == len(set(ITEMS))
     assert len(ITEMS) == sum(path.read_text(encoding="utf-8").count("\n@item(") for path in SCRIPTS.glob("items_*.py"))

@@ -75,6 +75,24 @@ def test_a_rank_that_hangs_is_replaced(cluster, unfailed, where, seen):
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_stopped_after_its_last_step_has_the_scripts_ends_run_again(cluster, unfailed):
+    """Nobody else would end the wait for it."""
+    job = train(cluster, "rank=1,step=-1,at=end,how=sigstop")
+    assert job.wait_exit() == 0, job.told()
+    job.account.check_same_as(unfailed)
+    ((rank, reason),) = hung(job)
+    assert rank == 1
+    assert "rank 1 is stopped by a signal" in reason
+    job.check_nothing_left()
+
+
+def test_a_rank_that_takes_long_after_its_last_step_is_left_alone(cluster, unfailed):
+    job = train(cluster, "rank=1,step=-1,at=end,how=doze")
+    check(job, unfailed, [])
+    assert hung(job) == []
+
+
+@pytest.mark.slow
 def test_after_a_repair_survivors_and_replacement_are_judged_by_the_same_counts(cluster, unfailed):
     """Else what the repair cut would look like a wait for ever after, and the replacement like the one that is behind."""
     job = train(cluster, "rank=2,step=4,at=before", "rank=0,step=8,at=before,how=loop")

@@ -19,7 +19,7 @@ LOOKS = 4
 """Looks per timeout. Counted, not timed: while this process was suspended, so were the workers, and none hung."""
 _IN_LOOP = frozenset({Phase.STEP, Phase.OPTIMIZER, Phase.BETWEEN, Phase.RESTORING, Phase.FINISHED})
 """Between the two runs of the trial a rank is restored."""
-_TRAINING = (JobPhase.UNPROTECTED, JobPhase.RUNNING)
+_WATCHED = (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING)
 _MAX_DESCRIBED = 8
 """Ranks that a reason describes; the culprits come first."""
 
@@ -110,7 +110,7 @@ def _describe(sight: RankSight, stopped: Collection[Rank]) -> str:
 
 def sights_of(state: State, status_page: StatusPage) -> tuple[RankSight, ...]:
     """Return a look at every rank; nothing unless all are in their loop, where the status page shows progress."""
-    if state.phase not in _TRAINING:
+    if state.phase not in _WATCHED:
         return ()
     sights = []
     for seat in state.seats:
@@ -160,7 +160,8 @@ class HangDetector:
     ) -> None:
         """Start in the running loop. A `timeout_s` of 0 never looks.
 
-        Until the job is `protected` only stopped processes are culprits: the first steps may compile for long.
+        While the job is not `protected` only stopped processes are culprits: the first steps may compile for long, and a rank may
+        do anything alone after its last step.
         """
         self._timeout_s = timeout_s
         self._look = look

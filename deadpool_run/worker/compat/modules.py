@@ -78,6 +78,11 @@ def decide_buckets(ddp: DistributedDataParallel) -> bool:
     return ddp._has_rebuilt_buckets  # noqa: SLF001
 
 
+def forget_reduction(ddp: DistributedDataParallel) -> None:
+    """Have DDP forget the gradients of an interrupted backward, from which it would decide its buckets."""
+    ddp.reducer._reset_state()  # noqa: SLF001
+
+
 def note_all_gradients(ddp: DistributedDataParallel) -> None:
     """Mark all gradients as ready in DDP's reducer, so that it can decide its buckets."""
     ddp.reducer._push_all_rebuilt_params()  # noqa: SLF001

@@ -22,7 +22,9 @@ from deadpool_run.worker.compat import fsdp
 from deadpool_run.worker.compat.modules import (
     buffers_of,
     children_of,
+    forget_reduction,
     forget_unscaled,
+    has_buckets,
     hook_states,
     inside_compiled,
     local,
@@ -317,12 +319,16 @@ class Protected:
     def reset(self) -> None:
         """Reset FSDP2 to its state before any forward, so that every rank gathers the same, in the same order.
 
+        A DDP without buckets forgets an interrupted reduction, or it would decide them where a replacement does not.
         Gradients may be lost. An interrupted step leaves unreduced ones, which would be added to the next step's. An
         evaluation leaves gathered parameters, and forwards without a backward.
         """
         for module in self.modules.values():
             module.reshard()
             fsdp.reset(module.sharding)
+            for ddp in module.replicated:
+                if not has_buckets(ddp):
+                    forget_reduction(ddp)
             for child in module.sharding:
                 fsdp.drop_gradients(child)
 

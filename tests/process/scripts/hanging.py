@@ -1,6 +1,6 @@
-"""`train.py`, whose faults can also be to loop for ever, to hold the GIL in a C call for ever, and to be slow.
+"""`train.py`, whose faults can also be to loop for ever, to hold the GIL in a C call for ever, to be slow, and to be very slow.
 
-`how=loop|gil|nap`
+`how=loop|gil|nap|doze`
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import faults
 
-NAP_S = 0.7
+NAP_S, DOZE_S = 0.7, 6.0
 _end = faults.end
 
 
@@ -26,6 +26,8 @@ def end_or_hang(how):
             lock(mutex)  # no signal ends this wait, and no other thread of Python runs again
         case "nap":
             time.sleep(NAP_S)
+        case "doze":
+            time.sleep(DOZE_S)
         case _:
             _end(how)
 

@@ -103,6 +103,7 @@ NAMES = {
     "_per_optimizer_states": [Place("torch/amp/grad_scaler.py", "GradScaler")],
     "_process_group_name": [C10D],
     "_push_all_rebuilt_params": [_stub("Reducer")],
+    "_reset_state": [_stub("Reducer")],
     "_python_dispatch": [_file("torch/utils/_python_dispatch.py")],
     "_pytree": [_file("torch/utils/_pytree.py")],
     "_rebuild_buckets": [_stub("Reducer")],
