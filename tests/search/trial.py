@@ -226,8 +226,9 @@ def _unexplained(cluster: Cluster) -> str:
     """Return which worker lost its rank without a printed line that names it."""
     holders: dict[int, int] = {}
     for effect in cluster.effects():
-        if effect["type"] == "BeginGeneration":
-            holders.clear()  # of a restart, the line that announces it tells the reason
+        finishing = effect["type"] == "Announce" and effect["what"].startswith("finishing again")
+        if effect["type"] == "BeginGeneration" or finishing:
+            holders.clear()  # every rank changes hands, and the line that announces it tells the reason
         if effect["type"] == "AssignRank":
             before = holders.get(effect["rank"], effect["worker"])
             if before != effect["worker"] and f"worker {before})" not in cluster.stderr:
