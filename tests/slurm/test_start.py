@@ -186,7 +186,7 @@ def test_without_a_record_the_code_is_sruns(shared_lab):
     job = submit(shared_lab, "9", "-")
     job.wait()
     assert job.exit_code == 9
-    assert "exit code 9 is srun's" in job.output()
+    assert "srun's exit code 9" in job.output()
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "USR1"])
