@@ -223,6 +223,18 @@ class Fleet:
             assert time.monotonic() < deadline, f"not {hosts} nodes and {spares} spares: {found}\n{self.told()}"
             self._read(0.05)
 
+    def wait_voters(self, hosts: int, *lost: int) -> list[int]:
+        """Wait until so many hosts' agents elect the leader, and none of the lost ones; return them."""
+        found: list[int] = []
+
+        def are_there() -> bool:
+            names = (self.status() or {"coordinator": {"voters": []}})["coordinator"]["voters"]
+            found[:] = [int(name[1]) for name in names]
+            return len(found) == hosts and not {*found} & {*lost}
+
+        self.look_until(are_there, f"{hosts} voters")
+        return found
+
     def restart(self, host: int) -> None:
         """Start a fresh agent on a host whose last one is gone."""
         self.wait_exit([host])

@@ -57,7 +57,7 @@ def test_a_host_that_loses_its_power(fleet, reference, whose, layout):
 def test_an_agent_that_is_killed_alone_is_found_by_its_machines_word(fleet, reference, whose):
     """Its fork server has ended the workers, and says so: nobody waits for the time-out."""
     job, ranks = begun(fleet, node_timeout_s=15.0)
-    voters(job)
+    job.wait_voters(3)
     lost = 0 if whose == "the coordinator's" else next(host for host in (2, 1, 3) if ranks[host])
     job.agents[lost].process.kill()
     job.check_repaired(reference("ddp", STEPS), ranks[lost], others(lost))
@@ -159,25 +159,12 @@ def test_a_partition_of_three_and_one(fleet, net, reference):
 def test_of_two_and_two_the_side_with_two_voters_decides_and_the_other_stops(fleet, net):
     """Three hosts are needed, so that the job ends there too; and both say why."""
     job, _ = begun(fleet, options=("--join-timeout", "5"))
-    first, second = [host for host in voters(job) if host != 0]
+    first, second = [host for host in job.wait_voters(3) if host != 0]
     away = next(host for host in (1, 2, 3) if host not in (first, second))
     net.part([second, away])
     assert job.wait_exit([0, 1, 2, 3]) == [1, 1, 1, 1]
     assert all("no place is left for rank" in job.agents[host].output for host in (0, first))
     assert all("no leader was heard of for 12 s" in job.agents[host].output for host in (second, away))
-
-
-def voters(job, *lost):
-    """Return the hosts whose agents elect the leader, once they are three, and none of them is lost."""
-    found = []
-
-    def are_there():
-        names = (job.status() or {"coordinator": {"voters": []}})["coordinator"]["voters"]
-        found[:] = [int(name[1]) for name in names]
-        return len(found) == 3 and not {*found} & {*lost}
-
-    job.look_until(are_there, "three voters")
-    return found
 
 
 @pytest.mark.slow
@@ -222,7 +209,9 @@ def test_a_job_that_lost_every_holder_of_a_rank_stops_and_names_it(fleet):
     rank = next(rank for host in (1, 2, 3) for rank in ranks[host] if told[rank] != ["h0"])
     home, buddy = job.host_of(rank), int(told[rank][0][1])
     job.power_off(home)
-    voters(job, home)  # of four hosts two are no majority, so that the others take over the lost one's vote first
+    job.wait_voters(
+        3, home
+    )  # of four hosts two are no majority, so that the others take over the lost one's vote first
     job.power_off(buddy)
     rest = others(home, buddy)
     assert job.wait_exit(rest) == [1, 1]

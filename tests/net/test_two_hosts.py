@@ -28,9 +28,7 @@ def begun(fleet, place, hold_replacements=False, **options):
     job = fleet(*words, hosts=2, options=more, **options)
     for rank in range(2):
         job.wait_state(rank, 5)
-    job.look_until(
-        lambda: len((job.status() or {"coordinator": {"voters": []}})["coordinator"]["voters"]) == 2, "voters"
-    )
+    job.wait_voters(2)
     return job, [rank for rank in range(2) if job.host_of(rank) == 0]
 
 

@@ -98,8 +98,13 @@ class Followers:
         self._connections.broadcast(message)
 
     def share(self, agents: peers.Agents) -> None:
-        """Send every node the configurations."""
+        """Send every node the configurations, and ask the voters at once who knows them: the next change waits for that."""
         self.broadcast(agents)
+        heartbeat = self._leadership.heartbeat()
+        if heartbeat is not None:
+            connected = self._connections.nodes()
+            for node in {peer.node for each in agents.configurations for peer in each.voters}.intersection(connected):
+                self._send_heartbeat(node, heartbeat, confirms=self._leadership.has_authority())
         self._loop.call_soon(self.decided)  # there may be a new voter, and the caller is still at work
 
     def lose(self, node: NodeId, reason: str) -> None:

@@ -78,26 +78,59 @@ def test_losses_of_one_turn_of_the_loop_are_one_fact():
     within_bound(main())
 
 
+class FakeLeadership:
+    """Keeps whom it knows."""
+
+    def __init__(self):
+        self.agent = election.first_leader("leader", 1000.0, 0.0)
+        self.known, self.joined = [], []
+        self.beat = None
+
+    def heartbeat(self):
+        return self.beat
+
+    def has_authority(self):
+        return True
+
+    def agents(self):
+        return peers.Agents(())
+
+    def know(self, peer):
+        self.known.append(peer.node)
+
+    def handle(self, event):
+        self.joined.append([each.agent for each in event.agents])
+
+
+def test_a_change_of_the_voters_asks_them_at_once_who_knows_it():
+    """Not with the next heartbeat: until a majority knows it, the loss of another voter may end the job."""
+
+    async def main():
+        leader, leadership = FakeLeader(), FakeLeadership()
+        leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
+        followers = Followers(leader, leadership, 2)
+        ends = {}
+        for name in ("voter", "other"):
+            ours, theirs = socket.socketpair()
+            ends[name] = End(theirs)
+            ends[name].send(peers.Join(ev.Place(name), 2))
+            followers.accept(ours)
+            await ends[name].hears(2)
+        leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
+        voting = tuple(peers.Peer(node, "", 0) for node in ("leader", "voter"))
+        changed = peers.Agents((peers.ConfigurationMessage(0, 2, "leader", voting),))
+        followers.share(changed)
+        agents, beat = (await ends["voter"].hears(4))[2:]
+        assert (agents, beat.newest, beat.sent_at) == (changed, 2, 5.0)
+        assert (await ends["other"].hears(3))[2:] == [changed]
+        await followers.end(peers.End(0, ""))
+        for end in ends.values():
+            end.close()
+
+    within_bound(main())
+
+
 def test_nodes_that_come_in_one_turn_of_the_loop_are_taken_in_together():
-    class FakeLeadership:
-        """Keeps whom it knows."""
-
-        def __init__(self):
-            self.agent = election.first_leader("leader", 1000.0, 0.0)
-            self.known, self.joined = [], []
-
-        def heartbeat(self):
-            return None
-
-        def agents(self):
-            return peers.Agents(())
-
-        def know(self, peer):
-            self.known.append(peer.node)
-
-        def handle(self, event):
-            self.joined.append([each.agent for each in event.agents])
-
     async def main():
         leader, leadership = FakeLeader(), FakeLeadership()
         leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
