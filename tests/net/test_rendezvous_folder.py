@@ -99,6 +99,38 @@ def test_a_job_that_nobody_takes_over_is_founded_again_but_not_by_one_that_was_i
     within_bound(main())
 
 
+def test_the_first_node_of_a_run_that_nobody_took_over_founds_it_again_at_its_own_address(tmp_path, monkeypatch):
+    """What is recorded is its own address, at which it listens now: to dial that would be to wait for itself."""
+    monkeypatch.setattr(rendezvous, "_ABANDONED_S", 0.3)
+    (tmp_path / "m").mkdir()
+
+    async def main():
+        where = {"endpoints": (("127.0.0.1", free_port()),), "token": TOKEN, "node_name": "n", "node_timeout_s": 0.05}
+        for term in range(2):
+            place = Cluster(**where, authority=authority(tmp_path / "m"))
+            found = await find(place, never(), may_found=True, timeout_s=LONG_S)
+            found.listener.close()
+            assert (type(found), found.term) == (Founder, term)
+
+    within_bound(main())
+
+
+def test_of_two_first_nodes_one_founds_the_run(tmp_path):
+    """As when each is told its own address only, by mistake."""
+    (tmp_path / "m").mkdir()
+
+    async def main():
+        def place(name):
+            where = (("127.0.0.1", free_port()),)
+            return Cluster(endpoints=where, authority=authority(tmp_path / "m"), token=TOKEN, node_name=name)
+
+        founder = await find(place("a"), never(), may_found=True, timeout_s=LONG_S)
+        with closing(Led(founder)):
+            let_go(await find(place("b"), never(), may_found=True, timeout_s=LONG_S))
+
+    within_bound(main())
+
+
 def test_a_leader_is_not_taken_for_abandoned_at_once(tmp_path):
     async def main():
         (await look(tmp_path / "m")).listener.close()

@@ -147,7 +147,7 @@ class _ByEndpoint:
         if self._record is None:
             return founder
         try:
-            found = self._record.find()
+            found = self._record.find(founder.listener.getsockname()[:2])
             if found is None:
                 return self._record.claim(founder)
         except AuthorityError:
@@ -190,14 +190,19 @@ class _Record:
         if cluster.meeting is not None:
             SharedFolder(cluster.meeting)  # it is there from now on
 
-    def find(self) -> Found | Over | OSError | None:
-        """Return a connection to the leader, or why there is none; None if a node may found the run."""
+    def find(self, mine: tuple[str, int] | None = None) -> Found | Over | OSError | None:
+        """Return a connection to the leader, or why there is none; None if a node may found the run.
+
+        `mine` is where this node listens: a leader that is recorded there has ended.
+        """
         if (ended := self._authority.ended()) is not None:
             return Over(ended.exit_code, f"this run is over: {ended.reason}")
         self._last = leader = self._authority.current()
         if leader is None or not leader.port:
             return None
         try:
+            if (leader.address, leader.port) == mine:
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "the leader that is recorded ran here, and has ended")
             return _found(dial(ConnectionRole.MEMBER, leader.address, leader.port, self._cluster.token), self._cluster)
         except OSError as failure:
             return None if self._is_abandoned(leader, failure) else failure
