@@ -101,7 +101,7 @@ _NODES = (
         Option(
             "authority",
             "PLACE",
-            "What records who leads the run, and decides which of two machines goes on if they lose each other: agents, file:/DIR on a disk that all machines share, etcd://HOST:PORT or k8s:[NAMESPACE/]NAME. Default: agents; under Slurm, a folder below the run directory.",
+            "What records who leads the run, and decides which of two machines goes on if they lose each other: agents, file:/DIR on a disk that all machines share, etcd://HOST:PORT or k8s:[NAMESPACE/]NAME. Default: agents, or the folder in which the agents of a Slurm step share a token.",
         ),
         Option("node_name", "NAME", "Name of this machine. Default: its host name."),
         Option(
