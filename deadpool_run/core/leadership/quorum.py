@@ -53,13 +53,15 @@ def rival(agent: Agent) -> NodeId | None:
     if not agent.claims or any(agent.me not in configuration.voters for configuration in agent.configurations):
         return None
     others = {voter for configuration in agent.configurations for voter in configuration.voters} - {agent.me}
-    return None if len(others) != 1 or others <= agent.ended | agent.ruled_out else others.pop()
+    return None if len(others) != 1 or others <= agent.ruled_out else others.pop()
 
 
 def is_majority(agent: Agent, configuration: Configuration, who: Collection[NodeId]) -> bool:
     """Tell whether these agents decide. Of two agents one decides alone if the other ended."""
     others = [voter for voter in configuration.voters if voter != agent.me]
     gone = agent.ended | (agent.ruled_out if agent.claims else agent.refused)
+    if rival(agent) is not None:  # the other may have led in the next term before it ended: only the authority knows
+        gone = agent.ruled_out
     alone = len(others) == 1 and len(configuration.voters) == 2 and others[0] in gone
     return configuration.is_majority({*who, others[0]} if alone and agent.me in who else who)
 
