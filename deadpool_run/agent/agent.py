@@ -27,6 +27,8 @@ from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
+from deadpool_run.agent.records import script_copy
+from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import make_run_dir
 from deadpool_run.agent.spec import Cluster, LaunchSpec
@@ -191,8 +193,7 @@ class _Agent:
                 if found.term > 0:  # the run's directory still has the files of the time before
                     spec = replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{found.term}"))
                 return await self._live(spec, Situation(node_id, found.address), place, found.term)
-            join = peers.Join(place, self._spec.nproc_per_node, cluster.authority_name)
-            follower = Follower(found.sock, join)
+            follower = Follower(found.sock, peers.Join(place, identity_of(self._spec)))
             try:
                 joined, agents = await follower.admitted(self._over)
                 situation = Situation(joined.node, found.address)
@@ -212,6 +213,7 @@ class _Agent:
         """`began` is the term in which this node founded the job, or its admission to it."""
         exit_code, reason, fenced, failed = *_FAILED, False, False
         make_run_dir(spec.run_dir)
+        script_copy.write(spec)
         self.base = spec.base_dir or spec.run_dir
         output = Logs(spec)
         member = self._member = Participation(spec, situation, place, forkserver=self._forkserver, output=output)

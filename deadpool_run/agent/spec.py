@@ -11,7 +11,6 @@ from pathlib import Path
 from string import Template
 
 from deadpool_run.agent.authority.bounded import BoundedAuthority
-from deadpool_run.agent.authority.parse import AGENTS
 from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
@@ -63,14 +62,14 @@ class Target:
     mode: Mode
     argv: tuple[str, ...]
 
-    def to_json(self) -> str:
-        """Return the value of DEADPOOL_TARGET: in an argument, `${local_rank}` stands for the worker's own.
+    def to_json(self, copy: str = "") -> str:
+        """Return the value of DEADPOOL_TARGET, with the path of the script's copy, if there is one.
 
-        torchrun has string templates there: `$local_rank` is the same, and `$$` is `$`.
+        In an argument, `${local_rank}` stands for the worker's own. torchrun has string templates there: `$local_rank` is the same, and `$$` is `$`.
         """
         first = 1 if self.mode is Mode.EXEC else 0  # a program's name is not an argument
         words = [Template(word).safe_substitute(local_rank="${local_rank}") for word in self.argv[first:]]
-        return json.dumps({"mode": self.mode.value, "argv": [*self.argv[:first], *words]})
+        return json.dumps({"mode": self.mode.value, "argv": [*self.argv[:first], *words], "copy": copy})
 
 
 class Streams(IntFlag):
@@ -119,11 +118,6 @@ class Cluster:
     meeting: Path | None = None
     """Folder on a shared disk for the run's token and the authority's records; made if it is missing."""
 
-    @property
-    def authority_name(self) -> str:
-        """The value of `--authority`."""
-        return AGENTS if self.authority is None else self.authority.where
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
@@ -131,8 +125,12 @@ class LaunchSpec:
 
     settings: Settings
     target: Target
+    script: bytes | None = field(default=None, repr=False)
+    """What the target's Python file contains. Workers run a copy: an edit during the job does not concern it. None: no such file."""
     nproc_per_node: int
     run_id: str
+    named: bool = False
+    """The user named the run. Else a node that joins takes over the name."""
     run_dir: Path
     """Made by the agent, mode 0700. Its last component is the run's name, or this node's in the run's directory."""
     base_dir: Path | None = None

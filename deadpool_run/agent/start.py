@@ -6,6 +6,7 @@ import uuid
 from deadpool_run.agent.environment import base_environment
 from deadpool_run.agent.processes.forkserver_main import MARK
 from deadpool_run.agent.processes.forkserver_process import ForkServerSpec
+from deadpool_run.agent.records import script_copy
 from deadpool_run.agent.records.run_record import make_run_dir
 from deadpool_run.agent.spec import LaunchSpec
 
@@ -14,6 +15,7 @@ def run(spec: LaunchSpec) -> int:
     """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
     if spec.cluster is None:  # else the leader names it
         make_run_dir(spec.run_dir)
+        script_copy.write(spec)
     environment = base_environment(spec, os.environ) | {MARK: uuid.uuid4().hex}
     forkserver_spec = ForkServerSpec(spec.preload if spec.warm else (), environment)
     forkserver = forkserver_spec.start()

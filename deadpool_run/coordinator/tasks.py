@@ -6,9 +6,9 @@ from typing import Any
 
 
 class Tasks:
-    """Some of them, in the running loop. `on_error` takes what one of them raises."""
+    """Some of them, in the running loop. `on_error` takes what one of them raises; without it, the loop's handler does."""
 
-    def __init__(self, on_error: Callable[[BaseException], None]) -> None:
+    def __init__(self, on_error: Callable[[BaseException], None] | None = None) -> None:
         self._on_error = on_error
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -30,5 +30,8 @@ class Tasks:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_error(error)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if self._on_error is None:
+            raise error
+        self._on_error(error)

@@ -29,12 +29,11 @@ class Peer(Untagged):
 
 
 class Join(Tagged):
-    """Asks to take this node in. `nproc_per_node` and `authority` must be the same on all nodes."""
+    """Asks to take this node in."""
 
     place: Place
-    nproc_per_node: int
-    authority: str = "agents"
-    """As `--authority` names it."""
+    launch: dict[str, str]
+    """What all nodes must have been started with, by names for messages."""
 
 
 class Fact(Tagged):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from deadpool_run.agent.authority.parse import AGENTS
 from deadpool_run.cli.cluster.nodes import Shape, cluster, host_of, shape
 from deadpool_run.cli.options.machine import existing_token, find_token, read_token
 from deadpool_run.cli.options.resolve import Values, resolve
@@ -173,7 +174,7 @@ def test_what_a_node_is_among_the_others():
 )
 def test_what_decides_between_machines(given, authority, name):
     found = clustered(**given)
-    assert found.authority_name == authority
+    assert (AGENTS if found.authority is None else found.authority.where) == authority
     assert (found.authority and found.authority.run_id) == name
 
 

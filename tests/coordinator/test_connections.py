@@ -29,7 +29,7 @@ class Owner(Changes):
     def refusal(self, join):
         if isinstance(join, peers.Rejoin):
             return "" if join.node == "known" else f"{join.node} is a stranger"
-        return "" if join.nproc_per_node == 2 else f"not {join.nproc_per_node}"
+        return join.launch.get("wrong", "")
 
     def joins(self, node, join):
         if node in self.held:
@@ -69,9 +69,9 @@ class House:
         self.ends.append(End(theirs))
         return self.ends[-1]
 
-    async def join(self, name="n", nproc=2):
+    async def join(self, name="n"):
         end = self.connect()
-        end.send(peers.Join(ev.Place(name), nproc))
+        end.send(peers.Join(ev.Place(name), {}))
         joined, world = await end.hears(2)
         assert isinstance(world, peers.World)
         return end, joined.node
@@ -109,7 +109,7 @@ def in_house(test):
 async def test_a_node_is_told_its_name_first_and_then_announced(house):
     place = ev.Place("n", "10.0.0.1", 7, "leaf", 3)
     end = house.connect()
-    end.send(peers.Join(place, 2))
+    end.send(peers.Join(place, {}))
     assert await end.hears(2) == [
         peers.Joined("n", "id", "name", SETTINGS, None),
         peers.World(0, 1, "127.0.0.1", 29500),
@@ -122,7 +122,7 @@ async def test_a_node_hears_nothing_before_it_is_admitted_and_may_go_unnoticed(h
     house.owner.held |= {"n", "gone", "forward", "late"}
     end, gone, forward, late = (house.connect() for _ in range(4))
     for each, name in ((end, "n"), (gone, "gone"), (forward, "forward"), (late, "late")):
-        each.send(peers.Join(ev.Place(name), 2))
+        each.send(peers.Join(ev.Place(name), {}))
     forward.send(peers.Ask(1, {}))
     await forward.is_lost()
     gone.close()
@@ -151,7 +151,7 @@ async def test_no_two_lives_of_nodes_have_one_name(house):
 @in_house
 async def test_a_node_that_does_not_fit_is_told_why_and_never_announced(house):
     end = house.connect()
-    end.send(peers.Join(ev.Place("n"), 3))
+    end.send(peers.Join(ev.Place("n"), {"wrong": "not 3"}))
     assert await end.hears(1) == [peers.End(1, "not 3")]
     end.close()
     _, name = await house.join("n")
@@ -284,7 +284,7 @@ async def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known(house):
     [
         peers.End(0, ""),
         peers.Evict(""),
-        peers.Join(ev.Place("twice"), 2),
+        peers.Join(ev.Place("twice"), {}),
         peers.Fact({"type": "Nonsense"}),
         peers.Fact({}),
     ],
@@ -338,7 +338,7 @@ async def test_who_may_not_decide_any_more_hangs_up_without_a_word(house):
 async def test_after_the_end_nobody_is_taken_in(house):
     await house.connections.end(peers.End(0, "over"))
     end = house.connect()
-    end.send(peers.Join(ev.Place("late"), 2))
+    end.send(peers.Join(ev.Place("late"), {}))
     await end.is_lost()
     assert not house.owner.events
 
@@ -349,7 +349,7 @@ async def test_the_end_does_not_wait_for_one_that_does_not_read(house, monkeypat
     ours, deaf = socket.socketpair()
     with deaf:
         house.connections.accept(ours)
-        deaf.sendall(peers.encode(peers.Join(ev.Place("deaf"), 2)))
+        deaf.sendall(peers.encode(peers.Join(ev.Place("deaf"), {})))
         await house.owner.until(lambda: house.owner.events)
         other, _ = await house.join("n")
         house.connections.send("deaf", peers.Evict("x" * (4 << 20)))

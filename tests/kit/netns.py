@@ -53,7 +53,7 @@ class Hosts:
         _ip("-n", self.hub, "link", "set", f"p{host}", "master", "bridge")
 
     def separate(self, one, other):
-        """Drop every packet between two hosts, which reach the others as before; nobody is told."""
+        """Drop every packet between two hosts, without an error to either. Each still reaches the other hosts."""
         for host, peer in ((one, other), (other, one)):
             nobody = ("neigh", "replace", self.addresses[peer], "lladdr", "02:00:00:00:00:01")
             _ip("-n", self.names[host], *nobody, "dev", "eth0", "nud", "permanent")

@@ -79,7 +79,7 @@ def test_a_run_that_is_to_be_queued_again_is_founded_again(tmp_path):
         again = await look(tmp_path / "m")
         again.listener.close()
         assert again.term == 2
-        assert authority(tmp_path / "m").current().term == 2
+        assert authority(tmp_path / "m").read().claim.term == 2
 
     within_bound(main())
 
@@ -100,7 +100,7 @@ def test_a_job_that_nobody_takes_over_is_founded_again_but_not_by_one_that_was_i
 
 
 def test_the_first_node_of_a_run_that_nobody_took_over_founds_it_again_at_its_own_address(tmp_path, monkeypatch):
-    """What is recorded is its own address, at which it listens now: to dial that would be to wait for itself."""
+    """The recorded leader has this node's own address: dialling it, the node would wait for itself."""
     monkeypatch.setattr(rendezvous, "_ABANDONED_S", 0.3)
     (tmp_path / "m").mkdir()
 
@@ -116,7 +116,7 @@ def test_the_first_node_of_a_run_that_nobody_took_over_founds_it_again_at_its_ow
 
 
 def test_of_two_first_nodes_one_founds_the_run(tmp_path):
-    """As when each is told its own address only, by mistake."""
+    """Each was given only its own address as the endpoint, by mistake."""
     (tmp_path / "m").mkdir()
 
     async def main():

@@ -76,7 +76,7 @@ def test_a_rank_that_hangs_is_replaced(cluster, unfailed, where, seen):
 
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_after_its_last_step_has_the_scripts_ends_run_again(cluster, unfailed):
-    """Nobody else would end the wait for it."""
+    """Without the hang detector the job would wait for it for ever."""
     job = train(cluster, "rank=1,step=-1,at=end,how=sigstop")
     assert job.wait_exit() == 0, job.told()
     job.account.check_same_as(unfailed)

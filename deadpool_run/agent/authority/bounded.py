@@ -37,21 +37,15 @@ class BoundedAuthority:
 
     def would_grant(self, claim: LeaderClaim) -> bool:
         """Return whether the claim would be recorded now. Another may be recorded before it."""
-        return self._within(
-            lambda: AuthorityRecord(self._authority.current(), self._authority.ended()).answer(claim) is not False
-        )
+        return self.read().answer(claim) is not False
 
-    def current(self) -> LeaderClaim | None:
-        """Return the claim of the largest term; None before the first."""
-        return self._within(self._authority.current)
+    def read(self) -> AuthorityRecord:
+        """Return what is recorded."""
+        return self._within(self._authority.read)
 
     def close_run(self, end: RunEnd) -> None:
         """Record how the run ended, unless that is recorded."""
         self._within(lambda: self._authority.close_run(end))
-
-    def ended(self) -> RunEnd | None:
-        """Return how the run ended; None if it has not."""
-        return self._within(self._authority.ended)
 
     def _within(self, call: Callable[[], _Answer]) -> _Answer:
         if not self._free.acquire(blocking=False):

@@ -79,14 +79,11 @@ class ExternalAuthority(Protocol):
     def claim(self, claim: LeaderClaim) -> bool:
         """Record the claim; return whether it is the newest. False: one of the same or a larger term is, or the run is over."""
 
-    def current(self) -> LeaderClaim | None:
-        """Return the claim of the largest term; None before the first."""
+    def read(self) -> AuthorityRecord:
+        """Return what is recorded."""
 
     def close_run(self, end: RunEnd) -> None:
         """Record how the run ended. The first such record stays; no claim is granted after it."""
-
-    def ended(self) -> RunEnd | None:
-        """Return how the run ended; None if it has not."""
 
 
 def to_json(record: LeaderClaim | RunEnd | AuthorityRecord) -> str:

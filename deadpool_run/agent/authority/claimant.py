@@ -26,7 +26,7 @@ class Claimant:
         self._authority = authority
         self._node, self._address, self._port = node, address, port
         self._on_answer = on_answer
-        self._tasks = Tasks(_raise)
+        self._tasks = Tasks()
         self._asking: set[tuple[int, bool]] = set()
         self._told = ""
 
@@ -53,7 +53,3 @@ class Claimant:
         finally:
             self._asking.discard((term, trial))
         self._on_answer(term, trial, granted)
-
-
-def _raise(error: BaseException) -> None:
-    raise error  # to the loop's handler of what no one expects

@@ -30,21 +30,16 @@ class FileAuthority:
             self._terms.claim(claim.term, to_json(claim))
             return bool(self._read().answer(claim))
 
-    def current(self) -> LeaderClaim | None:
-        """Return the claim of the largest term; None before the first."""
-        with self._blame("read the newest claim"):
-            return self._read().claim
+    def read(self) -> AuthorityRecord:
+        """Return what is recorded."""
+        with self._blame("read the run's record"):
+            return self._read()
 
     def close_run(self, end: RunEnd) -> None:
         """Record how the run ended, unless that is recorded."""
         with self._blame("record the run's end"):
             self._enter()
             atomic_file.create(self._folder / _END, to_json(end))
-
-    def ended(self) -> RunEnd | None:
-        """Return how the run ended; None if it has not."""
-        with self._blame("read the run's end"):
-            return self._read().end
 
     def _read(self) -> AuthorityRecord:
         self._enter()

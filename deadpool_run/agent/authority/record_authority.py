@@ -54,10 +54,10 @@ class RecordAuthority(Generic[Version]):
                     return True
         raise self._contended()
 
-    def current(self) -> LeaderClaim | None:
-        """Return the claim of the largest term; None before the first."""
-        with self._blame("read the newest claim"):
-            return self._store.read()[0].claim
+    def read(self) -> AuthorityRecord:
+        """Return what is recorded."""
+        with self._blame("read the run's record"):
+            return self._store.read()[0]
 
     def close_run(self, end: RunEnd) -> None:
         """Record how the run ended, unless that is recorded."""
@@ -67,11 +67,6 @@ class RecordAuthority(Generic[Version]):
                 if record.end is not None or self._store.swap(replace(record, end=end), version):
                     return
         raise self._contended()
-
-    def ended(self) -> RunEnd | None:
-        """Return how the run ended; None if it has not."""
-        with self._blame("read the run's end"):
-            return self._store.read()[0].end
 
     @contextmanager
     def _blame(self, what: str) -> Iterator[None]:

@@ -1,6 +1,6 @@
-"""What an agent of a job over several nodes publishes: its record on disk, and that it leads, there and with an authority.
+"""Publishes that an agent takes part in a job over several nodes: in its record on disk, in the leader file, with the authority.
 
-Training needs none of it: an error is printed, and the job continues.
+Training needs none of that: an error is printed, and the job continues.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from deadpool_run.errors import AuthorityError, UsageError
 from deadpool_run.ids import NodeId
 
 _CLAIM_AGAIN_S = 2.0
-"""Pause before an authority that did not answer is told again who leads."""
+"""Pause before a claim is repeated that the authority did not answer."""
 
 
 class Advertisement:
@@ -110,6 +110,6 @@ class Advertisement:
 
     def _leave(self, authority: BoundedAuthority) -> None:
         """Record that nobody leads, and that the run may be founded again."""
-        last = authority.current()
+        last = authority.read().claim
         if last is not None and last.port:
             authority.claim(LeaderClaim(last.term + 1, self._node, "", 0, authority.run_id))

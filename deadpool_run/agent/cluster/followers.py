@@ -7,9 +7,9 @@ from typing import Protocol, assert_never
 
 from msgspec import structs
 
-from deadpool_run.agent.authority.parse import AGENTS
 from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.cluster.leadership import Leadership
+from deadpool_run.agent.records import launch_identity
 from deadpool_run.coordinator.connections import Connections
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
@@ -61,11 +61,11 @@ class Leading(Protocol):
 class Followers:
     """Every node but the leader's own, in the running loop."""
 
-    def __init__(self, leader: Leading, leadership: Leadership, nproc_per_node: int, authority: str = AGENTS) -> None:
-        """`nproc_per_node` and `authority` must be those of all nodes."""
+    def __init__(self, leader: Leading, leadership: Leadership, launch: Mapping[str, str]) -> None:
+        """`launch` is what all nodes must have been started with."""
         self._leader = leader
         self._leadership = leadership
-        self._nproc_per_node, self._authority = nproc_per_node, authority
+        self._launch = launch
         self._connections = Connections(
             self, {NodeId(name) for name in (*leader.state.leaves, leadership.agent.me) if name}
         )
@@ -201,17 +201,7 @@ class Followers:
             state = self._leader.state
             lost = join.node in self._lost or (join.node in state.leaves and join.node not in state.nodes)
             return f"node {join.node} was lost before the new leader took over" if lost else ""
-        if join.nproc_per_node != self._nproc_per_node:
-            return (
-                f"node {join.place.name} was started with --nproc-per-node {join.nproc_per_node}, but the job has "
-                f"{self._nproc_per_node}: give every node the same"
-            )
-        if join.authority != self._authority:
-            return (
-                f"node {join.place.name} was started with --authority {join.authority}, but the job has "
-                f"{self._authority}: give every node the same"
-            )
-        return ""
+        return launch_identity.difference(join.place.name, join.launch, self._launch)
 
     def joins(self, node: NodeId, join: peers.Join) -> None:
         """Admit a new node, together with others that join in the same turn of the loop."""

@@ -6,6 +6,7 @@ The node and its workers stay when the leader changes: only what is above them i
 import asyncio
 import socket
 from collections.abc import Awaitable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from deadpool_run.agent.cluster import rendezvous
@@ -19,6 +20,7 @@ from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.assignment import Situation
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes.forkserver import ForkServer
+from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator import handshake
@@ -57,9 +59,7 @@ class Participation:
         output: Logs,
     ) -> None:
         assert spec.cluster is not None
-        self._spec = spec
-        self._situation = situation
-        self._place = place
+        self._spec, self._situation, self._place = spec, situation, place
         self._forkserver = forkserver
         self._output = output
         self._token, self._timeout_s = spec.cluster.token, spec.cluster.node_timeout_s
@@ -232,7 +232,7 @@ class Participation:
             known=self._replica.known,
             term=term,
         )
-        leader.followers = Followers(leader, self._leadership, self._spec.nproc_per_node, self._cluster.authority_name)
+        leader.followers = Followers(leader, self._leadership, identity_of(replace(self._spec, named=True)))
         self._above(leader)
         self._pass_on_requests(leader)
         return leader

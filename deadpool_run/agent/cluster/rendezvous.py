@@ -178,7 +178,7 @@ class _ByEndpoint:
 
 
 class _Record:
-    """What the external authority has recorded of the run. Methods block; they raise `AuthorityError`."""
+    """Finds or founds the run by the external authority's record. Methods block; they raise `AuthorityError`."""
 
     def __init__(self, cluster: Cluster) -> None:
         assert cluster.authority is not None
@@ -191,13 +191,14 @@ class _Record:
             SharedFolder(cluster.meeting)  # it is there from now on
 
     def find(self, mine: tuple[str, int] | None = None) -> Found | Over | OSError | None:
-        """Return a connection to the leader, or why there is none; None if a node may found the run.
+        """Return a connection to the leader, or why there is none; None if this node may found the run.
 
-        `mine` is where this node listens: a leader that is recorded there has ended.
+        `mine` is where this node listens: a leader that is recorded at this address has ended.
         """
-        if (ended := self._authority.ended()) is not None:
-            return Over(ended.exit_code, f"this run is over: {ended.reason}")
-        self._last = leader = self._authority.current()
+        record = self._authority.read()
+        if record.end is not None:
+            return Over(record.end.exit_code, f"this run is over: {record.end.reason}")
+        self._last = leader = record.claim
         if leader is None or not leader.port:
             return None
         try:

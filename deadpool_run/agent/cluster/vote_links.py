@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
-from typing import NoReturn
 
 from deadpool_run.coordinator import handshake
 from deadpool_run.coordinator.link import PeerLink
@@ -40,7 +39,7 @@ class VoteLinks:
         self._dialling: set[NodeId] = set()
         self._accepted: list[PeerLink] = []
         self._refused_since: dict[NodeId, float] = {}
-        self._tasks = Tasks(_raise)
+        self._tasks = Tasks()
         self._closed = False
 
     def accept(self, sock: socket.socket) -> None:
@@ -113,7 +112,3 @@ class VoteLinks:
     def _link(self, sock: socket.socket) -> PeerLink:
         link = PeerLink(sock, lambda message: self._on_message(message, link.send), lambda _, __: None)
         return link
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error  # to the loop's handler of what no one expects

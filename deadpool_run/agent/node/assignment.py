@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from signal import Signals
 
+from deadpool_run.agent.records import script_copy
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.core.effects import AssignRank
 from deadpool_run.ids import NodeId
@@ -88,7 +89,7 @@ def worker_environment(spec: LaunchSpec, assignment: Assignment, shared: Mapping
         "DEADPOOL_STORE": f"{world.store_host}:{world.store_port}",
         "DEADPOOL_CAPTURE_INTERVAL": str(assignment.capture_interval),
         "DEADPOOL_RESUME_VERSION": str(assignment.resume),
-        "DEADPOOL_TARGET": spec.command.to_json(),
+        "DEADPOOL_TARGET": spec.command.to_json(script_copy.path(spec)),
     }
     if spec.cluster is not None:
         env |= {

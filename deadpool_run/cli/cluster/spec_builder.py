@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deadpool_run.agent.numa import BindingMode
+from deadpool_run.agent.records import script_copy
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, LaunchSpec, Mode, StartMethod, Streams, Target
 from deadpool_run.cli.cluster.nodes import cluster, host_of, shape
 from deadpool_run.cli.options import accepted_only
@@ -57,11 +58,14 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
     )
     run_id, directory = _names(values, here.fresh_run_id)
     start_method = _start_method(values, here.environment)
+    target = _target(values, argv)
     spec = LaunchSpec(
         settings=settings,
-        target=_target(values, argv),
+        target=target,
+        script=script_copy.read(target),
         nproc_per_node=ranks,
         run_id=run_id,
+        named=run_id != here.fresh_run_id,
         run_dir=Path(values.text("run_dir") or here.state_dir / directory).absolute(),
         log_dir=Path(values.text("log_dir")).absolute() if values.text("log_dir") else None,
         redirects=_streams(values, "redirects", ranks),

@@ -48,20 +48,8 @@ def first_leader(  # noqa: PLR0913 - what is known at the beginning
     me: NodeId, timeout_s: float, now: float, failure_domain: str = "", term: int = 0, *, claims: bool = False
 ) -> Agent:
     """Return the agent that the job begins with."""
-    alone = Configuration(term, 1, me, (me,))
-    return Agent(
-        me,
-        timeout_s,
-        _R.LEADER,
-        (alone,),
-        now,
-        now,
-        term,
-        promised=term,
-        seen=term,
-        failure_domains={me: failure_domain},
-        claims=claims,
-    )
+    alone = (Configuration(term, 1, me, (me,)),)
+    return replace(follower(me, timeout_s, alone, now, failure_domain, claims=claims), role=_R.LEADER)
 
 
 def follower(  # noqa: PLR0913 - as above

@@ -1,4 +1,4 @@
-"""What an agent does when a deadline is reached: it asks for votes, claims, leads, or gives nodes up. Pure."""
+"""The election's actions at deadlines: ask for votes or for the authority's answer, lead, give nodes up. Pure."""
 
 from dataclasses import replace
 

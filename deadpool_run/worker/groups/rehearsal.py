@@ -7,6 +7,7 @@ or the same assignment of parameters to buckets.
 
 from deadpool_run.errors import RehearsalError
 from deadpool_run.worker.groups.transcript import Transcript
+from deadpool_run.worker.verify import sources
 
 REHEARSAL_STEPS = 2
 """DDP rebuilds its buckets in the second forward; FSDP2's lazy parts, optimizer state and compilation come earlier."""
@@ -28,7 +29,11 @@ class Rehearsal:
 
     def write_into(self, transcript: Transcript) -> None:
         """Store the facts with the transcript."""
-        transcript.facts = {"optimizers": sorted(self.optimizers), "buckets": self.buckets}
+        transcript.facts = {
+            "optimizers": sorted(self.optimizers),
+            "buckets": self.buckets,
+            "sources": sources.record(),
+        }
 
     def check(self, transcript: Transcript) -> None:
         """Raise `RehearsalError` if this rehearsal lacks something that the recorded steps created."""

@@ -28,6 +28,7 @@ from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.snapshot import Snapshots
+from deadpool_run.worker.verify import sources
 from deadpool_run.worker.verify.agreement import ReplicaDifference
 from deadpool_run.worker.verify.coverage import is_sampled
 from deadpool_run.worker.verify.script_names import current_line
@@ -155,12 +156,21 @@ class RepairParticipant:
     def join(self) -> None:
         """Take the rank's state and join the job, after the rehearsal. Raises `RehearsalError` if that left something out."""
         if self.registry.playback is not None:
+            self._refuse_edited(self.registry.playback)
             self._rehearsal.check(self.registry.playback)
         self.registry.playback = None
         self.registry.marks.inherit(self._rank_entry)
         if self.session.preparing:
             self._wait_for_rank()
         self._negotiate(self._link.orders.epoch, rehearsed=False)
+
+    def _refuse_edited(self, transcript: Transcript) -> None:
+        """Refuse to join with modules that the other ranks do not have."""
+        if files := sources.edited(transcript.facts.get("sources", {})):
+            self.refuse(
+                f"{', '.join(files)} was edited since the job began: a replacement would run other code than the other ranks.\n"
+                "Undo the edit before you start the job again, or start each job from a copy of the code that nobody edits."
+            )
 
     def learn_replicas(self) -> None:
         """After attaching: note which replicas differ as before the loss; the others have to stay equal."""

@@ -4,12 +4,14 @@ import builtins
 import importlib.machinery
 import io
 import json
+import linecache
 import os
 import pkgutil
 import runpy
 import socket
 import sys
 import time
+import tokenize
 import traceback
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -20,6 +22,7 @@ from deadpool_run.wire.messages import PrepareBroke, Raised, Ready, ScriptRefuse
 from deadpool_run.worker.process import rehearsal_output, rerun, session
 from deadpool_run.worker.process.agent_link import park
 from deadpool_run.worker.process.blame import blame, refusal
+from deadpool_run.worker.verify import sources
 
 
 def main(control_fd: int) -> None:
@@ -45,7 +48,8 @@ def main(control_fd: int) -> None:
     if worker.preparing:
         worker.link.preparing = worker.rank
     baseline = rerun.ProcessBaseline()
-    while not _run(target["mode"], argv[0], worker):
+    sources.begin(copied=bool(target["copy"]))
+    while not _run(target["mode"], argv[0], target["copy"], worker):
         rerun.leave(worker, baseline)
         sys.argv[:] = _argv(target["argv"], worker.local_rank)
 
@@ -77,25 +81,25 @@ def _execute(argv: list[str], fds: list[int]) -> NoReturn:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _run(mode: str, target: str, worker: session.Session) -> bool:
+def _run(mode: str, target: str, copy: str, worker: session.Session) -> bool:
     """Run the script; False if it has to run again, because its interrupted step could not be drained."""
     ours = sys.modules["__main__"]
     try:
         if worker.replacement or worker.resume >= 0:
             rehearsal_output.install()
-        _run_once(mode, target, worker)
+        _run_once(mode, target, copy, worker)
     except RunLeft:
         sys.modules["__main__"] = ours  # the script's module holds the model: drop it before the next one is made
         return False
     return True
 
 
-def _run_once(mode: str, target: str, worker: session.Session) -> None:
+def _run_once(mode: str, target: str, copy: str, worker: session.Session) -> None:
     try:
         if mode == "module":
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            _run_file(target)
+            _run_file(target, copy)
         if worker.loss_pending():
             worker.report_and_wait("it ended")
     except SystemExit as leaving:
@@ -114,15 +118,22 @@ def _run_once(mode: str, target: str, worker: session.Session) -> None:
         raise SystemExit(1 if refused is None else refused.exit_code) from None
 
 
-def _run_file(target: str) -> None:
-    """Run TARGET as `python TARGET` does: `runpy` would change `sys.argv[0]`, and leave `__file__` relative."""
+def _run_file(target: str, copy: str) -> None:
+    """Run TARGET as `python TARGET` does: `runpy` would change `sys.argv[0]`, and leave `__file__` relative.
+
+    `copy` has what the file contained when the job began. Empty: the file itself is read.
+    """
     where = os.path.abspath(target)  # noqa: PTH100 - Path.resolve() would follow links
     # A .pyc file, or a folder or archive with a __main__.py.
     if target.endswith(".pyc") or pkgutil.get_importer(where) is not None:
         runpy.run_path(target, run_name="__main__")
         return
-    with io.open_code(where) as file:
-        code = compile(file.read(), where, "exec", dont_inherit=True)
+    with io.open_code(copy or where) as file:
+        content = file.read()
+    code = compile(content, where, "exec", dont_inherit=True)
+    # Tracebacks and inspect.getsource show these lines, whatever the file contains later: without a time, they stay.
+    lines = io.TextIOWrapper(io.BytesIO(content), encoding=tokenize.detect_encoding(io.BytesIO(content).readline)[0])
+    linecache.cache[where] = (len(content), None, lines.readlines(), where)
     main_module = ModuleType("__main__")
     loader = importlib.machinery.SourceFileLoader("__main__", where)
     vars(main_module).update(__file__=where, __cached__=None, __loader__=loader, __builtins__=builtins)

@@ -11,16 +11,15 @@ import os
 import random
 import signal
 import sys
-import sysconfig
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from deadpool_run.wire.messages import Unwound
 from deadpool_run.worker.process.session import Session, assume
+from deadpool_run.worker.verify.sources import own_modules
 
 
 class ProcessBaseline:
@@ -43,8 +42,12 @@ class ProcessBaseline:
         self._torch: Any = None if baseline is None else baseline.TorchBaseline()
 
     def restore(self) -> None:
-        """Restore that state, for the next run."""
-        for name in list(_own_modules(self._modules)):
+        """Restore that state, for the next run.
+
+        The script's modules go, because their globals belong to the last run. Libraries stay: they are not made to be
+        imported twice in a process.
+        """
+        for name, _ in own_modules(self._modules):
             del sys.modules[name]
         os.environ.clear()
         os.environ.update(self.environment)
@@ -92,20 +95,6 @@ def leave(worker: Session, baseline: ProcessBaseline) -> None:
     torch_baseline = _torch_baseline()
     if torch_baseline is not None:
         torch_baseline.free_cuda()
-
-
-def _own_modules(before: frozenset[str]) -> Iterator[str]:
-    """Yield the script's own modules that the run imported: their globals belong to the last run.
-
-    Libraries and compiled modules stay: a library is not made to be imported twice in a process.
-    """
-    libraries = tuple(str(Path(path).resolve()) + os.sep for path in set(sysconfig.get_paths().values()))
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        if name not in before and file.endswith(".py") and name.partition(".")[0] != __package__.partition(".")[0]:
-            where = str(Path(file).resolve())
-            if "site-packages" not in where and not where.startswith(libraries):
-                yield name
 
 
 def _torch_baseline() -> ModuleType | None:

@@ -14,9 +14,9 @@ def claim(term, node="n", run_id="run"):
 
 
 def test_a_claim_is_recorded_and_read_by_others(place):
-    assert place.authority().current() is None
+    assert place.authority().read().claim is None
     assert place.authority().claim(claim(0))
-    assert place.authority().current() == claim(0)
+    assert place.authority().read().claim == claim(0)
 
 
 def test_terms_never_go_back_and_may_leave_gaps(place):
@@ -26,7 +26,7 @@ def test_terms_never_go_back_and_may_leave_gaps(place):
     assert not authority.claim(claim(3, "other"))
     assert authority.claim(claim(7, "other"))
     assert not authority.claim(claim(3)), "it is recorded, but not the newest"
-    assert authority.current() == claim(7, "other")
+    assert authority.read().claim == claim(7, "other")
 
 
 def test_a_claim_that_is_repeated_is_granted_again(place):
@@ -38,29 +38,29 @@ def test_a_claim_that_is_repeated_is_granted_again(place):
 @pytest.mark.parametrize("other", ["run2", "RUN", "r-u-n", "run/../run", "r\u00fcn", "", "x" * 300])
 def test_runs_are_separate(place, other):
     assert place.authority().claim(claim(5))
-    assert place.authority(other).current() is None
+    assert place.authority(other).read().claim is None
     assert place.authority(other).claim(claim(0, run_id=other))
     place.authority(other).close_run(RunEnd(0, "done"))
-    assert place.authority().current() == claim(5)
-    assert place.authority().ended() is None
+    assert place.authority().read().claim == claim(5)
+    assert place.authority().read().end is None
 
 
 def test_a_run_that_is_over_has_no_leader_any_more(place):
     authority = place.authority()
     assert authority.claim(claim(4))
-    assert authority.ended() is None
+    assert authority.read().end is None
     authority.close_run(RunEnd(3, "rank 1 failed"))
     authority.close_run(RunEnd(0, "said later"))
-    assert place.authority().ended() == RunEnd(3, "rank 1 failed")
+    assert place.authority().read().end == RunEnd(3, "rank 1 failed")
     assert not authority.claim(claim(5))
-    assert authority.current() == claim(4)
+    assert authority.read().claim == claim(4)
 
 
 def test_a_run_may_end_before_its_first_claim(place):
     place.authority().close_run(RunEnd(2, "no such script"))
-    assert place.authority().ended() == RunEnd(2, "no such script")
+    assert place.authority().read().end == RunEnd(2, "no such script")
     assert not place.authority().claim(claim(0))
-    assert place.authority().current() is None
+    assert place.authority().read().claim is None
 
 
 def test_of_many_processes_that_claim_a_term_one_wins(place):
@@ -68,7 +68,7 @@ def test_of_many_processes_that_claim_a_term_one_wins(place):
         claimers.start(*NAMES)
         for term in range(25):
             (winner,) = claimers.claim(term)
-            assert place.authority().current().node == winner
+            assert place.authority().read().claim.node == winner
         assert claimers.claim(10) == []
 
 
@@ -94,4 +94,4 @@ def test_processes_that_are_killed_leave_the_others_able_to_go_on(place):
         before = len(claimers.wins)
         while len(claimers.wins) < before + 10:
             claimers.report()
-    assert place.authority().claim(claim(place.authority().current().term + 1))
+    assert place.authority().claim(claim(place.authority().read().claim.term + 1))

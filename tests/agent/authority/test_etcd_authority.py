@@ -75,7 +75,7 @@ def test_claims_survive_the_death_of_etcd(etcd_server):
         enough = len(claimers.wins) + 20
         while len(claimers.wins) < enough:
             claimers.report()
-    assert at(etcd.port).current().term >= max(term for term, _ in claimers.wins)
+    assert at(etcd.port).read().claim.term >= max(term for term, _ in claimers.wins)
 
 
 def test_a_claim_whose_answer_was_lost_is_granted_when_it_is_made_again(etcd_server):
@@ -84,7 +84,7 @@ def test_a_claim_whose_answer_was_lost_is_granted_when_it_is_made_again(etcd_ser
         authority = at(port)
         with pytest.raises(AuthorityError, match="cannot claim term 0"):
             authority.claim(claim(0))
-        assert authority.current() == claim(0)
+        assert authority.read().claim == claim(0)
         assert authority.claim(claim(0))
 
 
@@ -99,7 +99,7 @@ def test_endpoints_are_tried_in_turn(etcd_server):
     with closed_port() as refuses, socket.create_server(("127.0.0.1", 0)) as silent:
         authority = at(refuses, silent.getsockname()[1], etcd.port)
         assert authority.claim(claim(0))
-        assert authority.current() == claim(0)
+        assert authority.read().claim == claim(0)
 
 
 def test_an_etcd_that_cannot_be_reached_is_an_error_that_says_what_to_do():
@@ -114,8 +114,8 @@ def test_an_etcd_that_cannot_be_reached_is_an_error_that_says_what_to_do():
 def test_prefixes_are_separate(etcd_server):
     port = etcd_server().port
     assert at(port, prefix="/one/").claim(claim(3))
-    assert at(port, prefix="/two").current() is None
-    assert at(port, prefix="/one").current() == claim(3)
+    assert at(port, prefix="/two").read().claim is None
+    assert at(port, prefix="/one").read().claim == claim(3)
 
 
 def test_a_login_is_used(etcd_server):
@@ -130,7 +130,7 @@ def test_a_login_is_used(etcd_server):
     etcd.ask("/v3/auth/enable")
     assert at(etcd.port, prefix="/jobs", environment={"ETCDCTL_USER": "jobs:pw:1"}).claim(claim(0))
     apart = {"ETCDCTL_USER": "jobs", "ETCDCTL_PASSWORD": "pw:1"}
-    assert at(etcd.port, prefix="/jobs", environment=apart).current() == claim(0)
+    assert at(etcd.port, prefix="/jobs", environment=apart).read().claim == claim(0)
     for environment, prefix, why in [
         ({}, "/jobs", "user name is empty"),
         ({"ETCDCTL_USER": "jobs:pw"}, "/jobs", "authentication failed"),
@@ -145,9 +145,9 @@ def test_certificates_are_checked(etcd_server, certificates):
     trusting = {"ETCDCTL_CACERT": str(certificates / "server.crt")}
     assert at(etcd.port, scheme="etcds", environment=trusting).claim(claim(0))
     with pytest.raises(AuthorityError, match="CERTIFICATE_VERIFY_FAILED"):
-        at(etcd.port, scheme="etcds").current()
-    with pytest.raises(AuthorityError, match="cannot read the newest claim"):
-        at(etcd.port).current()
+        at(etcd.port, scheme="etcds").read()
+    with pytest.raises(AuthorityError, match="cannot read the run's record"):
+        at(etcd.port).read()
 
 
 def test_certificates_that_cannot_be_read_are_refused_at_once(tmp_path):

@@ -101,7 +101,7 @@ def test_a_term_that_was_removed_is_not_granted_though_its_name_is_free(tmp_path
 def test_a_folder_that_is_not_there_is_not_made(tmp_path):
     """The shared disk may not be mounted on this machine: a local folder would found a second job."""
     authority = FileAuthority(tmp_path / "shared", "run")
-    for ask in (lambda: authority.claim(claim(0)), authority.current, authority.ended):
+    for ask in (lambda: authority.claim(claim(0)), authority.read):
         with pytest.raises(AuthorityError, match="disk that all machines of the run share"):
             ask()
     assert names(tmp_path) == []
@@ -120,17 +120,17 @@ def test_other_files_do_not_matter(tmp_path):
     assert authority.claim(claim(3))
     for name in ("leader.9.orig", "leader.", "leader.-1", "xleader.9", ".nfs000000001", "leader.9~"):
         (tmp_path / name_of("run") / name).write_text("x")
-    assert authority.current() == claim(3)
+    assert authority.read().claim == claim(3)
 
 
 def test_storage_that_hangs_is_given_up(tmp_path):
     authority = BoundedAuthority(FileAuthority(tmp_path, "run"), "run", timeout_s=0.05)
-    assert authority.current() is None
+    assert authority.read().claim is None
     fifo = tmp_path / name_of("run") / "leader.0"
     os.mkfifo(fifo)  # whoever opens it blocks, like a server that is gone
     for _ in range(8):
         with pytest.raises(AuthorityError, match=r"gave no answer within 0\.05 s"):
-            authority.current()
+            authority.read()
     with pytest.raises(AuthorityError, match="8 earlier requests have no answer yet"):
         authority.claim(claim(1))
     writer = os.open(fifo, os.O_WRONLY)

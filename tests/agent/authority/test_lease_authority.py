@@ -60,13 +60,13 @@ def test_an_end_whose_answer_was_lost_is_recorded_once(kubernetes, authority):
     with pytest.raises(AuthorityError, match="cannot record the run's end"):
         authority.close_run(RunEnd(0, "done"))
     authority.close_run(RunEnd(1, "later"))
-    assert authority.ended() == RunEnd(0, "done")
+    assert authority.read().end == RunEnd(0, "done")
 
 
 def test_a_lease_that_somebody_deletes_is_made_again(kubernetes, authority):
     assert authority.claim(claim(3))
     kubernetes.leases.clear()
-    assert authority.current() is None
+    assert authority.read().claim is None
     assert authority.claim(claim(4))
 
 
@@ -101,10 +101,10 @@ def test_a_token_is_read_each_time(kubernetes, authority, tmp_path):
 def test_a_pod_without_a_token_and_a_server_that_is_not_trusted_are_errors(kubernetes, authority, tmp_path):
     (tmp_path / "account" / "token").unlink()
     with pytest.raises(AuthorityError, match="No such file"):
-        authority.current()
+        authority.read()
     (tmp_path / "account" / "ca.crt").write_text("not a certificate")
-    with pytest.raises(AuthorityError, match="cannot read the newest claim"):
-        authority.current()
+    with pytest.raises(AuthorityError, match="cannot read the run's record"):
+        authority.read()
 
 
 def test_namespaces_are_the_pods_own_or_named(kubernetes):
@@ -112,7 +112,7 @@ def test_namespaces_are_the_pods_own_or_named(kubernetes):
         return parse_authority(text, "run", kubernetes.place.environment)
 
     assert named(f"k8s:{NAMESPACE}/leader").claim(claim(0))
-    assert named("k8s:leader").current() == claim(0)
-    assert named("k8s:other").current() is None
+    assert named("k8s:leader").read().claim == claim(0)
+    assert named("k8s:other").read().claim is None
     with pytest.raises(AuthorityError, match=r'HTTP 403, .*in the namespace "elsewhere"'):
-        named("k8s:elsewhere/leader").current()
+        named("k8s:elsewhere/leader").read()

@@ -32,26 +32,29 @@ class FakeLeader:
         self.told.append(event)
 
 
+LAUNCH = {"--authority": "agents", "argument 1": "--lr", "argument 2": "3"}
+
+
 def lead():
     agent = election.first_leader("leader", 1000.0, 0.0)
     leadership = SimpleNamespace(agent=agent, heartbeat=lambda: None)
     assert isinstance(agent, electorate.Agent)
     leader = FakeLeader()
-    return leader, Followers(leader, leadership, 1)
+    return leader, Followers(leader, leadership, LAUNCH | {"--run-id": "ours"})
 
 
 @pytest.mark.parametrize(
-    ("join", "why"),
+    ("theirs", "why"),
     [
-        (peers.Join(ev.Place("n"), 2), "n was started with --nproc-per-node 2, but the job has 1"),
-        (
-            peers.Join(ev.Place("n"), 1, "file:/a"),
-            "n was started with --authority file:/a, but the job has agents",
-        ),
-        (peers.Join(ev.Place("n"), 1, "agents"), ""),
+        (LAUNCH | {"--authority": "file:/a"}, "--authority is file:/a on node n, but agents in the job"),
+        (LAUNCH | {"argument 3": "--fast"}, "argument 3 is --fast on node n, but none in the job"),
+        (LAUNCH | {"--run-id": "theirs"}, "--run-id is theirs on node n, but ours in the job: start every node with"),
+        (LAUNCH, ""),
     ],
 )
-def test_a_node_that_was_started_otherwise_is_refused_with_both_values(join, why):
+def test_a_node_that_was_started_otherwise_is_refused_with_both_values(theirs, why):
+    join = peers.Join(ev.Place("n"), theirs)
+
     async def main():
         _, followers = lead()
         assert (why and why in followers.refusal(join)) or followers.refusal(join) == why
@@ -108,12 +111,12 @@ def test_a_change_of_the_voters_asks_them_at_once_who_knows_it():
     async def main():
         leader, leadership = FakeLeader(), FakeLeadership()
         leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
-        followers = Followers(leader, leadership, 2)
+        followers = Followers(leader, leadership, LAUNCH)
         ends = {}
         for name in ("voter", "other"):
             ours, theirs = socket.socketpair()
             ends[name] = End(theirs)
-            ends[name].send(peers.Join(ev.Place(name), 2))
+            ends[name].send(peers.Join(ev.Place(name), LAUNCH))
             followers.accept(ours)
             await ends[name].hears(2)
         leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
@@ -134,12 +137,12 @@ def test_nodes_that_come_in_one_turn_of_the_loop_are_taken_in_together():
     async def main():
         leader, leadership = FakeLeader(), FakeLeadership()
         leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
-        followers = Followers(leader, leadership, 2)
+        followers = Followers(leader, leadership, LAUNCH)
         ends = []
         for name in ("a", "b"):
             ours, theirs = socket.socketpair()
             ends.append(End(theirs))
-            ends[-1].send(peers.Join(ev.Place(name), 2))
+            ends[-1].send(peers.Join(ev.Place(name), LAUNCH))
             followers.accept(ours)
         for name, end in zip(("a", "b"), ends, strict=True):
             assert await end.hears(2) == [peers.Joined(name, "id", "name", SETTINGS, None), peers.Agents(())]

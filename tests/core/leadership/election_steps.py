@@ -1,10 +1,10 @@
-"""What the tests of single rules of the election share."""
+"""Helper of the tests of single rules of the election."""
 
 from deadpool_run.core.leadership import election
 
 
 def step(agent, *events, now):
-    """Tell an agent these facts at one time; return it, and all that it put out."""
+    """Give an agent these events at one time; return its state and all outputs."""
     outputs = []
     for event in events:
         agent, more = election.step(agent, event, now)

@@ -64,7 +64,7 @@ def assignment(argv, names, local_rank):
         "DEADPOOL_WORKER": "1",
         "DEADPOOL_REPLACEMENT": "0",
         "DEADPOOL_CAPTURE_INTERVAL": "1",
-        "DEADPOOL_TARGET": json.dumps({"mode": "script", "argv": argv}),
+        "DEADPOOL_TARGET": json.dumps({"mode": "script", "argv": argv, "copy": ""}),
     }
     return assign(local_rank=local_rank, env=env, fds=list(names))
 

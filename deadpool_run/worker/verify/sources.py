@@ -1,0 +1,71 @@
+"""Finds the script's own modules whose files were edited after the rank's first process imported them.
+
+A replacement would import the edited ones, and train otherwise than the other ranks. (The script itself cannot differ:
+workers run a copy.) Imports nothing of torch.
+"""
+
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_OWN = __package__.partition(".")[0]
+_DIGEST_BYTES = 16
+
+_before: frozenset[str] = frozenset()
+"""The modules that were loaded before the script began: `--preload` has them imported once, for all workers of a node."""
+
+
+def begin(*, copied: bool) -> None:
+    """Note which modules are loaded before the script. `copied`: the script itself is run from a copy."""
+    global _before  # noqa: PLW0603 - of this process, as `sys.modules` is
+    _before = frozenset(name for name in sys.modules if copied or name != "__main__")
+
+
+def own_modules(before: frozenset[str]) -> list[tuple[str, Path]]:
+    """Return name and file of the script's modules that were not loaded before. Libraries and compiled modules are none."""
+    found = []
+    libraries = tuple(str(Path(path).resolve()) + os.sep for path in set(sysconfig.get_paths().values()))
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if name not in before and file.endswith(".py") and name.partition(".")[0] != _OWN:
+            where = Path(file).resolve()
+            if "site-packages" not in str(where) and not str(where).startswith(libraries):
+                found.append((name, where))
+    return found
+
+
+def record() -> dict[str, Any]:
+    """Return time of change, size and digest of each module's file, by module, as JSON values."""
+    found = {}
+    for name, file in own_modules(_before):
+        try:
+            status, content = file.stat(), file.read_bytes()
+        except OSError:
+            continue  # it was removed after the import
+        found[name] = [status.st_mtime_ns, status.st_size, _digest(content)]
+    return found
+
+
+def edited(recorded: Mapping[str, Any]) -> list[str]:
+    """Return the files of modules that differ from those which were recorded, on this or another machine."""
+    found = []
+    for name, file in own_modules(_before):
+        if name not in recorded:
+            continue
+        changed_ns, size, digest = recorded[name]
+        try:
+            status = file.stat()
+            same = (status.st_mtime_ns, status.st_size) == (changed_ns, size) or _digest(file.read_bytes()) == digest
+        except OSError:
+            same = True
+        if not same:
+            found.append(str(file))
+    return found
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
