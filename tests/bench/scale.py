@@ -95,7 +95,7 @@ class Job:
                 submitted = ev.JobSubmitted(NodeId(place.name), place)
                 self.leader.timed(lambda submitted=submitted: self.leader.submit(submitted))
             else:
-                self.say([(NodeId(place.name), peers.encode(peers.Join(place, 1)))])
+                self.say([(NodeId(place.name), peers.encode(peers.Join(place, {})))])
             self.settle()
         assert self.leader.state.phase is JobPhase.RUNNING, self.leader.state.phase
 

@@ -46,8 +46,8 @@ class Door(Changes):
         self.tell()
 
     async def dial(self, role=ConnectionRole.MEMBER, token=TOKEN):
-        """Come as an agent does, in a thread."""
-        return await asyncio.to_thread(handshake.dial, LOOPBACK, self.port, role, token, BOUND_S)
+        """Come as an agent does."""
+        return await handshake.connect(LOOPBACK, self.port, role, token, BOUND_S)
 
     def connect(self):
         """Come and say nothing."""
@@ -151,8 +151,8 @@ def test_those_who_say_nothing_are_in_nobodys_way():
     run(main)
 
 
-def greetings():
-    return [thread for thread in threading.enumerate() if thread.name == "deadpool-greeting"]
+def greetings(door):
+    return len(door.server._greetings)
 
 
 def test_however_many_come_only_so_many_are_greeted_at_once(monkeypatch):
@@ -165,7 +165,7 @@ def test_however_many_come_only_so_many_are_greeted_at_once(monkeypatch):
             first = asyncio.ensure_future(door.dial())
             for _ in range(2 * len(socks)):  # turns enough to take all of them in
                 await asyncio.sleep(0)
-            assert len(greetings()) == 8
+            assert greetings(door) == 8
             assert len(descriptors()) <= before + 8 + 1  # those greeted, and the caller's own
             for sock in socks:
                 sock.close()
@@ -200,7 +200,7 @@ def test_where_no_descriptor_is_free_one_waits_until_there_is():
                 greeting = asyncio.ensure_future(asyncio.to_thread(_greet, sock))
                 for _ in range(20):
                     await asyncio.sleep(0)
-                assert not greetings()
+                assert not greetings(door)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             hogs.close()
@@ -227,7 +227,7 @@ def test_who_says_a_byte_now_and_then_is_not_waited_for_longer():
     found = []
 
     def receive():
-        found.append(handshake.receive(theirs, TOKEN, 0.5))
+        found.append(asyncio.run(handshake.receive(theirs, TOKEN, 0.5)))
         ended.set()
 
     thread = threading.Thread(target=receive)
@@ -252,7 +252,9 @@ def test_closing_cuts_the_greetings_under_way():
             door.server.close()
             door.server.close()
             assert asyncio.get_running_loop().time() - began < handshake.TIMEOUT_S / 2
-            assert not greetings()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not greetings(door)
             for sock in socks:
                 with contextlib.suppress(ConnectionResetError):
                     assert sock.recv(1) == b""
@@ -262,15 +264,20 @@ def test_closing_cuts_the_greetings_under_way():
     run(main)
 
 
-def test_one_that_is_let_in_after_the_end_is_hung_up_on():
+def test_one_that_is_let_in_after_the_end_is_hung_up_on(monkeypatch):
+    async def let_in(_sock, _token):
+        return ConnectionRole.MEMBER
+
+    monkeypatch.setattr(handshake, "receive", let_in)
+
     async def main(door):
-        mine, theirs = socket.socketpair()
-        door.server.close()
-        greeting = threading.Thread(target=list)
-        greeting.start()
-        door.server._greeted(greeting, ConnectionRole.MEMBER, theirs)
-        assert mine.recv(1) == b""
-        assert not door.came
-        mine.close()
+        with door.connect() as sock:
+            for _ in range(10):  # until it was accepted, and let in
+                await asyncio.sleep(0)
+                if any(task.done() for task in door.server._greetings):
+                    break
+            door.server.close()
+            assert await asyncio.to_thread(sock.recv, 1) == b""
+            assert not door.came
 
     run(main)

@@ -1,9 +1,7 @@
 """The agent's one port for other agents. Connections without the job's token are refused here."""
 
 import asyncio
-import contextlib
 import socket
-import threading
 from collections.abc import Callable
 
 from deadpool_run.coordinator import handshake
@@ -16,7 +14,7 @@ _ACCEPT_AGAIN_S = 0.05
 
 
 class PeerServer:
-    """Accepts, greets in a thread, and hands the connection (blocking, authenticated) over in the running loop."""
+    """Accepts, greets, and hands the connection (blocking, authenticated) over, in the running loop."""
 
     def __init__(
         self, listener: socket.socket, token: bytes, on_peer: Callable[[ConnectionRole, socket.socket], None]
@@ -28,9 +26,9 @@ class PeerServer:
         self._token = token
         self._on_peer = on_peer
         self._loop = asyncio.get_running_loop()
-        self._greetings: dict[threading.Thread, socket.socket] = {}
+        self._greetings: dict[asyncio.Task[ConnectionRole | None], socket.socket] = {}
         self._closed = False
-        self._loop.add_reader(listener, self._accept)
+        self._listen()
 
     @property
     def port(self) -> int:
@@ -44,10 +42,12 @@ class PeerServer:
         self._closed = True
         self._loop.remove_reader(self._listener)
         self._listener.close()
-        for thread, sock in list(self._greetings.items()):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            thread.join()
+        for greeting in self._greetings:
+            greeting.cancel()
+
+    def _listen(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
         if len(self._greetings) >= _MAX_GREETINGS:
@@ -59,30 +59,17 @@ class PeerServer:
             return
         except OSError:  # no descriptor is free, or the caller has gone: accept again later
             self._loop.remove_reader(self._listener)
-            self._loop.call_later(_ACCEPT_AGAIN_S, self._listen_again)
+            self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
             return
-        thread = threading.Thread(target=self._greet, args=(sock,), name="deadpool-greeting", daemon=True)
-        self._greetings[thread] = sock
-        thread.start()
+        greeting = self._loop.create_task(handshake.receive(sock, self._token))
+        self._greetings[greeting] = sock
+        greeting.add_done_callback(self._greeted)
 
-    def _listen_again(self) -> None:
-        if not self._closed:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _greet(self, sock: socket.socket) -> None:
-        role = handshake.receive(sock, self._token)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._greeted, threading.current_thread(), role, sock)
-
-    def _greeted(self, thread: threading.Thread, role: ConnectionRole | None, sock: socket.socket) -> None:
-        full = len(self._greetings) >= _MAX_GREETINGS
-        self._greetings.pop(thread, None)
-        thread.join()  # it has nothing more to do
-        if full:
-            self._listen_again()
-        if role is None:
-            return
-        if self._closed:
+    def _greeted(self, greeting: asyncio.Task[ConnectionRole | None]) -> None:
+        if len(self._greetings) >= _MAX_GREETINGS:
+            self._listen()
+        sock = self._greetings.pop(greeting)
+        if self._closed or greeting.cancelled():
             sock.close()
-        else:
+        elif (role := greeting.result()) is not None:
             self._on_peer(role, sock)
