@@ -3,6 +3,7 @@
 import array
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
 from collections import deque
@@ -12,11 +13,13 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.frames import Frames
 
 _READ_BYTES = 256 << 10
+_FRAMES_AT_ONCE = 64
+"""Frames in one system call; Linux takes up to 1,024 pieces."""
 _LINGER_S = 5.0
 
 
 class FrameStream:
-    """One connection with its queue of unsent frames.
+    """One connection with its queue of unsent frames. All frames of one turn of the loop are written together, after it.
 
     `on_frame` is called with each body, and may raise `ProtocolError`. `on_end` is called once, unless `close` was called before:
     with the reason, and whether the peer closed the connection.
@@ -39,8 +42,10 @@ class FrameStream:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._frames = Frames(max_frame_bytes)
-        self._unsent: deque[tuple[memoryview, list[int]]] = deque()
+        self._unsent: deque[tuple[bytes | memoryview, list[int]]] = deque()
         self._unsent_bytes = 0
+        self._scheduled = False
+        self._waits_for_room = False
         self._flushed: asyncio.Event | None = None
         self._closing = False
         self._loop.add_reader(sock, self._read)
@@ -54,11 +59,15 @@ class FrameStream:
         """Queue an encoded frame, unless the connection has ended. Duplicates of the descriptors go with its first byte."""
         if not self.open:
             return
-        self._unsent.append((memoryview(frame), [os.dup(fd) for fd in fds]))
+        self._unsent.append((frame, [os.dup(fd) for fd in fds]))
         self._unsent_bytes += len(frame)
-        self._write()
         if self._unsent_bytes > self._max_unsent_bytes:
-            self._end(f"it does not read: {self._unsent_bytes} bytes wait for it", closed=False)
+            self._write()
+            if self._unsent_bytes > self._max_unsent_bytes:
+                self._end(f"it does not read: {self._unsent_bytes} bytes wait for it", closed=False)
+        elif not (self._scheduled or self._waits_for_room):
+            self._scheduled = True
+            self._loop.call_soon(self._write)
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until the kernel has every queued frame, up to `timeout_s` seconds."""
@@ -84,7 +93,10 @@ class FrameStream:
         self._loop.call_later(_LINGER_S, self.close)
 
     def close(self) -> None:
-        """Close the connection. The peer reads an end of file; `on_end` is not called."""
+        """Write what there is room for, and close. The peer reads an end of file; `on_end` is not called."""
+        if self._scheduled and not self._closing:
+            self._closing = True
+            self._write()
         if not self.open:
             return
         self._loop.remove_reader(self._sock)
@@ -115,24 +127,35 @@ class FrameStream:
         return True
 
     def _write(self) -> None:
-        while self._unsent:
-            data, fds = self._unsent[0]
+        self._scheduled = False
+        while self._unsent and self.open:
+            fds = self._unsent[0][1]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            batch = [self._unsent[0][0]]
+            if not fds:
+                following = itertools.islice(self._unsent, 1, _FRAMES_AT_ONCE)
+                batch += [frame for frame, _ in itertools.takewhile(lambda each: not each[1], following)]
             try:
-                sent = self._sock.sendmsg([data], rights)
+                sent = self._sock.sendmsg(batch, rights)
             except BlockingIOError:
-                self._loop.add_writer(self._sock, self._write)
+                if not self._waits_for_room:
+                    self._waits_for_room = True
+                    self._loop.add_writer(self._sock, self._write)
                 return
             except OSError:
                 break  # the peer has ended, and what it sent before is still to be read
             _close_all(fds)
             self._unsent_bytes -= sent
-            if sent < len(data):
-                self._unsent[0] = (data[sent:], [])
-            else:
+            for frame in batch:
+                if sent < len(frame):
+                    self._unsent[0] = (memoryview(frame)[sent:], [])
+                    break
+                sent -= len(frame)
                 self._unsent.popleft()
         self._unsent_bytes = 0
-        self._loop.remove_writer(self._sock)
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self._loop.remove_writer(self._sock)
         self._drop_unsent()
         if self._closing:
             self.close()

@@ -31,8 +31,8 @@ class CoordinatorServer:
     ) -> None:
         """Begin a job, or continue from another coordinator's log.
 
-        `perform` does not block. The results of an order arrive as new events. While it may not decide, events wait for
-        `resume`.
+        `perform` does not block. The results of an order arrive as new events. `on_decided` is called once after the decisions
+        of one turn of the loop. While it may not decide, events wait for `resume`.
         """
         self._settings = settings
         self._perform = perform
@@ -50,6 +50,7 @@ class CoordinatorServer:
         self._events: deque[Event] = deque()
         self._deciding = False
         self._timer: asyncio.TimerHandle | None = None
+        self._turn: asyncio.Handle | None = None
 
     @property
     def state(self) -> State:
@@ -74,8 +75,8 @@ class CoordinatorServer:
                 self._decide(self._events.popleft())
         finally:
             self._deciding = False
-        self._set_timer()
-        self._on_decided()
+        if self._turn is None:  # once for all events of a turn of the loop: nodes report for several workers together
+            self._turn = self._loop.call_soon(self._end_turn)
 
     def hold(self) -> None:
         """Let events wait: for the job, time stands still."""
@@ -92,9 +93,10 @@ class CoordinatorServer:
 
     def close(self) -> None:
         """Decide nothing more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for due in (self._timer, self._turn):
+            if due is not None:
+                due.cancel()
+        self._timer = self._turn = None
 
     def _decide(self, event: Event) -> None:
         now = self.now()
@@ -105,6 +107,11 @@ class CoordinatorServer:
             self.on_entry(now, event)
         for effect in effects:
             self._perform(effect)
+
+    def _end_turn(self) -> None:
+        self._turn = None
+        self._set_timer()
+        self._on_decided()
 
     def _set_timer(self) -> None:
         """Keep one timer, for the state's next deadline."""

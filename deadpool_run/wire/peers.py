@@ -320,10 +320,12 @@ class Vote(Tagged):
 
 
 class LeadershipClaim(Tagged):
-    """Tells that the sender was elected. Answered with a `HeartbeatAck`."""
+    """Tells that the leader of these configurations was elected. Answered with a `HeartbeatAck`."""
 
     sent_at: float
     agents: Agents
+    relay: tuple[Peer, ...] = ()
+    """Other agents that the receiver is to tell."""
 
 
 class Ended(Tagged):

@@ -21,6 +21,8 @@ from deadpool_run.ids import NodeId
 from deadpool_run.view.status_report import Seen
 from deadpool_run.wire import peers
 
+_TOGETHER_S = 0.02
+"""Nodes that come within this time are counted on together: the election copies what it knows of all nodes for each event."""
 HEARTBEATS = 5
 """Heartbeats per node timeout."""
 
@@ -73,6 +75,8 @@ class Followers:
         """Nodes that follow the log."""
         self._joining: dict[NodeId, peers.Join] = {}
         """Nodes to admit together, in this turn of the loop."""
+        self._joined: dict[NodeId, electorate.Candidacy] = {}
+        """Nodes that the election does not count on yet."""
         self._confirmed: dict[NodeId, float] = {}
         """When the newest heartbeat was sent that each node has answered."""
         self._seen: dict[NodeId, Seen] = {}
@@ -114,6 +118,7 @@ class Followers:
         """
         self._connections.evict(node, reason)
         self._lost.add(node)
+        self._joined.pop(node, None)
         self._log_followers.discard(node)
         self._confirmed.pop(node, None)
         self._seen.pop(node, None)
@@ -216,8 +221,8 @@ class Followers:
             for message in self._leader.welcome(node):
                 self.send(node, message)
             self.send(node, self._leadership.agents())
-        self._join({node: join.place for node, join in joining.items()})
         for node, join in joining.items():
+            self._join(node, join.place)
             self._leader.submit(NodeJoined(node, join.place))
 
     def rejoined(self, rejoin: peers.Rejoin) -> None:
@@ -227,20 +232,23 @@ class Followers:
         self._log_followers.discard(rejoin.node)
         self.send(rejoin.node, self._leadership.agents())
         self.send(rejoin.node, self._leader.world())
-        self._join({rejoin.node: rejoin.place})
+        self._join(rejoin.node, rejoin.place)
         if (
             rejoin.node not in self._leader.state.leaves
         ):  # the last leader admitted it, and failed before it could log that
             self._leader.submit(NodeJoined(rejoin.node, rejoin.place))
         self._leader.submit(rejoin.found)
 
-    def _join(self, places: Mapping[NodeId, Place]) -> None:
-        """Count on these nodes from now on: any of them may vote."""
-        for node, place in places.items():
-            self._leadership.know(peers.Peer(node, place.address, place.port))
-        voters = tuple(electorate.Candidacy(node, place.failure_domain) for node, place in places.items())
-        if voters:
-            self._leadership.handle(electorate.AgentsJoined(voters))
+    def _join(self, node: NodeId, place: Place) -> None:
+        """Count on a node, from a moment later on: it may vote."""
+        self._leadership.know(peers.Peer(node, place.address, place.port))
+        if not self._joined:
+            self._loop.call_later(_TOGETHER_S, self._count_on_joined)
+        self._joined[node] = electorate.Candidacy(node, place.failure_domain)
+
+    def _count_on_joined(self) -> None:
+        joined, self._joined = tuple(self._joined.values()), {}
+        self._leadership.handle(electorate.AgentsJoined(joined))
 
     def heard(self, node: NodeId, message: peers.ToLeader) -> None:
         """Handle an agent's message that is not a fact."""

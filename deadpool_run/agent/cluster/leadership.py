@@ -1,6 +1,8 @@
 """Shell of the election: its one timer, its connections, and what this agent does about each output."""
 
 import asyncio
+import math
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, assert_never
 
@@ -13,6 +15,8 @@ from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
 from deadpool_run.wire.peers import Peer
 
+_CLAIMS = 256
+"""So many agents the leader tells itself."""
 LOOKS = 20
 """How often a leader handles answers within a node timeout. They count from the time of the request, so late is fine."""
 
@@ -67,7 +71,7 @@ class Leadership:
         cluster: Cluster,
     ) -> None:
         """`known` are agents' addresses, this one's among them."""
-        self._agent = agent
+        self._agent, self._authority_until = agent, _authority_until(agent)
         self._addresses = {peer.node: peer for peer in known}
         self._owner = owner
         self._loop = asyncio.get_running_loop()
@@ -106,10 +110,11 @@ class Leadership:
         If its authority has run out, that is noted now, not when its timer comes: after a pause of the machine messages are
         read before timers run.
         """
-        now = self._loop.time()
-        if self._agent.role is ElectionRole.LEADER and not quorum.has_authority(self._agent, now):
+        if self._loop.time() < self._authority_until:
+            return True
+        if self._agent.role is ElectionRole.LEADER:
             self.handle(electorate.Tick())
-        return quorum.has_authority(self._agent, now)
+        return quorum.has_authority(self._agent, self._loop.time())
 
     def has_followers(self) -> bool:
         """Return whether any other node may follow this leader."""
@@ -156,7 +161,7 @@ class Leadership:
             return
         before = self._agent
         after, outputs = election.step(self._agent, event, self._loop.time())
-        self._agent = after
+        self._agent, self._authority_until = after, _authority_until(after)
         if _decides(before) and not _decides(after):
             self._owner.authority_changed(regained=False)
         if after.configuration.voters != before.configuration.voters:
@@ -193,8 +198,16 @@ class Leadership:
         return peers.Heartbeat(self._agent.term, now, configurations[0].number, configurations[-1].number)
 
     def claim(self, others: Iterable[NodeId]) -> None:
-        """Tell agents that are not connected that this one leads."""
-        self.vote_links.send(self._peers(others), peers.LeadershipClaim(self._loop.time(), self.agents()))
+        """Tell agents that are not connected that this one leads. Of very many it tells some, each of which tells others.
+
+        Some may not do so: the next time they are others.
+        """
+        told, agents = self._peers(others), self.agents()
+        random.shuffle(told)
+        size = 1 if len(told) <= _CLAIMS else math.isqrt(len(told))
+        for first in range(0, len(told), size):
+            claim = peers.LeadershipClaim(self._loop.time(), agents, tuple(told[first + 1 : first + size]))
+            self.vote_links.send(told[first : first + 1], claim)
 
     def know_log(self, entries: int) -> None:
         """Note the length of this leader's own log: it may be elected again, and others may know more, or less."""
@@ -265,7 +278,8 @@ class Leadership:
                 self.handle(electorate.VoteGiven(term, voter, trial, granted, promised, ended))
             case peers.Ended(node):
                 self.handle(electorate.AgentEnded(node))
-            case peers.LeadershipClaim(sent_at, agents):
+            case peers.LeadershipClaim(sent_at, agents, relay):
+                self.vote_links.send(relay, peers.LeadershipClaim(sent_at, agents))
                 self.handle_configurations(agents, sent_at)
                 term = agents.configurations[-1].term
                 if election.follows(self._agent, term):
@@ -301,6 +315,10 @@ class Leadership:
             self._timer.cancel()
         deadline = None if self._closed else election.next_deadline(self._agent)
         self._timer = None if deadline is None else self._loop.call_at(deadline, self.handle, electorate.Tick())
+
+
+def _authority_until(agent: Agent) -> float:
+    return quorum.authority_until(agent) if agent.role is ElectionRole.LEADER else electorate.NEVER
 
 
 def _decides(agent: Agent) -> bool:

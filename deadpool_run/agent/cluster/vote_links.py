@@ -13,6 +13,8 @@ from deadpool_run.wire.peers import Message, Peer
 
 _REFUSED = 0.1
 """A host that refuses for so many node timeouts has no agent: one that starts, or greets too many others, refuses for less."""
+_DIALS = 256
+"""At once: a new leader dials every node, and each greeting has a time limit."""
 _PAUSE = 0.05
 """Node timeouts between two probes of an agent."""
 
@@ -40,6 +42,7 @@ class VoteLinks:
         self._accepted: list[PeerLink] = []
         self._refused_since: dict[NodeId, float] = {}
         self._tasks = Tasks()
+        self._dials = asyncio.Semaphore(_DIALS)
         self._closed = False
 
     def accept(self, sock: socket.socket) -> None:
@@ -94,7 +97,10 @@ class VoteLinks:
     async def _is_connected(self, peer: Peer) -> bool:
         """Connect; return whether that succeeded."""
         try:
-            sock = await handshake.connect(peer.address, peer.port, ConnectionRole.VOTE, self._token, self._timeout_s)
+            async with self._dials:
+                sock = await handshake.connect(
+                    peer.address, peer.port, ConnectionRole.VOTE, self._token, self._timeout_s
+                )
         except ConnectionRefusedError:
             now = self._loop.time()
             if now >= self._refused_since.setdefault(peer.node, now) + _REFUSED * self._timeout_s:

@@ -160,10 +160,13 @@ def test_a_deadline_that_stays_keeps_its_timer_and_one_that_is_called_early_gets
         journal = Journal(tmp_path / "journal", SETTINGS)
         server = CoordinatorServer(SETTINGS, lambda _: None, journal, lambda: None)
         server.submit(ev.JobSubmitted("n1"))
+        await asyncio.sleep(0)
         first = server._timer
         server.submit(ev.WorkerStarted(99, 1))
+        await asyncio.sleep(0)
         assert server._timer is first
         server._reached()  # as a loop does whose clock is coarser than the deadline
+        await asyncio.sleep(0)
         assert server._timer is not None
         assert server._timer is not first
         assert server._timer.when() == first.when()

@@ -76,7 +76,7 @@ def test_descriptors_come_with_their_message_only():
             os.close(writer)
             frames, got, heard = FrameBuffer(), [], []
             while len(heard) < 2:
-                data, fds, _, _ = socket.recv_fds(peer.sock, 1 << 16, 4)
+                data, fds, _, _ = await asyncio.to_thread(socket.recv_fds, peer.sock, 1 << 16, 4)
                 got += fds
                 heard += frames.feed(data)
             assert heard == [Abort(1), assign(fds=("stdout",))]

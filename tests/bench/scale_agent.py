@@ -1,0 +1,307 @@
+"""One agent of the scale benchmark, with its figures: the leader, or the follower that leads after it. See `scale`.
+
+Real is all that an agent does with other agents: `Participation` with leader, coordinator, journal, election, log followers,
+connections and frames. Its node has simulated workers, and there is no fork server.
+
+Commands come on stdin, one a line. Each is answered by a line of JSON on stdout: CPU seconds of the process.
+"""
+
+import argparse
+import asyncio
+import json
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from scale_workers import BenchWorkers
+
+from deadpool_run.agent.cluster import participation, rendezvous
+from deadpool_run.agent.cluster.follower import Follower
+from deadpool_run.agent.cluster.leader import Leader
+from deadpool_run.agent.cluster.participation import Participation
+from deadpool_run.agent.cluster.peer_server import PeerServer
+from deadpool_run.agent.node.assignment import Situation
+from deadpool_run.agent.node.node import LocalNode
+from deadpool_run.agent.records.launch_identity import identity_of
+from deadpool_run.agent.records.logs import Logs
+from deadpool_run.agent.spec import LOGS_OFF, Cluster, LaunchSpec, Mode, Target
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+from deadpool_run.core.effects import Effect
+from deadpool_run.core.leadership import electorate
+from deadpool_run.core.settings import Settings
+from deadpool_run.core.transitions import JobPhase
+from deadpool_run.ids import NodeId
+from deadpool_run.wire import peers
+from deadpool_run.wire.auth import ConnectionRole
+
+TOKEN = b"of the benchmark"
+TIMEOUT_S = 600.0
+"""`--node-timeout`: nothing happens by itself within a run, so that what is measured is what was asked for."""
+
+
+class MeasuredLeader(Leader):
+    """Notes when orders of each kind were last given, in CPU seconds of the process."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._noted: set[type] = set()
+        self.measure()
+        super().__init__(*args, **options)
+
+    def measure(self) -> None:
+        """Begin to count."""
+        self.last = dict.fromkeys((do.AbortStep, do.AttachGroups), 0.0)
+        self.given = dict.fromkeys(self.last, 0)
+
+    def perform(self, effect: Effect) -> None:
+        """Give the order."""
+        super().perform(effect)
+        kind = type(effect)
+        if kind in self.last:
+            self.given[kind] += 1
+            if kind not in self._noted:
+                self._noted.add(kind)
+                self._loop.call_soon(
+                    self._loop.call_soon, self._note, kind
+                )  # after the frames of this turn are written
+
+    def _note(self, kind: type) -> None:
+        self._noted.discard(kind)
+        self.last[kind] = time.process_time()
+
+    def resume(self) -> None:
+        """Begin to count when a takeover begins."""
+        self.measure()
+        super().resume()
+
+
+class BenchNode(LocalNode):
+    """The agent's own node."""
+
+    def __init__(self, spec: LaunchSpec, situation: Situation, **others: Any) -> None:
+        super().__init__(spec, situation, **others)
+        self._workers = BenchWorkers(situation.node)
+
+    def perform(self, effect: Effect, _capture_interval: int, _source: peers.Peer | None) -> None:
+        """Obey, and report in the next turn of the loop."""
+        for answer in self._workers.obey(effect):
+            asyncio.get_running_loop().call_soon(self.above.fact, answer)
+
+    def set_buddies(self, news: peers.Buddies) -> None:
+        """Report that the copies are made."""
+        for answer in self._workers.copy(news):
+            asyncio.get_running_loop().call_soon(self.above.safe, answer)
+
+    def set_world(self, world: peers.World) -> None:
+        """Note the timeline."""
+        super().set_world(world)
+        self._workers.timeline = world.timeline
+
+    def resynced(self) -> ev.NodeResynced:
+        """Return what a new leader asks first."""
+        return self._workers.found()
+
+
+def node_spec(folder: Path, name: str, options: argparse.Namespace) -> LaunchSpec:
+    """Return the launch of a node."""
+    nodes, ranks_per_node = options.nodes, options.ranks_per_node
+    settings = Settings(world_size=nodes * ranks_per_node, nodes=nodes, spare_nodes=options.spare_nodes)
+    endpoint = ("127.0.0.1", options.join or 1)
+    cluster = Cluster(endpoints=(endpoint,), token=TOKEN, node_name=name, node_timeout_s=TIMEOUT_S)
+    return LaunchSpec(
+        settings=settings,
+        target=Target(Mode.PATH, ("train.py",)),
+        nproc_per_node=ranks_per_node,
+        run_id="scale",
+        run_dir=folder / name,
+        log_dir=LOGS_OFF,
+        hang_timeout_s=0.0,
+        cluster=cluster,
+    )
+
+
+class BenchAgent:
+    """The agent, in the running loop."""
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec = spec
+        assert spec.cluster is not None
+        self._node = NodeId(spec.cluster.node_name)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self._server = PeerServer(listener, TOKEN, self._come)
+        forkserver = SimpleNamespace(
+            environment={}, fork=lambda _: None, recall=lambda _: None, testify=lambda *_: None
+        )
+        place = ev.Place(self._node, "127.0.0.1", self._server.port)
+        self._place = place
+        self._make = lambda node: Participation(
+            spec, Situation(node, "127.0.0.1"), place, forkserver=forkserver, output=Logs(spec)
+        )
+        self._member: Participation
+
+    def _come(self, role: ConnectionRole, sock: socket.socket) -> None:
+        self._member.accept(role, sock)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._server.port
+
+    @property
+    def leader(self) -> MeasuredLeader:
+        """Its part as leader."""
+        assert isinstance(self._member.leader, MeasuredLeader)
+        return self._member.leader
+
+    async def found(self) -> None:
+        """Lead."""
+        self._member = self._make(self._node)
+        await self._member.found(0)
+
+    async def join(self, port: int) -> None:
+        """Follow the leader."""
+        sock = await asyncio.to_thread(rendezvous.dial, ConnectionRole.MEMBER, "127.0.0.1", port, TOKEN)
+        follower = Follower(sock, peers.Join(self._place, identity_of(self._spec)))
+        joined, agents = await follower.admitted(asyncio.get_running_loop().create_future())
+        self._member = self._make(joined.node)
+        await self._member.join(follower, agents)
+
+    async def obey(self, command: str, *words: str) -> dict[str, Any]:
+        """Do what was asked for; return its figures."""
+        match command:
+            case "protected":
+                await self._until(lambda: self.leader.state.phase is JobPhase.RUNNING)
+                return {"cpu_s": time.process_time(), "entries": self.leader.server.entries}
+            case "heartbeats":
+                return await self._heartbeats()
+            case "lose":
+                return await self._lose(self._unrelated(int(words[0])))
+            case "voter":
+                return await self._lose_voter()
+            case "followed":
+                replica = self._member._replica
+                await self._until(lambda: replica.known is not None and replica.known.index.entries >= int(words[0]))
+                return {"cpu_s": time.process_time()}
+            case "led":
+                return await self._led(float(words[0]))
+            case _:
+                raise AssertionError(command)
+
+    async def _heartbeats(self) -> dict[str, Any]:
+        """Send one to every node, and have the answers handled."""
+        followers, began = self.leader.followers, time.process_time()
+        assert followers is not None
+        before = {node: seen.at for node, seen in followers.seen().items()}
+        followers._timer.cancel()
+        followers._heartbeat()
+        await self._until(
+            lambda: all(
+                node in followers.seen() and followers.seen()[node].at != before.get(node)
+                for node in self.leader.state.nodes
+                if node != self._node
+            )
+        )
+        self._member._leadership.handle(electorate.Tick())
+        return {"cpu_s": time.process_time() - began}
+
+    async def _lose(self, nodes: set[NodeId]) -> dict[str, Any]:
+        """Give nodes up together, and wait until every rank has completed a step after the repair."""
+        leader, began = self.leader, time.process_time()
+        epoch = leader.state.epoch
+        leader.measure()
+        for node in nodes:
+            self._member._leadership.handle(electorate.AgentEnded(node))
+        await self._until(lambda: leader.state.epoch > epoch and leader.state.repair is None)
+        assert leader.state.epoch == epoch + 1, "losses that were found together took more than one epoch"
+        return self._figures(began)
+
+    async def _lose_voter(self) -> dict[str, Any]:
+        """Give up the youngest voter; wait until another one votes, and has the state."""
+        leader, began = self.leader, time.process_time()
+        followers = leader.followers
+        assert followers is not None
+        before = followers.voters
+        figures = await self._lose({before[-1]})
+        await self._until(lambda: before[-1] not in followers.voters and len(followers.voters) == len(before))
+        await self._until(lambda: followers._log_followers >= {*followers.voters} - {self._node})
+        return figures | {"cpu_s": time.process_time() - began}
+
+    async def _led(self, began: float) -> dict[str, Any]:
+        """Wait until this agent leads, and has repaired everything."""
+        await self._until(lambda: self._member.leader is not None)
+        leader = self.leader
+        await self._until(lambda: leader.state.move is None and leader.state.repair is None)
+        figures = self._figures(began)
+        assert figures["orders"], "the new leader recalled nobody"
+        return figures
+
+    def _unrelated(self, count: int) -> set[NodeId]:
+        """Return so many nodes with ranks, none of which votes, or holds copies of another's ranks: that would end the job."""
+        state, followers = self.leader.state, self.leader.followers
+        assert followers is not None
+        related: dict[NodeId, set[NodeId]] = {node: set() for node in state.nodes}
+        for seat in state.seats:
+            assert seat.node is not None
+            for buddy in state.buddies[seat.rank]:
+                related[seat.node].add(buddy)
+                related[buddy].add(seat.node)
+        found: set[NodeId] = set()
+        for node in dict.fromkeys(seat.node for seat in state.seats):
+            if node is not None and node not in followers.voters and len(found) < count and not related[node] & found:
+                found.add(node)
+        return found
+
+    def _figures(self, began: float) -> dict[str, Any]:
+        last, given = self.leader.last, self.leader.given
+        return {
+            "orders": given[do.AbortStep],
+            "told_s": last[do.AbortStep] - began,
+            "attach_s": last[do.AttachGroups] - began,
+            "over_s": time.process_time() - began,
+        }
+
+    async def _until(self, met: Any) -> None:
+        while not met():  # noqa: ASYNC110 - there is no event for all of it
+            await asyncio.sleep(0.02)
+
+
+async def serve(options: argparse.Namespace, folder: Path) -> None:
+    """Take part, and obey commands until their end."""
+    name = "leader" if options.join is None else "successor"
+    spec = node_spec(folder, name, options)
+    (folder / name).mkdir(mode=0o700)
+    agent = BenchAgent(spec)
+    await (agent.found() if options.join is None else agent.join(options.join))
+    tell({"port": agent.port})
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := (await reader.readline()).decode().split():
+        tell(await agent.obey(*line))
+
+
+def tell(answer: dict[str, Any]) -> None:
+    """Answer a command."""
+    print(json.dumps(answer), flush=True)
+
+
+def main() -> None:
+    """Run the agent."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--spare-nodes", type=int, required=True)
+    parser.add_argument("--ranks-per-node", type=int, required=True)
+    parser.add_argument("--join", type=int, help="the leader's port")
+    options = parser.parse_args()
+    participation.Leader = MeasuredLeader  # type: ignore[misc]
+    participation.LocalNode = BenchNode  # type: ignore[misc]
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(serve(options, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The other nodes of the scale benchmark: simulated agents with real connections, many in one process. See `scale`.
+
+Each node has an address of its own in 127.0.0.0/8, all of them one port. They obey at once, vote for everyone, and follow
+whoever leads in a newer term.
+"""
+
+import argparse
+import asyncio
+import resource
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from scale_agent import TOKEN, node_spec
+from scale_workers import BenchWorkers
+
+from deadpool_run.agent.cluster.peer_server import PeerServer
+from deadpool_run.agent.records.launch_identity import identity_of
+from deadpool_run.coordinator import handshake
+from deadpool_run.coordinator.link import PeerLink
+from deadpool_run.core import events as ev
+from deadpool_run.ids import NodeId
+from deadpool_run.vault.status_page import WORDS
+from deadpool_run.wire import peers
+from deadpool_run.wire.auth import ConnectionRole
+
+_DIALS = 64
+"""At once."""
+
+
+def address_of(number: int) -> str:
+    """Return the address of a node."""
+    return f"127.{1 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
+
+
+class CrowdNode:
+    """One node."""
+
+    def __init__(self, crowd: "Crowd", number: int) -> None:
+        self._crowd = crowd
+        self._place = ev.Place(f"node{number}", address_of(number), crowd.port)
+        self.workers = BenchWorkers(NodeId(self._place.name))
+        self._link: PeerLink | None = None
+        self._term = 0
+        self._received = 0
+
+    async def join(self, port: int) -> None:
+        """Come to the leader."""
+        await self._connect("127.0.0.1", port, peers.Join(self._place, self._crowd.launch))
+
+    def come(self, role: ConnectionRole, sock: socket.socket) -> None:
+        """Serve another agent."""
+        assert role is ConnectionRole.VOTE, role
+        link = PeerLink(sock, lambda message: self._vote(link, message), lambda _, __: None)
+
+    def _vote(self, link: PeerLink, message: peers.Message) -> None:
+        match message:
+            case peers.VoteRequest(term, trial=trial):
+                link.send(peers.Vote(term, self.workers.node, trial, granted=True, promised=term, ended=None))
+            case peers.LeadershipClaim(sent_at, agents, relay):
+                for peer in relay:
+                    self._crowd.start(self._relay(peer, peers.LeadershipClaim(sent_at, agents)))
+                newest = agents.configurations[-1]
+                link.send(peers.HeartbeatAck(newest.term, sent_at, newest.number, node=self.workers.node))
+                if newest.term > self._term:
+                    self._term = newest.term
+                    (leader,) = (peer for peer in newest.voters if peer.node == newest.leader)
+                    rejoin = peers.Rejoin(self.workers.node, self._place, self.workers.found())
+                    self._crowd.start(self._connect(leader.address, leader.port, rejoin))
+            case _:
+                pass
+
+    async def _relay(self, peer: peers.Peer, claim: peers.LeadershipClaim) -> None:
+        async with self._crowd.dials:
+            sock = await handshake.connect(peer.address, peer.port, ConnectionRole.VOTE, TOKEN)
+        link = PeerLink(sock, lambda _: None, lambda _, __: None)
+        link.send(claim)
+        link.close_when_flushed()
+
+    async def _connect(self, address: str, port: int, first: peers.Join | peers.Rejoin) -> None:
+        async with self._crowd.dials:
+            sock = await handshake.connect(address, port, ConnectionRole.MEMBER, TOKEN)
+        if self._link is not None:
+            self._link.close()
+        self._received = 0
+        self._link = PeerLink(sock, self._hear, lambda _, __: None)
+        self._link.send(first)
+
+    def _hear(self, message: peers.Message) -> None:
+        link = self._link
+        assert link is not None
+        self._received += not isinstance(message, peers.Heartbeat)
+        match message:
+            case peers.Joined(node):
+                self.workers.node = node
+            case peers.World(timeline=timeline):
+                self.workers.timeline = timeline
+            case peers.Heartbeat(term, sent_at, newest=newest):
+                entries = tuple((rank, *[1 << 30] * WORDS) for rank in self.workers.ranks())
+                link.send(peers.HeartbeatAck(term, sent_at, newest, self._received, rank_entries=entries))
+            case peers.Order(effect):
+                for answer in self.workers.obey(effect):
+                    link.send(peers.Fact(answer))
+            case peers.Buddies():
+                for safe in self.workers.copy(message):
+                    link.send(safe)
+            case _:
+                pass
+
+
+class Crowd:
+    """The nodes of one process, in the running loop."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.launch = identity_of(node_spec(Path(), "node", options))
+        self.dials = asyncio.Semaphore(_DIALS)
+        listener = socket.create_server(("0.0.0.0", 0))
+        self._server = PeerServer(listener, TOKEN, self._come)
+        self.port = self._server.port
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._nodes = {address_of(number): CrowdNode(self, number) for number in range(*options.numbers)}
+
+    def start(self, work: Any) -> None:
+        """Do something beside."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def join(self, port: int) -> None:
+        """Have every node come."""
+        for node in self._nodes.values():
+            await node.join(port)
+
+    def _come(self, role: ConnectionRole, sock: socket.socket) -> None:
+        self._nodes[sock.getsockname()[0]].come(role, sock)
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Take part until stdin ends."""
+    crowd = Crowd(options)
+    await crowd.join(options.join)
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await reader.read()
+
+
+def main() -> None:
+    """Run the nodes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--spare-nodes", type=int, required=True)
+    parser.add_argument("--ranks-per-node", type=int, required=True)
+    parser.add_argument("--join", type=int, required=True, help="the leader's port")
+    parser.add_argument(
+        "--numbers", type=int, nargs=2, required=True, help="the first node, and the one after the last"
+    )
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    asyncio.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
