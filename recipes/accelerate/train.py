@@ -1,52 +1,18 @@
 """A small GPT-2 with random weights, trained in a loop with Hugging Face's Accelerate."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from torch.utils.data import DataLoader, Dataset
+from common import Sequences, digest, options
+from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import deadpool_run as deadpool
 from deadpool_run.integrations.accelerate import updates
 
 
-class Sequences(Dataset):
-    """Sequences that count up from a random number: created on access, always the same."""
-
-    def __init__(self, count, length=32, words=64):
-        self.count, self.length, self.words = count, length, words
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        start = torch.randint(self.words, (1,), generator=torch.Generator().manual_seed(index))
-        return (start + torch.arange(self.length)) % self.words
-
-
-def options():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=1024)
-    parser.add_argument("--accumulate", type=int, default=2)
-    parser.add_argument("--print-every", type=int, default=20)
-    return parser.parse_args()
-
-
-def digest(model, optimizer):
-    """Return a hash of the weights and of the optimizer's state."""
-    sha = hashlib.sha256()
-    for parameter in model.parameters():
-        for tensor in (parameter, *(optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq"))):
-            sha.update(tensor.detach().cpu().numpy().tobytes())
-    return sha.hexdigest()
-
-
 def main():
-    args = options()
+    args = options(__doc__)
     deadpool.init()
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=args.accumulate)
     torch.manual_seed(0)

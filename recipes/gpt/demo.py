@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -30,7 +29,7 @@ def options():
     parser.add_argument("--rank", type=int, help="the rank to kill; if not given, the last, then the one before, ...")
     parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--limit-s", type=float, default=180.0, help="give up on a run after so many seconds")
+    parser.add_argument("--limit-s", type=float, default=180.0, help="give up on a run after this time")
     args = parser.parse_args()
     if args.rank is not None and not 0 <= args.rank < args.ranks:
         parser.error(f"--rank {args.rank} is not one of the {args.ranks} ranks")
@@ -39,34 +38,21 @@ def options():
     return args
 
 
-@dataclass
 class Training:
-    """One run of train.py under deadpool-run, with its output shown as it comes."""
+    """One run of train.py under deadpool-run, whose output is shown as it comes."""
 
-    args: argparse.Namespace
-    home: Path
-    process: subprocess.Popen = field(init=False)
-    deadline: float = field(init=False)
-
-    def __enter__(self):
-        args, steps, digests = self.args, self.home / "steps", self.home / "digests"
+    def __init__(self, args, home):
+        self.args, self.home = args, home
+        steps, digests = home / "steps", home / "digests"
         steps.mkdir(parents=True)
         digests.mkdir()
-        launch = [
-            "--no-config",
-            "--run-dir",
-            self.home / "run",
-            "--nproc-per-node",
-            args.ranks,
-            "--spares",
-            args.spares,
-        ]
-        script = [HERE / "train.py", "--parallel", args.parallel, "--steps", args.steps]
-        unseen = ["--print-every", args.steps // 8, "--step-log", steps, "--digest-dir", digests]
-        say(f"$ deadpool-run {' '.join(map(str, launch[3:]))} train.py {' '.join(map(str, script[1:]))}")
+        launch = f"--nproc-per-node {args.ranks} --spares {args.spares}".split()
+        script = f"--parallel {args.parallel} --steps {args.steps}".split()
+        files = ("--print-every", str(args.steps // 8), "--step-log", steps, "--digest-dir", digests)
+        say(f"$ deadpool-run {' '.join(launch)} train.py {' '.join(script)}")
         self.deadline = time.monotonic() + args.limit_s
         self.process = subprocess.Popen(  # noqa: S603 - our own launcher
-            [*LAUNCHER, *map(str, launch), *map(str, script), *map(str, unseen)],
+            [*LAUNCHER, "--no-config", "--run-dir", home / "run", *launch, HERE / "train.py", *script, *files],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -74,6 +60,8 @@ class Training:
         )
         self._reader = threading.Thread(target=self._show, daemon=True)
         self._reader.start()
+
+    def __enter__(self):
         return self
 
     def __exit__(self, *_):
@@ -92,38 +80,37 @@ class Training:
                 say("  | " + line.rstrip())
 
     def completed(self, rank):
-        """Return the number of steps that this rank has completed, and the pid that completed the last of them."""
-        try:
-            lines = (self.home / "steps" / f"rank{rank}").read_bytes().splitlines()
-        except FileNotFoundError:
-            return 0, None
+        """Return the number of steps that this rank has completed, and the pid of the process that did the last one."""
+        log = self.home / "steps" / f"rank{rank}"
+        lines = log.read_bytes().splitlines() if log.exists() else []
         if not lines:
             return 0, None
         step, _, pid = lines[-1].split()
         return int(step) + 1, int(pid)
 
     def owners(self):
+        """Return the pid of each rank's process."""
         return [self.completed(rank)[1] for rank in range(self.args.ranks)]
 
     def reach(self, steps):
-        """Wait until every rank has completed so many steps."""
+        """Wait until every rank has completed this many steps."""
         while any(self.completed(rank)[0] < steps for rank in range(self.args.ranks)):
             if self.process.poll() is not None:
                 raise DemoError(f"the launcher ended with exit code {self.process.returncode} before step {steps}")
-            self._check_time(f"step {steps} was reached")
+            self.check_time(f"step {steps} was reached")
             time.sleep(0.01)
 
     def finish(self):
         """Wait for the end; return each rank's digest."""
         while self.process.poll() is None:
-            self._check_time("the end")
+            self.check_time("the end")
             time.sleep(0.02)
         self._reader.join(5)
         if self.process.returncode != 0:
             raise DemoError(f"the launcher ended with exit code {self.process.returncode}")
         return [(self.home / "digests" / f"rank{rank}").read_text().strip() for rank in range(self.args.ranks)]
 
-    def _check_time(self, what):
+    def check_time(self, what):
         if time.monotonic() > self.deadline:
             raise DemoError(f"{self.args.limit_s:.0f} s were over before {what}")
 
@@ -145,7 +132,7 @@ def kill(training, rank):
             if training.completed(rank)[0] == training.args.steps:
                 raise DemoError(f"rank {rank} had completed its steps before it was killed: give more --steps")
             raise DemoError(f"rank {rank} was never replaced (exit code {training.process.returncode})")
-        training._check_time(f"rank {rank} was replaced")  # noqa: SLF001 - same file
+        training.check_time(f"rank {rank} was replaced")
         time.sleep(0.005)
     for other, (old, new) in enumerate(zip(before, training.owners(), strict=True)):
         if other == rank:
@@ -155,14 +142,14 @@ def kill(training, rank):
 
 
 def demonstrate(args, home):
-    say(f"1. {args.ranks} ranks, nobody dies")
+    say(f"1. {args.ranks} ranks, without a kill")
     with Training(args, home / "unfailed") as training:
         expected = training.finish()
     say()
     say(f"2. the same, with {args.kills} kill{'s' * (args.kills != 1)} on the way")
     with Training(args, home / "killed") as training:
         for number in range(args.kills):
-            # The first a third, a fifth, ... on the way: the command that kills takes a second, on a busy machine more.
+            # One kill: after a third of the steps. Two: after one and three fifths. The command takes a second or more.
             training.reach(args.steps * (2 * number + 1) // (2 * args.kills + 1))
             kill(training, args.rank if args.rank is not None else args.ranks - 1 - number % args.ranks)
         found = training.finish()
@@ -183,8 +170,8 @@ def main():
             say(f"demo: {error}")
             return 1
     say()
-    took = f"({time.monotonic() - started:.0f} s)"
-    say(f"The weights are the same, bit for bit. {took}" if same else f"The weights are NOT the same. {took}")
+    result = "the same, bit for bit" if same else "NOT the same"
+    say(f"The weights are {result}. ({time.monotonic() - started:.0f} s)")
     return 0 if same else 1
 
 

@@ -13,7 +13,7 @@ BYTES = 256
 
 @dataclass(frozen=True)
 class Size:
-    """Shape of the model and of a rank's batch. `batch` sequences of `context` bytes a step and rank."""
+    """Shape of the model and of a batch: in each step, each rank takes `batch` sequences of `context` bytes."""
 
     layers: int
     heads: int
@@ -52,7 +52,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes in, (batch, context) of int64; logits of the next byte out, (batch, context, 256)."""
+    """Input: bytes, (batch, context) of int64. Output: logits of the next byte, (batch, context, 256)."""
 
     def __init__(self, size, dropout=0.1):
         super().__init__()
@@ -70,7 +70,7 @@ class GPT(nn.Module):
 
 
 def standard_library(limit_bytes=2_000_000):
-    """Return the first bytes of Python's own top-level modules, in the order of their names, as a uint8 tensor."""
+    """Return the source of Python's top-level modules, in the order of their names, as uint8; at most this many bytes."""
     text = bytearray()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"), key=lambda path: path.name):
         text += path.read_bytes()

@@ -23,7 +23,7 @@ def options():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parallel", choices=("ddp", "fsdp2", "hsdp"), default="ddp")
     parser.add_argument("--size", choices=sorted(SIZES), default="tiny")
-    parser.add_argument("--batch", type=int, help="sequences a step and rank, if not those of the size")
+    parser.add_argument("--batch", type=int, help="sequences of each rank in a step; default: those of --size")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--print-every", type=int, default=20)
     parser.add_argument("--digest-dir", type=Path, help="write each rank's final digest to DIR/rankN")
@@ -43,7 +43,7 @@ def build(job, args, size):
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    torch.manual_seed(1 + job.rank)  # other dropout on each rank
+    torch.manual_seed(1 + job.rank)  # different dropout on each rank
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
     return model, optimizer, scheduler
@@ -61,7 +61,7 @@ def digest(model, optimizer):
 
 
 class Recorder:
-    """What rank 0 prints, and what the benchmarks read. Prints nothing while a replacement rehearses."""
+    """Prints loss and speed on rank 0 and logs each step if asked, but not while a replacement rehearses."""
 
     def __init__(self, job, args, tokens):
         self.job, self.args, self.tokens = job, args, tokens

@@ -1,60 +1,22 @@
 """A small GPT-2 with random weights, trained by Hugging Face's Trainer."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
-from torch.utils.data import Dataset
+from common import Sequences, digest, options
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 
-class Sequences(Dataset):
-    """Sequences that count up from a random number: created on access, always the same."""
-
-    def __init__(self, count, length=32, words=64):
-        self.count, self.length, self.words = count, length, words
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        start = torch.randint(self.words, (1,), generator=torch.Generator().manual_seed(index))
-        tokens = (start + torch.arange(self.length)) % self.words
-        return {"input_ids": tokens, "labels": tokens}
-
-
-def options():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=512)
-    parser.add_argument("--accumulate", type=int, default=2)
-    parser.add_argument("--log-every", type=int, default=10)
-    parser.add_argument("--out", default="out")
-    return parser.parse_args()
-
-
-def digest(trainer):
-    """Return a hash of the weights and of the optimizer's state."""
-    sha = hashlib.sha256()
-    optimizer = trainer.optimizer.optimizer
-    for parameter in trainer.model.parameters():
-        for tensor in (parameter, *(optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq"))):
-            sha.update(tensor.detach().cpu().numpy().tobytes())
-    return sha.hexdigest()
-
-
 def main():
-    options_ = options()
+    args = options(__doc__)
     arguments = TrainingArguments(
-        output_dir=options_.out,
+        output_dir=args.out,
         use_cpu=not torch.cuda.is_available(),
-        num_train_epochs=options_.epochs,
+        num_train_epochs=args.epochs,
         per_device_train_batch_size=4,
-        gradient_accumulation_steps=options_.accumulate,
+        gradient_accumulation_steps=args.accumulate,
         learning_rate=1e-3,
         warmup_steps=10,
-        logging_steps=options_.log_every,
+        logging_steps=args.log_every,
         eval_strategy="epoch",
         save_strategy="no",
         report_to="none",
@@ -66,7 +28,7 @@ def main():
     trainer = Trainer(
         model=GPT2LMHeadModel(config),
         args=arguments,
-        train_dataset=Sequences(options_.samples),
+        train_dataset=Sequences(args.samples),
         eval_dataset=Sequences(32),
     )
     trainer.train()

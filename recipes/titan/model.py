@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """The layers of one pipeline stage. Layers are numbered as in the whole model, so that checkpoints name them so."""
+    """The layers of one pipeline stage. Layers have their numbers in the whole model, also in checkpoints."""
 
     def __init__(self, index, stages):
         super().__init__()
@@ -61,7 +61,7 @@ class Stage(nn.Module):
 
 
 def build(index, stages, mesh):
-    """Return a pipeline stage with the same weights whatever the mesh, parallel over its `tp` and `dp` dimensions."""
+    """Return a pipeline stage, parallel over `tp` and `dp`. The mesh does not change the weights."""
     stage = Stage(index, stages)
     for name, parameter in stage.named_parameters():
         generator = torch.Generator().manual_seed(sum(name.encode()))
@@ -84,7 +84,7 @@ def build(index, stages, mesh):
             },
         )
         fully_shard(layer, mesh=mesh["dp"])
-    # Between blocks each tp rank has its part of the sequence; so has what stages send to one another.
+    # Between blocks, and in what stages send to each other, each tp rank has its part of the sequence.
     ends = {}
     if stage.words is not None:
         ends["words"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
