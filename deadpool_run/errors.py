@@ -42,7 +42,7 @@ class ScriptError(DeadpoolError):
 
 
 class RehearsalError(ScriptError):
-    """A replacement's rehearsal left out what set-up and the first steps make."""
+    """A replacement's rehearsal did not make everything that set-up and the first steps make."""
 
 
 class RefusedError(ScriptError):
@@ -50,7 +50,7 @@ class RefusedError(ScriptError):
 
     exit_code = 94
     reported = False
-    """Whether the launcher has the message already; then nothing prints it again."""
+    """Whether the launcher has the message already, so that nothing prints it again."""
 
 
 class ReplicasDifferError(RefusedError):
@@ -60,7 +60,7 @@ class ReplicasDifferError(RefusedError):
 
 
 class InterruptedUpdateError(DeadpoolError):
-    """An exception left an optimizer's step half-way, and the script caught it. The rank is replaced."""
+    """An exception left an optimizer's step halfway, and the script caught it. The rank is replaced."""
 
 
 class StepAborted(DeadpoolError):  # noqa: N818 - an interruption, not an error: `with step:` swallows it

@@ -6,10 +6,10 @@ Rank = NewType("Rank", int)
 """A logical place in the world, 0..W-1. Changes hands only by promotion."""
 
 WorkerId = NewType("WorkerId", int)
-"""One life of one process. Never used again within a job, so a late message of a dead worker is recognisably stale."""
+"""One life of one process. Never used again within a job, so a late message from a dead worker is recognised as stale."""
 
 Epoch = NewType("Epoch", int)
-"""Number of a membership. Grows by at least one with each rebuild and each restart; never falls."""
+"""Number of a membership. Each rebuild and each restart raises it by at least one; it never falls."""
 
 Version = NewType("Version", int)
 """Number of completed steps that a snapshot stands for: version k is the state after k steps, 0 the state after set-up."""
@@ -18,4 +18,4 @@ NodeId = NewType("NodeId", str)
 """A failure domain: one life of one agent. An agent that is cut off and joins again is another node."""
 
 ONLY_NODE = NodeId("node")
-"""What the node of a job on one machine is called."""
+"""Name of the node of a job on one machine."""

@@ -13,7 +13,7 @@ class JobHealth(StrEnum):
 
     HEALTHY = "healthy"
     STARTING = "starting"
-    """Not protected yet, as every job at first."""
+    """Not protected yet, like every job at its start."""
     UNPROTECTED = "unprotected"
     """Not protected for a long time, perhaps never: a lost rank restarts or ends the job."""
     DEGRADED = "degraded"

@@ -52,13 +52,8 @@ def summary(state: State) -> dict[str, Any]:
 def _rank(state: State, rank: int) -> dict[str, Any]:
     seat = state.seats[rank]
     if seat.owner is None:
-        return {
-            "rank": rank,
-            "worker": None,
-            "pid": None,
-            "phase": "done" if seat.done else "vacant",
-            "node": seat.node,
-        }
+        phase = "done" if seat.done else "vacant"
+        return {"rank": rank, "worker": None, "pid": None, "phase": phase, "node": seat.node}
     member = state.members[seat.owner]
     unmanaged = member.phase is MemberPhase.SETTING_UP and not state.managed
     phase = "running" if unmanaged else member.phase.value

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from deadpool_run.view.health import Status, ranks_per_node, ready_spares
+from deadpool_run.view.health import Status, ranks_per_node, ready_spares, spares_asked
 from deadpool_run.view.plan import numbers
 from deadpool_run.view.text import shown, size, table
 
@@ -18,7 +18,10 @@ def has_several(status: Status) -> bool:
 
 
 def spares(status: Status) -> Iterator[str]:
-    """Yield the counts of ready spare nodes and of other ready spare workers."""
+    """Yield the counts of ready spares; if there are several nodes, of spare nodes and of other spare workers."""
+    if not has_several(status):
+        yield f"spares {len(ready_spares(status))} of {spares_asked(status)} ready"
+        return
     run = status.get("run", {})
     ready = Counter(str(spare.get("node")) for spare in ready_spares(status))
     spare_nodes = [str(node.get("node")) for node in status.get("nodes", ()) if not node.get("ranks")]

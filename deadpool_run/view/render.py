@@ -4,7 +4,7 @@ Missing values are shown as `-`, so a viewer can show a run of another version.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from io import StringIO
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deadpool_run.view import nodes
-from deadpool_run.view.health import JobHealth, Status, health, ready_spares, spares_asked
+from deadpool_run.view.health import JobHealth, Status, health
 from deadpool_run.view.text import printable, shown, table
 
 PLAIN_WIDTH = 200
@@ -33,11 +33,8 @@ _TIMES = ("detected", "drained", "promoted", "rehearsed", "restored", "attached"
 
 def to_json(status: Status, now: datetime) -> str:
     """Return the status as one line of JSON: times in ISO-8601 UTC, durations in the unit of their names."""
-    when = {
-        "time": now.astimezone(UTC).isoformat(timespec="milliseconds"),
-        "health": health(status).value,
-    }
-    return json.dumps(dict(status) | when, separators=(",", ":"))
+    time = now.astimezone(UTC).isoformat(timespec="milliseconds")
+    return json.dumps({**status, "time": time, "health": health(status)}, separators=(",", ":"))
 
 
 def to_plain(status: Status, now: datetime) -> str:
@@ -63,14 +60,11 @@ def to_rich(status: Status, now: datetime) -> RenderableType:
 
 
 def _why(status: Status) -> str:
-    """Return why the run is not healthy."""
-    match health(status):
-        case JobHealth.HEALTHY | JobHealth.STARTING:
-            return ""
-        case JobHealth.UNPROTECTED:
-            return str(status.get("unprotected"))
-        case _:
-            return str(status.get("reason") or "")
+    """Return why the run is not healthy; empty if it is, or has just started."""
+    how = health(status)
+    if how in {JobHealth.HEALTHY, JobHealth.STARTING}:
+        return ""
+    return str(status.get("unprotected" if how is JobHealth.UNPROTECTED else "reason") or "")
 
 
 def _job_line(status: Status, now: datetime) -> Text:
@@ -78,11 +72,7 @@ def _job_line(status: Status, now: datetime) -> Text:
     words = [
         f"epoch {shown(status.get('epoch'))}",
         f"world {shown(run.get('world_size'))}",
-        *(
-            nodes.spares(status)
-            if nodes.has_several(status)
-            else (f"spares {len(ready_spares(status))} of {spares_asked(status)} ready",)
-        ),
+        *nodes.spares(status),
         f"committed {shown(status.get('committed'))}",
         f"up {_duration(run.get('started'), now)}",
     ]
@@ -150,9 +140,8 @@ def _spare(spare: Status, *, several: bool) -> str:
 
 def _incidents(status: Status) -> Group:
     several = nodes.has_several(status)
-    told = (*_TIMES, "exposed") if several else _TIMES
-    times = tuple("copies" if name == "exposed" else name.replace("_", " ") for name in told)
-    found = table(("epoch", "lost", "replaced by", "step", "repeated", *times), left={"lost", "replaced by"})
+    times = {name: name.replace("_", " ") for name in _TIMES} | ({"exposed": "copies"} if several else {})
+    found = table(("epoch", "lost", "replaced by", "step", "repeated", *times.values()), left={"lost", "replaced by"})
     for incident in status["incidents"]:
         losses = incident.get("losses", ())
         found.add_row(
@@ -164,14 +153,10 @@ def _incidents(status: Status) -> Group:
             ),
             shown(incident.get("resumed")),
             shown(incident.get("steps_repeated")),
-            *_times(incident, told),
+            *(_milliseconds(incident.get(f"{name}_s")) for name in times),
         )
-    return Group(
-        Text(
-            f"last repairs, in ms after the loss was detected (detected: ms from an injected fault to that{'; copies: until they were complete again' if several else ''}):"
-        ),
-        found,
-    )
+    notes = "detected: after an injected fault" + ("; copies: until they were complete again" if several else "")
+    return Group(Text(f"last repairs, in ms after the loss was detected ({notes}):"), found)
 
 
 def _lost(loss: Status) -> str:
@@ -179,10 +164,8 @@ def _lost(loss: Status) -> str:
     return f"rank {shown(loss.get('rank'))} (worker {shown(loss.get('worker'))}) {printable(loss.get('cause', '-'))}{injected}"
 
 
-def _times(incident: Status, told: Sequence[str]) -> Iterator[str]:
-    for name in told:
-        seconds = incident.get(f"{name}_s")
-        yield "-" if seconds is None else f"{seconds * 1000:.0f}"
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.0f}"
 
 
 def _duration(since: object, now: datetime) -> str:

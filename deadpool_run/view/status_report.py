@@ -2,8 +2,8 @@
 
 If a job spans several nodes, each of `nodes` also has `port` (with `address`: where its agent listens), `ranks`,
 `silent_ms` (time since its last heartbeat; null for the leader's node, or if there was none) and `copies` (a
-`wire.peers.Traffic`, or null). `coordinator` has the leader's node and term. `exposed_ms` is the time since ranks lack
-copies on other nodes; null if no copy is missing.
+`wire.peers.Traffic`, or null). `coordinator` has the leader's node and term. `exposed_ms` is the time for which ranks have
+lacked copies on other nodes; null if no copy is missing.
 """
 
 from collections.abc import Mapping
