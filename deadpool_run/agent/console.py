@@ -25,14 +25,15 @@ def announcement(what: str, reason: str) -> str:
 
 def report_request(journal: Path) -> str:
     """Return the request to report an error of ours, with versions and the journal."""
-    versions = ", ".join(f"{name} {_version(name)}" for name in ("deadpool-run", "torch"))
+    versions = ", ".join(f"{name} {installed_version(name)}" for name in ("deadpool-run", "torch"))
     python = ".".join(map(str, sys.version_info[:3]))
     return (
         f"please report this error with its traceback and these:\n  {versions}, Python {python}\n  journal: {journal}"
     )
 
 
-def _version(name: str) -> str:
+def installed_version(name: str) -> str:
+    """Return the version of an installed package, or `(not installed)`."""
     try:
         return version(name)
     except PackageNotFoundError:

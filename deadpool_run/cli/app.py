@@ -5,19 +5,18 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.completion import Shells, get_completion_script  # type: ignore[attr-defined]  # not in its __all__
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from deadpool_run.agent.console import tell
-from deadpool_run.cli.commands.check import SETTINGS, CheckCommand, check
+from deadpool_run.agent.console import installed_version, tell
+from deadpool_run.cli.commands.check import check
 from deadpool_run.cli.commands.launch import EPILOG, launch
 from deadpool_run.cli.commands.live_run import kill_rank, status
 from deadpool_run.cli.commands.show import config_show, env
+from deadpool_run.cli.options.parameters import ScriptCommand
 from deadpool_run.cli.options.resolve import canonical
-from deadpool_run.errors import DeadpoolError
+from deadpool_run.errors import DeadpoolError, UsageError
 
-USAGE = 2
-ABORTED = 1
 _OWN_OPTIONS = {"--version", "--install-completion", "--show-completion", "--print-completion"}
 
 
@@ -32,22 +31,15 @@ class _DefaultRun(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-class _Run(TyperCommand):
-    """The implied command."""
-
-    def get_usage(self, ctx: Any) -> str:  # noqa: ARG002 - click's signature
-        return "Usage: deadpool-run [OPTIONS] SCRIPT [ARGS]...\n        deadpool-run COMMAND [OPTIONS]"
-
-
 app = typer.Typer(
     cls=_DefaultRun,
     pretty_exceptions_enable=False,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", cls=_Run, hidden=True, epilog=EPILOG, context_settings={"allow_interspersed_args": False})(launch)
-
-app.command("check", cls=CheckCommand, context_settings=SETTINGS)(check)
+app.command("run", cls=ScriptCommand, hidden=True, epilog=EPILOG)(launch)
+_underscores_as_dashes = {"token_normalize_func": lambda word: word.replace("_", "-")}
+app.command("check", cls=ScriptCommand, context_settings=_underscores_as_dashes)(check)
 app.command("status")(status)
 app.command("kill-rank")(kill_rank)
 app.command("env")(env)
@@ -66,14 +58,12 @@ def _root(
 ) -> None:
     """Train with spares."""
     if print_completion:
-        shell = print_completion.value
-        sys.stdout.write(
-            get_completion_script(prog_name="deadpool-run", complete_var="_DEADPOOL_RUN_COMPLETE", shell=shell) + "\n"
+        script = get_completion_script(
+            prog_name="deadpool-run", complete_var="_DEADPOOL_RUN_COMPLETE", shell=print_completion.value
         )
+        sys.stdout.write(f"{script}\n")
     if version:
-        from importlib.metadata import version as installed  # noqa: PLC0415 - only here
-
-        sys.stdout.write(f"deadpool-run {installed('deadpool-run')}\n")
+        sys.stdout.write(f"deadpool-run {installed_version('deadpool-run')}\n")
 
 
 def main() -> NoReturn:
@@ -85,9 +75,9 @@ def main() -> NoReturn:
         code = error.exit_code
     except TyperException as error:
         _complain(f"{error.format_message()}\nrun `deadpool-run --help` for usage")
-        code = USAGE
+        code = UsageError.exit_code
     except typer.Abort:
-        code = ABORTED
+        code = 1
     sys.exit(code)
 
 

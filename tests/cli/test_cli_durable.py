@@ -1,6 +1,5 @@
 """What the command line makes of the options for durable checkpoints."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ HERE = Surroundings(
     cpus=4,
     gpus=0,
     host_names=frozenset({"localhost"}),
-    python=sys.executable,
     state_dir=Path("/state"),
     fresh_run_id="fresh",
 )

@@ -23,7 +23,6 @@ def planned(argv=("train.py",), environment=None, gpus=0, plugins=lambda _: froz
         cpus=6,
         gpus=gpus,
         host_names=frozenset({"localhost", "node7", "node7.cluster", "10.0.0.7", "::1"}),
-        python=PYTHON,
         state_dir=Path("/state"),
         fresh_run_id="fresh",
         plugins=plugins,
@@ -214,7 +213,7 @@ def test_an_endpoint_on_this_machine_is_accepted(endpoint):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"nnodes": "2"}, "--nnodes asks for several machines, and nobody says where they meet"),
+        ({"nnodes": "2"}, "--nnodes asks for several machines, but --rdzv-endpoint is not set"),
         ({"nnodes": "1:4"}, "--nnodes '1:4'"),
         ({"rdzv_endpoint": "node8:29400"}, "--rdzv-endpoint 'node8:29400'"),
         ({"node_rank": "1"}, "--node-rank '1'"),

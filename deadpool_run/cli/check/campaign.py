@@ -1,6 +1,5 @@
 """The runs of `deadpool-run check`: without a fault, then one for each fault."""
 
-import os
 import shutil
 import signal
 import sys
@@ -13,33 +12,35 @@ from rich.console import Console
 from deadpool_run.agent.console import tell
 from deadpool_run.cli.check.compare import RunStates, split
 from deadpool_run.cli.check.plan import plan_faults
-from deadpool_run.cli.check.report import CheckVerdict, Report, Row, judge, judge_unfailed
-from deadpool_run.cli.check.run import CheckRequest, CheckRun, CheckRunner
+from deadpool_run.cli.check.report import CheckVerdict, Report, Row, described, judge, judge_unfailed
+from deadpool_run.cli.check.run import CheckRun, CheckRunner
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.check import Fault
 
-NOT_EXACT = 1
 _LINES = 20
 """Lines of a failed run's output to print."""
 
 
-def check_script(request: CheckRequest, *, as_json: bool) -> int:
-    """Check a script and write the result to stdout; return the exit code. Raises `UsageError`."""
-    folder = _folder(request.log_dir)
+def check_script(runner: CheckRunner, faults: str, seed: int, log_dir: Path | None, *, as_json: bool) -> int:
+    """Check a script and write the result to stdout; return 0 if every run is exact, else 1. Raises `UsageError`.
+
+    faults: as `asked` of `plan_faults`. log_dir: folder for the output of each run; None: a temporary one.
+    """
+    folder = _folder(log_dir)
     keep = True
     try:
-        report = _check(request, folder)
+        report = _check(runner, folder, faults, seed)
         if as_json:
             sys.stdout.write(report.to_json() + "\n")
         else:
             report.show(Console())
-        keep = request.log_dir is not None or not report.exact
+        keep = log_dir is not None or not report.exact
     finally:
         if keep:
             tell(f"the output of each run is in {folder}")
         else:
             shutil.rmtree(folder)
-    return 0 if report.exact else NOT_EXACT
+    return 0 if report.exact else 1
 
 
 def _folder(given: Path | None) -> Path:
@@ -52,20 +53,17 @@ def _folder(given: Path | None) -> Path:
     return path
 
 
-def _check(request: CheckRequest, folder: Path) -> Report:
+def _check(runner: CheckRunner, folder: Path, faults: str, seed: int) -> Report:
     """Run the script without a fault, then with each fault."""
-    runner = CheckRunner(request)
     before = signal.signal(signal.SIGTERM, runner.stop)
     try:
-        report = Report(request.steps)
+        report = Report(runner.steps)
         reference = _unfailed(runner, folder, report)
         if reference is not None:
-            planned = plan_faults(report.ranks, report.steps, request.faults, request.seed)
+            planned = plan_faults(report.ranks, report.steps, faults, seed)
             for number, fault in enumerate(planned, 1):
-                said = (
-                    f"fault {number} of {len(planned)}: SIGKILL to rank {fault.rank}, {fault.phase}, step {fault.step}"
-                )
-                run = _run(runner, folder / f"fault-{number:02d}", fault, said)
+                what = f"fault {number} of {len(planned)}: SIGKILL to {described(fault)}"
+                run = _run(runner, folder / f"fault-{number:02d}", fault, what)
                 report.rows.append(judge(run, RunStates(run.states), reference, report))
         return report
     finally:
@@ -97,9 +95,9 @@ def _unfailed(runner: CheckRunner, folder: Path, report: Report) -> RunStates | 
     return None if report.irreproducible else reference
 
 
-def _run(runner: CheckRunner, folder: Path, fault: Fault | None, said: str) -> CheckRun:
-    tell(said)
-    run = runner.run(folder, fault, os.environ)
+def _run(runner: CheckRunner, folder: Path, fault: Fault | None, what: str) -> CheckRun:
+    tell(what)
+    run = runner.run(folder, fault)
     if runner.stopping:
         raise typer.Abort
     return run

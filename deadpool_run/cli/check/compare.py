@@ -10,6 +10,7 @@ from deadpool_run.wire.check import STATES
 _EXACT_KINDS = ("weights", "buffers", "optimizer", "gradients")
 """Kinds that must be equal in two runs without a fault."""
 _KINDS = (*_EXACT_KINDS, "values", "generators", "attributes")
+"""All kinds, in the order in which differences are shown."""
 _LAST_KIND = "attributes"
 """A kind that counts at the last version only, because each forward creates most of it."""
 
@@ -28,11 +29,6 @@ class StateDifference:
     rank: int
     kind: str
     name: str
-
-    @property
-    def order(self) -> tuple[int, int, int, str]:
-        """Sort key: by version, then weights first."""
-        return self.version, _KINDS.index(self.kind), self.rank, self.name
 
 
 def in_words(differences: Sequence[StateDifference]) -> str:
@@ -78,25 +74,25 @@ class RunStates:
                 for kind, name in _unequal(expected, digests, whole=version == last):
                     if (kind, name) not in ignored:
                         found.setdefault((rank, kind, name), StateDifference(version, rank, kind, name))
-        return sorted(found.values(), key=lambda each: each.order)
+        return sorted(found.values(), key=lambda each: (each.version, _KINDS.index(each.kind), each.rank, each.name))
 
 
 def split(differences: Sequence[StateDifference]) -> tuple[list[StateDifference], set[tuple[str, str]]]:
-    """Split differences of two runs without a fault: real ones, and values that may differ in any run."""
+    """Split the differences of two runs without a fault: those that must not be, and kinds and names that differ by chance."""
     real = [each for each in differences if each.kind in _EXACT_KINDS]
     return real, {(each.kind, each.name) for each in differences if each.kind not in _EXACT_KINDS}
 
 
 def _unequal(expected: Sequence[Digests], seen: Digests, *, whole: bool) -> Iterator[tuple[str, str]]:
-    """Yield kind and name of each value that equals none of the reference's (step 1 may have run twice).
+    """Yield kind and name of each value that equals none of the reference's, which has several if step 1 ran twice.
 
-    `whole`: this is the last version. Before it, a value that one of the two lacks does not count: it may be late.
+    `whole`: this is the last version. Before it, a value that one of the two lacks does not count, because it may come later.
     """
     for kind in {**expected[-1], **seen}:
         if kind == _LAST_KIND and not whole:
             continue
         looks, other = [each.get(kind, {}) for each in expected], seen.get(kind, {})
         for name in {**looks[-1], **other}:
-            told = [one.get(name) for one in looks]
-            if other.get(name) not in told and (whole or (None not in told and name in other)):
+            known = [one.get(name) for one in looks]
+            if other.get(name) not in known and (whole or (None not in known and name in other)):
                 yield kind, name

@@ -1,5 +1,6 @@
 """The choice of faults of `deadpool-run check`: rank, phase and step. Pure."""
 
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -12,7 +13,6 @@ FIRST_STEP = 4
 STEPS_AFTER = 2
 """Steps after a fault, so that its effect on the weights shows."""
 LEAST_STEPS = FIRST_STEP + STEPS_AFTER + 1
-ALL = "all"
 
 
 def plan_faults(ranks: int, steps: int, asked: str, seed: int) -> list[Fault]:
@@ -42,7 +42,7 @@ def fault_count(asked: str, ranks: int) -> int:
     """Return the number of faults. Raises `UsageError` if `asked` is neither a number nor `all`."""
     if not asked:
         return max(ranks, len(FaultPhase))
-    if asked == ALL:
+    if asked == "all":
         return ranks * len(FaultPhase)
     if not asked.isdecimal() or int(asked) == 0:
         raise UsageError(f"--faults {asked!r}: neither `all` nor a number\nwrite a number from 1, or `all`")
@@ -51,8 +51,6 @@ def fault_count(asked: str, ranks: int) -> int:
 
 def _pairs(ranks: int, phases: list[FaultPhase]) -> Iterator[tuple[int, FaultPhase]]:
     """Yield every pair, repeatedly; the first pairs contain all ranks and all phases."""
-    number = 0
     together = math.lcm(ranks, len(phases))
-    while True:
+    for number in itertools.count():
         yield number % ranks, phases[(number + number // together) % len(phases)]
-        number += 1

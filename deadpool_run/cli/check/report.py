@@ -13,6 +13,7 @@ from deadpool_run.cli.check.compare import RunStates, StateDifference, in_words
 from deadpool_run.cli.check.run import CheckRun
 from deadpool_run.errors import RefusedError, ReplicasDifferError
 from deadpool_run.view.text import printable, table
+from deadpool_run.wire.check import Fault
 
 SCHEMA_VERSION = 1
 _STYLES = {"exact": "green", "refused": "yellow", "different": "bold red", "stopped": "red"}
@@ -47,11 +48,8 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as an object for JSON."""
-        fault = self.run.fault
         return {
-            "rank": None if fault is None else fault.rank,
-            "phase": None if fault is None else fault.phase.value,
-            "step": None if fault is None else fault.step,
+            **{name: getattr(self.run.fault, name, None) for name in ("rank", "phase", "step")},
             "phase_met": self.met,
             "result": self.verdict.value,
             "why": self.why,
@@ -106,10 +104,8 @@ class Report:
         console.print(shown)
         for row in self.rows:
             if details := [*row.why.splitlines(), *([in_words(row.differences)] if row.differences else [])]:
-                fault = row.run.fault
-                where = "no fault" if fault is None else f"rank {fault.rank}, {fault.phase}, step {fault.step}"
                 text = "\n  ".join(map(printable, details))
-                console.print(Text(f"{where}: {row.verdict}: {text}"), soft_wrap=True)
+                console.print(Text(f"{described(row.run.fault)}: {row.verdict}: {text}"), soft_wrap=True)
         console.print(Text(self.conclusion()), soft_wrap=True)
 
     def conclusion(self) -> str:
@@ -124,6 +120,11 @@ class Report:
         if not faults:
             return f"no rank was killed: the run without a fault was {self.rows[-1].verdict}" if self.rows else ""
         return f"{exact} of {len(faults)} exact, over {self.steps} steps and {self.ranks} ranks"
+
+
+def described(fault: Fault | None) -> str:
+    """Return a fault in words."""
+    return "no fault" if fault is None else f"rank {fault.rank}, {fault.phase}, step {fault.step}"
 
 
 def judge(run: CheckRun, states: RunStates, reference: RunStates, report: Report) -> Row:
@@ -148,11 +149,8 @@ def judge_unfailed(run: CheckRun, states: RunStates) -> Row:
     if run.exit_code != 0:
         return Row(run, _VERDICTS.get(run.exit_code, CheckVerdict.STOPPED), run.reason)
     if not states:
-        return Row(
-            run,
-            CheckVerdict.REFUSED,
-            "the script has no loop over job.steps() or job.batches(), so a loss cannot be repaired",
-        )
+        why = "the script has no loop over job.steps() or job.batches(), so a loss cannot be repaired"
+        return Row(run, CheckVerdict.REFUSED, why)
     return Row(run, CheckVerdict.EXACT)
 
 

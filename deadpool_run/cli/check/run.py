@@ -1,11 +1,11 @@
 """One run of `deadpool-run check`: the launcher as a child process with a time limit."""
 
-import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from deadpool_run.agent.records.run_record import RECORD_NAME, read_record
@@ -20,22 +20,6 @@ _END_S = 60.0
 _OURS = ("--standalone", "--no-slurm", "--run-id=", "--log-dir=", "--durable=", "--resume=auto", "--color=never")
 """Override files and environment: a check uses one machine and writes no checkpoint."""
 _NOT_FOR_RUNS = frozenset({"DEADPOOL_DRY_RUN", "DEADPOOL_WORKER", "DEADPOOL_RUN_DIR"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRequest:
-    """What the user asked for."""
-
-    options: Sequence[str]
-    """Of the launcher, as on its command line."""
-    target: Sequence[str]
-    steps: int
-    faults: str
-    """See `plan.plan_faults`."""
-    seed: int
-    timeout_s: float
-    """Of one run."""
-    log_dir: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +45,31 @@ class CheckRun:
 
     def fault_happened(self) -> bool | None:
         """Return whether the fault happened in its phase; None if it did not happen at all."""
-        text = _text(self.states / FAULT_FILE)
-        return bool(json.loads(text)["met"]) if text else None
+        return read_record(self.states / FAULT_FILE).get("met")
 
     def steps(self) -> int | None:
         """Return the number of steps of the loop; None if there was no loop."""
-        text = _text(self.states / LOOP_FILE)
-        return int(json.loads(text)["steps"]) if text else None
+        return read_record(self.states / LOOP_FILE).get("steps")
 
     def ranks(self) -> int:
         """Return the number of ranks."""
         return int(read_record(self.folder / _RUN_DIR / RECORD_NAME).get("world_size", 0))
 
 
+@dataclass(slots=True)
 class CheckRunner:
     """Runs the same job repeatedly."""
 
-    def __init__(self, request: CheckRequest) -> None:
-        self._request = request
-        self._process: subprocess.Popen[bytes] | None = None
-        self.stopping = False
-        """Whether a signal stopped the check."""
+    options: Sequence[str]
+    """Of the launcher, as on its command line."""
+    target: Sequence[str]
+    """The script and its arguments."""
+    steps: int
+    timeout_s: float
+    """Of one run."""
+    stopping: bool = False
+    """Whether a signal stopped the check."""
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def stop(self, number: int, _frame: object) -> None:
         """Pass a signal on to the launcher. For `signal.signal`."""
@@ -89,15 +77,15 @@ class CheckRunner:
         if self._process is not None:
             self._process.send_signal(number)
 
-    def run(self, folder: Path, fault: Fault | None, environment: Mapping[str, str]) -> CheckRun:
-        """Run the job to its end in this folder, which must not exist."""
+    def run(self, folder: Path, fault: Fault | None) -> CheckRun:
+        """Run the job in this folder, which must not exist, until it ends."""
         (folder / _STATES).mkdir(parents=True)
-        plan = CheckPlan(self._request.steps, str((folder / _STATES).absolute()), fault)
-        env = {name: value for name, value in environment.items() if name not in _NOT_FOR_RUNS}
+        plan = CheckPlan(self.steps, str((folder / _STATES).absolute()), fault)
+        env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_RUNS}
         # Without a fixed seed, each interpreter orders sets of strings differently.
         env = {"PYTHONHASHSEED": "0", **env, VARIABLE: typed.to_json(plan).decode()}
-        launcher = [sys.executable, "-P", "-m", "deadpool_run", "run", *self._request.options, *_OURS]
-        launcher += ["--run-dir", str(folder / _RUN_DIR), "--", *self._request.target]
+        launcher = [sys.executable, "-P", "-m", "deadpool_run", "run", *self.options, *_OURS]
+        launcher += ["--run-dir", str(folder / _RUN_DIR), "--", *self.target]
         began = time.monotonic()
         with (folder / OUTPUT).open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our launcher with the user's script
@@ -108,16 +96,17 @@ class CheckRunner:
         seconds = time.monotonic() - began
         reason = str(read_record(folder / _RUN_DIR / RECORD_NAME).get("reason") or "")
         if code is None:
-            reason = f"it did not end within {self._request.timeout_s:g} s (--timeout)"
+            reason = f"it did not end within {self.timeout_s:g} s (--timeout)"
         elif code and not reason:
-            lines = [line.strip() for line in _text(folder / OUTPUT).splitlines() if line.strip()]
+            text = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
             reason = lines[-1] if lines else f"the launcher exited with code {code}"
         return CheckRun(folder, fault, code, reason, seconds)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
         """Return its exit code; None at the time limit. The process has ended when this returns or raises."""
         try:
-            return process.wait(self._request.timeout_s)
+            return process.wait(self.timeout_s)
         except subprocess.TimeoutExpired:
             return None
         finally:
@@ -127,10 +116,3 @@ class CheckRunner:
             except subprocess.TimeoutExpired:
                 process.kill()  # its workers end with it
                 process.wait()
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

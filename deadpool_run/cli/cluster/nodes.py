@@ -63,7 +63,7 @@ def cluster(values: Values, machines: int, host_name: str, token: Callable[[str]
         bandwidth=_bandwidth(values),
         streams=_streams(values),
         own_directory=bool(values.text("run_dir")),
-        # The address from a scheduler is that of its first node. Machines that a user numbers may meet anywhere.
+        # A scheduler gives the address of its first node. Machines that the user numbers may meet at any address.
         founds=values["node_rank"].source != DETECTED or values.count("node_rank", 0) == 0,
     )
 
@@ -142,8 +142,8 @@ def _endpoints(values: Values) -> tuple[tuple[str, int], ...]:
         return ((values.text("master_addr"), _port(values, "master_port", values.text("master_port") or "29500")),)
     if not words:
         raise UsageError(
-            "--nnodes asks for several machines, and nobody says where they meet\n"
-            "give all of them the same --rdzv-endpoint HOST:PORT, with an address of the first one"
+            "--nnodes asks for several machines, but --rdzv-endpoint is not set\n"
+            "give all of them the same --rdzv-endpoint HOST:PORT, with an address of the first machine"
         )
     found = []
     for word in words:
@@ -158,7 +158,7 @@ def _endpoints(values: Values) -> tuple[tuple[str, int], ...]:
 
 def _port(values: Values, name: str, text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1 << 16:
-        raise values.refuse(name, f"{text!r} is no port", "write a number from 1 to 65535")
+        raise values.refuse(name, f"{text!r} is not a port", "write a number from 1 to 65535")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Launching in a Slurm job: the options that Slurm answers, and the process that starts the agents.
+"""Launching in a Slurm job: the options that Slurm sets, and the process that starts the agents.
 
 Pure, except for `notes`, which reads the batch script, and the function that `token_reader` returns.
 """
@@ -28,7 +28,7 @@ def find(values: Values, environment: Mapping[str, str]) -> Discovery | None:
 
 
 def detected(values: Values, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the options that Slurm answers. Raises `UsageError` if the step has several tasks for one node."""
+    """Return the options that Slurm sets. Raises `UsageError` if the step has several tasks for one node."""
     place = find(values, environment)
     if place is None:
         return {}
@@ -49,12 +49,12 @@ def detected(values: Values, environment: Mapping[str, str]) -> dict[str, str]:
     if nodes := nodes_to_start(values, place):
         found |= {"nnodes": str(nodes), "run_id": place.run_id}
         if nodes > 1:
-            found["rdzv_endpoint"] = place.endpoint  # for the plan: the step knows it better
+            found["rdzv_endpoint"] = place.endpoint  # for the plan only: each agent finds a better one in its step
     return found
 
 
 def meeting_folder(values: Values, environment: Mapping[str, str], run_id: str) -> Path:
-    """Return the folder, below the run's directory, where agents meet that know nothing of each other."""
+    """Return the folder, below the run's directory, where agents meet that do not know each other's addresses."""
     run_dir = values.text("run_dir") or state_dir(environment) / directory_name(values.text("run_id") or run_id)
     return Path(run_dir).absolute() / "meeting"
 
@@ -75,7 +75,7 @@ def token_reader(
 
 
 def _has_token(file: str, environment: Mapping[str, str]) -> bool:
-    """Return whether the user gave a token. Else the nodes share one by a folder, and so a disk."""
+    """Return whether the user gave a token. If not, the nodes share one in a folder, and so they share a disk."""
     return bool(file or environment.get("DEADPOOL_TOKEN"))
 
 
@@ -84,7 +84,7 @@ def nodes_to_start(values: Values, place: Discovery | None) -> int:
     if place is None or place.step is not None or values.flag("standalone"):
         return 0
     if values["rdzv_endpoint"].is_set or values["node_rank"].is_set:
-        return 0  # the user starts the agents, such as with one ssh for each node
+        return 0  # the user starts the agents, for example with ssh
     wanted = _nodes_wanted(values, len(place.nodes))
     if (wanted == 1 and place.name in place.nodes) or is_array_run(values, place):
         return 0
@@ -92,7 +92,7 @@ def nodes_to_start(values: Values, place: Discovery | None) -> int:
         raise values.refuse(
             "nnodes",
             f"job {place.job_id} has {len(place.nodes)}",
-            "submit it with as many: --nodes counts the spare ones too. Left out, --nnodes is the size of the job",
+            "submit it with more --nodes, which counts the spare ones too, or remove --nnodes to use all nodes of the job",
         )
     return wanted
 
@@ -136,7 +136,7 @@ def notes(place: Discovery, nodes: int, environment: Mapping[str, str]) -> Itera
     script = find_batch_script() if place.batch else None
     if script is not None and not batch_script.survives_node_loss(script) and not environment.get("SBATCH_NO_KILL"):
         yield (
-            "the batch script does not say `#SBATCH --no-kill`: unless sbatch was given --no-kill, Slurm ends this job as "
+            "the batch script has no `#SBATCH --no-kill`: unless sbatch was given --no-kill, Slurm ends this job as "
             "soon as one of its nodes fails, and no spare can prevent that"
         )
     if environment.get("SLURM_HET_SIZE", "1") not in {"", "0", "1"}:
@@ -147,7 +147,7 @@ def notes(place: Discovery, nodes: int, environment: Mapping[str, str]) -> Itera
 
 
 def find_batch_script() -> str | None:
-    """Return the text of the batch script that we run in: an ancestor of ours, a shell, runs it."""
+    """Return the text of the batch script that we run in. The shell that runs it is one of our ancestors."""
     import psutil  # noqa: PLC0415 - only a batch script needs it
 
     with contextlib.suppress(OSError, psutil.Error):

@@ -92,8 +92,7 @@ class _Front:
         for number in _SENT_BY_SCANCEL:
             loop.add_signal_handler(number, self._begin_to_send, number)
         code = await srun.wait()
-        for sending in tuple(self._sending):
-            await sending
+        await asyncio.gather(*self._sending)
         return code if code >= 0 else os.EX_SOFTWARE
 
     async def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:

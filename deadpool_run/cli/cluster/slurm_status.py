@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,13 @@ def run_dir_of(job_id: str, environment: Mapping[str, str]) -> Path | None:
     return next(found, None)
 
 
-def _live_records(run_dir: Path | None, environment: Mapping[str, str]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the runs of Slurm jobs whose records have no end, newest first."""
+def _live_records(run_dir: Path | None, environment: Mapping[str, str]) -> list[tuple[Path, dict[str, Any]]]:
+    """Return directory and record of the runs of Slurm jobs that have not ended, newest first."""
     patterns = (f"*/{RECORD_NAME}",) if run_dir is None else (RECORD_NAME, f"node-*/{RECORD_NAME}")
     top = run_dir or state_dir(environment)
-    found: list[tuple[str, Path, dict[str, Any]]] = []
-    for path in (path for pattern in patterns for path in top.glob(pattern)):
-        record = read_record(path)
-        if record.get("slurm_job") and record.get("ended", "unknown") is None:
-            found.append((str(record.get("started")), path.parent, record))
-    for _, path, record in sorted(found, key=lambda each: each[0], reverse=True):
-        yield path, record
+    records = [(path.parent, read_record(path)) for pattern in patterns for path in top.glob(pattern)]
+    live = [each for each in records if each[1].get("slurm_job") and each[1].get("ended", "unknown") is None]
+    return sorted(live, key=lambda each: str(each[1].get("started")), reverse=True)
 
 
 def status_through_slurm(job_id: str, words: Sequence[str]) -> int:

@@ -1,10 +1,11 @@
-"""Building a `LaunchSpec` from resolved option values. Pure."""
+"""Builds a `LaunchSpec` from resolved option values. Pure."""
 
 import re
 import signal
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from deadpool_run.agent.numa import BindingMode
 from deadpool_run.agent.records import script_copy
@@ -24,8 +25,7 @@ _RESUME_WORDS = frozenset({"auto", "never"})
 _S_PER_MINUTE = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """A job to start, and notes to print before, one sentence each."""
 
     spec: LaunchSpec
@@ -40,6 +40,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
     wanted = shape(values)
     interval = values.count("capture_interval", 1)
     durable = _durable(values)
+    start_method = _start_method(values, here.environment)
     settings = Settings(
         world_size=ranks * wanted.nodes,
         nodes=wanted.nodes,
@@ -49,7 +50,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         durable=durable is not None and bool(durable.target),
         join_timeout_s=accepted_only.join_timeout_s(values),
         max_restarts=values.count("max_restarts", 0) if values["max_restarts"].text else None,
-        hot_spares=_hot_spares(values, here.environment),
+        hot_spares=_hot_spares(values, start_method),
         drain_timeout_s=values.seconds("drain_timeout"),
         repair_timeout_s=values.seconds("repair_timeout"),
         shutdown_timeout_s=values.seconds("shutdown_timeout"),
@@ -57,7 +58,6 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         max_capture_interval=max(interval, Settings(world_size=1).max_capture_interval),
     )
     run_id, directory = _names(values, here.fresh_run_id)
-    start_method = _start_method(values, here.environment)
     target = _target(values, argv)
     spec = LaunchSpec(
         settings=settings,
@@ -77,7 +77,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         role=values.text("role"),
         start_method=start_method,
         preload=tuple(dict.fromkeys((*DEFAULT_PRELOAD, *values.words("preload")))),
-        python=here.environment.get("PYTHON_EXEC") or here.python,
+        python=here.environment.get("PYTHON_EXEC") or sys.executable,
         cpus=_cpus(values, ranks, here),
         virtual_local_rank=values.flag("virtual_local_rank"),
         signals_to_handle=_signals(values),
@@ -88,8 +88,8 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
     notes = list(accepted_only.notes(values, ranks, several=wanted.machines > 1))
     if wanted.machines == 2 and (wanted.spares or wanted.spare_nodes) and not (spec.cluster and spec.cluster.authority):
         notes.append(
-            "two machines alone both stop when one loses its power or its link: --authority, or a third one in reserve, "
-            "lets one go on"
+            "if one of two machines loses its power or its link, both stop: with --authority, or with a third machine as "
+            "a spare, one continues"
         )
     return Launch(spec, tuple(notes))
 
@@ -158,9 +158,9 @@ def _start_method(values: Values, environment: Mapping[str, str]) -> StartMethod
     return StartMethod.SPAWN if chosen == "spawn" else StartMethod.FORKSERVER
 
 
-def _hot_spares(values: Values, environment: Mapping[str, str]) -> bool:
+def _hot_spares(values: Values, start_method: StartMethod) -> bool:
     hot = values.choice("spare_mode", ("warm", "hot")) == "hot"
-    if hot and (values.flag("no_python") or _start_method(values, environment) is not StartMethod.FORKSERVER):
+    if hot and (values.flag("no_python") or start_method is not StartMethod.FORKSERVER):
         raise UsageError(
             "--spare-mode hot needs workers from the fork server\nremove --start-method, --no-python and PYTHON_EXEC, or use --spare-mode warm"
         )

@@ -4,22 +4,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from deadpool_run.cli.check.plan import LEAST_STEPS, fault_count
 from deadpool_run.cli.commands.launch import refuse_missing_script
 from deadpool_run.cli.options.parameters import Target, with_options
 from deadpool_run.cli.options.table import BY_NAME
 from deadpool_run.errors import UsageError
-
-SETTINGS = {
-    "allow_interspersed_args": False,
-    "token_normalize_func": lambda word: word.replace("_", "-"),
-}
-"""For click: as in a run, options end at the script, and underscores work like dashes."""
 
 _option = partial(typer.Option, rich_help_panel="The check")
 _JOB_OPTIONS = (
@@ -48,14 +41,6 @@ LogDir = Annotated[
 ]
 AsJson = Annotated[bool, _option("--json", help="Print one JSON object instead of the table.")]
 NoPython = Annotated[bool, typer.Option("--no-python", hidden=True)]
-
-
-class CheckCommand(TyperCommand):
-    """`check`, whose usage names the script once."""
-
-    def get_usage(self, ctx: Any) -> str:  # noqa: ARG002 - click's signature
-        """Return the usage line."""
-        return "Usage: deadpool-run check [OPTIONS] SCRIPT [ARGS]..."
 
 
 @with_options(
@@ -90,20 +75,11 @@ def check(  # noqa: PLR0913 - one parameter for each option
         refuse_missing_script(target[0])
     fault_count(faults, 1)  # refuse a bad number before the first run
     from deadpool_run.cli.check.campaign import check_script  # noqa: PLC0415 - help does without rich and the agent
-    from deadpool_run.cli.check.run import CheckRequest  # noqa: PLC0415 - as above
+    from deadpool_run.cli.check.run import CheckRunner  # noqa: PLC0415 - as above
 
-    request = CheckRequest(
-        options=list(
-            _words({"spares": _DEFAULT_SPARES} | {name: value for name, value in job.items() if value is not None})
-        ),
-        target=target,
-        steps=steps,
-        faults=faults,
-        seed=seed,
-        timeout_s=timeout,
-        log_dir=log_dir,
-    )
-    raise typer.Exit(check_script(request, as_json=as_json))
+    given = {name: value for name, value in job.items() if value is not None}
+    runner = CheckRunner(list(_words({"spares": _DEFAULT_SPARES} | given)), target, steps, timeout)
+    raise typer.Exit(check_script(runner, faults, seed, log_dir, as_json=as_json))
 
 
 def _words(given: Mapping[str, str | bool]) -> Iterator[str]:

@@ -2,12 +2,11 @@
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from deadpool_run.agent.environment import base_environment
 from deadpool_run.agent.node.assignment import Assignment, Situation, worker_environment
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode
-from deadpool_run.cli.cluster.spec_builder import Launch
 from deadpool_run.cli.options.option import Option
 from deadpool_run.cli.options.resolve import Values
 from deadpool_run.cli.options.table import OPTIONS
@@ -33,12 +32,11 @@ _CHOSEN_AMONG_NODES = {
 _OF_THE_RANK = ("RANK", "LOCAL_RANK", "ROLE_RANK", "DEADPOOL_WORKER", "TORCHELASTIC_ERROR_FILE")
 
 
-def describe(launch: Launch, values: Values, outer: Mapping[str, str]) -> str:
+def describe(spec: LaunchSpec, notes: Sequence[str], values: Values, outer: Mapping[str, str]) -> str:
     """Return the resolved options, the map of ranks and spares, the worker's command and its environment."""
-    spec = launch.spec
     parts = (
         ("options", settings_lines(values)),
-        ("notes", launch.notes),
+        ("notes", notes),
         ("run", _run_lines(spec)),
         ("ranks and spares", _map_lines(spec) if spec.cluster is None else _node_lines(values, spec)),
         ("command of a worker", (_command_line(spec),)),

@@ -14,7 +14,7 @@ import typer
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.spec import LaunchSpec, Mode, StartMethod
 from deadpool_run.cli.cluster import slurm_place
-from deadpool_run.cli.cluster.spec_builder import Launch, plan
+from deadpool_run.cli.cluster.spec_builder import plan
 from deadpool_run.cli.options.config import read_config
 from deadpool_run.cli.options.machine import existing_token, look_around
 from deadpool_run.cli.options.parameters import Target, with_options
@@ -59,24 +59,24 @@ def launch(*, target: Target = None, **given: str | bool | None) -> None:
         here = replace(here, token=existing_token)  # create none: the agents on the nodes get theirs
     elif place is not None:
         here = replace(here, token=slurm_place.token_reader(values, os.environ, place, here.token))
-    planned = plan(values, tuple(target), here)
-    planned = replace(planned, spec=replace(planned.spec, slurm=place))
+    spec, notes = plan(values, tuple(target), here)
+    spec = replace(spec, slurm=place)
     _set_color(values.choice("color", ("auto", "always", "never")))
-    _check_target(planned.spec)
+    _check_target(spec)
     if place is not None and nodes:
-        planned = replace(planned, notes=(*planned.notes, *slurm_place.notes(place, nodes, os.environ)))
+        notes = (*notes, *slurm_place.notes(place, nodes, os.environ))
     if values.flag("dry_run"):
         from deadpool_run.cli.commands.dry_run import describe  # noqa: PLC0415 - seldom needed
 
-        sys.stdout.write(describe(planned, values, os.environ))
+        sys.stdout.write(describe(spec, notes, values, os.environ))
         return
-    for note in planned.notes:
+    for note in notes:
         tell(note)
     if place is not None and nodes:
         from deadpool_run.cli.cluster.slurm_start import start  # noqa: PLC0415 - only a batch script needs it
 
-        raise typer.Exit(start(place, nodes, sys.argv[1:], os.environ, planned.spec))
-    raise typer.Exit(_start(planned))
+        raise typer.Exit(start(place, nodes, sys.argv[1:], os.environ, spec))
+    raise typer.Exit(_start(spec))
 
 
 def _set_color(when: str) -> None:
@@ -86,11 +86,11 @@ def _set_color(when: str) -> None:
         os.environ["NO_COLOR" if when == "never" else "FORCE_COLOR"] = "1"
 
 
-def _start(planned: Launch) -> int:
+def _start(spec: LaunchSpec) -> int:
     from deadpool_run.agent.start import run  # noqa: PLC0415 - only a launch needs the agent
 
     try:
-        return run(planned.spec)
+        return run(spec)
     except OSError as error:
         if error.filename is None:
             raise  # no path of the user's

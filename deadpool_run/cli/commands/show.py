@@ -4,11 +4,11 @@ import os
 import platform
 import re
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
+from deadpool_run.agent.console import installed_version
 from deadpool_run.cli.commands.launch import resolved
 from deadpool_run.cli.options.machine import DEVICES, count_gpus
 
@@ -31,7 +31,7 @@ def config_show(
 
 def env() -> None:
     """Print versions and variables for a bug report, without secrets."""
-    lines = [f"{name:<14}{_version(name)}" for name in _PACKAGES]
+    lines = [f"{name:<14}{installed_version(name)}" for name in _PACKAGES]
     lines += [
         f"{'python':<14}{platform.python_version()} ({sys.executable})",
         f"{'system':<14}{platform.platform()}",
@@ -41,10 +41,3 @@ def env() -> None:
     shown = sorted((name, value) for name, value in os.environ.items() if name.startswith(_PREFIXES))
     lines += [f"{name}={'<set>' if _SECRET.search(name) else value}" for name, value in shown]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -2,14 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
-from deadpool_run.cli.options.option import INERT
 from deadpool_run.cli.options.resolve import Values
-from deadpool_run.cli.options.table import BY_NAME
+from deadpool_run.cli.options.table_torchrun import INERT_OPTIONS
 
 _BACKENDS = frozenset({"static", "c10d", "etcd", "etcd-v2"})
 _EVENT_HANDLERS = frozenset({"null", "console", "dynamic_rendezvous"})
-_HEEDED = frozenset({"rdzv_id", "use_env"})
-_HEEDED_AMONG_SEVERAL = frozenset({"master_addr", "master_port"})
 
 
 def check(values: Values, plugins: Callable[[str], frozenset[str]]) -> None:
@@ -57,21 +54,20 @@ def join_timeout_s(values: Values) -> float:
 
 
 def notes(values: Values, ranks: int, *, several: bool) -> Iterator[str]:
-    """Yield a sentence for each option that is accepted but has no effect."""
-    heeded = _HEEDED | (_HEEDED_AMONG_SEVERAL if several else frozenset())
-    heeded |= {"rdzv_conf"} if set(rendezvous_settings(values)) == {"join_timeout"} and several else frozenset()
-    inert = [option for option in BY_NAME.values() if option.panel == INERT and option.name not in heeded]
-    unused = [values[option.name].source for option in inert if values[option.name].is_set]
+    """Yield a sentence for each option that is accepted but has no effect. `values` must be valid."""
+    heeded = {"rdzv_id", "use_env"}
+    if several:
+        heeded |= {"master_addr", "master_port"}
+        if rendezvous_settings(values).keys() == {"join_timeout"}:
+            heeded.add("rdzv_conf")
+    unheeded = [values[option.name] for option in INERT_OPTIONS if option.name not in heeded]
+    unused = [value.source for value in unheeded if value.is_set]
     if unused and not values.flag("standalone"):
         yield f"no effect{'' if several else ' on one machine'}: {', '.join(unused)}"
     if values.text("start_method") == "fork":
         yield f"{values['start_method'].source} {values.text('start_method')}: workers are forked from the fork server"
     for name in ("redirects", "tee", "local_ranks_filter"):
-        absent = sorted({number for word in values.words(name) if (number := _rank(word)) >= ranks})
-        if absent and (name == "local_ranks_filter" or ":" in values.text(name)):
-            yield f"{values[name].source} {values.text(name)}: there is no local rank {', '.join(map(str, absent))}"
-
-
-def _rank(word: str) -> int:
-    number = word.partition(":")[0]
-    return int(number) if number.isdecimal() else -1
+        if name == "local_ranks_filter" or ":" in values.text(name):
+            named = {int(word.partition(":")[0]) for word in values.words(name)}
+            if absent := sorted(rank for rank in named if rank >= ranks):
+                yield f"{values[name].source} {values.text(name)}: there is no local rank {', '.join(map(str, absent))}"

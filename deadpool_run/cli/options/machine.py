@@ -4,7 +4,6 @@ import os
 import re
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from deadpool_run.agent import atomic_file
+from deadpool_run.agent.console import installed_version
 from deadpool_run.agent.numa import BindingMode, Machine
 from deadpool_run.errors import UsageError
 
@@ -31,7 +31,6 @@ class Surroundings:
     """Names and addresses of this machine that an endpoint may use."""
     bind: Callable[[BindingMode, int], Mapping[int, frozenset[int]]] = lambda _mode, _ranks: {}
     """Returns the CPUs near the GPU of each local rank, given the number of ranks."""
-    python: str
     state_dir: Path
     """Default parent of run directories."""
     fresh_run_id: str
@@ -50,10 +49,9 @@ def look_around(environment: Mapping[str, str]) -> Surroundings:
         environment=environment,
         # As torchrun counts them: a batch system or taskset may leave fewer than there are.
         cpus=len(os.sched_getaffinity(0)),
-        gpus=0 if _torch_is_cpu_only() else count_gpus(environment, DEVICES),
+        gpus=0 if installed_version("torch").endswith("+cpu") else count_gpus(environment, DEVICES),
         host_names=_host_names(),
         bind=lambda mode, ranks: Machine(environment.get("CUDA_VISIBLE_DEVICES")).bind(mode, ranks),
-        python=sys.executable,
         state_dir=state_dir(environment),
         fresh_run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
         host_name=environment.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
@@ -98,17 +96,9 @@ def count_gpus(environment: Mapping[str, str], devices: Path) -> int:
     if visible is None:
         return nodes
     words = (word.strip() for word in visible.split(","))
-    shown = list(
-        takewhile(lambda word: word and not word.startswith("-"), words)
-    )  # CUDA stops where there is no device
-    return min(nodes, len(shown))
-
-
-def _torch_is_cpu_only() -> bool:
-    try:
-        return metadata.version("torch").endswith("+cpu")
-    except metadata.PackageNotFoundError:
-        return False
+    # CUDA stops at the first entry that is not a device.
+    shown = takewhile(lambda word: word and not word.startswith("-"), words)
+    return min(nodes, len(list(shown)))
 
 
 def _host_names() -> frozenset[str]:

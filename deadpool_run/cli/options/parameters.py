@@ -1,14 +1,29 @@
-"""The options of the table as typer parameters of a function."""
+"""Commands that take a script: their usage line, and the options of the table as typer parameters."""
 
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from deadpool_run.cli.options.option import Option
 
 Target = Annotated[list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]...", show_default=False, hidden=True)]
+_USAGES = {
+    "run": "Usage: deadpool-run [OPTIONS] SCRIPT [ARGS]...\n        deadpool-run COMMAND [OPTIONS]",
+    "check": "Usage: deadpool-run check [OPTIONS] SCRIPT [ARGS]...",
+}
+
+
+class ScriptCommand(TyperCommand):
+    """A command that takes a script: its options end there, and its usage line names the script once."""
+
+    allow_interspersed_args = False
+
+    def get_usage(self, ctx: Any) -> str:  # noqa: ARG002 - click's signature
+        """Return the usage line."""
+        return _USAGES[self.name or ""]
 
 
 def with_options(options: Iterable[Option], panel: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
