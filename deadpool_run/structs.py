@@ -10,6 +10,5 @@ class Untagged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An immutable part of a message. Decoding refuses fields that the class does not have."""
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Tagged(Untagged, frozen=True, tag=True):
     """An `Untagged` whose encoding names its class in the field `type`, so that it can be one of a union."""

@@ -19,10 +19,8 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.checkpoints import DurableSpec
 
-_UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_NAME = 100
 _RESUME_WORDS = frozenset({"auto", "never"})
-_S_PER_MINUTE = 60.0
 
 
 class Launch(NamedTuple):
@@ -96,7 +94,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
 
 def directory_name(run_id: str) -> str:
     """Return the run's name as one safe component of a path."""
-    return _UNSAFE_IN_NAME.sub("-", run_id)[:_MAX_NAME].strip(".-") or "run"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", run_id)[:_MAX_NAME].strip(".-") or "run"
 
 
 def split_needles(text: str) -> tuple[str, ...]:
@@ -109,14 +107,10 @@ def _refuse_another_machine(values: Values, here: Surroundings) -> None:
     if not values.flag("standalone") and values.text("nnodes") in {"1", "1:1"}:
         alone = "for several machines, add --nnodes N on each of them; for one machine, remove the option"
         host, _ = host_of(values.text("rdzv_endpoint"))
-        if host and not _is_here(host, here):
+        if host and not (host.startswith("127.") or here.host_names & {host, host.partition(".")[0]}):
             raise values.refuse("rdzv_endpoint", "is another machine", alone)
         if values.text("node_rank") and values.count("node_rank", 0) != 0:
             raise values.refuse("node_rank", "there is no other machine", alone)
-
-
-def _is_here(host: str, here: Surroundings) -> bool:
-    return host.startswith("127.") or host in here.host_names or host.partition(".")[0] in here.host_names
 
 
 def _ranks(values: Values, here: Surroundings) -> int:
@@ -216,7 +210,7 @@ def _durable(values: Values) -> DurableSpec | None:
     return DurableSpec(
         target=_absolute(target),
         every_steps=int(every[1]) if every[1] else None,
-        every_s=float(every[2]) * _S_PER_MINUTE if every[2] else None,
+        every_s=float(every[2]) * 60 if every[2] else None,
         keep=keep,
         resume=resume if resume in _RESUME_WORDS else _absolute(resume),
         timeout_s=timeout_s,

@@ -29,15 +29,15 @@ _CHOSEN_AMONG_NODES = {
     "DEADPOOL_NODE": "<the node's name>",
     "DEADPOOL_NODE_ADDR": "<the node's address>",
 }
-_OF_THE_RANK = ("RANK", "LOCAL_RANK", "ROLE_RANK", "DEADPOOL_WORKER", "TORCHELASTIC_ERROR_FILE")
 
 
 def describe(spec: LaunchSpec, notes: Sequence[str], values: Values, outer: Mapping[str, str]) -> str:
     """Return the resolved options, the map of ranks and spares, the worker's command and its environment."""
+    logs = "none" if spec.log_dir == LOGS_OFF else spec.log_dir or spec.run_dir / "logs"
     parts = (
         ("options", settings_lines(values)),
         ("notes", notes),
-        ("run", _run_lines(spec)),
+        ("run", (f"run id         {spec.run_id}", f"run directory  {spec.run_dir}", f"logs           {logs}")),
         ("ranks and spares", _map_lines(spec) if spec.cluster is None else _node_lines(values, spec)),
         ("command of a worker", (_command_line(spec),)),
         ("environment of rank 0 (beyond what is inherited)", _environment_lines(spec, outer)),
@@ -62,20 +62,12 @@ def shown_value(values: Values, option: Option) -> str:
     return values.text(option.name) or "-"
 
 
-def _run_lines(spec: LaunchSpec) -> Iterator[str]:
-    logs = "none" if spec.log_dir == LOGS_OFF else spec.log_dir or spec.run_dir / "logs"
-    yield f"run id         {spec.run_id}"
-    yield f"run directory  {spec.run_dir}"
-    yield f"logs           {logs}"
-
-
 def _map_lines(spec: LaunchSpec) -> Iterator[str]:
-    world_size, spares = spec.settings.world_size, spec.settings.spares
-    for rank in range(world_size):
+    for rank in range(spec.settings.world_size):
         yield f"rank {rank:<4}  local rank {rank}"
-    for spare in range(spares):
+    for spare in range(spec.settings.spares):
         yield f"spare {spare:<3}  for any rank"
-    if not spares:
+    if not spec.settings.spares:
         yield "no spares: a lost rank is started again"
 
 
@@ -111,4 +103,4 @@ def _environment_lines(spec: LaunchSpec, outer: Mapping[str, str]) -> Iterator[s
             yield f"{name}={chosen[name]}"
         elif outer.get(name) != value:
             yield f"{name}={shlex.quote(value)}"
-    yield f"(other ranks differ in {', '.join(_OF_THE_RANK)})"
+    yield "(other ranks differ in RANK, LOCAL_RANK, ROLE_RANK, DEADPOOL_WORKER, TORCHELASTIC_ERROR_FILE)"

@@ -6,8 +6,6 @@ from pathlib import Path
 from deadpool_run.cli.options.machine import xdg_dir
 from deadpool_run.errors import UsageError
 
-LOCAL_FILE = "deadpool.yaml"
-
 
 def read_config(named: str, environment: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
     """Return name and content of the named file, else of ./deadpool.yaml, else of the user's file; empty without one.
@@ -16,7 +14,7 @@ def read_config(named: str, environment: Mapping[str, str]) -> tuple[str, Mappin
     """
     if named:
         return _read(Path(named))
-    places = (Path(LOCAL_FILE), xdg_dir(environment, "XDG_CONFIG_HOME", ".config") / "deadpool" / "config.yaml")
+    places = (Path("deadpool.yaml"), xdg_dir(environment, "XDG_CONFIG_HOME", ".config") / "deadpool" / "config.yaml")
     found = next((place for place in places if place.is_file()), None)
     return _read(found) if found else ("", {})
 

@@ -17,7 +17,6 @@ from deadpool_run.agent.numa import BindingMode, Machine
 from deadpool_run.errors import UsageError
 
 DEVICES = Path("/dev")
-_GPU_NODE = re.compile(r"nvidia[0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +90,7 @@ def count_gpus(environment: Mapping[str, str], devices: Path) -> int:
     NVIDIA_VISIBLE_DEVICES is not read: the container runtime created the device nodes from it, and CUDA itself
     ignores it.
     """
-    nodes = sum(1 for node in devices.iterdir() if _GPU_NODE.fullmatch(node.name))
+    nodes = sum(1 for node in devices.iterdir() if re.fullmatch(r"nvidia[0-9]+", node.name))
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return nodes

@@ -18,9 +18,6 @@ DETECTED = "Slurm"
 INSIDE_WORKER = "DEADPOOL_WORKER"
 """Set in a worker's environment. A launch inside a worker must not use the outer run's settings."""
 
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"0", "false", "no", "off"})
-
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -147,9 +144,9 @@ class Values:
     def flag(self, name: str) -> bool:
         """Return the value of a flag."""
         text = self.text(name).strip().lower()
-        if text in _TRUE:
+        if text in {"1", "true", "yes", "on"}:
             return True
-        if text in _FALSE:
+        if text in {"0", "false", "no", "off"}:
             return False
         raise self.refuse(name, "neither true nor false", "write 1 or 0, true or false")
 
