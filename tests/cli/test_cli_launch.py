@@ -233,6 +233,7 @@ def test_an_endpoint_on_this_machine_is_accepted(endpoint):
         ({"redirects": "4"}, "--redirects '4'"),
         ({"tee": "0:3,"}, "--tee '0:3,'"),
         ({"local_ranks_filter": "a"}, "not a list of local ranks"),
+        ({"local_ranks_filter": "²"}, "not a list of local ranks"),
         ({"signals_to_handle": "SIGTERM,SIGKILL"}, "SIGKILL cannot be handled"),
         ({"signals_to_handle": "NOPE"}, "NOPE cannot be handled"),
         ({"start_method": "thread"}, "--start-method 'thread'"),

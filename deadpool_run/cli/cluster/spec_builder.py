@@ -183,7 +183,7 @@ def _streams(values: Values, name: str, ranks: int) -> dict[int, Streams]:
 
 def _local_ranks(values: Values) -> frozenset[int] | None:
     words = values.words("local_ranks_filter")
-    if not all(word.isdigit() for word in words):
+    if not all(word.isdecimal() for word in words):
         raise values.refuse("local_ranks_filter", "not a list of local ranks", "write numbers and commas: 0,2")
     return frozenset(int(word) for word in words) or None
 
