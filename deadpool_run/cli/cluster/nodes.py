@@ -39,7 +39,7 @@ def shape(values: Values) -> Shape:
     """Return the shape that `--nnodes` and `--spares` ask for. Raises `UsageError`."""
     machines = 1 if values.flag("standalone") else machine_count(values)
     workers, nodes = _spares(values, machines)
-    if nodes >= machines and nodes:
+    if nodes >= machines:
         advice = "--nnodes counts the spare machines too" if machines > 1 else "spare workers are written 2w, or just 2"
         raise values.refuse("spares", f"no machine of {machines} is left to hold ranks", advice)
     return Shape(machines - nodes, nodes, workers)
@@ -57,7 +57,7 @@ def cluster(values: Values, machines: int, host_name: str, token: Callable[[str]
         meeting=_meeting(values),
         token=token(values.text("token_file")),
         node_name=values.text("node_name") or host_name,
-        node_rank=values.count("node_rank", 0) if values["node_rank"].text else None,
+        node_rank=values.optional_count("node_rank", 0),
         failure_domain=values.text("topology"),
         node_timeout_s=values.seconds("node_timeout"),
         bandwidth=_bandwidth(values),
@@ -163,10 +163,8 @@ def _port(values: Values, name: str, text: str) -> int:
 
 
 def _streams(values: Values) -> int | None:
-    if not values.text("replica_streams"):
-        return None
-    streams = values.count("replica_streams", 1)
-    if streams > MAX_PARTS:
+    streams = values.optional_count("replica_streams", 1)
+    if streams is not None and streams > MAX_PARTS:
         raise values.refuse("replica_streams", "too many", f"write a number from 1 to {MAX_PARTS}")
     return streams
 

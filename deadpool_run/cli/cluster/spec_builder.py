@@ -47,7 +47,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         replicas=values.count("replicas", 0),
         durable=durable is not None and bool(durable.target),
         join_timeout_s=accepted_only.join_timeout_s(values),
-        max_restarts=values.count("max_restarts", 0) if values["max_restarts"].text else None,
+        max_restarts=values.optional_count("max_restarts", 0),
         hot_spares=_hot_spares(values, start_method),
         drain_timeout_s=values.seconds("drain_timeout"),
         repair_timeout_s=values.seconds("repair_timeout"),
@@ -109,7 +109,7 @@ def _refuse_another_machine(values: Values, here: Surroundings) -> None:
         host, _ = host_of(values.text("rdzv_endpoint"))
         if host and not (host.startswith("127.") or here.host_names & {host, host.partition(".")[0]}):
             raise values.refuse("rdzv_endpoint", "is another machine", alone)
-        if values.text("node_rank") and values.count("node_rank", 0) != 0:
+        if values.optional_count("node_rank", 0):
             raise values.refuse("node_rank", "there is no other machine", alone)
 
 

@@ -73,9 +73,7 @@ def _map_lines(spec: LaunchSpec) -> Iterator[str]:
 
 def _node_lines(values: Values, spec: LaunchSpec) -> Iterator[str]:
     """Yield the map of machines in order of arrival, each in its own failure domain."""
-    machines = spec.settings.nodes + spec.settings.spare_nodes
-    if values.text("simulate_nodes"):
-        machines = values.count("simulate_nodes", 1)
+    machines = values.optional_count("simulate_nodes", 1) or spec.settings.nodes + spec.settings.spare_nodes
     names = [NodeId(f"node {at}") for at in range(machines)]
     yield from outline(spec.settings, [NodeRecord(name, Place(name=name), at) for at, name in enumerate(names)])
 

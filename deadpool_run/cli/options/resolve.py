@@ -160,6 +160,10 @@ class Values:
             raise self.refuse(name, "too small", f"write a whole number from {at_least}")
         return number
 
+    def optional_count(self, name: str, at_least: int) -> int | None:
+        """Return a whole number; None if the option is empty."""
+        return self.count(name, at_least) if self.text(name) else None
+
     def seconds(self, name: str, *, or_zero: bool = False) -> float:
         """Return a positive, finite duration; with `or_zero` also 0."""
         try:
