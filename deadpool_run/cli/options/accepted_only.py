@@ -6,7 +6,6 @@ from deadpool_run.cli.options.resolve import Values
 from deadpool_run.cli.options.table_torchrun import INERT_OPTIONS
 
 _BACKENDS = frozenset({"static", "c10d", "etcd", "etcd-v2"})
-_EVENT_HANDLERS = frozenset({"null", "console", "dynamic_rendezvous"})
 
 
 def check(values: Values, plugins: Callable[[str], frozenset[str]]) -> None:
@@ -14,10 +13,7 @@ def check(values: Values, plugins: Callable[[str], frozenset[str]]) -> None:
     backend = values.text("rdzv_backend")
     if not values.flag("standalone") and backend not in _BACKENDS and backend not in plugins("torchrun.handlers"):
         raise values.refuse("rdzv_backend", "no such rendezvous backend", "write static or c10d, or remove the option")
-    if values.text("event_log_handler") not in _EVENT_HANDLERS:
-        raise values.refuse(
-            "event_log_handler", "no such handler", f"write one of {', '.join(sorted(_EVENT_HANDLERS))}"
-        )
+    values.choice("event_log_handler", ("null", "console", "dynamic_rendezvous"))
     specs = values.text("logs_specs")
     if specs and specs not in plugins("torchrun.logs_specs"):
         raise values.refuse("logs_specs", "no such plugin is installed", "remove the option, or install the plugin")
