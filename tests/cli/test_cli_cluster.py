@@ -9,14 +9,14 @@ import pytest
 from deadpool_run.agent.authority.parse import AGENTS
 from deadpool_run.cli.cluster.nodes import Shape, cluster, host_of, shape
 from deadpool_run.cli.options.machine import existing_token, find_token, read_token
-from deadpool_run.cli.options.resolve import Values, resolve
+from deadpool_run.cli.options.resolve import resolve
 from deadpool_run.errors import UsageError
 
 TOKEN = b"secret"
 
 
 def values(**given):
-    return Values(resolve(given, {}, {}))
+    return resolve(given, {}, {})
 
 
 def clustered(**given):

@@ -10,7 +10,7 @@ from deadpool_run.agent.numa import BindingMode
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, LOGS_OFF, Mode, StartMethod, Streams
 from deadpool_run.cli.cluster.spec_builder import directory_name, plan, split_needles
 from deadpool_run.cli.options.machine import Surroundings, count_gpus, look_around, state_dir
-from deadpool_run.cli.options.resolve import Values, resolve
+from deadpool_run.cli.options.resolve import resolve
 from deadpool_run.errors import UsageError
 
 PYTHON = "/usr/bin/python3"
@@ -28,7 +28,7 @@ def planned(argv=("train.py",), environment=None, gpus=0, plugins=lambda _: froz
         plugins=plugins,
         **({"bind": bind} if bind else {}),
     )
-    return plan(Values(resolve(given, environment, {})), tuple(argv), here)
+    return plan(resolve(given, environment, {}), tuple(argv), here)
 
 
 @pytest.fixture(autouse=True)

@@ -47,7 +47,7 @@ def test_the_stronger_source_wins_and_is_named():
     assert values["standalone"] == Value("1", "deadpool.yaml")
     assert values["dry_run"] == Value("1", "--dry-run")
     assert values["max_restarts"] == Value("", DEFAULT)
-    assert set(values) == {option.name for option in OPTIONS}
+    assert set(values._values) == {option.name for option in OPTIONS}
     without_flag = resolve({}, environment, file, "deadpool.yaml")
     assert without_flag["spares"] == Value("2", "DEADPOOL_SPARES")
 
@@ -67,12 +67,12 @@ def test_torchrun_reads_no_variable_for_two_of_its_options():
 
 @pytest.mark.parametrize("text", ["1", "true", "TRUE", "yes", "on"])
 def test_a_flag_is_on_in_every_usual_spelling(text):
-    assert Values(resolve({}, {"PET_STANDALONE": text}, {})).flag("standalone")
+    assert resolve({}, {"PET_STANDALONE": text}, {}).flag("standalone")
 
 
 @pytest.mark.parametrize("text", ["0", "false", "no", "off"])
 def test_a_flag_is_off_in_every_usual_spelling(text):
-    assert not Values(resolve({}, {"PET_STANDALONE": text}, {})).flag("standalone")
+    assert not resolve({}, {"PET_STANDALONE": text}, {}).flag("standalone")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_flag_is_off_in_every_usual_spelling(text):
 )
 def test_a_bad_value_names_its_source_its_text_and_what_to_write(name, read, text, why):
     variable = f"DEADPOOL_{name.upper()}"
-    values = Values(resolve({}, {variable: text}, {}))
+    values = resolve({}, {variable: text}, {})
     with pytest.raises(UsageError) as caught:
         read(values, name)
     first, last = str(caught.value).split("\n")
@@ -119,5 +119,5 @@ def test_a_file_that_makes_no_sense_is_refused_by_name(content, words):
 
 
 def test_a_list_in_a_file_is_a_list():
-    values = Values(resolve({}, {}, {"preload": ["numpy", "my.models"]}, "deadpool.yaml"))
+    values = resolve({}, {}, {"preload": ["numpy", "my.models"]}, "deadpool.yaml")
     assert values.words("preload") == ("numpy", "my.models")

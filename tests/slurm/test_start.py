@@ -10,7 +10,7 @@ from deadpool_run.agent.records.run_record import outcome
 from deadpool_run.agent.slurm.discovery import discover
 from deadpool_run.cli.cluster import slurm_place
 from deadpool_run.cli.cluster.slurm_start import own_command
-from deadpool_run.cli.options.resolve import Values, resolve
+from deadpool_run.cli.options.resolve import resolve
 from deadpool_run.errors import UsageError
 
 FRONT = Path(__file__).parent / "scripts" / "front.py"
@@ -25,8 +25,8 @@ STEP = BATCH | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NODEID": "1", 
 
 
 def values(environment=BATCH, **given):
-    first = Values(resolve(given, environment, {}))
-    return Values(resolve(given, environment, {}, "", slurm_place.detected(first, environment)))
+    first = resolve(given, environment, {})
+    return resolve(given, environment, {}, "", slurm_place.detected(first, environment))
 
 
 def nodes_to_start(environment=BATCH, **given):
@@ -49,13 +49,13 @@ def test_a_batch_script_starts_agents_on_all_nodes():
     [{"standalone": True}, {"nnodes": "1"}, {"rdzv_endpoint": "n1:29500"}, {"node_rank": "0"}, {"no_slurm": True}],
 )
 def test_a_user_with_a_plan_of_their_own_is_let_alone(given):
-    first = Values(resolve(given, BATCH, {}))
+    first = resolve(given, BATCH, {})
     assert slurm_place.nodes_to_start(first, slurm_place.find(first, BATCH)) == 0
 
 
 def test_an_agent_and_a_worker_start_no_agents():
     assert nodes_to_start(STEP) == 0
-    assert slurm_place.find(Values(resolve({}, BATCH, {})), BATCH | {"DEADPOOL_WORKER": "3"}) is None
+    assert slurm_place.find(resolve({}, BATCH, {}), BATCH | {"DEADPOOL_WORKER": "3"}) is None
 
 
 def test_one_node_is_started_only_from_elsewhere():

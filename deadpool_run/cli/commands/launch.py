@@ -40,10 +40,10 @@ EPILOG = "\n\n".join(("Examples", *EXAMPLES, "Commands: " + ", ".join(COMMANDS) 
 
 def resolved(given: Mapping[str, Any], environment: Mapping[str, str]) -> Values:
     """Return the value of every option, from all its sources. Raises `UsageError`."""
-    first = Values(resolve(given, environment, {}))
+    first = resolve(given, environment, {})
     name, content = ("", {}) if first.flag("no_config") else read_config(first.text("config"), environment)
-    written = Values(resolve(given, environment, content, name))
-    return Values(resolve(given, environment, content, name, slurm_place.detected(written, environment)))
+    written = resolve(given, environment, content, name)
+    return resolve(given, environment, content, name, slurm_place.detected(written, environment))
 
 
 @with_options(OPTIONS)

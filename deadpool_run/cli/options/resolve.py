@@ -73,7 +73,7 @@ def resolve(
     file: Mapping[str, object],
     file_name: str = "",
     detected: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Value]:
+) -> "Values":
     """Return each option's value from the first source that has one.
 
     The order is: command line (`given`; None means not given), `DEADPOOL_*`, `PET_*`, file, detected, default. An empty
@@ -94,7 +94,7 @@ def resolve(
             return Value(detected[option.name], DETECTED)
         return Value(option.default or ("0" if option.is_flag else ""), DEFAULT)
 
-    return {option.name: value(option) for option in OPTIONS}
+    return Values({option.name: value(option) for option in OPTIONS})
 
 
 def _text(value: object) -> str:
