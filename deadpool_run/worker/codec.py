@@ -45,19 +45,15 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
-def copied(tree: Any) -> Any:  # noqa: PLR0911 - one line for each kind
+def copied(tree: Any) -> Any:
     """Return a deep copy of `tree`. Tensors are cloned on their device."""
     kind = type(tree)
     if kind in _ATOMS:
         return tree
-    if kind is dict:
-        return {key: copied(value) for key, value in tree.items()}
-    if kind is list:
-        return [copied(value) for value in tree]
-    if kind is tuple:
-        return tuple([copied(value) for value in tree])
-    if kind is OrderedDict:
-        return OrderedDict((key, copied(value)) for key, value in tree.items())
+    if kind in (dict, OrderedDict):
+        return kind((key, copied(value)) for key, value in tree.items())
+    if kind in (list, tuple):
+        return kind([copied(value) for value in tree])
     if isinstance(tree, Tensor):
         return tree.detach().clone()
     try:
@@ -101,10 +97,11 @@ class TreeWriter:
         if isinstance(tree, Tensor):
             self.tensors.append(tree.detach())
             return {_TAG: "tensor", "at": len(self.tensors) - 1}
-        array = _array_parts(tree)
-        if array is not None:
-            dtype, shape, data = array
-            return {_TAG: "array", "dtype": dtype, "shape": shape, "at": self._blob(data)}
+        numpy = sys.modules.get("numpy")  # if numpy is not imported, the value is not numpy's
+        if numpy is not None and isinstance(tree, numpy.ndarray | numpy.generic) and tree.dtype.kind in "biufc":
+            # The shape [-1] stands for a scalar, as opposed to a 0-dimensional array.
+            shape = list(tree.shape) if isinstance(tree, numpy.ndarray) else [-1]
+            return {_TAG: "array", "dtype": tree.dtype.str, "shape": shape, "at": self._blob(tree.tobytes())}
         return {_TAG: "torch", "at": self._blob(_saved(tree, path))}
 
     def _blob(self, data: bytes) -> int:
@@ -165,16 +162,6 @@ def _child(tree: Any, key: Any) -> Any:
     if isinstance(tree, list | tuple) and isinstance(key, int) and key < len(tree):
         return tree[key]
     return None
-
-
-def _array_parts(value: Any) -> tuple[str, list[int], bytes] | None:
-    """Return dtype, shape and bytes of a numpy array or scalar of plain numbers; None for anything else."""
-    numpy = sys.modules.get("numpy")  # if numpy is not imported, the value is not numpy's
-    if numpy is None or not isinstance(value, numpy.ndarray | numpy.generic) or value.dtype.kind not in "biufc":
-        return None
-    # The shape [-1] stands for a scalar, as opposed to a 0-dimensional array.
-    shape = list(value.shape) if isinstance(value, numpy.ndarray) else [-1]
-    return value.dtype.str, shape, value.tobytes()
 
 
 def _array(dtype: str, shape: list[int], data: bytes) -> Any:

@@ -9,8 +9,6 @@ import ctypes
 from collections.abc import Iterator
 
 _RES_INIT = 1
-_TIMEOUT_S = 1
-_ATTEMPTS = 1
 
 
 class _ResState(ctypes.Structure):
@@ -31,7 +29,7 @@ def short_timeout() -> Iterator[None]:
         yield
         return
     before = state.retrans, state.retry
-    state.retrans, state.retry = _TIMEOUT_S, _ATTEMPTS
+    state.retrans, state.retry = 1, 1
     try:
         yield
     finally:
