@@ -54,15 +54,12 @@ def take(
     `parameters` are those of the modules; they count only without optimizers.
     """
     idle = [optimizer for optimizer in optimizers if id(optimizer.optimizer) not in stepped]
-    if not idle and (optimizers or stepped):
+    if not idle and (optimizers or stepped):  # the usual case, and this runs at the end of each step
         return []
     if optimizers:
         parameters = (parameter for optimizer in idle for _, parameter in optimizer.parameters())
-    found = {id(parameter): parameter for parameter in parameters}
-    for optimizer in optimizers:
-        if id(optimizer.optimizer) in stepped:
-            for _, parameter in optimizer.parameters():
-                found.pop(id(parameter), None)
+    used = {id(each) for optimizer in optimizers if optimizer not in idle for _, each in optimizer.parameters()}
+    found = {id(parameter): parameter for parameter in parameters if id(parameter) not in used}
     return [(parameter, parameter.grad.detach().clone()) for parameter in found.values() if parameter.grad is not None]
 
 

@@ -67,9 +67,9 @@ class Coverage:
         for helper in helpers:
             if not any(_refers_to(obj, helper, _DEPTH) for obj in self._protected.objects.values()):
                 self._helpers.append((weakref.ref(helper), repr(helper.state_dict())))
-        for optimizer in optimizers:
-            self._made_in_setup.add(optimizer)
-        inside = self._modules_inside()
+        self._made_in_setup.update(optimizers)
+        roots = [root for module in self._protected.modules.values() for root in module.roots()]
+        inside = {id(child) for root in roots for child in root.modules()}
         known = {id(local(each)) for each in self._protected.parameters().values()}
         for module in modules:
             if id(module) in inside:
@@ -135,14 +135,6 @@ class Coverage:
 
     # --- what is protected -----------------------------------------------------------------------------------------
 
-    def _modules_inside(self) -> set[int]:
-        return {
-            id(child)
-            for module in self._protected.modules.values()
-            for root in module.roots()
-            for child in root.modules()
-        }
-
     def _is_protected(self, optimizer: Optimizer) -> bool:
         """Return whether a snapshot has this optimizer's state, directly or through an optimizer that shares it."""
         return any(
@@ -170,27 +162,25 @@ class Coverage:
 
 def _live_objects() -> tuple[list[nn.Module], list[Optimizer], list[Tensor], list[Any]]:
     """Return modules, optimizers, trained tensors outside of modules, and schedulers and scalers."""
-    kinds: dict[type, int] = {}
+    objects = gc.get_objects()
+    places = {kind: _place_of(kind) for kind in set(map(type, objects))}
     found: tuple[list[Any], list[Any], list[Any], list[Any]] = ([], [], [], [])
-    for obj in gc.get_objects():
-        kind = type(obj)
-        place = kinds.get(kind)
-        if place is None:
-            place = kinds[kind] = _place_of(kind)
-        if place < len(found):
+    for obj in objects:
+        place = places[type(obj)]
+        if place is not None:
             found[place].append(obj)
     modules, optimizers, tensors, helpers = found
     return modules, optimizers, [each for each in tensors if each.is_leaf and each.requires_grad], helpers
 
 
-def _place_of(kind: type) -> int:
+def _place_of(kind: type) -> int | None:
     if issubclass(kind, nn.Module):
         return 0
     if issubclass(kind, Optimizer):
         return 1
     if issubclass(kind, (LRScheduler, GradScaler)):
         return 3
-    return 2 if kind is Tensor else 4
+    return 2 if kind is Tensor else None
 
 
 def _watch(module: nn.Module, known: set[int]) -> Iterator[_Watched]:
