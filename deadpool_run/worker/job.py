@@ -18,13 +18,13 @@ import torch.distributed as dist
 from deadpool_run.errors import ScriptError
 from deadpool_run.wire.messages import Initialized
 from deadpool_run.worker.check import probe
-from deadpool_run.worker.codec import has_state
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import gloo
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.loop.batches import NAME, Batches
 from deadpool_run.worker.loop.member import LoopMember
 from deadpool_run.worker.process import session
+from deadpool_run.worker.snapshot.checks import check_new
 
 _job: "Job | None" = None
 
@@ -91,8 +91,7 @@ class Job:
 
         Do the same work as in any step, but don't write files or logs.
         """
-        member = self._member
-        return member is not None and (member.rehearsing or member.practising or member.trial.running)
+        return self._member is not None and self._member.is_rehearsal
 
     @property
     def interrupted(self) -> bool:
@@ -121,18 +120,11 @@ class Job:
                 f"protect({', '.join(objects)}) was called inside the step loop.\nCall it before job.steps()."
             )
         for name, obj in objects.items():
-            if name in self._names:
-                raise ScriptError(
-                    f"protect(): an object named {name!r} is protected already.\nGive each object its own name."
-                )
-            if not has_state(obj) and not isinstance(obj, torch.Generator):
-                raise ScriptError(
-                    f"protect(): {name}={type(obj).__name__} has no state_dict() and load_state_dict().\n"
-                    "Add both methods, or keep its state in an object that has them."
-                )
-            self._names.add(name)
             if self._member is not None:
                 self._member.snapshots.protect(name, obj)
+            else:
+                check_new(name, obj, self._names)
+                self._names.add(name)
 
     def on_rebuild(self, callback: Callable[[], object]) -> None:
         """Call `callback` on every rank after its communicators were rebuilt, before its next step."""

@@ -50,14 +50,14 @@ class _Watch:
         self._issued = 0  # this rank's collectives before the running step
 
     def run(self, total: int, steps: "Callable[[LoopMember, int], Iterator[Any]]") -> Iterator[Any]:
-        if self._is_real and self._member.session.rank == 0:
+        if self._member.session.rank == 0 and not self._member.is_rehearsal:
             about = {"script_steps": total, "steps": self._limit}
             Path(self._plan.folder, LOOP_FILE).write_text(json.dumps(about), encoding="utf-8")
         inner = steps(self._member, self._limit)
         death: _Death | None = None
         try:
             for step in inner:
-                if self._is_real:
+                if not self._member.is_rehearsal:
                     self._record(step.index)
                     death = self._prepare(step.index)
                 yield step
@@ -67,11 +67,6 @@ class _Watch:
         finally:
             inner.close()  # type: ignore[attr-defined] # it is a generator
             self._states.close()
-
-    @property
-    def _is_real(self) -> bool:
-        member = self._member
-        return not (member.rehearsing or member.practising or member.trial.running)
 
     def _record(self, version: int) -> None:
         """Write the digests of this version's state, unless the state is too large to hash each time."""

@@ -4,7 +4,6 @@ Besides protected state, that is unprotected optimizers, and tensors in plain at
 not restore those, and the report names them.
 """
 
-import ctypes
 import hashlib
 import json
 from collections.abc import Iterator
@@ -16,11 +15,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.worker.codec import TreeWriter
-from deadpool_run.worker.compat.modules import buffers_of, local
+from deadpool_run.worker.codec import TreeWriter, raw_bytes, tensors_in
+from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 from deadpool_run.worker.state.optimizers import OptimizerState
-from deadpool_run.worker.state.rng import rng_tree, take_rng
+from deadpool_run.worker.state.rng import take_rng
 
 Digests = dict[str, dict[str, str]]
 """By kind, then by name. Kinds: weights, optimizer, gradients, buffers, values, generators, attributes."""
@@ -35,7 +34,7 @@ class States:
 
     def __init__(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
-        self._protected = snapshots._protected  # noqa: SLF001 - read-only, and nothing else needs it
+        self._protected = snapshots.protected
         self._unprotected: list[OptimizerState] = []
         self._hook = register_optimizer_step_pre_hook(self._note_optimizer)
 
@@ -50,9 +49,7 @@ class States:
     def nbytes(self) -> int:
         """Return about the size of the hashed state."""
         tensors = [*self._protected.parameters().values(), *self._protected.buffer_values()]
-        tensors += [
-            value for optimizer in self._optimizers() for state in optimizer.state.values() for value in _tensors(state)
-        ]
+        tensors += [tensor for optimizer in self._optimizers() for tensor in tensors_in(optimizer.state)]
         return sum(local(tensor).nbytes for tensor in tensors)
 
     def digests(self) -> Digests:
@@ -62,15 +59,11 @@ class States:
             names = {id(parameter): name for name, parameter in parameters.items()}
             found: Digests = {
                 "weights": {name: digest(parameter) for name, parameter in parameters.items()},
-                "buffers": {
-                    name: digest(buffer)
-                    for name, child, key in self._protected.buffers()
-                    if (buffer := buffers_of(child)[key]) is not None
-                },
+                "buffers": {tracked.name: digest(tracked.tensor) for tracked, _, _ in self._protected.buffers()},
                 "gradients": self._gradients(names),
                 "optimizer": {},
                 "values": {},
-                "generators": {name: _of_tree(part, name) for name, part in rng_tree(take_rng()).items()},
+                "generators": {name: _of_tree(part, name) for name, part in take_rng().items()},
                 "attributes": dict(self._attributes()),
             }
             for optimizer in self._optimizers():
@@ -96,7 +89,7 @@ class States:
             if id(parameter) not in names:
                 own[id(parameter)] = name.removeprefix(f"{optimizer.name}/")
                 found["weights"][name] = digest(parameter)
-        for tracked in optimizer.tensors(own):
+        for _, tracked in optimizer.tensors(own):
             found["optimizer"][tracked.name] = digest(tracked.tensor)
         plain = optimizer.plain(own)
         if any(plain["state"].values()) or plain["shared"]:
@@ -106,7 +99,7 @@ class States:
                 found["optimizer"][f"{optimizer.name}/groups.{number}.{key}"] = _of_tree(value, key)
 
     def _gradients(self, names: dict[int, str]) -> dict[str, str]:
-        kept = self._snapshots._values.get("gradients", ())  # noqa: SLF001 - only gradients that are state
+        kept = self._snapshots.values.get("gradients", ())
         return {names.get(id(parameter), "a parameter"): digest(gradient) for parameter, gradient in kept}
 
     def _attributes(self) -> Iterator[tuple[str, str]]:
@@ -125,9 +118,7 @@ def digest(tensor: Tensor) -> str:
     """Return a digest of this rank's part of a tensor: dtype, shape and bytes."""
     own = local(tensor).detach()
     sha = hashlib.blake2b(f"{own.dtype}{tuple(own.shape)}".encode(), digest_size=_DIGEST_BYTES)
-    flat = own.cpu().contiguous()
-    if flat.nbytes:
-        sha.update((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr()))
+    sha.update(raw_bytes(own))
     return sha.hexdigest()
 
 
@@ -167,7 +158,3 @@ def _held(value: Any, where: str) -> Iterator[tuple[str, Tensor]]:
 def _is_plain(tensor: Tensor) -> bool:
     own = local(tensor)
     return type(own) in (Tensor, nn.Parameter) and own.layout is torch.strided and not own.is_meta
-
-
-def _tensors(state: Any) -> list[Tensor]:
-    return [value for value in state.values() if isinstance(value, Tensor)] if isinstance(state, dict) else []

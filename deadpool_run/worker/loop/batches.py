@@ -17,7 +17,7 @@ from deadpool_run.errors import ScriptError
 from deadpool_run.worker.codec import has_state, raw_bytes
 from deadpool_run.worker.compat.modules import dismiss_workers, has_workers, tree_flatten, tree_unflatten, writes_of
 from deadpool_run.worker.loop.sampler_order import SamplerOrder, generators_of, isolated, samplers, set_epoch
-from deadpool_run.worker.state.rng import put_rng, rng_states, rng_tree, take_rng
+from deadpool_run.worker.state.rng import put_rng, take_rng
 
 NAME = "deadpool.batches"
 """The name under which a job protects its position in the data."""
@@ -55,7 +55,9 @@ class Batches:
         is_by_index = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
         if not (self._stateful or is_by_index or replay):
             raise ScriptError(_refusal(loader))
-        if self._stateful and isinstance(loader, DataLoader) and loader.num_workers > 0:
+        # Loading in the main process draws from the generators, so that a batch has to be loaded again.
+        self._keeps = isinstance(loader, DataLoader) and loader.num_workers > 0
+        if self._stateful and self._keeps:
             warnings.warn(
                 f"batches(): the state_dict() of a {type(loader).__name__} does not hold the random state of its workers, so that "
                 "random augmentation differs after a repair.\nSeed augmentation with the sample's index and the epoch, or use "
@@ -64,8 +66,6 @@ class Batches:
                 stacklevel=3,
             )
         self._order = SamplerOrder(loader) if is_by_index and not self._stateful else None
-        # Loading in the main process draws from the generators, so that a batch has to be loaded again.
-        self._keeps = isinstance(loader, DataLoader) and loader.num_workers > 0
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._at = _Position(0, 0)
         self._iterator: Iterator[Any] | None = None
@@ -106,14 +106,14 @@ class Batches:
             at.loader = self._loader.state_dict()
         start = at.start
         if start is None:  # the epoch has not started: it will start from the present states
-            start = {"global": None, "own": [generator.get_state() for generator in self._generators()], "anew": True}
+            start = {"global": None, "own": [each.get_state() for each in generators_of(self._loader)], "anew": True}
         return {"epoch": at.epoch, "done": at.done, "begun": start, "loader": at.loader}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the position; the loader is repositioned when the next batch is taken."""
         start = state["begun"]
         if start["global"] is None:
-            for generator, own in zip(self._generators(), start["own"], strict=True):
+            for generator, own in zip(generators_of(self._loader), start["own"], strict=True):
                 generator.set_state(own)
             self._dismiss(start)
             start = self._next = None
@@ -152,18 +152,18 @@ class Batches:
             return
         if at.start is None:
             return  # the epoch has not started
-        for generator, state in zip(self._generators(), at.start["own"], strict=True):
+        for generator, state in zip(generators_of(self._loader), at.start["own"], strict=True):
             generator.set_state(state)
         self._dismiss(at.start)
         with isolated():
-            put_rng(rng_states(at.start["global"]))
+            put_rng(at.start["global"])
             self._iterator = self._iterate(at.epoch, at.start, skip=at.done)
         self._next = at.key
 
     def _iterate(self, epoch: int, start: dict[str, Any], *, skip: int) -> Iterator[Any]:
         self._set_epoch(epoch)
         if self._order is not None:
-            return self._order.iterate(self._loader, seed=_seed(start), skip=skip)
+            return self._order.iterate(self._loader, seed=_seed(start) if self._keeps else None, skip=skip)
         iterator: Iterator[Any] = iter(self._loader)
         for _ in range(skip):
             next(iterator)
@@ -172,12 +172,9 @@ class Batches:
     def _set_epoch(self, epoch: int) -> None:
         set_epoch([self._loader, *samplers(self._loader)], epoch)
 
-    def _generators(self) -> list[torch.Generator]:
-        return generators_of(self._loader)
-
     def _generator_states(self) -> dict[str, Any]:
-        own = [generator.get_state() for generator in self._generators()]
-        return {"global": rng_tree(take_rng()), "own": own, "anew": not has_workers(self._loader)}
+        own = [generator.get_state() for generator in generators_of(self._loader)]
+        return {"global": take_rng(), "own": own, "anew": not has_workers(self._loader)}
 
     def _dismiss(self, start: dict[str, Any]) -> None:
         """Drop persistent workers that did not exist yet: making workers draws from the generators, keeping them does not."""

@@ -23,6 +23,7 @@ from deadpool_run.worker.loop.trial import Trial
 from deadpool_run.worker.loop.updates import Updates
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
+from deadpool_run.worker.state.redundancy import replica_leader
 from deadpool_run.worker.verify.agreement import any_rank
 from deadpool_run.worker.verify.coverage import is_sampled
 
@@ -43,9 +44,6 @@ class LoopMember(RepairParticipant):
         self.practising = session.resume >= 0  # rehearses the first steps with its peers, then resumes version `resume`
         self._practised = True  # no peer was lost in those steps
         self.trial = Trial(wanted=verify and not (self.rehearsing or self.practising))
-        self._undecided: list[bool] | None = (
-            None  # whether each DDP had its buckets when the trial began, if one had not
-        )
         self._transcript: Transcript | None = None  # recorded, not sealed yet
         self._in_loop = False
         self._outside = 0  # weight updates before the loop
@@ -68,8 +66,9 @@ class LoopMember(RepairParticipant):
     def enter_loop(self) -> None:
         """Capture the state after set-up. A replacement, and a start from a checkpoint, have nothing to capture yet."""
         self._in_loop = True
-        self._optimizers = self.snapshots.has_optimizers()
-        self.snapshots.find_wrappers()
+        self._optimizers = bool(self.snapshots.protected.optimizers)
+        for module in self.snapshots.protected.modules.values():
+            module.find_wrappers()
         if not self.rehearsing:
             self.snapshots.coverage.begin()
             if not self.practising:
@@ -102,7 +101,7 @@ class LoopMember(RepairParticipant):
             raise StepAborted("a peer was lost during this step")
         self.snapshots.wait()
         # If a peer died now with its copy half written, two steps would be lost: this one and the one it was copying.
-        if self._in_step and not (self._updates.begun or in_backward or self.snapshots.wait_for_peers()):
+        if self._in_step and not (self._updates.begun or in_backward or self.snapshots.copy_thread.settle_peers()):
             self._stopped = True
             raise StepAborted("a peer was lost while it copied its snapshot")
         if not self._updates.begun:
@@ -204,8 +203,13 @@ class LoopMember(RepairParticipant):
 
     def learn_replicas(self) -> None:
         """After attaching: agree whether the trial is still due, and note which replicas differ as before the loss."""
-        self.trial.interrupt(due=any_rank(not self.trial.is_over))
+        self.trial.interrupt(due=any_rank(self.trial.stage is not Trial.Stage.OVER))
         super().learn_replicas()
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether the running step does not count: a rehearsal, or the first run of the trial."""
+        return self.rehearsing or self.practising or self.trial.running
 
     @property
     def step_failed(self) -> bool:
@@ -217,7 +221,9 @@ class LoopMember(RepairParticipant):
 
         If such a step has no collectives either (`no_sync`), ranks would run steps apart.
         """
-        return self._updates.begun or not self._optimizers or self.snapshots.wait_for_version(self.completed)
+        if self._updates.begun or not self._optimizers:
+            return True
+        return self.snapshots.copy_thread.settle_version(self.completed)
 
     def _step_failed(self) -> bool:
         """Return whether a peer was lost in the step. On CUDA an aborted collective looks successful until it has run."""
@@ -252,7 +258,7 @@ class LoopMember(RepairParticipant):
         if transcript is not None:
             self._rehearsal.write_into(transcript)
             write_blob(self.session.transcript_fd, transcript.to_bytes())
-            self._link.send(messages.Sealed(self.snapshots.replica_leader()))
+            self._link.send(messages.Sealed(replica_leader(self.snapshots.protected.modules.values())))
 
     def _stop_recording(self) -> None:
         self._transcript = self.registry.recording or self._transcript
@@ -262,9 +268,8 @@ class LoopMember(RepairParticipant):
 
     def begin_trial(self, total: int) -> bool:
         """Start the trial of the next step; False if it is not due, or if a rank was lost."""
-        if not self.trial.may_begin(self.completed, total):
-            return False
-        if not self.snapshots.reduces_repeatably(updated=self._updates.ever):
+        due = self.trial.may_begin(self.completed, total)
+        if not due or not self.snapshots.reduces_repeatably(updated=self._updates.ever):
             return False
         self.snapshots.wait(cancel_pending=False)
         if self.completed not in self.snapshots.held() and not self.snapshots.capture_now(self.completed):
@@ -350,9 +355,8 @@ class LoopMember(RepairParticipant):
     def finish(self) -> bool:
         """Wait until every rank's last snapshot is committed; False if a repair is needed first."""
         self._seal()
-        self.snapshots.wait(
-            cancel_pending=False
-        )  # a version that was skipped is never committed, even if it is captured later
+        # Don't cancel the capture: a skipped version is never committed, even if it is captured later.
+        self.snapshots.wait(cancel_pending=False)
         if self.completed not in self.snapshots.held():
             self.snapshots.capture_now(self.completed)
         self._rank_entry.phase = Phase.FINISHED

@@ -151,7 +151,7 @@ class RepairParticipant:
     def repair(self) -> None:
         """Take part in the repair, drained, until this member is attached again."""
         self._rank_entry.phase = Phase.DRAINED
-        self._negotiate(self._link.orders.wait_newer(self._epoch), rehearsed=True)
+        self._negotiate(self._link.orders.wait_newer(self._epoch), has_state=True)
 
     def join(self) -> None:
         """Take the rank's state and join the job, after the rehearsal. Raises `RehearsalError` if that left something out."""
@@ -162,7 +162,7 @@ class RepairParticipant:
         self.registry.marks.inherit(self._rank_entry)
         if self.session.preparing:
             self._wait_for_rank()
-        self._negotiate(self._link.orders.epoch, rehearsed=False)
+        self._negotiate(self._link.orders.epoch, has_state=False)
 
     def _refuse_edited(self, transcript: Transcript) -> None:
         """Refuse to join with modules that the other ranks do not have."""
@@ -224,10 +224,9 @@ class RepairParticipant:
         self.snapshots.move(self.session.slot_fds, self._status_page, Rank(self.session.rank))
         self.registry.count_in(self._rank_entry)
 
-    def _negotiate(self, epoch: int, *, rehearsed: bool) -> None:
+    def _negotiate(self, epoch: int, *, has_state: bool) -> None:
         """Report, restore, attach; begin again whenever a newer epoch comes in between."""
         orders = self._link.orders
-        has_state = rehearsed
         while True:
             if has_state:
                 self.snapshots.wait()

@@ -37,13 +37,12 @@ class SamplerOrder:
         self._place = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._inner: Any = getattr(loader, self._place)
         self._foreign = any(not type(each).__module__.startswith(_TORCHS_OWN) for each in samplers(loader))
-        self._sends = loader.num_workers > 0
-        self._seed = b""
+        self._seed: bytes | None = None
         self._skip = 0
         self._pass: _Pass | None = None
 
-    def iterate(self, loader: DataLoader[Any], *, seed: bytes, skip: int) -> Iterator[Any]:
-        """Return the loader's iterator after its first `skip` batches; `seed` seeds its workers.
+    def iterate(self, loader: DataLoader[Any], *, seed: bytes | None, skip: int) -> Iterator[Any]:
+        """Return the loader's iterator after its first `skip` batches; `seed` seeds its workers, if it has any.
 
         Everything drawn for the skipped batches is drawn before this returns.
         """
@@ -59,8 +58,7 @@ class SamplerOrder:
         return iterator
 
     def __iter__(self) -> Iterator[Any]:
-        seed = self._seed if self._sends else None
-        self._pass = _Pass(iter(self._inner), foreign=self._foreign, skip=self._skip, seed=seed)
+        self._pass = _Pass(iter(self._inner), foreign=self._foreign, skip=self._skip, seed=self._seed)
         return self._pass
 
     def __len__(self) -> int:

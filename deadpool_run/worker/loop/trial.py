@@ -14,10 +14,11 @@ from enum import Enum
 
 import torch
 
+from deadpool_run.worker.verify.script_names import shortened
+
 _FIRST = 1
 _TRIED_STEPS = 64
-"""So many steps without an update are tried. Longer accumulation would double the time of too many steps."""
-_SHOWN = 3
+"""Up to this many steps without an update are tried. Longer accumulation would double the time of too many steps."""
 
 
 class Trial:
@@ -35,11 +36,6 @@ class Trial:
         self.stage = Trial.Stage.DUE if wanted else Trial.Stage.OVER
         self._observed: dict[str, int] = {}
         self._tried = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no step has to be tried any more."""
-        return self.stage is Trial.Stage.OVER
 
     @property
     def running(self) -> bool:
@@ -75,20 +71,15 @@ class Trial:
         different = [name for name in names if observed.get(name) != digests.get(name)]
         if not different:
             return ""
-        more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        advice = "" if deterministic else ": call torch.use_deterministic_algorithms(True)"
         return (
             f"step {step} was run twice from the same state and gave different results: "
-            f"{', '.join(different[:_SHOWN])}{more} of {len(names)} differ. After a loss the interrupted step is "
+            f"{shortened(different)} of {len(names)} differ. After a loss the interrupted step is "
             "run again, and would change the weights.\n"
             "Either the script carries state from one step to the next that no snapshot holds, such as a prefetched batch, the "
             "position of an iterator, a counter or an average in a variable: take batches from job.batches(loader), derive "
             "them from step.index, or job.protect() an object that has the state. "
             "Or it skips work while job.rehearsing is true: skip only output. "
-            f"Or the computation is not reproducible{_determinism()}. deadpool_run.init(verify=False) turns this check off."
+            f"Or the computation is not reproducible{advice}. deadpool_run.init(verify=False) turns this check off."
         )
-
-
-def _determinism() -> str:
-    if torch.are_deterministic_algorithms_enabled():
-        return ""
-    return ": call torch.use_deterministic_algorithms(True)"

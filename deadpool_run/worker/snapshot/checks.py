@@ -1,7 +1,7 @@
 """Checks of objects that a script protects: unsupported state is an error there, not at a recovery."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -10,8 +10,8 @@ from torch.nn.parameter import is_lazy
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.vault.segments import SlotRole
-from deadpool_run.worker.codec import TreeWriter
-from deadpool_run.worker.compat.modules import buffers_of, hook_states
+from deadpool_run.worker.codec import TreeWriter, has_state
+from deadpool_run.worker.compat.modules import hook_states
 from deadpool_run.worker.snapshot.plan import describe
 from deadpool_run.worker.state import hooks
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
@@ -20,11 +20,21 @@ from deadpool_run.worker.state.state import ModuleState
 _USUAL = frozenset({"state", "param_groups"})
 
 
+def check_new(name: str, obj: object, names: Collection[str]) -> None:
+    """Raise `ScriptError` if an object cannot be protected under this name next to those of `names`."""
+    if name in names:
+        raise ScriptError(f"protect(): an object named {name!r} is protected already.\nGive each object its own name.")
+    if not has_state(obj) and not isinstance(obj, torch.Generator):
+        raise ScriptError(
+            f"protect(): {name}={type(obj).__name__} has no state_dict() and load_state_dict().\n"
+            "Add both methods, or keep its state in an object that has them."
+        )
+
+
 def check_module(state: ModuleState) -> None:
     """Raise `ScriptError` if a snapshot cannot hold the module; warn of unknown communication hooks."""
     _check_tensors(state.parameters, SlotRole.PARAMETER)
-    buffers = [(name, buffers_of(child)[key]) for name, child, key in state.buffers()]
-    _check_tensors(((name, buffer) for name, buffer in buffers if buffer is not None), SlotRole.BUFFER)
+    _check_tensors(((tracked.name, tracked.tensor) for tracked, _, _ in state.buffers()), SlotRole.BUFFER)
     _check_tree(state.extra(), state.name)
     for ddp in state.replicated:
         for hook in filter(hooks.is_unknown, hook_states(ddp)):
@@ -40,7 +50,7 @@ def check_optimizer(state: OptimizerState) -> None:
     """Raise `ScriptError` if a snapshot cannot hold the optimizer."""
     _check_tensors(state.parameters(), SlotRole.PARAMETER)
     names = {id(parameter): name for name, parameter in state.parameters()}
-    _check_tensors(((tracked.name, tracked.tensor) for tracked in state.tensors(names)), SlotRole.OPTIMIZER)
+    _check_tensors(((tracked.name, tracked.tensor) for _, tracked in state.tensors(names)), SlotRole.OPTIMIZER)
     _check_tree([state.take(), state.plain(names)], state.name)
     if state.keeper is state.optimizer:
         more = sorted(set(state.optimizer.state_dict()) - _USUAL)

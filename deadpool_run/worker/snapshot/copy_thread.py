@@ -10,6 +10,7 @@ from deadpool_run.vault.segments import free_slot, mark_empty
 from deadpool_run.vault.status_page import BUSY, EMPTY, Copying, RankEntry, StatusPage
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory
 from deadpool_run.worker.snapshot.writer import StateCapture, Writer
+from deadpool_run.worker.state.state import Protected
 
 _SLOT_POLL_S = 0.0005
 """A slot becomes free when peers write to the status page, which cannot wake a thread."""
@@ -29,7 +30,7 @@ class CopyThread:
         self,
         *,
         memories: Sequence[SlotMemory],
-        writer: Writer,
+        protected: Protected,
         status_page: StatusPage,
         rank: Rank,
         on_skip: Callable[[Version], None],
@@ -37,7 +38,7 @@ class CopyThread:
         interrupted: Callable[[], bool],
     ) -> None:
         self._memories = memories
-        self._writer = writer
+        self._writer = Writer(protected, rank, interrupted)
         self._status_page = status_page
         self._rank_entry = status_page.rank_entries[rank]
         self._rank_entry.copying = Copying.NOTHING  # a dead predecessor may have left another value
@@ -125,14 +126,13 @@ class CopyThread:
                 capture = self._capture
             if capture is None:
                 return
-            failure: BaseException | None = None
             try:
                 self._perform(capture)
             except BaseException as error:  # noqa: BLE001 - handed to the main thread, which raises it
-                failure = error
+                self._failure = error
             self._rank_entry.copying = Copying.NOTHING
             with self._changed:
-                self._capture, self._cancel_pending, self._failure = None, False, failure
+                self._capture, self._cancel_pending = None, False
                 self._changed.notify_all()
 
     def _perform(self, capture: StateCapture) -> None:

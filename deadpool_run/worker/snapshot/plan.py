@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.vault import segments
-from deadpool_run.vault.segments import HEADER_BYTES, Placement, SlotRole, TensorEntry, aligned
+from deadpool_run.vault.segments import HEADER_BYTES, Placement, TensorEntry, aligned
 from deadpool_run.worker.compat.modules import buffers_of, is_wrapper, local, writes_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each
 from deadpool_run.worker.state.optimizers import Tracked
@@ -71,9 +71,7 @@ def live_tensors(protected: Protected) -> dict[str, Tracked]:
     """Return all parameters, optimizer state and buffers by name."""
     names = {id(parameter): name for name, parameter in protected.parameters().items()}
     found = {tracked.name: tracked for tracked in protected.heavy(names)}
-    for (name, _, _), buffer in zip(protected.buffers(), protected.buffer_values(), strict=True):
-        found[name] = Tracked(name, SlotRole.BUFFER, buffer)
-    return found
+    return found | {tracked.name: tracked for tracked, _, _ in protected.buffers()}
 
 
 def lay_out(tensors: Iterable[Tracked], offset: int) -> tuple[list[TensorEntry], int]:
@@ -104,7 +102,7 @@ class BufferCopies:
         """Copy every buffer."""
         values = protected.buffer_values()
         if list(map(id, values)) != self._ids:  # no id is used again while `tracked` keeps its tensor
-            self._read_layout(protected, values)
+            self._read_layout(protected)
             self._ids = list(map(id, values))
             self._sharded = any(isinstance(value, DTensor) for value in values)
         own = [local(value) for value in values] if self._sharded else values
@@ -124,18 +122,18 @@ class BufferCopies:
                 sources.append(copy)
         copy_each(targets, sources)
 
-    def _read_layout(self, protected: Protected, values: list[Tensor]) -> None:
-        owners = list(protected.buffers())
-        tracked = [Tracked(name, SlotRole.BUFFER, value) for (name, _, _), value in zip(owners, values, strict=True)]
+    def _read_layout(self, protected: Protected) -> None:
+        buffers = list(protected.buffers())
+        tracked = [buffer for buffer, _, _ in buffers]
         if list(map(_layout, tracked)) != list(map(_layout, self.tracked)):
             self.layout_version += 1
-            self.copies = [torch.empty_like(local(value).detach()) for value in values]
+            self.copies = [torch.empty_like(local(buffer.tensor).detach()) for buffer in tracked]
             groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
             for index, copy in enumerate(self.copies):
                 groups.setdefault((copy.device, copy.dtype), []).append(index)
             self._groups = list(groups.values())
         self.tracked = tracked
-        self._owners = [(module, key) for _, module, key in owners]
+        self._owners = [(module, key) for _, module, key in buffers]
 
 
 def _layout(tracked: Tracked) -> tuple[Any, ...]:

@@ -13,7 +13,6 @@ from deadpool_run.worker.compat.modules import buffers_of, local
 from deadpool_run.worker.snapshot.plan import live_tensors, parse_placement, placement_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each, dtype_of
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
-from deadpool_run.worker.state.rng import RngStates, rng_states
 from deadpool_run.worker.state.state import Protected
 
 _SHOWN = 10
@@ -49,8 +48,8 @@ class Restoration:
                 f"{shown}{more}\nBuild the same model and optimizer in every process of a rank."
             )
 
-    def apply(self) -> tuple[dict[str, Any], RngStates]:
-        """Set everything except gradients and generators; return all small values, and the generator states to set last."""
+    def apply(self) -> dict[str, Any]:
+        """Set everything except gradients and generators; return their states with all other small values."""
         self._protected.reset()
         values = self._values()
         for name, optimizer in self._protected.optimizers.items():
@@ -64,7 +63,7 @@ class Restoration:
         for name, optimizer in self._protected.optimizers.items():
             optimizer.put_plain(values["plain"][name], self._names)
         self._protected.put(values)
-        return values, rng_states(values["rng"])
+        return values
 
     def _target(self, entry: TensorEntry) -> Tensor:
         """Return the tensor to copy an entry into: the live one, or a new one in its place."""
@@ -141,11 +140,9 @@ class Restoration:
 
     def _trim_optimizers(self) -> None:
         for optimizer in self._protected.optimizers.values():
-            for tracked in list(optimizer.tensors(self._names)):
+            for parameter, tracked in list(optimizer.tensors(self._names)):
                 if tracked.name not in self._saved:
-                    owner, _, key = tracked.name.rpartition("/")
-                    _, parameter = self._state_owners[owner]
-                    del optimizer.state[parameter][key]
+                    del optimizer.state[parameter][tracked.name.rpartition("/")[2]]
 
     def _created(self, entry: TensorEntry) -> Tensor:
         owner, _, key = entry.name.rpartition("/")
@@ -166,14 +163,14 @@ class Restoration:
             like = self._protected.take() | {"gradients": self._parameters}
         values = {
             part: {name: reader.decode(node, like.get(part, {}).get(name)) for name, node in saved[part].items()}
-            for part in ("modules", "optimizers", "objects", "plain", "members", "gradients", "keeps")
+            for part in ("modules", "optimizers", "objects", "plain", "members", "gradients", "keeps", "rng")
         }
         values["members"] = {
             name: [[self._parameters[parameter] for parameter in group] for group in groups]
             for name, groups in values["members"].items()
         }
         gradients = [(self._parameters[name], gradient) for name, gradient in values["gradients"].items()]
-        return values | {"gradients": gradients, "rng": reader.decode(saved["rng"])}
+        return values | {"gradients": gradients}
 
     def _blob(self, index: int) -> bytes:
         offset, nbytes = self._manifest.blobs[index]

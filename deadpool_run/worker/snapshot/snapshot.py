@@ -31,10 +31,10 @@ from deadpool_run.worker.snapshot.copy_thread import CopyThread
 from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan, live_tensors
 from deadpool_run.worker.snapshot.restore import Restoration
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory
-from deadpool_run.worker.snapshot.writer import StateCapture, Writer
-from deadpool_run.worker.state import gradients, redundancy
+from deadpool_run.worker.snapshot.writer import StateCapture
+from deadpool_run.worker.state import gradients
 from deadpool_run.worker.state.digest import digest, sample, samples_equal
-from deadpool_run.worker.state.rng import RngStates, put_rng, take_rng
+from deadpool_run.worker.state.rng import put_rng, take_rng
 from deadpool_run.worker.state.state import Protected
 from deadpool_run.worker.verify.agreement import Agreement
 from deadpool_run.worker.verify.coverage import Coverage
@@ -70,34 +70,36 @@ class Snapshots:
         """
         self.interval = interval
         """Steps between captures; may be changed at any time, from any thread."""
-        self._protected = Protected(wrappers)
-        self.coverage = Coverage(self._protected)
-        self.agreement = Agreement(self._protected)
+        self.protected = Protected(wrappers)
+        self.coverage = Coverage(self.protected)
+        self.agreement = Agreement(self.protected)
         self._buffers = BufferCopies()
         self._plan: CapturePlan | None = None
         self._copy_of: Version | None = None
-        self._ended = True
-        self._values: dict[str, Any] = {}
-        self._rng: RngStates | None = None
-        self._keeps_grads = False
+        self._ended = False
+        self.values: dict[str, Any] = {}
+        """Our own copy of the small state."""
         self._seen: list[tuple[Tensor, int]] = []
         self._writes_before_update = False
         """Whether the script writes parameters before its updates, in ways that torch may not count."""
         self._stepped: set[int] = set()
-        self._counts: tuple[CapturePlan, list[int]] | None = None
+        self._write_counts: list[int] = []
+        """`CapturePlan.write_counts()` when the last step ended."""
         self._closed = False
         # A thread that copies during interpreter shutdown would kill the process by a signal.
         atexit.register(self.close)
-        self._make_copy_thread = partial(CopyThread, on_skip=on_skip, on_captured=on_captured, interrupted=interrupted)
-        self._interrupted = interrupted
+        self._make_copy_thread = partial(
+            CopyThread,
+            protected=self.protected,
+            on_skip=on_skip,
+            on_captured=on_captured,
+            interrupted=interrupted,
+        )
         self._take_slots(slot_fds, status_page, rank)
 
     def move(self, slot_fds: tuple[int, int], status_page: StatusPage, rank: Rank) -> None:
         """Take over other slots, with the same objects. Nothing must be under way."""
-        self._copy_thread.close()
-        for memory in self._memories:
-            memory.close()
-        self._plan = self._counts = None
+        self._free_slots()
         self._take_slots(slot_fds, status_page, rank)
 
     def _take_slots(self, slot_fds: tuple[int, int], status_page: StatusPage, rank: Rank) -> None:
@@ -106,26 +108,26 @@ class Snapshots:
         for slot, version in enumerate(self._rank_entry.slots):
             if segments.read_complete(slot_fds[slot], version) is None:
                 self._rank_entry.set_slot(slot, EMPTY)
-        writer = Writer(self._protected, rank, self._interrupted)
-        self._copy_thread = self._make_copy_thread(
-            memories=self._memories, writer=writer, status_page=status_page, rank=rank
-        )
+        self.copy_thread = self._make_copy_thread(memories=self._memories, status_page=status_page, rank=rank)
+
+    def _free_slots(self) -> None:
+        self.copy_thread.close()
+        self._plan = None
+        for memory in self._memories:
+            memory.close()
 
     def protect(self, name: str, obj: object) -> None:
         """Add `obj` to every later snapshot. Raises `ScriptError` if a snapshot cannot hold it."""
-        obj = checks.GeneratorState(obj) if isinstance(obj, torch.Generator) else obj
-        self._protected.add(name, obj)
+        protected = self.protected
+        checks.check_new(name, obj, {*protected.modules, *protected.optimizers, *protected.objects})
+        protected.add(name, checks.GeneratorState(obj) if isinstance(obj, torch.Generator) else obj)
         self._plan = None
-        if name in self._protected.modules:
-            checks.check_module(self._protected.modules[name])
-        elif name in self._protected.optimizers:
-            checks.check_optimizer(self._protected.optimizers[name])
+        if name in protected.modules:
+            checks.check_module(protected.modules[name])
+        elif name in protected.optimizers:
+            checks.check_optimizer(protected.optimizers[name])
         else:
-            checks.check_object(name, obj)
-
-    def has_optimizers(self) -> bool:
-        """Return whether an optimizer is protected."""
-        return bool(self._protected.optimizers)
+            checks.check_object(name, protected.objects[name])
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to update, and so to use up the gradients of its parameters."""
@@ -133,31 +135,30 @@ class Snapshots:
 
     def name_of(self, optimizer: Optimizer) -> str | None:
         """Return the name under which an optimizer is protected; None if it is not."""
-        states = self._protected.optimizers.values()
+        states = self.protected.optimizers.values()
         return next((state.name for state in states if optimizer in (state.optimizer, state.keeper)), None)
 
     def decided_buckets(self) -> list[bool]:
         """Return for each DDP whether it has decided its buckets."""
-        return [has_buckets(ddp) for module in self._protected.modules.values() for ddp in module.replicated]
+        return list(map(has_buckets, self.protected.ddps()))
 
     def reduces_repeatably(self, *, updated: bool) -> bool:
         """Return whether a repeated step reduces alike: every DDP has its buckets, or decides before it reduces.
 
         After a forward under no_sync() the first reduction is to come, unless weights were `updated` without one.
         """
-        modules = self._protected.modules.values()
-        waiting = [ddp for module in modules for ddp in module.replicated if not has_buckets(ddp)]
+        waiting = [ddp for ddp in self.protected.ddps() if not has_buckets(ddp)]
         return not any(ddp.static_graph or not (updated or ddp.require_forward_param_sync) for ddp in waiting)
 
     def decide_buckets(self, registry: Registry) -> None:
         """Let every DDP that can decide its buckets. Collective: call it on every rank at the end of a step."""
-        for module in self._protected.modules.values():
+        for module in self.protected.modules.values():
             for index, ddp in enumerate(module.replicated):
                 module.buckets[index] = ddp_buckets.decide(ddp, registry) or module.buckets[index]
 
     def replay_buckets(self, registry: Registry) -> None:
         """Have every DDP make the buckets that the restored snapshot names."""
-        for module in self._protected.modules.values():
+        for module in self.protected.modules.values():
             for ddp, decision in zip(module.replicated, module.buckets, strict=True):
                 if decision is not None:
                     ddp_buckets.replay(ddp, decision, registry)
@@ -167,10 +168,10 @@ class Snapshots:
 
         Torch counts writes; for those that it does not count (through `.data`) a sample is compared with the slot.
         """
-        if self._counts is None or self._writes_before_update or self._protected.has_untrained_module():
+        plan = self._plan
+        if plan is None or self._writes_before_update or self.protected.has_untrained_module():
             return False
-        plan, counts = self._counts
-        if plan.write_counts() != counts:
+        if plan.write_counts() != self._write_counts:
             return False
         self.wait()
         if self._copy_of is None or self._copy_of not in self.held():
@@ -182,39 +183,29 @@ class Snapshots:
             if entry.role is SlotRole.PARAMETER
         )
 
-    def find_wrappers(self) -> None:
-        """Find the DDPs that were put around modules after those were protected."""
-        for module in self._protected.modules.values():
-            module.find_wrappers()
-
     def observe(self) -> dict[str, int]:
         """Return, by name, a digest of each protected tensor and of each optimizer's hyper-parameters.
 
         Gradients are included if they are state.
         """
-        found = {name: tracked.tensor for name, tracked in live_tensors(self._protected).items()}
-        names = {id(parameter): name for name, parameter in self._protected.parameters().items()}
-        for parameter, gradient in self._protected.gradients(self._stepped):
-            found[f"the gradient of {names[id(parameter)]}"] = gradient
-        rates = {
-            f"the hyper-parameters of {name}": zlib.crc32(repr(optimizer.take()).encode())
-            for name, optimizer in self._protected.optimizers.items()
-        }
-        return {name: digest(tensor) for name, tensor in found.items()} | rates
+        live = live_tensors(self.protected)
+        names = {id(tracked.tensor): name for name, tracked in live.items()}
+        found = {name: digest(tracked.tensor) for name, tracked in live.items()}
+        for parameter, gradient in self.protected.gradients(self._stepped):
+            found[f"the gradient of {names[id(parameter)]}"] = digest(gradient)
+        for name, optimizer in self.protected.optimizers.items():
+            found[f"the hyper-parameters of {name}"] = zlib.crc32(repr(optimizer.take()).encode())
+        return found
 
-    def replica_leader(self) -> Rank | None:
-        """Return the lowest rank with the same parameters as this one; None if there is no other."""
-        return redundancy.replica_leader(self._protected.modules.values())
-
-    def begin(self, version: Version) -> None:
-        """Copy the small state of `version`, and start to copy the rest if the interval says so.
+    def begin(self, version: Version, *, always: bool = False) -> None:
+        """Copy the small state of `version`, and start to copy the rest: at each interval, or `always`.
 
         Raises the error that made an earlier capture fail.
         """
         self.wait()
         self._take(version)
-        if version % self.interval == 0 and version not in self.held():
-            self._copy_thread.submit(self._capture(version))
+        if (always or version % self.interval == 0) and version not in self.held():
+            self.copy_thread.submit(self._capture(version))
 
     def end_early(self, *, look: bool) -> None:
         """Wait for the copy now if the script writes parameters before its updates; with `look`, find out whether it does."""
@@ -225,7 +216,7 @@ class Snapshots:
 
     def look(self) -> None:
         """Sample the parameters, for `check_writes`."""
-        self._seen = [(parameter, sample(parameter)) for parameter in self._protected.parameters().values()]
+        self._seen = [(parameter, sample(parameter)) for parameter in self.protected.parameters().values()]
 
     def check_writes(self) -> None:
         """Before the first update of a step, note whether the parameters have changed since `look`."""
@@ -234,26 +225,15 @@ class Snapshots:
 
     def wait(self, *, cancel_pending: bool = True) -> None:
         """Wait for the running copy; with `cancel_pending`, cancel a capture that still waits for a free slot."""
-        self._copy_thread.settle(cancel_pending=cancel_pending)
-
-    def wait_for_peers(self) -> bool:
-        """Wait until no rank of the node is copying; False if a rank was lost."""
-        return self._copy_thread.settle_peers()
-
-    def wait_for_version(self, version: Version) -> bool:
-        """Wait until every rank of the node has reached and copied this version; False if a rank was lost."""
-        return self._copy_thread.settle_version(version)
+        self.copy_thread.settle(cancel_pending=cancel_pending)
 
     def capture_now(self, version: Version) -> bool:
         """Capture regardless of the interval, and wait for the copy; return whether the version is held.
 
         Waits up to a minute for a free slot, or until `interrupted`.
         """
-        self.wait()
-        self._take(version)
-        if version not in self.held():
-            self._copy_thread.submit(self._capture(version))
-            self._copy_thread.settle(cancel_pending=False)
+        self.begin(version, always=True)
+        self.wait(cancel_pending=False)
         return version in self.held()
 
     def held(self) -> tuple[Version, ...]:
@@ -267,17 +247,16 @@ class Snapshots:
         """
         self.wait()
         self._stepped.clear()
-        if self._copy_of != version or self._rng is None:
+        if self._copy_of != version:
             raise SnapshotError(
                 f"cannot rewind to version {version}: the worker's own copy is of version {self._copy_of}"
             )
         with torch.no_grad():
-            self._protected.reset()  # as a restore does: all ranks have to gather alike in the next forward
+            self.protected.reset()  # as a restore does: all ranks have to gather alike in the next forward
             self._buffers.put()
-            self._protected.put(self._values)
-            self._put_gradients(self._values["gradients"])
-            self.agreement.unequal.update(self._values["keeps"]["unequal"])
-        put_rng(self._rng)
+            self.protected.put(self.values)
+            self._put_rest(self.values)
+        put_rng(self.values["rng"])
 
     def restore(self, version: Version) -> None:
         """Set every protected object and the random generators to snapshot `version`.
@@ -294,22 +273,19 @@ class Snapshots:
             if self._plan is None:
                 # Now, not at the first capture: after an evaluation, FSDP2 leaves parameters gathered on every rank, and
                 # this would reshard them on this rank only.
-                self._protected.refresh(final=False)
-            restoration = Restoration(self._protected, memory, manifest)
+                self.protected.refresh(final=False)
+            restoration = Restoration(self.protected, memory, manifest)
             restoration.check()
-            values, rng = restoration.apply()
-            self._keeps_grads = values["keeps"]["gradients"]
-            self.agreement.unequal.update(values["keeps"]["unequal"])
-            self._writes_before_update |= values["keeps"]["early"]
-            self._put_gradients(values["gradients"])
+            values = restoration.apply()
+            self._put_rest(values)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        put_rng(rng)
+        put_rng(values["rng"])
         self._take(version)
 
     def keep_evidence(self, path: Path, names: Iterable[str], version: Version) -> None:
         """Save these tensors, as they are at `version` and in the newest snapshot, with `torch.save`."""
-        live = live_tensors(self._protected)
+        live = live_tensors(self.protected)
         found = {f"version {version}": {name: local(live[name].tensor).detach() for name in names if name in live}}
         self.wait()
         for held in self.held()[-1:]:
@@ -334,49 +310,42 @@ class Snapshots:
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
-            self._copy_thread.close()
-            self._plan = self._counts = None
-            for memory in self._memories:
-                memory.close()
+            self._free_slots()
 
     def _take(self, version: Version) -> None:
         with torch.no_grad():
             self._copy_of = None
+            plan = self._plan
             # Query before our own copies are enqueued on the same streams, and only devices in use: a query of another
             # device would open a context there.
-            devices = () if self._plan is None else self._plan.cuda_devices
-            self._ended = self._plan is not None and all(
-                torch.cuda.current_stream(device).query() for device in devices
+            self._ended = plan is not None and all(
+                torch.cuda.current_stream(device).query() for device in plan.cuda_devices
             )
-            parameters = self._protected.parameters().values() if self._plan is None else self._plan.parameters
-            self._buffers.take(self._protected)
-            self._values = self._protected.take(self._stepped)
-            self._rng = take_rng()
-            self._keeps_grads = any(parameter.grad is not None for parameter in parameters)
-            self._values["keeps"] = {
-                "gradients": self._keeps_grads,
+            parameters = self.protected.parameters().values() if plan is None else plan.parameters
+            self._buffers.take(self.protected)
+            self.values = self.protected.take(self._stepped)
+            self.values["rng"] = take_rng()
+            self.values["keeps"] = {
+                "gradients": any(parameter.grad is not None for parameter in parameters),
                 "unequal": sorted(self.agreement.unequal),
                 "early": self._writes_before_update,
             }
             self._stepped.clear()
-            self._counts = None if self._plan is None else (self._plan, self._plan.write_counts())
+            self._write_counts = [] if plan is None else plan.write_counts()
             self._copy_of = version
 
     def _capture(self, version: Version) -> StateCapture:
         """Return the state to write: the live tensors, and what `_take` has copied."""
-        assert self._rng is not None
         plan = self._plan
-        if plan is None or not plan.holds(self._protected, self._buffers):
-            self._protected.refresh(final=version > REHEARSAL_STEPS)
-            plan = self._plan = CapturePlan(self._protected, self._buffers)
-            self._counts = plan, plan.write_counts()
-        assert self._counts is not None  # `_take` counted, with the same plan
+        if plan is None or not plan.holds(self.protected, self._buffers):
+            self.protected.refresh(final=version > REHEARSAL_STEPS)
+            plan = self._plan = CapturePlan(self.protected, self._buffers)
+            self._write_counts = plan.write_counts()
         return StateCapture(
             version=version,
             plan=plan,
-            values=self._values,
-            rng=self._rng,
-            write_counts=self._counts[1],
+            values=self.values,
+            write_counts=self._write_counts,
             ready=tuple(torch.cuda.current_stream(device).record_event() for device in plan.cuda_devices),
             ended=self._ended or not plan.cuda_devices,
         )
@@ -387,6 +356,9 @@ class Snapshots:
                 return self._memories[slot]
         raise SnapshotError(f"no slot holds snapshot {version}: the slots hold {list(self.held())}")
 
-    def _put_gradients(self, kept: list[tuple[Tensor, Tensor]]) -> None:
-        """Set the gradients that are state; drop the others, or zero them if the script keeps them allocated."""
-        gradients.put(self._protected.parameters().values(), kept, zeroed=self._keeps_grads)
+    def _put_rest(self, values: dict[str, Any]) -> None:
+        """Set what `Protected.put` leaves: gradients, and what is known of the script."""
+        keeps = values["keeps"]
+        self.agreement.unequal.update(keeps["unequal"])
+        self._writes_before_update |= keeps["early"]
+        gradients.put(self.protected.parameters().values(), values["gradients"], zeroed=keeps["gradients"])

@@ -17,7 +17,6 @@ from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.snapshot.plan import CapturePlan, lay_out
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each
 from deadpool_run.worker.state.optimizers import NO_PLAIN, Tracked
-from deadpool_run.worker.state.rng import RngStates, rng_tree
 from deadpool_run.worker.state.state import Protected
 
 _LOG = logging.getLogger("deadpool_run")
@@ -30,7 +29,6 @@ class StateCapture:
     version: Version
     plan: CapturePlan
     values: dict[str, Any]
-    rng: RngStates
     write_counts: list[int]
     """`plan.write_counts()` when the step ended."""
     ready: tuple[torch.cuda.Event, ...]
@@ -99,7 +97,6 @@ class Writer:
             name: tree.encode(optimizer.plain(names) if capture.plan.has_plain else NO_PLAIN, f"the state of {name!r}")
             for name, optimizer in self._protected.optimizers.items()
         }
-        values["rng"] = tree.encode(rng_tree(capture.rng), "the generators")
         return values
 
     def _copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:

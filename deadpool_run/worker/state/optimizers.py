@@ -15,7 +15,6 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import copied
 
-_UNNAMED = "param_names"
 _OF_SCALERS = ("grad_scale", "found_inf")
 """Attributes that `GradScaler.step` sets during a fused optimizer's step."""
 NO_PLAIN: dict[str, Any] = {"state": {}, "shared": {}}
@@ -74,12 +73,8 @@ class OptimizerState:
             for parameter, state in self.state.items()
         )
 
-    def tensors(self, names: dict[int, str]) -> Iterator[Tracked]:
-        """Yield the tensors of the state; `names` gives the name of a parameter by its identity."""
-        return (tracked for _, tracked in self.tensors_of(names))
-
-    def tensors_of(self, names: dict[int, str]) -> Iterator[tuple[Tensor, Tracked]]:
-        """Yield the tensors of the state, each with its parameter."""
+    def tensors(self, names: dict[int, str]) -> Iterator[tuple[Tensor, Tracked]]:
+        """Yield the parameter and the tensor for each tensor of the state; `names` are parameters' names by identity."""
         for parameter, state in self.state.items():
             if isinstance(parameter, Tensor) and id(parameter) in names:
                 for key, value in state.items():
@@ -145,7 +140,7 @@ class OptimizerState:
     def take(self) -> list[dict[str, Any]]:
         """Return a copy of the hyper-parameters of each group."""
         return [
-            {key: copied(value) for key, value in group.items() if key not in ("params", _UNNAMED)}
+            {key: copied(value) for key, value in group.items() if key not in ("params", "param_names")}
             for group in self.optimizer.param_groups
         ]
 

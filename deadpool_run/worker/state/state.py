@@ -6,6 +6,7 @@ but the sharded parameters themselves stay.
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 
 from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.vault.segments import SlotRole
-from deadpool_run.worker.codec import copied, has_state
+from deadpool_run.worker.codec import copied
 from deadpool_run.worker.compat import fsdp
 from deadpool_run.worker.compat.modules import (
     buffers_of,
@@ -140,8 +141,7 @@ class ModuleState:
 
     def buffer_values(self) -> list[Tensor]:
         """Return the present buffers, non-persistent ones too, in the order of `buffers()`."""
-        if list(map(len, self._tables)) != self._lengths:  # the first steps may make some
-            self._walk()
+        self._find_new_buffers()
         return [
             buffer
             for _, child in self._buffered
@@ -155,9 +155,17 @@ class ModuleState:
             for key in buffers_of(child):
                 yield f"{self.name}/{path}.{key}" if path else f"{self.name}/{key}", child, key
 
-    def buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
-        """Yield name, owner and key of each buffer that is not None."""
-        return (place for place in self.places() if buffers_of(place[1])[place[2]] is not None)
+    def buffers(self) -> Iterator[tuple[Tracked, nn.Module, str]]:
+        """Yield each buffer that is not None, with its owner and key."""
+        self._find_new_buffers()
+        for name, child, key in self.places():
+            buffer = buffers_of(child)[key]
+            if buffer is not None:
+                yield Tracked(name, SlotRole.BUFFER, buffer), child, key
+
+    def _find_new_buffers(self) -> None:
+        if list(map(len, self._tables)) != self._lengths:  # the first steps may make some
+            self._walk()
 
     def take(self) -> dict[str, Any]:
         """Return all other state: extra state, which parameters train, which buffers are None, and DDP's state."""
@@ -190,13 +198,12 @@ class ModuleState:
         for name, child, key in self.places():
             if name in absent:
                 buffers_of(child)[key] = None
-        for ddp, states in zip(self.replicated, values["hooks"], strict=True):
+        for ddp, states, synchronizes in zip(self.replicated, values["hooks"], values["synchronizes"], strict=True):
             for state, saved in zip(hook_states(ddp), states, strict=True):
                 hooks.put_hook(state, saved)
+            ddp.require_forward_param_sync = synchronizes
         for path, child in self._extra:
             child.set_extra_state(copied(values["extra"][path]))
-        for ddp, synchronizes in zip(self.replicated, values["synchronizes"], strict=True):
-            ddp.require_forward_param_sync = synchronizes
 
     def shape(self) -> tuple[frozenset[str], list[int]]:
         """Return what must be equal in two modules for `put` of one to take the values of the other."""
@@ -220,36 +227,41 @@ class Protected:
         self._loose: set[int] = set()
         self._views = gradients.BucketViews()
 
-    def add(self, name: str, obj: object) -> None:
-        """Protect `obj`. Raises `ScriptError` for an object without state, and for a name used twice."""
-        if name in self.modules or name in self.optimizers or name in self.objects:
-            raise ScriptError(f"an object named {name!r} is protected already.\nGive each object its own name.")
+    def add(self, name: str, obj: Any) -> None:
+        """Protect an object that has a state, under a new name."""
         if isinstance(obj, nn.Module):
             self.modules[name] = ModuleState(name, obj, self._wrappers)
         elif isinstance(obj, Optimizer):
             self.optimizers[name] = OptimizerState(name, obj)
             obj.register_step_pre_hook(self._note_views)
-        elif has_state(obj):
-            self.objects[name] = obj
         else:
-            kind = type(obj).__qualname__
-            raise ScriptError(
-                f"{name!r} cannot be protected: a {kind} has no state_dict() and load_state_dict().\n"
-                "Protect modules, optimizers, schedulers, or any object that has both methods."
-            )
+            self.objects[name] = obj
 
     def _note_views(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        self._views.note(optimizer, [ddp for module in self.modules.values() for ddp in module.replicated])
+        self._views.note(optimizer, self.ddps())
+
+    def ddps(self) -> list[DistributedDataParallel]:
+        """Return the DDPs in and around the modules."""
+        return [ddp for module in self.modules.values() for ddp in module.replicated]
 
     def parameters(self) -> dict[str, Tensor]:
         """Return every parameter once, by name, however many modules and optimizers hold it."""
         found: dict[str, Tensor] = {}
         known: set[int] = set()
-        for module in self.modules.values():
-            _add_new(found, known, module.parameters)
-        for optimizer in self.optimizers.values():
-            _add_new(found, known, optimizer.parameters())
+        of_optimizers = (optimizer.parameters() for optimizer in self.optimizers.values())
+        for name, parameter in chain(self._of_modules(), *of_optimizers):
+            if id(parameter) in known:
+                continue
+            known.add(id(parameter))
+            if name in found:
+                raise ScriptError(
+                    f"two protected parameters have the name {name!r}.\nProtect their modules under different names."
+                )
+            found[name] = parameter
         return found
+
+    def _of_modules(self) -> Iterator[tuple[str, Tensor]]:
+        return chain.from_iterable(module.parameters for module in self.modules.values())
 
     def trained(self) -> set[int]:
         """Return the identities of the parameters that optimizers hold."""
@@ -273,14 +285,14 @@ class Protected:
         for name, parameter in self.parameters().items():
             yield Tracked(name, SlotRole.PARAMETER, parameter)
         for optimizer in self.optimizers.values():
-            yield from optimizer.tensors(names)
+            yield from (tracked for _, tracked in optimizer.tensors(names))
 
     def buffer_values(self) -> list[Tensor]:
         """Return the present buffers, in the order of `buffers()`."""
         return [buffer for module in self.modules.values() for buffer in module.buffer_values()]
 
-    def buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
-        """Yield name, owner and key of each buffer that is not None."""
+    def buffers(self) -> Iterator[tuple[Tracked, nn.Module, str]]:
+        """Yield each buffer that is not None, with its owner and key."""
         for module in self.modules.values():
             yield from module.buffers()
 
@@ -293,8 +305,7 @@ class Protected:
         """Take references again. With `final`, raises `ScriptError` for anything that a replacement would not create."""
         for module in self.modules.values():
             module.refresh(final=final)
-        known = {id(parameter) for module in self.modules.values() for _, parameter in module.parameters}
-        loose = self.trained() - known
+        loose = self.trained() - {id(parameter) for _, parameter in self._of_modules()}
         if final and not loose <= self._loose:
             raise ScriptError(
                 "protect(): an optimizer was given a parameter during training that belongs to no protected module, and that a "
@@ -345,7 +356,7 @@ class Protected:
 
     def gradients(self, stepped: Collection[int]) -> list[tuple[Tensor, Tensor]]:
         """Return each parameter whose gradient is state, with a copy of that; `stepped` as in `take`."""
-        parameters = (parameter for module in self.modules.values() for _, parameter in module.parameters)
+        parameters = (parameter for _, parameter in self._of_modules())
         kept = gradients.take(parameters, self.optimizers.values(), stepped)
         if not stepped:
             for module in self.modules.values():
@@ -387,14 +398,3 @@ def unwrapped(module: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return module
         module = inner
-
-
-def _add_new(found: dict[str, Tensor], known: set[int], named: Any) -> None:
-    for name, parameter in named:
-        if id(parameter) not in known:
-            known.add(id(parameter))
-            if name in found:
-                raise ScriptError(
-                    f"two protected parameters have the name {name!r}.\nProtect their modules under different names."
-                )
-            found[name] = parameter

@@ -18,10 +18,10 @@ from torch.distributed.tensor import DTensor
 from deadpool_run.ids import Version
 from deadpool_run.worker.state.digest import digest, digest_all, sampled
 from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.verify.script_names import shortened
 
 _AFTER_REPAIR = (1, 2, 4, 8)
 """Compare at these distances from the resumed version: an optimizer may not update in every step."""
-_SHOWN = 3
 
 Named = list[tuple[str, Tensor]]
 
@@ -37,9 +37,8 @@ class ReplicaDifference:
     group: Any
 
     def __str__(self) -> str:
-        more = f" and {len(self.names) - _SHOWN} more" if len(self.names) > _SHOWN else ""
-        odd = ", ".join(map(str, self.odd))
-        return f"{', '.join(self.names[:_SHOWN])}{more} on rank {odd} (of ranks {', '.join(map(str, self.ranks))})"
+        odd, ranks = (", ".join(map(str, each)) for each in (self.odd, self.ranks))
+        return f"{shortened(self.names)} on rank {odd} (of ranks {ranks})"
 
 
 class Agreement:
@@ -107,7 +106,7 @@ class Agreement:
                 held.setdefault(group, []).append((name, parameter))
         of_optimizers: dict[Any, Named] = {}
         for optimizer in self._protected.optimizers.values():
-            for parameter, tracked in optimizer.tensors_of(names):
+            for parameter, tracked in optimizer.tensors(names):
                 for group in _groups_of(tracked.tensor, under_ddp.get(id(parameter))):
                     of_optimizers.setdefault(group, []).append((tracked.name, tracked.tensor))
         for group in dict.fromkeys([*held, *of_optimizers]):

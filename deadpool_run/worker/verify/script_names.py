@@ -1,12 +1,13 @@
-"""Finds the script's variable for an object, for messages that name the line to write."""
+"""Names for messages: the script's variable for an object, its running line, the first of many tensors."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, FunctionType
 from typing import Any
 
 from torch import nn
 
+_SHOWN = 3
 _OWN = __package__.partition(".")[0]
 
 
@@ -23,6 +24,12 @@ def current_line() -> str:
     """Return the script's running line as file:number; an empty string outside of the script."""
     frame = next(_frames(), None)
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first three names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _frames() -> Iterator[FrameType]:

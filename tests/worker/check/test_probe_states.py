@@ -24,10 +24,10 @@ class Snapshots:
     """As much of the worker's snapshots as is looked at."""
 
     def __init__(self, **objects):
-        self._protected = Protected()
-        self._values = {}
+        self.protected = Protected()
+        self.values = {}
         for name, obj in objects.items():
-            self._protected.add(name, obj)
+            self.protected.add(name, obj)
 
 
 class Progress:

@@ -83,7 +83,7 @@ def _finds_again(gift, rank, folder):
     training.protected_by(snapshots)
     training.model(torch.randn(4, 5)).square().mean().backward()
     before = [parameter.grad.to_local().clone() for parameter in training.model.parameters()]
-    snapshots._protected.refresh(final=False)
+    snapshots.protected.refresh(final=False)
     after = [parameter.grad for parameter in training.model.parameters()]
     snapshots.close()
     return all(

@@ -55,7 +55,7 @@ class Training:
     def protected_by(self, snapshots):
         snapshots.protect("model", self.model)
         snapshots.protect("optimizer", self.optimizer)
-        self.names = {id(p): name for name, p in snapshots._protected.parameters().items()}
+        self.names = {id(p): name for name, p in snapshots.protected.parameters().items()}
         return snapshots
 
     def step(self, snapshots=None):
