@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ class Coverage:
         """Unprotected schedulers and scalers, each with its state when the loop began."""
         self._made_in_setup: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._settled: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._pending: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
+        self._pending: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        """Optimizers that are not known to be protected, each with the first step in which it updated."""
 
     def begin(self) -> None:
         """Find the unprotected objects when the loop begins. Takes some tens of milliseconds."""
@@ -83,24 +85,21 @@ class Coverage:
 
     def note(self, optimizer: Optimizer, step: int) -> None:
         """Note an optimizer that updates in this step."""
-        if optimizer in self._settled or id(optimizer) in self._pending:
+        if optimizer in self._settled or optimizer in self._pending:
             return
         if self._is_protected(optimizer):
             self._settled.add(optimizer)
         else:
-            self._pending[id(optimizer)] = weakref.ref(optimizer), step
+            self._pending[optimizer] = step
 
     def problem(self, step: int, *, look: bool) -> str:
         """Return an error message about an unprotected object that the step trained; empty if there is none.
 
         With `look`, unprotected tensors are compared with their first samples.
         """
-        for key, (reference, first) in list(self._pending.items()):
-            optimizer = reference()
-            if optimizer is None:  # created and freed in a step
-                del self._pending[key]
-            elif self._is_held_by_objects(optimizer):
-                del self._pending[key]
+        for optimizer, first in list(self._pending.items()):
+            if self._is_held_by_objects(optimizer):
+                del self._pending[optimizer]
                 self._settled.add(optimizer)
             elif optimizer in self._made_in_setup or step != first:
                 return _unprotected_optimizer(optimizer, step)
@@ -111,9 +110,10 @@ class Coverage:
             if helper is not None and repr(helper.state_dict()) != before:
                 what = "scaler" if isinstance(helper, GradScaler) else "scheduler"
                 return _unprotected(what, helper, "its state changed", step, what)
-        wrapped = self._unprotected_wrapper()
-        if wrapped is not None:
-            return _unprotected("module", wrapped, "its parameters are trained", step, "model")
+        trained = self._protected.trained()
+        for wrapper in self._wrappers:
+            if any(id(parameter) in trained for parameter in wrapper.parameters()):
+                return _unprotected("module", wrapper, "its parameters are trained", step, "model")
         return self._changed(step)
 
     def _changed(self, step: int) -> str:
@@ -143,18 +143,11 @@ class Coverage:
         )
 
     def _is_held_by_objects(self, optimizer: Optimizer) -> bool:
-        for obj in self._protected.objects.values():
-            if _refers_to(obj, optimizer, _DEPTH):
-                held = {id(each) for each in tensors_in(obj.state_dict())}
-                own = {id(each) for each in tensors_in(optimizer.state)}
-                if own <= held:
-                    return True
-        return False
-
-    def _unprotected_wrapper(self) -> nn.Module | None:
-        trained = self._protected.trained()
-        wrappers = (module for module in self._wrappers if any(id(each) in trained for each in module.parameters()))
-        return next(wrappers, None)
+        own = {id(each) for each in tensors_in(optimizer.state)}
+        return any(
+            _refers_to(obj, optimizer, _DEPTH) and own <= {id(each) for each in tensors_in(obj.state_dict())}
+            for obj in self._protected.objects.values()
+        )
 
 
 # --- live objects --------------------------------------------------------------------------------------------------
@@ -184,9 +177,8 @@ def _place_of(kind: type) -> int | None:
 
 
 def _watch(module: nn.Module, known: set[int]) -> Iterator[_Watched]:
-    parameters = {name: each for name, each in parameters_of(module).items() if each is not None}
     trains = any(True for _ in module.parameters())
-    for name, tensor in [*parameters.items(), *buffers_of(module).items()]:
+    for name, tensor in chain(parameters_of(module).items(), buffers_of(module).items()):
         if tensor is not None and id(local(tensor)) not in known:
             yield from _watched_tensor(module, name, tensor, trains=trains)
 
