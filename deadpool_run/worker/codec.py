@@ -1,8 +1,7 @@
-"""Encodes trees of plain values, such as a `state_dict()`, as JSON with raw bytes and without pickle; copies them too.
+"""Trees of plain values, such as a `state_dict()`: copies of them, and their encoding as JSON and raw bytes without pickle.
 
-Tensors, arrays and byte strings are raw bytes outside of the JSON, which refers to them by index. All other values that
-torch's `weights_only` loader accepts (sets, dtypes, sizes) are saved with `torch.save`. A JSON object with the key `!`
-encodes a value that JSON does not have.
+The JSON refers to tensors, arrays and byte strings by index. Other values that torch's `weights_only` loader accepts (sets,
+dtypes, sizes) are saved with `torch.save`. A JSON object with the key `!` encodes a value that JSON does not have.
 """
 
 import copy
@@ -112,7 +111,7 @@ class TreeWriter:
 class TreeReader:
     """Decodes trees from JSON; `blob` and `tensor` return what the JSON refers to, by index.
 
-    `tensor` also gets the live value in the same place, if there is one: its device and mesh are those of the result.
+    `tensor` also gets the live value in the same place, if there is one, and returns a tensor on its device and mesh.
     """
 
     def __init__(self, *, blob: Callable[[int], bytes], tensor: Callable[[int, Any], Tensor]) -> None:

@@ -1,7 +1,7 @@
 """The phases of a training step in which `deadpool-run check` kills a rank.
 
-Each function installs hooks that call `die` in its phase, when the step of the death begins: earlier steps run as without
-a check. The process ends in that step, so hooks are not removed.
+Each function installs hooks that call `die` in its phase. The hooks are installed when the step of the death begins, and
+not removed, because the process ends in that step.
 """
 
 from collections.abc import Callable

@@ -8,24 +8,21 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import typed
 from deadpool_run.wire.check import FAULT_FILE, LOOP_FILE, VARIABLE, CheckPlan, Fault, FaultPhase
-
-if TYPE_CHECKING:
-    from deadpool_run.worker.loop.member import LoopMember
-
+from deadpool_run.worker.loop.member import LoopMember
 
 CHEAP_BYTES = 1 << 29
 """State up to this size is hashed at every version; N times as much at every Nth version."""
 
 _LATE = 0.5
-"""Between two steps: a smaller fraction is before the ended step is counted, any other after that."""
+"""In the phase between two steps, a rank with a smaller fraction dies before the ended step is counted, others after."""
 
 
-def watched(member: "LoopMember", total: int, steps: "Callable[[LoopMember, int], Iterator[Any]]") -> Iterator[Any]:
+def watched(member: LoopMember, total: int, steps: Callable[[LoopMember, int], Iterator[Any]]) -> Iterator[Any]:
     """Return the step loop; under `deadpool-run check` a shorter loop with digests and a death."""
     text = os.environ.get(VARIABLE)
     if text is None:
@@ -40,7 +37,7 @@ def watched(member: "LoopMember", total: int, steps: "Callable[[LoopMember, int]
 class _Watch:
     """One run of the step loop."""
 
-    def __init__(self, member: "LoopMember", plan: CheckPlan, limit: int) -> None:
+    def __init__(self, member: LoopMember, plan: CheckPlan, limit: int) -> None:
         from deadpool_run.worker.check.states import States  # noqa: PLC0415 - only a check needs it
 
         self._member = member
@@ -49,7 +46,7 @@ class _Watch:
         self._states = States(member.snapshots)
         self._issued = 0  # this rank's collectives before the running step
 
-    def run(self, total: int, steps: "Callable[[LoopMember, int], Iterator[Any]]") -> Iterator[Any]:
+    def run(self, total: int, steps: Callable[[LoopMember, int], Iterator[Any]]) -> Iterator[Any]:
         if self._member.session.rank == 0 and not self._member.is_rehearsal:
             about = {"script_steps": total, "steps": self._limit}
             Path(self._plan.folder, LOOP_FILE).write_text(json.dumps(about), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Digests of all state on which a rank's next step may depend, for `deadpool-run check`.
 
-Besides protected state, that is unprotected optimizers, and tensors in plain attributes of protected modules: a repair does
-not restore those, and the report names them.
+That is the protected state, unprotected optimizers, and tensors in plain attributes of protected modules. A repair does not
+restore the last two, and the report names them.
 """
 
 import hashlib

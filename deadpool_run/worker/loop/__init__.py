@@ -1,1 +1,1 @@
-"""The training loop: steps, repairs, batches. Only the job imports it."""
+"""The training loop: steps, repairs, batches. The job and the check import it."""

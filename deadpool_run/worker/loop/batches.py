@@ -1,4 +1,4 @@
-"""`Job.batches`: the batches of a loader, continued exactly at the right one after a repair.
+"""`Job.batches`: the batches of a loader, which continue after a repair at the batch of the repeated step.
 
 A map-style DataLoader is repositioned by index: the epoch's order is drawn again from the generator states at its start,
 and used indices are skipped without loading them. A loader with `state_dict` repositions itself.
@@ -49,7 +49,7 @@ class Batches:
         Raises `ScriptError` for a loader that cannot be repositioned.
         """
         self.epoch = 0
-        """Of the batch that was taken last."""
+        """The epoch of the batch that was taken last."""
         self._loader = loader
         self._stateful = has_state(loader)
         is_by_index = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)

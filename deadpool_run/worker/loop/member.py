@@ -25,7 +25,7 @@ from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.state.redundancy import replica_leader
 from deadpool_run.worker.verify.agreement import any_rank
-from deadpool_run.worker.verify.coverage import is_sampled
+from deadpool_run.worker.verify.coverage import Coverage, is_sampled
 
 _OUTSIDE_LOOP = (
     "this script updates weights outside of job.steps(): nothing protects it, and a lost rank restarts it from the beginning.\n"
@@ -44,6 +44,7 @@ class LoopMember(RepairParticipant):
         self.practising = session.resume >= 0  # rehearses the first steps with its peers, then resumes version `resume`
         self._practised = True  # no peer was lost in those steps
         self.trial = Trial(wanted=verify and not (self.rehearsing or self.practising))
+        self._coverage = Coverage(self.snapshots.protected)
         self._transcript: Transcript | None = None  # recorded, not sealed yet
         self._in_loop = False
         self._outside = 0  # weight updates before the loop
@@ -70,7 +71,7 @@ class LoopMember(RepairParticipant):
         for module in self.snapshots.protected.modules.values():
             module.find_wrappers()
         if not self.rehearsing:
-            self.snapshots.coverage.begin()
+            self._coverage.begin()
             if not self.practising:
                 self._live = self.completed
                 self.snapshots.capture_now(self.completed)
@@ -129,7 +130,7 @@ class LoopMember(RepairParticipant):
         if index < REHEARSAL_STEPS and (name := self.snapshots.name_of(optimizer)) is not None:
             self._rehearsal.optimizers.add(name)
         if not self.rehearsing:
-            self.snapshots.coverage.note(optimizer, index)
+            self._coverage.note(optimizer, index)
             if self.registry.marks.open and not has_closure:
                 gradients = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
                 self.registry.mark("gradient", [local(each) for each in gradients if each is not None][:1])
@@ -154,7 +155,7 @@ class LoopMember(RepairParticipant):
     def close_step(self) -> None:
         """Complete the step when the loop asks for the next, unless a peer was lost in it."""
         index, self.session.step = self.session.step, None
-        step_failed = not self.rehearsing and self._step_failed()
+        step_failed = not self.rehearsing and self._failed_at_end()
         if index == REHEARSAL_STEPS - 1:
             self._rehearsal.buckets = self.snapshots.decided_buckets()
         if self.rehearsing:
@@ -165,7 +166,7 @@ class LoopMember(RepairParticipant):
         assert index is not None
         if not step_failed:
             self._updates.check(index)
-            problem = self.snapshots.coverage.problem(index, look=is_sampled(index))
+            problem = self._coverage.problem(index, look=is_sampled(index))
             if problem:
                 self.refuse(problem)
         if self.practising:
@@ -225,7 +226,7 @@ class LoopMember(RepairParticipant):
             return True
         return self.snapshots.copy_thread.settle_version(self.completed)
 
-    def _step_failed(self) -> bool:
+    def _failed_at_end(self) -> bool:
         """Return whether a peer was lost in the step. On CUDA an aborted collective looks successful until it has run."""
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()

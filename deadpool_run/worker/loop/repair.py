@@ -34,7 +34,7 @@ from deadpool_run.worker.verify.coverage import is_sampled
 from deadpool_run.worker.verify.script_names import current_line
 
 ATTACH_TIMEOUT = timedelta(seconds=30)
-"""Of one attach. It takes milliseconds, because all members are ready when it starts."""
+"""The limit of one attach. It takes milliseconds, because all members are ready when it starts."""
 
 
 class RepairParticipant:

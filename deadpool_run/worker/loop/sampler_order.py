@@ -17,8 +17,6 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from deadpool_run.worker.state.rng import RngStates, put_rng, take_rng
 
-_TORCHS_OWN = "torch.utils.data"
-
 
 @contextmanager
 def isolated() -> Iterator[None]:
@@ -36,7 +34,7 @@ class SamplerOrder:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._place = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._inner: Any = getattr(loader, self._place)
-        self._foreign = any(not type(each).__module__.startswith(_TORCHS_OWN) for each in samplers(loader))
+        self._foreign = any(not type(each).__module__.startswith("torch.utils.data") for each in samplers(loader))
         self._seed: bytes | None = None
         self._skip = 0
         self._pass: _Pass | None = None

@@ -5,9 +5,9 @@ protected objects (a prefetched batch, an iterator's position, a counter in a va
 silently change the weights. The trial finds that before anything is lost: the first run of the step is a rehearsal, its
 state is restored from the snapshot as after a loss, and the second run counts.
 
-The trial begins with step 1, the second of those that a replacement rehearses: lazy objects are mostly created in step 0. A
-DDP that has not decided its buckets will reduce in another order then, so the trial waits for that. A step that updates no
-weights, because gradients are accumulated over steps, proves nothing: the next one is tried, too.
+The trial begins with step 1, because most lazy objects are created in step 0. A DDP that has not decided its buckets reduces
+in another order afterwards, so the trial waits for that decision. A step that updates no weights, because gradients are
+accumulated over steps, proves nothing: the next one is tried, too.
 """
 
 from enum import Enum
@@ -16,7 +16,6 @@ import torch
 
 from deadpool_run.worker.verify.script_names import shortened
 
-_FIRST = 1
 _TRIED_STEPS = 64
 """Up to this many steps without an update are tried. Longer accumulation would double the time of too many steps."""
 
@@ -25,7 +24,7 @@ class Trial:
     """The stage of the trial, and the digests of its first run."""
 
     class Stage(Enum):
-        """Of the trial."""
+        """The stages of the trial."""
 
         DUE = "due"
         RUNNING = "running"
@@ -44,7 +43,7 @@ class Trial:
 
     def may_begin(self, completed: int, total: int) -> bool:
         """Return whether the next step may be the trial."""
-        return self.stage is Trial.Stage.DUE and _FIRST <= completed < total
+        return self.stage is Trial.Stage.DUE and 0 < completed < total
 
     def observe(self, digests: dict[str, int]) -> None:
         """Keep the digests of the first run, by tensor."""
@@ -55,7 +54,7 @@ class Trial:
         self.stage = Trial.Stage.RAN if self._observed else Trial.Stage.DUE
 
     def interrupt(self, *, due: bool) -> None:
-        """Begin again after a repair, if any rank says that the trial is due."""
+        """Begin again after a repair, if the trial is still due."""
         self.stage = Trial.Stage.DUE if due else Trial.Stage.OVER
         self._observed = {}
 

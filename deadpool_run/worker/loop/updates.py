@@ -10,16 +10,16 @@ from deadpool_run.errors import InterruptedUpdateError
 
 
 class Updates:
-    """Whether weights were updated in this step, and in those before."""
+    """Whether optimizers have changed weights in the running step, and in earlier ones."""
 
     def __init__(self, before: Callable[[Optimizer, object, object], None]) -> None:
-        """Call `before` with each optimizer, the arguments and the keywords of its step; it notes the update, or raises."""
+        """`before` gets each optimizer, and the arguments and keywords of its step. It calls `note`, or raises."""
         self.begun = False
-        """An optimizer has begun to change weights in this step."""
+        """Whether an optimizer has begun to change weights in this step."""
         self.ever = False
-        """One has in a complete step."""
+        """Whether one has in some complete step."""
         self.always = False
-        """One has in every complete step so far, and there was one."""
+        """Whether one has in every complete step, and there was one."""
         self._steps = 0
         self._unfinished = 0
         self._sees_ends = False  # torch reports the end of each update; a compiled one may hide it
@@ -29,7 +29,7 @@ class Updates:
         )
 
     def begin_step(self) -> None:
-        """Count from zero."""
+        """Note that a step begins."""
         self.begun = False
         self._unfinished = 0
 

@@ -17,8 +17,6 @@ from deadpool_run.worker.state import hooks
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
 from deadpool_run.worker.state.state import ModuleState
 
-_USUAL = frozenset({"state", "param_groups"})
-
 
 def check_new(name: str, obj: object, names: Collection[str]) -> None:
     """Raise `ScriptError` if an object cannot be protected under this name next to those of `names`."""
@@ -33,8 +31,8 @@ def check_new(name: str, obj: object, names: Collection[str]) -> None:
 
 def check_module(state: ModuleState) -> None:
     """Raise `ScriptError` if a snapshot cannot hold the module; warn of unknown communication hooks."""
-    _check_tensors(state.parameters, SlotRole.PARAMETER)
-    _check_tensors(((tracked.name, tracked.tensor) for tracked, _, _ in state.buffers()), SlotRole.BUFFER)
+    _check_tensors(state.parameters)
+    _check_tensors((tracked.name, tracked.tensor) for tracked, _, _ in state.buffers())
     _check_tree(state.extra(), state.name)
     for ddp in state.replicated:
         for hook in filter(hooks.is_unknown, hook_states(ddp)):
@@ -48,12 +46,12 @@ def check_module(state: ModuleState) -> None:
 
 def check_optimizer(state: OptimizerState) -> None:
     """Raise `ScriptError` if a snapshot cannot hold the optimizer."""
-    _check_tensors(state.parameters(), SlotRole.PARAMETER)
+    _check_tensors(state.parameters())
     names = {id(parameter): name for name, parameter in state.parameters()}
-    _check_tensors(((tracked.name, tracked.tensor) for _, tracked in state.tensors(names)), SlotRole.OPTIMIZER)
+    _check_tensors((tracked.name, tracked.tensor) for _, tracked in state.tensors(names))
     _check_tree([state.take(), state.plain(names)], state.name)
     if state.keeper is state.optimizer:
-        more = sorted(set(state.optimizer.state_dict()) - _USUAL)
+        more = sorted(set(state.optimizer.state_dict()) - {"state", "param_groups"})
         if more:
             kind = type(state.optimizer).__qualname__
             raise ScriptError(
@@ -71,10 +69,10 @@ def check_object(name: str, obj: Any) -> None:
 def _check_tree(tree: Any, name: str) -> None:
     writer = TreeWriter()
     writer.encode(tree, f"protect(): the state of {name!r}")
-    _check_tensors(((f"the state of {name!r}", tensor) for tensor in writer.tensors), SlotRole.VALUE)
+    _check_tensors((f"the state of {name!r}", tensor) for tensor in writer.tensors)
 
 
-def _check_tensors(named: Iterable[tuple[str, Tensor]], role: SlotRole) -> None:
+def _check_tensors(named: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in named:
         if is_lazy(tensor):
             raise ScriptError(
@@ -86,7 +84,7 @@ def _check_tensors(named: Iterable[tuple[str, Tensor]], role: SlotRole) -> None:
                 f"protect(): {name} is on the meta device, where it has no values.\n"
                 "Allocate it (to_empty(), or load a checkpoint) before protect()."
             )
-        describe(Tracked(f"protect(): {name}", role, tensor), 0)
+        describe(Tracked(f"protect(): {name}", SlotRole.VALUE, tensor), 0)
 
 
 class GeneratorState:

@@ -17,7 +17,7 @@ _SLOT_POLL_S = 0.0005
 _SLOT_WAIT_S = 60.0
 _PEER_WAIT_S = 5.0
 _COPY_WAIT_S = 600.0
-"""Of a running copy; far above any real one."""
+"""The longest wait for a running copy; far above any real one."""
 
 
 class CopyThread:
@@ -26,7 +26,7 @@ class CopyThread:
     The methods are for the main thread. `interrupted` is called on the copy thread.
     """
 
-    def __init__(  # noqa: PLR0913 - what it reads, writes and tells
+    def __init__(  # noqa: PLR0913 - memory, status page and callbacks
         self,
         *,
         memories: Sequence[SlotMemory],
@@ -50,14 +50,12 @@ class CopyThread:
         self._cancel_pending = False
         self._closing = False
         self._failure: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="deadpool-copy", daemon=True)
+        self._thread.start()
 
     def submit(self, capture: StateCapture) -> None:
         """Start a capture; the last one must have settled."""
         assert self._capture is None
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="deadpool-copy", daemon=True)
-            self._thread.start()
         self._rank_entry.copying = Copying.WAITING
         with self._changed:
             self._capture = capture
@@ -116,8 +114,7 @@ class CopyThread:
         with self._changed:
             self._closing = self._cancel_pending = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(_COPY_WAIT_S)
+        self._thread.join(_COPY_WAIT_S)
 
     def _run(self) -> None:
         while True:

@@ -24,10 +24,9 @@ def placement_of(tensor: Tensor) -> Placement | None:
     if not isinstance(tensor, DTensor):
         return None
     mesh = tensor.device_mesh
-    names = mesh.mesh_dim_names
     return Placement(
         mesh=tuple(mesh.shape),
-        names=None if names is None else tuple(names),
+        names=mesh.mesh_dim_names,
         at=tuple(mesh.get_coordinate() or ()),
         placements=tuple(map(str, tensor.placements)),
         shape=tuple(tensor.shape),
@@ -46,23 +45,22 @@ def parse_placement(text: str) -> Replicate | Shard | None:
 def describe(tracked: Tracked, offset: int) -> TensorEntry:
     """Return the manifest's entry of a live tensor. Raises `ScriptError` if it is not dense and in memory."""
     own = local(tracked.tensor)
-    wrapped = is_wrapper(own)
+    wrapped = is_wrapper(own)  # a variable, because mypy thinks that no tensor is one
     if wrapped or own.layout is not torch.strided or own.is_quantized or own.is_meta:
         raise ScriptError(
             f"{tracked.name} is a {type(own).__name__} of layout {own.layout} on {own.device}, which a snapshot cannot hold.\n"
             "Only dense tensors in memory can be protected."
         )
-    # A dense layout is kept (channels last, say), so that the copy is one memory move; any other layout is packed.
-    stride = torch.empty_like(own, device="meta").stride()
     return TensorEntry(
         name=tracked.name,
         role=tracked.role,
         dtype=str(own.dtype).removeprefix("torch."),
         shape=tuple(own.shape),
-        stride=tuple(stride),
+        # A dense layout is kept (channels last, say), so that the copy is one memory move; any other layout is packed.
+        stride=tuple(torch.empty_like(own, device="meta").stride()),
         device=own.device.type,
         offset=offset,
-        nbytes=own.numel() * own.element_size(),
+        nbytes=own.nbytes,
         placement=placement_of(tracked.tensor),
     )
 

@@ -12,7 +12,6 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import TensorEntry, whole_pages
 from deadpool_run.worker.compat.modules import copy_all
 
-_MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -72,7 +71,7 @@ def _populate(base: Tensor) -> None:
     Through ctypes, because `mmap.madvise` would hold the interpreter's lock all the time.
     """
     where, nbytes = ctypes.c_void_p(base.data_ptr()), ctypes.c_size_t(base.numel())
-    _LIBC.madvise(where, nbytes, _MADV_HUGEPAGE)  # only a hint: some kernels have no huge pages for shared memory
+    _LIBC.madvise(where, nbytes, mmap.MADV_HUGEPAGE)  # only a hint: some kernels have no huge pages for shared memory
     if _LIBC.madvise(where, nbytes, _MADV_POPULATE_WRITE) == 0:
         return
     number = ctypes.get_errno()

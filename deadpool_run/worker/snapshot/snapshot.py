@@ -37,7 +37,6 @@ from deadpool_run.worker.state.digest import digest, sample, samples_equal
 from deadpool_run.worker.state.rng import put_rng, take_rng
 from deadpool_run.worker.state.state import Protected
 from deadpool_run.worker.verify.agreement import Agreement
-from deadpool_run.worker.verify.coverage import Coverage
 
 
 class Snapshots:
@@ -47,7 +46,7 @@ class Snapshots:
     page. A slot that a dead predecessor left half-written is emptied.
     """
 
-    def __init__(  # noqa: PLR0913 - what it reads, writes and tells
+    def __init__(  # noqa: PLR0913 - memory, status page and callbacks
         self,
         *,
         slot_fds: tuple[int, int],
@@ -71,7 +70,6 @@ class Snapshots:
         self.interval = interval
         """Steps between captures; may be changed at any time, from any thread."""
         self.protected = Protected(wrappers)
-        self.coverage = Coverage(self.protected)
         self.agreement = Agreement(self.protected)
         self._buffers = BufferCopies()
         self._plan: CapturePlan | None = None
@@ -88,13 +86,7 @@ class Snapshots:
         self._closed = False
         # A thread that copies during interpreter shutdown would kill the process by a signal.
         atexit.register(self.close)
-        self._make_copy_thread = partial(
-            CopyThread,
-            protected=self.protected,
-            on_skip=on_skip,
-            on_captured=on_captured,
-            interrupted=interrupted,
-        )
+        self._make_copy_thread = partial(CopyThread, on_skip=on_skip, on_captured=on_captured, interrupted=interrupted)
         self._take_slots(slot_fds, status_page, rank)
 
     def move(self, slot_fds: tuple[int, int], status_page: StatusPage, rank: Rank) -> None:
@@ -108,7 +100,9 @@ class Snapshots:
         for slot, version in enumerate(self._rank_entry.slots):
             if segments.read_complete(slot_fds[slot], version) is None:
                 self._rank_entry.set_slot(slot, EMPTY)
-        self.copy_thread = self._make_copy_thread(memories=self._memories, status_page=status_page, rank=rank)
+        self.copy_thread = self._make_copy_thread(
+            memories=self._memories, protected=self.protected, status_page=status_page, rank=rank
+        )
 
     def _free_slots(self) -> None:
         self.copy_thread.close()

@@ -32,7 +32,7 @@ def digest(tensor: Tensor) -> int:
     """Return a digest of 63 bits of a tensor's dtype, shape and bytes; of a DTensor, of this rank's shard."""
     own = local(tensor).detach()
     found = zlib.crc32(f"{own.dtype}{tuple(own.shape)}".encode())
-    data = own.contiguous().reshape(-1).view(torch.uint8)
+    data = _bytes_of(own)
     whole = data.numel() // _BLOCK * _BLOCK
     if whole:
         aligned = data[:whole] if data.storage_offset() % _BLOCK == 0 else data[:whole].clone()
@@ -45,17 +45,17 @@ def digest(tensor: Tensor) -> int:
 
 def digest_all(tensors: Sequence[Tensor]) -> int:
     """Return one digest of all these tensors. Small ones are digested together, because each call has a cost."""
-    found, small = 0, []
-    for tensor in tensors:
-        own = local(tensor).detach()
+    found = 0
+    small: dict[str, list[Tensor]] = {}
+    large = []
+    for own in (local(tensor).detach() for tensor in tensors):
         found = zlib.crc32(f"{own.dtype}{tuple(own.shape)}".encode(), found)
-        if own.numel() * own.element_size() <= _SMALL_BYTES:
-            small.append(own.contiguous().reshape(-1).view(torch.uint8))
-    for device in sorted({str(each.device) for each in small}):
-        found = _mixed(found, digest(torch.cat([each for each in small if str(each.device) == device])))
-    for tensor in tensors:
-        if local(tensor).numel() * tensor.element_size() > _SMALL_BYTES:
-            found = _mixed(found, digest(tensor))
+        if own.nbytes <= _SMALL_BYTES:
+            small.setdefault(str(own.device), []).append(_bytes_of(own))
+        else:
+            large.append(own)
+    for each in [*(torch.cat(small[device]) for device in sorted(small)), *large]:
+        found = _mixed(found, digest(each))
     return found >> 1
 
 
@@ -67,7 +67,7 @@ def sample(tensor: Tensor) -> int:
 def sampled(tensor: Tensor) -> Tensor:
     """Return a few kilobytes of a tensor, spread over it; all of a small one."""
     own = local(tensor).detach()
-    if own.numel() * own.element_size() <= 4 * _SAMPLE_BYTES or not own.is_contiguous():
+    if own.nbytes <= 4 * _SAMPLE_BYTES or not own.is_contiguous():
         return own
     width = _SAMPLE_BYTES // _PLACES // own.element_size()
     return own.as_strided((_PLACES, width), (own.numel() // _PLACES, 1), own.storage_offset())
@@ -76,6 +76,10 @@ def sampled(tensor: Tensor) -> Tensor:
 def samples_equal(one: Tensor, other: Tensor) -> bool:
     """Return whether samples of two tensors of the same shape are equal. NaN is unequal to itself."""
     return torch.equal(sampled(one), sampled(other))
+
+
+def _bytes_of(own: Tensor) -> Tensor:
+    return own.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _mixed(found: int, more: int) -> int:

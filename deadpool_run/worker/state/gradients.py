@@ -29,7 +29,7 @@ class BucketViews:
         self._noted: set[int] = set()
 
     def note(self, optimizer: Optimizer, ddps: Iterable[DistributedDataParallel]) -> None:
-        """Note the gradients of an optimizer that is about to update. Once: they don't move after the buckets are decided."""
+        """Note, once, the gradients of an optimizer that is about to update: decided buckets don't move."""
         if id(optimizer) in self._noted:
             return
         decided = [compat_nn.has_buckets(ddp) for ddp in ddps if ddp.gradient_as_bucket_view]
@@ -40,7 +40,7 @@ class BucketViews:
         self._noted.add(id(optimizer))
 
     def restore(self, kept: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Give parameters that need a gradient, and have none, its memory in the bucket."""
+        """Give each of these parameters that has no gradient its memory in the bucket."""
         for parameter, _ in kept:
             if parameter.grad is None:
                 parameter.grad = self._views.get(id(parameter))

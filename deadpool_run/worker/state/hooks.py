@@ -1,8 +1,4 @@
-"""State that torch keeps outside of modules and optimizers, and that is protected with them.
-
-That is the state of DDP's communication hooks (PowerSGD's errors and projections), and a `GradScaler`'s notes of an
-interrupted step.
-"""
+"""The state of DDP's communication hooks, such as PowerSGD's errors and projections."""
 
 import sys
 from collections.abc import Iterator
@@ -12,7 +8,6 @@ import torch.distributed as dist
 
 from deadpool_run.worker.codec import copied, has_state
 
-_TORCHS_OWN = "torch.distributed.algorithms."
 _GENERATOR = "numpy.random.RandomState"
 
 
@@ -41,7 +36,7 @@ def put_hook(state: Any, values: Any) -> None:
 
 def is_stateful(state: Any) -> bool:
     """Return whether a hook's state is of a kind that can be copied."""
-    return has_state(state) or type(state).__module__.startswith(_TORCHS_OWN)
+    return has_state(state) or type(state).__module__.startswith("torch.distributed.algorithms.")
 
 
 def is_unknown(state: Any) -> bool:

@@ -1,7 +1,7 @@
 """An optimizer's state: its tensors, its other values, its hyper-parameters and its groups.
 
-An optimizer may have an inner one that updates part of the parameters (ZeroRedundancyOptimizer). Then the state is the
-inner one's, and the groups are its own.
+An optimizer may have an inner one that updates part of the parameters (ZeroRedundancyOptimizer). Then the inner one has the
+state, and the outer one the groups.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class OptimizerState:
 
     @property
     def state(self) -> dict[Any, Any]:
-        """The state by parameter. Some optimizers keep shared values under other keys, despite the annotation."""
+        """The state by parameter. Despite the annotation, some optimizers keep shared values under other keys."""
         return cast("dict[Any, Any]", self.keeper.state)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -52,10 +52,7 @@ class OptimizerState:
                 yield f"{self.name}/{number}.{index}", parameter
 
     def fingerprint(self, *, plain: bool) -> list[int]:
-        """Return the identities of the parameters and of the state's values.
-
-        With `plain` some values are not tensors; those count as 0.
-        """
+        """Return the identities of the parameters and of the state's values. With `plain`, 0 for a value that is no tensor."""
         found: list[int] = []
         for group in self.optimizer.param_groups:
             found += map(id, group["params"])
@@ -82,7 +79,7 @@ class OptimizerState:
                         yield parameter, Tracked(f"{self.name}/{names[id(parameter)]}/{key}", SlotRole.OPTIMIZER, value)
 
     def plain(self, names: dict[int, str]) -> dict[str, Any]:
-        """Return the state that `tensors` does not yield; it changes only inside `optimizer.step()` too."""
+        """Return the state that `tensors` does not yield. It too changes only inside `optimizer.step()`."""
         found: dict[str, Any] = {"state": {}, "shared": {}}
         for parameter, state in self.state.items():
             if not isinstance(parameter, Tensor):

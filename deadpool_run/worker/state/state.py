@@ -40,7 +40,7 @@ _EXTRA = nn.Module.get_extra_state
 class ModuleState:
     """The parameters (by reference), buffers and extra state of a module."""
 
-    def __init__(self, name: str, module: nn.Module, wrappers: Iterable[DistributedDataParallel] = ()) -> None:
+    def __init__(self, name: str, module: nn.Module, wrappers: Iterable[DistributedDataParallel]) -> None:
         """`wrappers` are the DDPs of the process: one of them may be around the module."""
         self.name = name
         self._module = module
@@ -206,7 +206,7 @@ class ModuleState:
             child.set_extra_state(copied(values["extra"][path]))
 
     def shape(self) -> tuple[frozenset[str], list[int]]:
-        """Return what must be equal in two modules for `put` of one to take the values of the other."""
+        """Return the children with extra state and the number of each DDP's hooks: `put` needs the same ones."""
         extra = frozenset(path for path, _ in self._extra)
         return extra, [len(hook_states(ddp)) for ddp in self.replicated]
 
@@ -330,8 +330,8 @@ class Protected:
     def reset(self) -> None:
         """Reset FSDP2 to its state before any forward, so that every rank gathers the same, in the same order.
 
-        A DDP without buckets forgets an interrupted reduction, or it would decide them where a replacement does not.
-        Gradients may be lost. An interrupted step leaves unreduced ones, which would be added to the next step's. An
+        A DDP without buckets forgets an interrupted reduction: it would decide its buckets from that, and a replacement would
+        not. Gradients may be lost. An interrupted step leaves unreduced ones, which would be added to the next step's. An
         evaluation leaves gathered parameters, and forwards without a backward.
         """
         for module in self.modules.values():

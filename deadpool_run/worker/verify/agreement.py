@@ -56,7 +56,7 @@ class Agreement:
         self.strict = frozenset(version + later for later in _AFTER_REPAIR)
 
     def share(self) -> None:
-        """Learn what the other ranks have: survivors know more than a replacement, whose snapshot is older."""
+        """Learn the `unequal` of the other ranks: a replacement has those of its snapshot, which is older."""
         for group, tensors in self._by_group():
             names = [name for name, _ in tensors]
             rows = _gathered(torch.tensor([zlib.crc32("\n".join(names).encode()), len(names)]), group)
