@@ -58,9 +58,9 @@ class Job:
         self._member: LoopMember | None = None
         self._looping = False
         self._rebuilds = 0
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         if torch.cuda.is_available():
-            self.device = torch.device("cuda", local_rank % torch.cuda.device_count())
+            self.device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
@@ -75,7 +75,6 @@ class Job:
             _init_unprotected(timeout)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
-        self.local_rank = local_rank
 
     def _leave(self) -> tuple[int, list[int]]:
         """Tear down this run of the script, before the next. Returns the steps completed and the versions held."""

@@ -86,9 +86,9 @@ class Batches:
         """Return the next batch; sets `epoch`. Raises `ScriptError` if an epoch is empty."""
         key = self._at.key
         kept = self._kept.get(key)
-        if kept is not None and (whole := kept.whole()) is not None:
+        if kept is not None and kept.is_unchanged():
             self.epoch, self._at = kept.after.epoch, kept.after
-            return whole[0]
+            return kept.batch()
         if self._next != key:
             self._reposition(self._at)
         batch = self._fetch()
@@ -113,9 +113,7 @@ class Batches:
         """Set the position; the loader is repositioned when the next batch is taken."""
         start = state["begun"]
         if start["global"] is None:
-            for generator, own in zip(generators_of(self._loader), start["own"], strict=True):
-                generator.set_state(own)
-            self._dismiss(start)
+            self._put_generators(start)
             start = self._next = None
         self._at = _Position(state["epoch"], state["done"], start, state["loader"])
 
@@ -152,9 +150,7 @@ class Batches:
             return
         if at.start is None:
             return  # the epoch has not started
-        for generator, state in zip(generators_of(self._loader), at.start["own"], strict=True):
-            generator.set_state(state)
-        self._dismiss(at.start)
+        self._put_generators(at.start)
         with isolated():
             put_rng(at.start["global"])
             self._iterator = self._iterate(at.epoch, at.start, skip=at.done)
@@ -176,8 +172,13 @@ class Batches:
         own = [generator.get_state() for generator in generators_of(self._loader)]
         return {"global": take_rng(), "own": own, "anew": not has_workers(self._loader)}
 
-    def _dismiss(self, start: dict[str, Any]) -> None:
-        """Drop persistent workers that did not exist yet: making workers draws from the generators, keeping them does not."""
+    def _put_generators(self, start: dict[str, Any]) -> None:
+        """Set the loader's own generators, and drop persistent workers that did not exist yet.
+
+        Making workers draws from the generators, keeping them does not.
+        """
+        for generator, state in zip(generators_of(self._loader), start["own"], strict=True):
+            generator.set_state(state)
         if start["anew"] and has_workers(self._loader):
             dismiss_workers(self._loader)
 
@@ -190,11 +191,13 @@ class _Kept:
         self._leaves, self._spec = tree_flatten(batch)
         self._counts = [_count(leaf) for leaf in self._leaves]
 
-    def whole(self) -> tuple[Any] | None:
-        """Return the batch, unless something may have changed it."""
-        if None in self._counts or self._counts != [_count(leaf) for leaf in self._leaves]:
-            return None
-        return (tree_unflatten(self._leaves, self._spec),)
+    def is_unchanged(self) -> bool:
+        """Return whether nothing can have changed the leaves."""
+        return None not in self._counts and self._counts == [_count(leaf) for leaf in self._leaves]
+
+    def batch(self) -> Any:
+        """Return the batch in new containers: the script may have changed the old ones."""
+        return tree_unflatten(self._leaves, self._spec)
 
 
 def _count(leaf: Any) -> int | None:

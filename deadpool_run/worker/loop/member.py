@@ -32,7 +32,7 @@ _OUTSIDE_LOOP = (
     "Write `for step in job.steps(N):` and `with step:` around the step."
 )
 _OUTSIDE = 3
-"""Updates before the step loop that make a loop of the script's own; one or two may be a warm-up."""
+"""This many updates before the step loop are a loop of the script's own; one or two may be a warm-up."""
 
 
 class LoopMember(RepairParticipant):

@@ -38,7 +38,7 @@ ATTACH_TIMEOUT = timedelta(seconds=30)
 
 
 class RepairParticipant:
-    """The parts of a loop member, and the repair of one.
+    """The state of a loop member, and its part in repairs.
 
     Methods run on the main thread, except `_on_abort`, `_on_interval`, `_on_captured` and `_on_failure`: those only set
     flags, end blocked waits, or send.

@@ -127,16 +127,13 @@ def _seed_worker(index: Any, seed: bytes, number: int) -> Any:
 
 def samplers(loader: Any) -> list[Any]:
     """Return a loader's samplers and the samplers inside them, the outermost first."""
-    found: list[Any] = []
-    within = [loader]
-    while within:
-        part = within.pop(0)
+    found = [loader]
+    for part in found:  # grows while it is read
         for name in ("batch_sampler", "sampler"):
             inner = getattr(part, name, None)
             if inner is not None and not any(inner is known for known in found):
                 found.append(inner)
-                within.append(inner)
-    return found
+    return found[1:]
 
 
 def set_epoch(parts: Iterable[Any], epoch: int) -> None:

@@ -158,15 +158,11 @@ class CopyThread:
 
     def _await_slot(self) -> int | None:
         deadline = time.monotonic() + _SLOT_WAIT_S
+        page = self._status_page
         while True:
             # Read before the slots: the last look at them must come after the decision to give up.
             cancelled = self._cancel_pending or self._interrupted()
-            slot = free_slot(
-                self._rank_entry.slots,
-                self._status_page.committed(),
-                self._status_page.abandoned(),
-                self._status_page.kept,
-            )
+            slot = free_slot(self._rank_entry.slots, page.committed(), page.abandoned(), page.kept)
             if slot is not None:
                 return slot
             if cancelled or time.monotonic() > deadline:

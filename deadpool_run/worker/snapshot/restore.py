@@ -67,9 +67,8 @@ class Restoration:
 
     def _target(self, entry: TensorEntry) -> Tensor:
         """Return the tensor to copy an entry into: the live one, or a new one in its place."""
-        tracked = self._live.get(entry.name)
-        if tracked is not None and (entry.role is SlotRole.PARAMETER or not _differences(entry, tracked)):
-            return tracked.tensor
+        if entry.role is SlotRole.PARAMETER or not _differences(entry, self._live.get(entry.name)):
+            return self._live[entry.name].tensor
         return self._created(entry) if entry.role is SlotRole.OPTIMIZER else self._new_buffer(entry)
 
     def _new_buffer(self, entry: TensorEntry) -> Tensor:
@@ -84,20 +83,16 @@ class Restoration:
     def _differences_of_tensors(self) -> list[str]:
         found = []
         for name, entry in self._saved.items():
-            tracked = self._live.get(name)
             if entry.role is SlotRole.BUFFER and entry.placement is None and name in self._owners:
-                continue
-            if entry.role is SlotRole.OPTIMIZER:
-                found += self._obstacles(entry) if tracked is None or _differences(entry, tracked) else []
-            elif tracked is not None:
-                found += _differences(entry, tracked)
-            else:
-                found.append(f"{name}: in the snapshot only")
+                continue  # `_new_buffer` replaces it
+            differences = _differences(entry, self._live.get(name))
+            found += self._obstacles(entry) if differences and entry.role is SlotRole.OPTIMIZER else differences
         absent = {name for module in self._manifest.values["modules"].values() for name in module["absent"]}
-        for name, tracked in self._live.items():
-            if name not in self._saved and name not in absent and tracked.role is not SlotRole.OPTIMIZER:
-                found.append(f"{name}: not in the snapshot")
-        return found
+        return found + [
+            f"{name}: not in the snapshot"
+            for name, tracked in self._live.items()
+            if name not in self._saved and name not in absent and tracked.role is not SlotRole.OPTIMIZER
+        ]
 
     def _obstacles(self, entry: TensorEntry) -> list[str]:
         owner, _, _ = entry.name.rpartition("/")
@@ -188,7 +183,9 @@ class Restoration:
         return _distributed(made, entry, like)
 
 
-def _differences(entry: TensorEntry, tracked: Tracked) -> list[str]:
+def _differences(entry: TensorEntry, tracked: Tracked | None) -> list[str]:
+    if tracked is None:
+        return [f"{entry.name}: in the snapshot only"]
     own = local(tracked.tensor)
     pairs = (
         ("is a", entry.role, tracked.role),

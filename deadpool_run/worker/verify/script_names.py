@@ -1,6 +1,7 @@
 """Names for messages: the script's variable for an object, its running line, the first of many tensors."""
 
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, FunctionType
 from typing import Any
@@ -33,11 +34,9 @@ def shortened(names: Sequence[str]) -> str:
 
 
 def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented way to the caller's variables
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe()):  # noqa: SLF001 - the documented way to the caller's variables
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in (_OWN, "torch", "runpy"):
             yield frame
-        frame = frame.f_back
 
 
 def _paths(variables: Mapping[str, Any], obj: object) -> Iterator[str]:
