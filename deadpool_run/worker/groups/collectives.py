@@ -5,8 +5,9 @@ zeros, never uninitialized memory. In-place collectives keep floating-point tens
 because a rehearsing model should keep sane weights under a broadcast.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -54,22 +55,26 @@ def _root(parts: Parts) -> int:
 # Values are written through `.data`, because a real collective does not change the version counters of autograd either.
 
 
-def _zero(tensors: Sequence[torch.Tensor]) -> None:
-    for tensor in tensors:
-        tensor.data.zero_()
+def _fill(output: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy `source` into `output`; write zeros if their sizes differ."""
+    if output.numel() == source.numel():
+        output.data.copy_(source.data.view_as(output))
+    else:
+        output.data.zero_()
 
 
-def _fill(outputs: Sequence[torch.Tensor], source: torch.Tensor) -> None:
-    """Write copies of `source` into `outputs`; zeros into those of another size."""
-    for output in outputs:
-        if output.numel() == source.numel():
-            output.data.copy_(source.data.view_as(output))
-        else:
-            output.data.zero_()
+def _fill_each(outputs: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
+    for output, source in zip(outputs, sources, strict=False):
+        _fill(output, source)
 
 
 def _keep(_parts: Parts, _rank: int, _size: int) -> None:
     return
+
+
+def _zero(parts: Parts, _rank: int, _size: int) -> None:
+    for tensor in _first(parts):
+        tensor.data.zero_()
 
 
 def _broadcast(parts: Parts, rank: int, _size: int) -> None:
@@ -82,59 +87,37 @@ def _broadcast(parts: Parts, rank: int, _size: int) -> None:
             tensor.data.zero_()
 
 
-def _receive(parts: Parts, _rank: int, _size: int) -> None:
-    _zero(_first(parts))
-
-
 def _gather_lists(parts: Parts, _rank: int, _size: int) -> None:
     inputs = list(tensors_in(parts[1]))
-    lists = [list(tensors_in(part)) for part in parts[0]] if isinstance(parts[0], (list, tuple)) else []
     if len(inputs) == 1:
-        _fill(_first(parts), inputs[0])
+        _fill_each(_first(parts), repeat(inputs[0]))
         return
-    for outputs, source in zip(lists, inputs, strict=False):
-        _fill(outputs, source)
+    for outputs, source in zip(parts[0], inputs, strict=False):
+        _fill_each(tensors_in(outputs), repeat(source))
 
 
 def _gather_coalesced(parts: Parts, _rank: int, _size: int) -> None:
-    """Answer `allgather_coalesced`: one list of outputs per rank, each as long as the list of inputs."""
-    inputs = list(tensors_in(parts[1]))
+    """Write the fake result of `allgather_coalesced`: one list of outputs per rank, each as long as the list of inputs."""
     for outputs in parts[0]:
-        for output, source in zip(outputs, inputs, strict=False):
-            _fill([output], source)
+        _fill_each(outputs, tensors_in(parts[1]))
 
 
 def _gather_flat(parts: Parts, _rank: int, size: int) -> None:
-    for output, source in zip(_first(parts), tensors_in(parts[1]), strict=False):
-        if output.numel() == size * source.numel():
-            output.data.copy_(source.data.reshape(-1).repeat(size).view_as(output))
-        else:
-            output.data.zero_()
+    _fill_each(_first(parts), (source.reshape(-1).repeat(size) for source in tensors_in(parts[1])))
 
 
 def _scatter_lists(parts: Parts, rank: int, _size: int) -> None:
-    lists = [list(tensors_in(part)) for part in parts[1]] if isinstance(parts[1], (list, tuple)) else []
-    if lists and isinstance(parts[1][0], torch.Tensor):
-        lists = [list(tensors_in(parts[1]))]
-    for index, output in enumerate(_first(parts)):
-        chunks = lists[index] if index < len(lists) else []
-        if rank < len(chunks):
-            _fill([output], chunks[rank])
-        else:
-            output.data.zero_()
+    lists = [parts[1]] if isinstance(parts[1][0], torch.Tensor) else parts[1]
+    for output, chunks in zip(_first(parts), lists, strict=True):
+        _fill(output, chunks[rank])
 
 
 def _scatter_flat(parts: Parts, rank: int, size: int) -> None:
-    for output, source in zip(_first(parts), tensors_in(parts[1]), strict=False):
-        if source.numel() == size * output.numel():
-            output.data.copy_(source.data.reshape(size, -1)[rank].view_as(output))
-        else:
-            output.data.zero_()
+    _fill_each(_first(parts), (source.reshape(size, -1)[rank] for source in tensors_in(parts[1])))
 
 
 def _exchange(parts: Parts, _rank: int, _size: int) -> None:
-    for output, source in zip(_first(parts), tensors_in(parts[1:2]), strict=False):
-        _fill([output], source)
+    _fill_each(_first(parts), tensors_in(parts[1]))
 
 
 COLLECTIVES = (
@@ -157,8 +140,8 @@ COLLECTIVES = (
     Collective(("alltoall",), _first, _exchange),
     Collective(("alltoall_base", "all_to_all_single"), _first, _exchange),
     Collective(("send",), _none, _keep),
-    Collective(("recv",), _first, _receive),
-    Collective(("recv_anysource", "recvAnysource"), _first, _receive),
+    Collective(("recv",), _first, _zero),
+    Collective(("recv_anysource", "recvAnysource"), _first, _zero),
     Collective(("barrier",), _none, _keep),
 )
 
@@ -167,6 +150,6 @@ def answer(collective: Collective, parts: Parts, rank: int, size: int) -> None:
     """Write the fake result into the outputs. Does not raise for arguments that a real collective might reject."""
     try:
         collective.fake(parts, rank, size)
-    except (RuntimeError, IndexError, TypeError):
+    except (RuntimeError, IndexError, TypeError, ValueError):
         # Arguments that fit no collective, as in a drained step: all outputs become zeros.
-        _zero(collective.outputs(parts))
+        _zero(parts, rank, size)
