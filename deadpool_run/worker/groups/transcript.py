@@ -13,13 +13,15 @@ import json
 import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Self
 
+import msgspec
 import torch
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import read_blob
+from deadpool_run.wire import typed
 from deadpool_run.worker.codec import raw_bytes
 
 MAX_FLOAT_BYTES = 4 << 10
@@ -34,13 +36,13 @@ Shape = tuple[str, tuple[int, ...]]
 """A tensor's dtype and size."""
 
 
-@dataclass(slots=True)
-class TranscriptEntry:
+class TranscriptEntry(msgspec.Struct):
     """One collective: its outputs' shapes, and their values if they are control values and it completed."""
 
     name: str
     shapes: tuple[Shape, ...]
-    values: list[torch.Tensor | None] = field(default_factory=list)
+    values: list[Any] = msgspec.field(name="at", default_factory=list)
+    """One tensor per output, None if it was not kept. In the manifest: the position of its bytes."""
     source: int | None = None
     """The rank that a `recv_anysource` received from."""
 
@@ -133,23 +135,15 @@ class Transcript:
                 f"set-up and the first steps received more than {MAX_BYTES} bytes of control values, so that no spare can "
                 "rehearse this rank.\nBroadcast large integer tensors after the second step."
             )
-        groups: dict[str, list[dict[str, Any]]] = {}
-        blobs: list[bytes] = []
-        offset = 0
+        values = bytearray()
+
+        def place(value: torch.Tensor) -> int:
+            values.extend(raw_bytes(value))
+            return len(values) - value.nbytes
+
         with self._lock:
-            for group, recorded in self._entries.items():
-                nodes = groups[group] = []
-                for entry in recorded:
-                    offsets: list[int | None] = []
-                    for value in entry.values:
-                        offsets.append(None if value is None else offset)
-                        if value is not None:
-                            blobs.append(raw_bytes(value))
-                            offset += len(blobs[-1])
-                    nodes.append({"name": entry.name, "shapes": entry.shapes, "at": offsets, "source": entry.source})
-        manifest = {"groups": groups, "facts": self.facts}
-        head = json.dumps(manifest, separators=(",", ":")).encode()
-        body = b"".join((_LENGTH.pack(len(head)), head, *blobs))
+            head = typed.to_json({"groups": msgspec.to_builtins(self._entries, enc_hook=place), "facts": self.facts})
+        body = b"".join((_LENGTH.pack(len(head)), head, values))
         return _MAGIC + hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
 
     @classmethod
@@ -167,8 +161,12 @@ class Transcript:
         try:
             manifest = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
             transcript.facts = manifest["facts"]
-            for group, nodes in manifest["groups"].items():
-                transcript._entries[group] = [_entry(node, values) for node in nodes]
+            transcript._entries = msgspec.convert(manifest["groups"], dict[str, list[TranscriptEntry]])
+            for entry in chain.from_iterable(transcript._entries.values()):
+                entry.values = [
+                    None if at is None else _tensor(*shape, values, at)
+                    for shape, at in zip(entry.shapes, entry.values, strict=False)
+                ]
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise SnapshotError(f"a stored transcript does not fit its own manifest: {error}") from error
         transcript.nbytes = len(values)
@@ -187,14 +185,6 @@ def _is_control(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided:
         return False
     return tensor.nbytes <= MAX_FLOAT_BYTES or not (tensor.is_floating_point() or tensor.is_complex())
-
-
-def _entry(node: dict[str, Any], values: bytearray) -> TranscriptEntry:
-    shapes = tuple((str(dtype), tuple(int(size) for size in sizes)) for dtype, sizes in node["shapes"])
-    entry = TranscriptEntry(str(node["name"]), shapes, source=node["source"])
-    for (dtype, sizes), offset in zip(shapes, node["at"], strict=False):
-        entry.values.append(None if offset is None else _tensor(dtype, sizes, values, offset))
-    return entry
 
 
 def _tensor(dtype_name: str, sizes: tuple[int, ...], values: bytearray, offset: int) -> torch.Tensor:
