@@ -47,11 +47,11 @@ class Device:
 
     def __init__(self) -> None:
         for _ in range(_DEVICE_ATTEMPTS):
-            before = {inode for inode, _ in _listeners()}
+            before = _listeners()
             self.handle = _create_device()
-            new = [endpoint for inode, endpoint in _listeners() if inode not in before]
+            new = _listeners() - before
             if len(new) == 1:  # else another thread opened a listener too, and ours is not known
-                self.endpoint: Endpoint = new[0]
+                (self.endpoint,) = new
                 return
         raise AttachError(
             f"the listener of the Gloo device was not identified in {_DEVICE_ATTEMPTS} attempts: other threads of this process open "
@@ -68,19 +68,16 @@ class Device:
         backend.set_timeout(timeout)
         return backend
 
-    def sever(self, peers: Collection[Endpoint]) -> int:
-        """Shut down every connection between this device and `peers`; return how many there were."""
-        severed = 0
+    def sever(self, peers: Collection[Endpoint]) -> None:
+        """Shut down every connection between this device and `peers`."""
         for sock in _sockets():
             try:
                 if _endpoint(sock.getsockname()) == self.endpoint or _endpoint(sock.getpeername()) in peers:
                     sock.getpeername()  # raises for a listener, which must not be touched
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
                     sock.shutdown(socket.SHUT_RDWR)
-                    severed += 1
             except OSError:
                 continue  # not connected: a listener, or the other end has gone
-        return severed
 
 
 def is_peer_failure(error: RuntimeError) -> bool:
@@ -150,12 +147,10 @@ def _sockets() -> Iterator[socket.socket]:
                 yield sock
 
 
-def _listeners() -> list[tuple[int, Endpoint]]:
-    return [
-        (os.fstat(sock.fileno()).st_ino, _endpoint(sock.getsockname()))
-        for sock in _sockets()
-        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    ]
+def _listeners() -> set[Endpoint]:
+    return {
+        _endpoint(sock.getsockname()) for sock in _sockets() if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    }
 
 
 def _endpoint(address: tuple[Any, ...]) -> Endpoint:

@@ -7,6 +7,7 @@ results are fake, nothing blocks, nothing raises) -> ATTACHED in the next epoch.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
 from typing import Any
@@ -97,47 +98,43 @@ class Registry(GroupOwner):
 
     def failed(self, error: RuntimeError, what: str, generation: int, *, may_time_out: bool = False) -> None:
         """See `GroupOwner.failed`."""
-        with self._lock:
-            first = self.state is GroupState.ATTACHED and generation == self.generation
-            if first:
-                if not gloo.is_peer_failure(error) or (may_time_out and not gloo.is_broken(error)):
-                    try:
-                        raise error
-                    finally:
-                        del error  # see `GuardedWork._fail`
-                self._drain()
-            self.step_failed = True
-        if first:
-            self.on_failure(f"{what}: {error}")
         try:
-            self.hold()
-        except RuntimeError as unheard:  # no peer was lost; one has left before the last collective, say
+            with self._lock:
+                first = self.state is GroupState.ATTACHED and generation == self.generation
+                if first:
+                    if not gloo.is_peer_failure(error) or (may_time_out and not gloo.is_broken(error)):
+                        raise error
+                    self._drain()
+                self.step_failed = True
+            if first:
+                self.on_failure(f"{what}: {error}")
             try:
+                self.hold()
+            except RuntimeError as unheard:  # no peer was lost; one has left before the last collective, say
                 raise error from unheard
-            finally:
-                del error  # see `GuardedWork._fail`
+        finally:
+            del error  # see `GuardedWork._fail`
 
     def _drain(self) -> None:
         if self.state is not GroupState.ATTACHED:
             return
         self.state = GroupState.DRAINING
-        if nccl_backends := self._retire():
+        detached = [group.detach() for group in self.groups]
+        # Freed later by `_free_retired`: a callback on one of Gloo's threads must not free them.
+        self._retired += [inner for inner, _ in detached if inner is not None]
+        if nccl_backends := [backend for _, backend in detached if backend is not None]:
             self.step_failed = True  # on CUDA it is unknown which of the step's collectives the abort has cut
             nccl.abort_all(nccl_backends)
         if self._device is not None and self._peers is not None:
             self._device.sever(self._peers)
         self.cancellation.schedule(self.generation)
 
-    def _retire(self) -> list[Any]:
-        """Detach every group; return the NCCL backends. `attach` frees the retired ones, never a callback."""
-        backends = []
-        for group in self.groups:
-            inner, backend = group.detach()
-            if inner is not None:
-                self._retired.append(inner)
-            if backend is not None:
-                backends.append(backend)
-        return backends
+    def _free_retired(self) -> None:
+        """Drain, and free the communicators of all past epochs."""
+        with self._lock:
+            self._drain()
+            retired, self._retired = self._retired, []
+        self._free(retired)
 
     def _free(self, inners: list[Any]) -> None:
         """Free communicators in another thread, which joins Gloo's threads, and wait a limited time for it.
@@ -171,10 +168,7 @@ class Registry(GroupOwner):
         `cancelled` is read once, after `abort` has become effective, so that no loss falls between the two. On
         `AttachError` the groups stay fake.
         """
-        with self._lock:
-            self._drain()
-            retired, self._retired = self._retired, []
-        self._free(retired)
+        self._free_retired()
         rendezvous = self._open(store, prefix)
         groups = list(self.groups)
         attempt = ConnectAttempt(self._open_device(), rendezvous, [group.spec for group in groups], timeout)
@@ -200,11 +194,8 @@ class Registry(GroupOwner):
 
     def shut_down(self) -> None:
         """Free every communicator, at the end of the process or the job; later results are fake."""
-        with self._lock:
-            self._drain()
-            retired, self._retired = self._retired, []
-            self.groups.clear()
-        self._free(retired)
+        self._free_retired()
+        self.groups.clear()
         self._device = self._connections = None
 
     # --- groups ----------------------------------------------------------------------------------------------------
@@ -284,7 +275,7 @@ class Registry(GroupOwner):
         if self._connections is None or self._connections.source is not store:
             self._connections = GroupConnections(store)
         self._prefix, self._worlds = prefix, 1
-        self._rendezvous = Rendezvous(self._connections, prefix, self._rendezvous.rank, self._rendezvous.size)
+        self._rendezvous = replace(self._rendezvous, connections=self._connections, prefix=prefix)
         return self._rendezvous
 
     def _open_device(self) -> gloo.Device:
