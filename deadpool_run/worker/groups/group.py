@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from deadpool_run.worker.groups import nccl
 from deadpool_run.worker.groups.collectives import COLLECTIVES, Collective, Parts, answer
 from deadpool_run.worker.groups.connect import EpochGroup, GroupSpec
 from deadpool_run.worker.groups.owner import GroupOwner
-from deadpool_run.worker.groups.works import DoneWork, GuardedWork, RecordedWork, ThreadedWork, issued_in
+from deadpool_run.worker.groups.works import DoneWork, GuardedWork, RecordedWork, ThreadedWork
 
 _UNSLICED = frozenset(
     {
@@ -112,7 +114,7 @@ class Group(GroupApi):
             entry = registry.playback.play(self._name, collective.name, outputs)
             if entry is not None and entry.source is not None:
                 source = entry.source
-        return DoneWork(outputs, source, (registry, collective.name, issued_in(registry)))
+        return DoneWork(outputs, source, partial(registry.check_attempt, collective.name, registry.attempt_here()))
 
     def issue_cuda(self, target: str, collective: Collective, args: Parts, kwargs: dict[str, Any], parts: Parts) -> Any:
         """Issue on NCCL. Returns NCCL's own work; it counts as waited for at once, because the host never waits for it."""
@@ -132,17 +134,16 @@ class Group(GroupApi):
             registry.failed(error, collective.name, self.generation)
             return self.pretend(collective, parts)
         registry.count_waited()
-        if registry.recording is not None and work is not None:
-            outputs = collective.outputs(parts)
-            entry = registry.recording.reserve(self._name, collective.name, outputs)
-            return RecordedWork(work, registry.recording, entry, outputs)
-        return work
+        recording = registry.recording
+        if recording is None or work is None:
+            return work
+        outputs = collective.outputs(parts)
+        entry = recording.reserve(self._name, collective.name, outputs)
+        return RecordedWork(work, partial(recording.fill, entry, outputs))
 
     def refused_peer(self, collective: Collective, parts: Parts) -> bool:
         """Whether a send or receive names a rank outside the group: Gloo would wait for it until the timeout."""
-        if collective.name not in {"send", "recv"} or len(parts) < 2:
-            return False
-        return not 0 <= int(parts[1]) < len(self.spec.ranks)
+        return collective.name in {"send", "recv"} and len(parts) > 1 and not 0 <= int(parts[1]) < len(self.spec.ranks)
 
     def _start_coalescing(self, device: torch.device) -> None:
         if self.inner is None:
@@ -190,8 +191,7 @@ class Group(GroupApi):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later collectives, in this epoch and later ones."""
-        spec = self.spec
-        self.spec = GroupSpec(spec.group, spec.rank, spec.ranks, timeout)
+        self.spec = replace(self.spec, timeout=timeout)
         if self.inner is not None:
             c10d.backend_of(self.inner, torch.device("cpu")).set_timeout(timeout)
 
@@ -248,13 +248,7 @@ class Group(GroupApi):
 
 
 def _on_cuda(parts: Parts) -> bool:
-    for part in parts[:2]:
-        value = part
-        while isinstance(value, (list, tuple)) and value:
-            value = value[0]
-        if isinstance(value, torch.Tensor):
-            return value.is_cuda
-    return False
+    return next((tensor.is_cuda for tensor in tensors_in(parts[:2])), False)
 
 
 def _method(collective: Collective, target: str) -> Callable[..., Any]:
@@ -284,7 +278,7 @@ def _method(collective: Collective, target: str) -> Callable[..., Any]:
         guarded = kind(self, work, collective, parts)
         recording = registry.recording
         if recording is not None:
-            guarded.record_into(recording, recording.reserve(self._name, name, collective.outputs(parts)))
+            guarded.record = partial(recording.fill, recording.reserve(self._name, name, collective.outputs(parts)))
         return guarded
 
     issue.__name__ = issue.__qualname__ = target

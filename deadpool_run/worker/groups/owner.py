@@ -1,6 +1,7 @@
 """The registry as a group sees it, and the group as its works see it."""
 
 import itertools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
@@ -19,6 +20,10 @@ _LATE = (
     "result is lost too, and no snapshot holds it.\n"
     "Call wait() in the step that issues it, before the loop asks for the next step."
 )
+
+_MAIN = threading.main_thread().ident
+_ANY = -1
+"""In place of an attempt: the script's own threads (a background checkpoint, say) are not bound to a step."""
 
 
 def refuse(message: str) -> NoReturn:
@@ -66,9 +71,13 @@ class GroupOwner(ABC):
         if not self.step_failed and not self.marks.put(tensors):
             self.refuse(DIFFERENT.format(what=what))
 
-    def waited_late(self, what: str, attempt: int) -> None:
-        """Stop the job: a collective is waited for in a later step. Set-up's may be, in a step that is rehearsed too."""
-        if attempt == 0 and self.in_rehearsed_steps:
+    def attempt_here(self) -> int:
+        """Return the attempt in which a collective that this thread issues now must be waited for."""
+        return self.attempt if threading.get_ident() == _MAIN else _ANY
+
+    def check_attempt(self, what: str, attempt: int) -> None:
+        """Stop the job if this is a later attempt. Collectives of set-up may end in a step that is rehearsed too."""
+        if attempt in (self.attempt, _ANY) or (attempt == 0 and self.in_rehearsed_steps):
             return
         self.refuse(_LATE.format(what=what, where="an earlier step" if attempt else "set-up"))
 

@@ -2,8 +2,8 @@
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -11,41 +11,25 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from deadpool_run.worker.groups.collectives import Collective, Parts
-from deadpool_run.worker.groups.owner import GroupOwner, Issuer
-from deadpool_run.worker.groups.transcript import Transcript, TranscriptEntry
+from deadpool_run.worker.groups.owner import Issuer
 
 _SLICE = timedelta(milliseconds=20)
-_MAIN = threading.main_thread().ident
-_ANY = -1
-"""In place of an attempt: the script's own threads (a background checkpoint, say) are not bound to a step."""
-
-
-def issued_in(owner: GroupOwner) -> int:
-    """Return the attempt in which the main thread must wait for a collective issued now; `_ANY` for other threads."""
-    return owner.attempt if get_ident() == _MAIN else _ANY
-
-
-def check_attempt(owner: GroupOwner, what: str, attempt: int) -> None:
-    """Raise `RefusedError` in a later step than the one that issued the collective."""
-    if attempt not in (owner.attempt, _ANY):
-        owner.waited_late(what, attempt)
 
 
 class DoneWork(dist.Work):
     """A collective that is complete from the start. Its future holds tensors, from which DDP's reducer takes them."""
 
     def __init__(
-        self, outputs: list[torch.Tensor], source: int = 0, issued: tuple[GroupOwner, str, int] | None = None
+        self, outputs: list[torch.Tensor], source: int = 0, before_wait: Callable[[], None] = lambda: None
     ) -> None:
         super().__init__()
         self._outputs = outputs
         self._source = source
-        self._issued = issued
+        self._before_wait = before_wait
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - torch's signature
         """Return at once."""
-        if self._issued is not None:
-            check_attempt(*self._issued)
+        self._before_wait()
         return True
 
     def synchronize(self) -> None:
@@ -85,7 +69,8 @@ class GuardedWork(dist.Work):
     # On the class: setting them in each object would cost a microsecond per collective.
     _settled = False
     _failed = False
-    _recorder: tuple[Transcript, TranscriptEntry] | None = None
+    record: Callable[[list[torch.Tensor], int | None], None] | None = None
+    """Called when the collective completes, with its outputs and the source rank of a receive from any rank."""
 
     def __init__(self, group: Issuer, work: Any, collective: Collective, parts: Parts) -> None:
         super().__init__()
@@ -94,15 +79,11 @@ class GuardedWork(dist.Work):
         self._collective = collective
         self._parts = parts
         self._generation = group.generation
-        self._attempt = issued_in(group.registry)
-
-    def record_into(self, transcript: Transcript, entry: TranscriptEntry) -> None:
-        """Fill the entry when the collective completes."""
-        self._recorder = (transcript, entry)
+        self._attempt = group.registry.attempt_here()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the outputs. Raises only errors of the script."""
-        check_attempt(self._group.registry, self._collective.name, self._attempt)
+        self._group.registry.check_attempt(self._collective.name, self._attempt)
         if self._settled:
             return True
         try:
@@ -162,7 +143,7 @@ class GuardedWork(dist.Work):
 
     def get_future(self) -> Future[Any]:
         """Return a future of the outputs; a lost peer completes it with the fake result."""
-        check_attempt(self._group.registry, self._collective.name, self._attempt)
+        self._group.registry.check_attempt(self._collective.name, self._attempt)
         if self._failed:
             return done_future(self._collective.outputs(self._parts))
         inner = self._work.get_future()
@@ -171,16 +152,25 @@ class GuardedWork(dist.Work):
         inner.add_done_callback(guarded.complete)
         return guarded.future
 
+    def _value_of(self, inner: Future[Any]) -> Any:
+        """Return the value of Gloo's completed future; the fake result if a peer failed."""
+        try:
+            value = inner.value()
+        except RuntimeError as error:
+            self._fail(error)
+            return self._collective.outputs(self._parts)
+        self._settle()
+        return value
+
     def _settle(self) -> None:
         if self._settled:
             return
         self._settled = True
         self._group.registry.count_waited()
-        if self._recorder is not None:
-            transcript, entry = self._recorder
-            self._recorder = None
-            outputs = self._collective.outputs(self._parts)
-            transcript.fill(entry, outputs, self.source_rank() if self._collective.name == "recv_anysource" else None)
+        if self.record is not None:
+            record, self.record = self.record, None
+            source = self.source_rank() if self._collective.name == "recv_anysource" else None
+            record(self._collective.outputs(self._parts), source)
 
     def _fail(self, error: RuntimeError) -> None:
         """Start a drain, or raise the error if it is the script's."""
@@ -194,15 +184,16 @@ class GuardedWork(dist.Work):
             del error
         self._answer()
 
-    def _abandon(self) -> None:
-        """Stop waiting for Gloo, which will end this work later or never."""
+    def _abandon(self) -> list[torch.Tensor]:
+        """Stop waiting for Gloo, which will end this work later or never; return the fake result."""
         if not self._settled:
             self._group.registry.note_fake()
             self._answer()
+        return self._collective.outputs(self._parts)
 
     def _answer(self) -> None:
         self._failed = self._settled = True
-        self._recorder = None
+        self.record = None
         self._group.registry.count_waited()
         self._group.answer(self._collective, self._parts)
 
@@ -213,42 +204,28 @@ class _GuardedFuture:
     def __init__(self, work: GuardedWork) -> None:
         self.future: Future[Any] = Future()
         self._work = work
-        self._lock = threading.Lock()
-        self._over = False
+        self._once = threading.Lock()
+        """Taken for good by the thread that completes the future."""
 
     def complete(self, inner: Future[Any]) -> None:
-        """Pass on Gloo's result. Runs on Gloo's thread, which no exception may leave."""
-        if not self._first():
-            return
-        work = self._work
-        work._group.registry.cancellation.remove_callback(self.cancel)  # noqa: SLF001 - one class in two halves
-        try:
-            value = inner.value()
-        except RuntimeError as error:
-            try:
-                work._fail(error)  # noqa: SLF001
-            except RuntimeError as own:
-                self.future.set_exception(own)
-                return
-            value = work._collective.outputs(work._parts)  # noqa: SLF001
-        else:
-            work._settle()  # noqa: SLF001
-        self.future.set_result(value)
+        """Pass on Gloo's result. Runs on Gloo's thread."""
+        if self._once.acquire(blocking=False):
+            self._work._group.registry.cancellation.remove_callback(self.cancel)  # noqa: SLF001 - one class in two halves
+            self._complete_with(lambda: self._work._value_of(inner))  # noqa: SLF001
 
     def cancel(self) -> None:
-        if self._first():
-            work = self._work
-            try:
-                work._abandon()  # noqa: SLF001
-            except RuntimeError as own:
-                self.future.set_exception(own)
-                return
-            self.future.set_result(work._collective.outputs(work._parts))  # noqa: SLF001
+        """Complete with the fake result."""
+        if self._once.acquire(blocking=False):
+            self._complete_with(self._work._abandon)  # noqa: SLF001
 
-    def _first(self) -> bool:
-        with self._lock:
-            first, self._over = not self._over, True
-        return first
+    def _complete_with(self, value: Callable[[], Any]) -> None:
+        """Complete with what `value` returns, or with the script's error that it raises: none may leave Gloo's thread."""
+        try:
+            found = value()
+        except RuntimeError as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(found)
 
 
 class ThreadedWork(GuardedWork):
@@ -261,7 +238,7 @@ class ThreadedWork(GuardedWork):
     def _await(self, timeout: timedelta | None) -> bool:
         over = threading.Event()
         outcome: list[RuntimeError | None] = []
-        work = self._work
+        work, registry = self._work, self._group.registry
         inference = torch.is_inference_mode_enabled()
 
         def wait_in_gloo() -> None:
@@ -275,45 +252,40 @@ class ThreadedWork(GuardedWork):
                 outcome.append(None)
             over.set()
 
-        registry = self._group.registry
         registry.wait_threads.start(wait_in_gloo)
         registry.cancellation.add_callback(over.set, self._generation)
         over.wait()
         registry.cancellation.remove_callback(over.set)
-        ended = bool(outcome)
-        error = outcome.pop() if ended else None
-        if error is not None:
+        if not outcome:
+            return False
+        if (error := outcome.pop()) is not None:
             try:
                 raise error
             finally:
                 del error  # see `_fail`
-        return ended
+        return True
 
 
 class RecordedWork(dist.Work):
-    """An NCCL work while a transcript is recorded, which keeps its outputs when it is waited for."""
+    """An NCCL work while a transcript is recorded: `record` is called when it is waited for."""
 
-    def __init__(self, work: Any, transcript: Transcript, entry: TranscriptEntry, outputs: list[torch.Tensor]) -> None:
+    def __init__(self, work: Any, record: Callable[[], None]) -> None:
         super().__init__()
         self._work = work
-        self._recorder: tuple[Transcript, TranscriptEntry, list[torch.Tensor]] | None = (transcript, entry, outputs)
+        self._record: Callable[[], None] | None = record
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait as NCCL does: the current stream waits, the host does not."""
         done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
-        self._record()
+        record, self._record = self._record, None
+        if record is not None:
+            record()
         return done
 
     def get_future(self) -> Future[Any]:
         """Return NCCL's own future, with its stream semantics."""
         future: Future[Any] = self._work.get_future()
         return future
-
-    def _record(self) -> None:
-        if self._recorder is not None:
-            transcript, entry, outputs = self._recorder
-            self._recorder = None
-            transcript.fill(entry, outputs)
 
     def __getattribute__(self, name: str) -> Any:
         """Return NCCL's own attribute, but for `wait` and `get_future`."""
