@@ -22,8 +22,7 @@ _PASS_ON = frozenset(
 """Our modules that call user code (a loader, a callback), or pass user arguments to a library that may reject them."""
 _SLIPS = (AssertionError, AttributeError, KeyError, NameError)
 """No library rejects arguments with these: raised in one of those modules itself, they are our bug."""
-_LIBRARIES = tuple(sorted({str(Path(path).resolve()) for path in sysconfig.get_paths().values()}))
-_NETWORK = frozenset({"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})
+_LIBRARIES = tuple({f"{Path(path).resolve()}/" for path in sysconfig.get_paths().values()})
 _LONGEST_CHAIN = 100
 """Up to this many chained exceptions are searched."""
 
@@ -54,19 +53,18 @@ def blame(error: BaseException) -> Blame:
     names = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     for depth, name in enumerate(reversed(names)):
         if not name.startswith(_OURS + "/"):
-            if not _is_library(name):
+            if not is_library(name):
                 return Blame.SCRIPT
         elif name not in _PASS_ON or (depth == 0 and isinstance(error, _SLIPS)):
             return Blame.NOBODY if _is_environmental(error) else Blame.OURS
     return Blame.SCRIPT
 
 
-def _is_library(name: str) -> bool:
+def is_library(name: str) -> bool:
     """Return whether the file belongs to neither the script nor us: installed, frozen, or compiled from a string."""
     return name.startswith((*_LIBRARIES, "<")) or "site-packages" in name or name == runpy.__file__
 
 
 def _is_environmental(error: BaseException) -> bool:
-    # The network or the machine failed, whichever code noticed.
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    return isinstance(error, OSError | MemoryError) or bool(kinds & _NETWORK)
+    # The network or the machine failed, whichever code noticed. Torch's errors by name, because importing torch is slow.
+    return isinstance(error, OSError | MemoryError) or "DistError" in {kind.__name__ for kind in type(error).__mro__}

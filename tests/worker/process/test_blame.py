@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from deadpool_run.errors import Blame, ProtocolError, RefusedError, ScriptError, SnapshotError, StepAborted
 from deadpool_run.worker.loop.batches import Batches
-from deadpool_run.worker.process.blame import _PASS_ON, blame, refusal
+from deadpool_run.worker.process.blame import _PASS_ON, blame, is_library, refusal
 from deadpool_run.worker.state import hooks
 
 
@@ -53,6 +54,11 @@ def test_the_script_is_to_blame_for_what_it_raises_itself_and_what_libraries_rai
     assert blame(of_script("import json\njson.loads('{')")) is Blame.SCRIPT
     assert blame(of_script("import torch\ntorch.ones(2) @ torch.ones(3)")) is Blame.SCRIPT
     assert blame(raised(lambda: compile("x =", "train.py", "exec"))) is Blame.SCRIPT
+
+
+def test_a_folder_whose_name_begins_as_a_librarys_is_the_scripts():
+    assert is_library(f"{sys.prefix}/lib/module.py")
+    assert not is_library(f"{sys.prefix}-jobs/train.py")
 
 
 def test_we_are_to_blame_for_what_our_frames_raise_however_deep_in_a_library():
