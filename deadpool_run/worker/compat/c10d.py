@@ -103,9 +103,7 @@ def clone_store(store: Store) -> Store:
 def get_all(store: Store, keys: list[str]) -> list[bytes]:
     """Return the values of keys that exist."""
     any_store: Any = store
-    if any_store.has_extended_api():
-        return list(any_store.multi_get(keys))
-    return [store.get(key) for key in keys]
+    return list(any_store.multi_get(keys))
 
 
 def in_backward() -> bool:

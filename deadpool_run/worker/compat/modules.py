@@ -35,19 +35,20 @@ tree_unflatten = _pytree.tree_unflatten
 DispatchMode = TorchDispatchMode
 """The base class of modes that intercept every operator in `__torch_dispatch__`."""
 
-_HOOKS = (
-    ("torch.nn.modules.module", "_global_buffer_registration_hooks"),
-    ("torch.nn.modules.module", "_global_module_registration_hooks"),
-    ("torch.nn.modules.module", "_global_parameter_registration_hooks"),
-    ("torch.nn.modules.module", "_global_backward_pre_hooks"),
-    ("torch.nn.modules.module", "_global_backward_hooks"),
-    ("torch.nn.modules.module", "_global_forward_pre_hooks"),
-    ("torch.nn.modules.module", "_global_forward_hooks"),
-    ("torch.nn.modules.module", "_global_forward_hooks_always_called"),
-    ("torch.nn.modules.module", "_global_forward_hooks_with_kwargs"),
-    ("torch.optim.optimizer", "_global_optimizer_pre_hooks"),
-    ("torch.optim.optimizer", "_global_optimizer_post_hooks"),
-)
+_HOOKS = {
+    "torch.nn.modules.module": (
+        "_global_buffer_registration_hooks",
+        "_global_module_registration_hooks",
+        "_global_parameter_registration_hooks",
+        "_global_backward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_forward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_forward_hooks_always_called",
+        "_global_forward_hooks_with_kwargs",
+    ),
+    "torch.optim.optimizer": ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
+}
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -103,9 +104,9 @@ def dismiss_workers(loader: DataLoader[Any]) -> None:
     loader._iterator = None  # noqa: SLF001
 
 
-def global_hooks() -> list[tuple[tuple[str, str], dict[int, Any]]]:
-    """Return the tables of global module and optimizer hooks, with their places in torch."""
-    return [(place, getattr(importlib.import_module(place[0]), place[1])) for place in _HOOKS]
+def global_hooks() -> list[dict[int, Any]]:
+    """Return the tables of global module and optimizer hooks, always in the same order."""
+    return [getattr(importlib.import_module(module), name) for module, names in _HOOKS.items() for name in names]
 
 
 def forget_meshes() -> None:

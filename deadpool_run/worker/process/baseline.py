@@ -15,7 +15,7 @@ class TorchBaseline:
     def __init__(self) -> None:
         self._rng = torch.get_rng_state()
         self._dtype = torch.get_default_dtype()
-        self._hooks = {place: dict(hooks) for place, hooks in modules.global_hooks()}
+        self._hooks = [dict(hooks) for hooks in modules.global_hooks()]
 
     def restore(self) -> None:
         """Restore it; the process groups of the last run are dropped."""
@@ -26,9 +26,9 @@ class TorchBaseline:
         torch.clear_autocast_cache()
         torch.set_default_dtype(self._dtype)
         torch.set_default_device(None)
-        for place, hooks in modules.global_hooks():
+        for hooks, before in zip(modules.global_hooks(), self._hooks, strict=True):
             hooks.clear()
-            hooks.update(self._hooks[place])
+            hooks.update(before)
         torch.set_rng_state(self._rng)
         if torch.cuda.is_initialized():
             for generator in torch.cuda.default_generators:

@@ -131,7 +131,6 @@ UNDOCUMENTED = {
     "create_device": [_stub("ProcessGroupGloo")],
     "fsdp_params": [Place(f"{FSDP}_fsdp_param_group.py", "FSDPParamGroup")],
     "get_backend": [C10D],
-    "has_extended_api": [_bound("Store")],
     "is_traceable_wrapper_subclass": [Place("torch/utils/_python_dispatch.py")],
     "master_listen_fd": [_bound("TCPStore.__init__")],
     "mesh_stack": [Place("torch/distributed/device_mesh.py", "_MeshEnv")],
