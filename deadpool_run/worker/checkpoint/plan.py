@@ -67,8 +67,13 @@ def survey(copy: SlotCopy, pool: Executor) -> list[Piece]:
     owned = modules_by_optimizer(copy.manifest)
 
     def piece(entry: TensorEntry) -> Piece:
-        digest = segments.digest_of(memoryview(copy.memory)[entry.offset : entry.offset + entry.nbytes])
-        return _piece(copy.rank, entry, _path_of(entry, owned), digest.hex())
+        digest = segments.digest_of(memoryview(copy.memory)[entry.offset : entry.offset + entry.nbytes]).hex()
+        origin = (0,) * len(entry.shape)
+        whole = Piece(copy.rank, entry, _path_of(entry, owned), origin, entry.shape, digest)
+        if entry.placement is None:
+            return whole
+        offsets = _offsets(entry, entry.placement)
+        return _alone(whole) if offsets is None else replace(whole, offsets=offsets, size=entry.placement.shape)
 
     return list(pool.map(piece, entries))
 
@@ -126,14 +131,6 @@ def meshes(entries: Iterable[TensorEntry]) -> tuple[str, ...]:
     """Describe every mesh of the sharded tensors."""
     found = {entry.placement for entry in entries if entry.placement is not None}
     return tuple(sorted({f"{'x'.join(map(str, at.mesh))} {','.join(at.names or ('unnamed',))}" for at in found}))
-
-
-def _piece(rank: Rank, entry: TensorEntry, path: Path, digest: str) -> Piece:
-    whole = Piece(rank, entry, path, (0,) * len(entry.shape), entry.shape, digest)
-    if entry.placement is None:
-        return whole
-    offsets = _offsets(entry, entry.placement)
-    return _alone(whole) if offsets is None else replace(whole, offsets=offsets, size=entry.placement.shape)
 
 
 def _alone(piece: Piece) -> Piece:

@@ -60,10 +60,11 @@ def choose(order: ChooseCheckpoint) -> CheckpointLoaded:
     Prepares the place for new ones if the job begins. Raises `CheckpointError` if there are checkpoints and none can
     be used, or not the one that the user named.
     """
-    if order.first:
-        if order.target:
-            storage_at(order.target).prepare()
-        _refuse_newer(order.target, order.resume)
+    if order.first and order.target:
+        storage = storage_at(order.target)
+        storage.prepare()
+        if order.resume != _AUTO:
+            _refuse_newer(storage, order.resume)
     refused, passed_over = [], False
     for candidate in _candidates(order):
         where = candidate.where()
@@ -92,8 +93,7 @@ def fill(order: FillSlots, slots: Slots) -> CheckpointLoaded:
     try:
         record = _checked_record(candidate, order.world_size)
         with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(lambda rank: _fill_rank(candidate, record, rank, slots[rank][0]), slots):
-                pass
+            list(pool.map(lambda rank: _fill_rank(candidate, record, rank, slots[rank][0]), slots))
     except (CheckpointError, OSError) as error:
         for fd, _ in slots.values():
             segments.mark_empty(fd)
@@ -133,11 +133,9 @@ def _is_of(candidate: _Candidate, run: str) -> bool:
         return False
 
 
-def _refuse_newer(target: str, resume: str) -> None:
+def _refuse_newer(storage: Storage, resume: str) -> None:
     """Reject a directory with newer checkpoints than the start: they would be mistaken for this run's."""
-    if not target or resume == _AUTO:
-        return
-    storage, named = storage_at(target), _named(resume)
+    named = _named(resume)
     start = None if named is None else version_in(named.name)
     newer = [name_of(version) for version in versions_in(storage.names()) if start is None or version > start]
     if newer:

@@ -6,6 +6,7 @@ checkpoint's, which are removed at the end: all nodes write to the same director
 
 import json
 import mmap
+from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -41,6 +42,7 @@ class SharedCheckpoint:
         self._memories: dict[Rank, mmap.mmap] = {}
         self._copies: list[SlotCopy] = []
         self._pieces: list[Piece] = []
+        self._objects: Mapping[Path, Any] = {}
         self._paths: list[Path] = []
         self._owners: Owners = {}
         self._items: Items = {}
@@ -74,15 +76,13 @@ class SharedCheckpoint:
     def _survey(self, order: TakeStep) -> None:
         with ThreadPoolExecutor(THREADS) as pool:
             pieces = [piece for copy in self._copies for piece in survey(copy, pool)]
-        first = self._copies[0]
-        paths = [] if first.rank else list(write.hyperparameters(first))
-        self._put_result(order, {"pieces": pieces, "paths": paths})
+        self._objects = {} if self._copies[0].rank else write.hyperparameters(self._copies[0])
+        self._put_result(order, {"pieces": pieces, "paths": list(self._objects)})
 
     def _write(self, order: TakeStep) -> int:
         self._learn(order)
-        objects = {} if self._copies[0].rank else write.hyperparameters(self._copies[0])
         writer = storage_at(order.target).writer(_unfinished(order))
-        results = write.write_items(writer, order.world_size, self._copies, self._items, objects)
+        results = write.write_items(writer, order.world_size, self._copies, self._items, self._objects)
         self._put_result(order, {"results": [_encode_result(result) for result in results]})
         return sum(result.size_in_bytes for result in results)
 
@@ -97,11 +97,7 @@ class SharedCheckpoint:
         storage, unfinished, version = storage_at(order.target), _unfinished(order), Version(order.version)
         self._learn(order)
         write.write_metadata(storage.writer(unfinished), self._items, self._paths, self._results(order))
-        stamps = [
-            typed.from_plain(PartStamp, stamp)
-            for each in self._results_of(order, CheckpointStep.PARTS)
-            for stamp in each["stamps"]
-        ]
+        stamps = typed.from_plain(list[PartStamp], self._results_of(order, CheckpointStep.PARTS)["stamps"])
         for step in _EXCHANGED:
             for first in order.firsts:
                 storage.discard(_file(order, step, first))
@@ -122,28 +118,28 @@ class SharedCheckpoint:
         path = _file(order, CheckpointStep(order.step), self._copies[0].rank)
         storage_at(order.target).put(path, typed.to_json(result))
 
-    def _results_of(self, order: TakeStep, step: CheckpointStep) -> list[Any]:
-        storage, found = storage_at(order.target), []
+    def _results_of(self, order: TakeStep, step: CheckpointStep) -> Mapping[str, list[Any]]:
+        """Return all nodes' results of a step: the lists of each name, joined in the order of ranks."""
+        storage, found = storage_at(order.target), defaultdict[str, list[Any]](list)
         for first in sorted(order.firsts):
             with storage.open(_file(order, step, first)) as file:
-                found.append(json.loads(file.read()))
+                for name, results in json.loads(file.read()).items():
+                    found[name] += results
         return found
 
     def _learn(self, order: TakeStep) -> None:
         """Read all nodes' surveys, which determine the owner of each piece."""
         if self._pieces:
             return
-        surveys = self._results_of(order, CheckpointStep.SURVEY)
-        found: list[Piece] = [typed.from_plain(Piece, piece) for each in surveys for piece in each["pieces"]]
-        self._pieces = sorted(found, key=lambda piece: piece.rank)  # stable: each rank's stay in their order
-        self._paths = [tuple(path) for each in surveys for path in each["paths"]]
+        found = self._results_of(order, CheckpointStep.SURVEY)
+        pieces = typed.from_plain(list[Piece], found["pieces"])
+        self._pieces = sorted(pieces, key=lambda piece: piece.rank)  # stable: each rank's stay in their order
+        self._paths = typed.from_plain(list[Path], found["paths"])
         self._owners = {(piece.rank, piece.entry.name): item for piece, item in assign(self._pieces)}
         self._items = {(item.fqn, item.offsets): item for item in self._owners.values()}
 
     def _results(self, order: TakeStep) -> list[WriteResult]:
-        return [
-            _decode_result(node) for each in self._results_of(order, CheckpointStep.WRITE) for node in each["results"]
-        ]
+        return [_decode_result(node) for node in self._results_of(order, CheckpointStep.WRITE)["results"]]
 
 
 def _unfinished(order: TakeStep) -> str:

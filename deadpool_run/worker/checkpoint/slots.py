@@ -56,24 +56,22 @@ def copy_kept(
     def owners() -> list[tuple[int, int]]:
         return [(entry.worker, entry.epoch) for entry in entries]
 
-    def copy(rank: Rank) -> SlotHeader | None:
+    def copy(rank: Rank) -> SlotCopy | None:
         held = status_page.rank_entries[rank].slots
         return _copy(memories, rank, slots[rank][held.index(version)], version) if version in held else None
 
     try:
         before = owners()
         with ThreadPoolExecutor(THREADS) as pool:
-            headers = [header for header in pool.map(copy, slots) if header is not None]
+            copies = [copied for copied in pool.map(copy, slots) if copied is not None]
         # After a rollback, a version of the same number is another one.
-        if len(headers) < len(slots) or before != owners():
-            return None
-        return [_parsed(rank, memories[rank], header) for rank, header in zip(slots, headers, strict=True)]
+        return copies if len(copies) == len(slots) and before == owners() else None
     finally:
         status_page.kept = EMPTY
 
 
-def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int, version: Version) -> SlotHeader | None:
-    """Copy one slot and return its header; None if it did not hold the version all the time."""
+def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int, version: Version) -> SlotCopy | None:
+    """Copy one slot; None if it did not hold the version all the time."""
     before = segments.read_complete(fd, version)
     if before is None:
         return None
@@ -86,12 +84,10 @@ def _copy(memories: dict[Rank, mmap.mmap], rank: Rank, fd: int, version: Version
         if count == 0:
             return None
         done += count
-    return before if segments.slot_token(fd) == before.token else None
-
-
-def _parsed(rank: Rank, memory: mmap.mmap, header: SlotHeader) -> SlotCopy:
-    body = memory[header.manifest_offset : header.used_bytes]
-    return SlotCopy(rank, memory, header, segments.parse_manifest(body, header))
+    if segments.slot_token(fd) != before.token:
+        return None
+    manifest = segments.parse_manifest(memories[rank][before.manifest_offset : before.used_bytes], before)
+    return SlotCopy(rank, memories[rank], before, manifest)
 
 
 class Filling:

@@ -108,8 +108,17 @@ def write_items(
 
 def write_metadata(writer: Any, items: Items, paths: Iterable[Path], results: Sequence[WriteResult]) -> None:
     """Write torch's `.metadata` for these items, and for objects with these paths."""
+    found: dict[str, Any] = {}
+    keys: dict[str, Path] = {}
+    for piece in items.values():
+        keys[piece.fqn] = piece.path
+        kept = found.setdefault(piece.fqn, TensorStorageMetadata(_properties(piece), torch.Size(piece.size), []))
+        kept.chunks.append(_chunk(piece))
+    for path in paths:
+        keys[fqn_of(path)] = path
+        found[fqn_of(path)] = BytesStorageMetadata()
     writer.set_up_storage_writer(is_coordinator=True)
-    writer.finish(_metadata(items.values(), paths), [list(results)])
+    writer.finish(Metadata(found, planner_data=keys), [list(results)])
 
 
 def places_of(items: Items, results: Iterable[WriteResult]) -> Places:
@@ -135,19 +144,6 @@ def _plan(rank: Rank, items: Iterable[Piece], objects: Iterable[Path]) -> SavePl
     ]
     plain = [WriteItem(index=MetadataIndex(fqn_of(path)), type=WriteItemType.BYTE_IO) for path in objects]
     return SavePlan([*written, *plain])
-
-
-def _metadata(items: Iterable[Piece], objects: Iterable[Path]) -> Metadata:
-    found: dict[str, Any] = {}
-    paths: dict[str, Path] = {}
-    for piece in items:
-        paths[piece.fqn] = piece.path
-        kept = found.setdefault(piece.fqn, TensorStorageMetadata(_properties(piece), torch.Size(piece.size), []))
-        kept.chunks.append(_chunk(piece))
-    for path in objects:
-        paths[fqn_of(path)] = path
-        found[fqn_of(path)] = BytesStorageMetadata()
-    return Metadata(found, planner_data=paths)
 
 
 def _chunk(piece: Piece) -> ChunkStorageMetadata:
