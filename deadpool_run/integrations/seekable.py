@@ -34,7 +34,6 @@ class SeekableLoader:
                 "Use a map-style dataset with a batch size."
             )
         self.loader = loader
-        self.dataset = loader.dataset
         self._seed = seed
         self._worker_seed = seed
         self._generator = self._own_generator()
@@ -58,7 +57,7 @@ class SeekableLoader:
         if draw and position == 0 and self.loader.generator is None:
             self._worker_seed = int(torch.empty((), dtype=torch.int64).random_().item())
         rest: DataLoader[Any] = DataLoader(
-            self.dataset,
+            self.loader.dataset,
             batch_sampler=self._order(epoch)[position:],
             generator=torch.Generator().manual_seed(self._worker_seed),
             prefetch_factor=self.loader.prefetch_factor if self.loader.num_workers else None,
