@@ -6,7 +6,7 @@ The environment carries it, so that it is the same for a worker forked by the fo
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,12 +15,7 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.messages import Assign
 from deadpool_run.worker.process.agent_link import AgentLink
 
-FD_VARIABLES = {
-    "status_page": "DEADPOOL_STATUS_PAGE_FD",
-    "slot0": "DEADPOOL_SLOT0_FD",
-    "slot1": "DEADPOOL_SLOT1_FD",
-    "transcript": "DEADPOOL_TRANSCRIPT_FD",
-}
+_FD_VARIABLES = {name: f"DEADPOOL_{name.upper()}_FD" for name in ("status_page", "slot0", "slot1", "transcript")}
 _STREAMS = {"stdout": 1, "stderr": 2}
 
 
@@ -72,7 +67,7 @@ class Session:
         self.link.preparing = None
 
     def _read_environment(self) -> None:
-        for name, value in _given(os.environ).items():
+        for name, value in _given().items():
             setattr(self, name, value)
 
 
@@ -91,8 +86,7 @@ def put_in_environment(rank: Assign, fds: dict[str, int], *, whole: bool = False
     env = {"DEADPOOL_CONTROL_FD": os.environ.get("DEADPOOL_CONTROL_FD", ""), **rank.env}
     env["DEADPOOL_PREPARING"] = str(int(rank.prepare))
     env["DEADPOOL_LOCAL_RANK"] = str(rank.local_rank)
-    for name, variable in FD_VARIABLES.items():
-        env[variable] = str(fds[name])
+    env |= {variable: str(fds[name]) for name, variable in _FD_VARIABLES.items()}
     if whole:
         os.environ.clear()
     os.environ.update(env if whole else {name: value for name, value in env.items() if name.startswith("DEADPOOL_")})
@@ -106,16 +100,17 @@ def under_deadpool() -> bool:
 @cache
 def current() -> Session:
     """Return this worker's session. The first call starts the link's reading thread. Raises `ProtocolError`."""
-    given = _given(os.environ)
-    return Session(
-        **given, link=AgentLink(socket.socket(fileno=int(os.environ["DEADPOOL_CONTROL_FD"])), given["epoch"])
-    )
+    given = _given()
+    control = socket.socket(fileno=int(os.environ["DEADPOOL_CONTROL_FD"]))
+    return Session(**given, link=AgentLink(control, given["epoch"]))
 
 
-def _given(env: Mapping[str, str]) -> dict[str, Any]:
+def _given() -> dict[str, Any]:
+    """Return the fields that the environment sets."""
+    env = os.environ
     try:
         host, _, port = env["DEADPOOL_STORE"].rpartition(":")
-        fds = {name: int(env[variable]) for name, variable in FD_VARIABLES.items()}
+        fds = {name: int(env[variable]) for name, variable in _FD_VARIABLES.items()}
         return {
             "rank": int(env["RANK"]),
             "local_rank": int(env["DEADPOOL_LOCAL_RANK"]),
