@@ -144,6 +144,8 @@ COLLECTIVES = (
     Collective(("recv_anysource", "recvAnysource"), _first, _zero),
     Collective(("barrier",), _none, _keep),
 )
+COALESCED = Collective(("coalescing",), _none, _keep)
+"""The end of a group of coalesced collectives, each of which is issued by itself."""
 
 
 def answer(collective: Collective, parts: Parts, rank: int, size: int) -> None:

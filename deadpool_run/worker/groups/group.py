@@ -15,10 +15,10 @@ from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.group_api import GroupApi
 from deadpool_run.worker.groups import nccl
-from deadpool_run.worker.groups.collectives import COLLECTIVES, Collective, Parts, answer
+from deadpool_run.worker.groups.collectives import COALESCED, COLLECTIVES, Collective, Parts, answer
 from deadpool_run.worker.groups.connect import EpochGroup, GroupSpec
-from deadpool_run.worker.groups.owner import GroupOwner
-from deadpool_run.worker.groups.works import DoneWork, GuardedWork, RecordedWork, ThreadedWork
+from deadpool_run.worker.groups.owner import ANY_ATTEMPT, GroupOwner
+from deadpool_run.worker.groups.works import FakeWork, GuardedWork, RecordedWork, ThreadedWork
 
 _UNSLICED = frozenset(
     {
@@ -95,7 +95,7 @@ class Group(GroupApi):
         """Write the fake result."""
         answer(collective, parts, self.spec.rank, len(self.spec.ranks))
 
-    def pretend(self, collective: Collective, parts: Parts) -> DoneWork:
+    def pretend(self, collective: Collective, parts: Parts) -> FakeWork:
         """Return a collective with the result in the played-back transcript, or else a fake one.
 
         Raises `ScriptError` if the script has destroyed the group.
@@ -105,16 +105,14 @@ class Group(GroupApi):
                 f"{collective.name} was called on the process group {self._name!r} after destroy_process_group().\n"
                 "Destroy a group after its last use."
             )
-        registry = self.registry
-        registry.note_fake()
+        self.registry.note_fake()
         self.answer(collective, parts)
-        outputs = collective.outputs(parts)
         source = self.other_rank
-        if registry.playback is not None:
-            entry = registry.playback.play(self._name, collective.name, outputs)
+        if (transcript := self.registry.playback) is not None:
+            entry = transcript.play(self._name, collective.name, collective.outputs(parts))
             if entry is not None and entry.source is not None:
                 source = entry.source
-        return DoneWork(outputs, source, partial(registry.check_attempt, collective.name, registry.attempt_here()))
+        return FakeWork(self, collective, parts, source)
 
     def issue_cuda(self, target: str, collective: Collective, args: Parts, kwargs: dict[str, Any], parts: Parts) -> Any:
         """Issue on NCCL. Returns NCCL's own work; it counts as waited for at once, because the host never waits for it."""
@@ -158,12 +156,12 @@ class Group(GroupApi):
     def _end_coalescing(self, device: torch.device) -> Any:
         if self.inner is None:
             self.registry.note_fake()
-            return DoneWork([])
-        try:
-            return c10d.end_coalescing(self.inner, device)
-        except RuntimeError as error:
-            self.registry.failed(error, "coalescing", self.generation)
-            return DoneWork([])
+        else:
+            try:
+                return c10d.end_coalescing(self.inner, device)
+            except RuntimeError as error:
+                self.registry.failed(error, COALESCED.name, self.generation)
+        return FakeWork(self, COALESCED, (), attempt=ANY_ATTEMPT)  # as torch's own work, which is not checked either
 
     end_coalescing = _end_coalescing
 

@@ -22,7 +22,7 @@ _LATE = (
 )
 
 _MAIN = threading.main_thread().ident
-_ANY = -1
+ANY_ATTEMPT = -1
 """In place of an attempt: the script's own threads (a background checkpoint, say) are not bound to a step."""
 
 
@@ -73,11 +73,11 @@ class GroupOwner(ABC):
 
     def attempt_here(self) -> int:
         """Return the attempt in which a collective that this thread issues now must be waited for."""
-        return self.attempt if threading.get_ident() == _MAIN else _ANY
+        return self.attempt if threading.get_ident() == _MAIN else ANY_ATTEMPT
 
     def check_attempt(self, what: str, attempt: int) -> None:
         """Stop the job if this is a later attempt. Collectives of set-up may end in a step that is rehearsed too."""
-        if attempt in (self.attempt, _ANY) or (attempt == 0 and self.in_rehearsed_steps):
+        if attempt in (self.attempt, ANY_ATTEMPT) or (attempt == 0 and self.in_rehearsed_steps):
             return
         self.refuse(_LATE.format(what=what, where="an earlier step" if attempt else "set-up"))
 

@@ -16,50 +16,6 @@ from deadpool_run.worker.groups.owner import Issuer
 _SLICE = timedelta(milliseconds=20)
 
 
-class DoneWork(dist.Work):
-    """A collective that is complete from the start. Its future holds tensors, from which DDP's reducer takes them."""
-
-    def __init__(
-        self, outputs: list[torch.Tensor], source: int = 0, before_wait: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__()
-        self._outputs = outputs
-        self._source = source
-        self._before_wait = before_wait
-
-    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - torch's signature
-        """Return at once."""
-        self._before_wait()
-        return True
-
-    def synchronize(self) -> None:
-        """Return at once."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """Return True, also for `is_success`: a fake result is not an error of the script."""
-        return True
-
-    is_success = is_completed
-
-    def exception(self) -> None:
-        """Return None."""
-
-    def result(self) -> list[torch.Tensor]:
-        """Return the outputs."""
-        return self._outputs
-
-    def source_rank(self) -> int:
-        """Return the source rank of a receive from any rank."""
-        return self._source
-
-    _source_rank = source_rank
-
-    def get_future(self) -> Future[Any]:
-        """Return a completed future of the outputs."""
-        return done_future(self._outputs)
-
-
 class GuardedWork(dist.Work):
     """A Gloo collective. If a peer fails, it starts a drain instead of raising, and its outputs are the fake result.
 
@@ -145,7 +101,9 @@ class GuardedWork(dist.Work):
         """Return a future of the outputs; a lost peer completes it with the fake result."""
         self._group.registry.check_attempt(self._collective.name, self._attempt)
         if self._failed:
-            return done_future(self._collective.outputs(self._parts))
+            future: Future[Any] = Future()
+            future.set_result(self._collective.outputs(self._parts))
+            return future
         inner = self._work.get_future()
         guarded = _GuardedFuture(self)
         self._group.registry.cancellation.add_callback(guarded.cancel, self._generation)
@@ -266,6 +224,26 @@ class ThreadedWork(GuardedWork):
         return True
 
 
+class FakeWork(GuardedWork):
+    """A collective that is complete from the start, with a fake result."""
+
+    _settled = _failed = True
+
+    def __init__(
+        self, group: Issuer, collective: Collective, parts: Parts, source: int = 0, *, attempt: int | None = None
+    ) -> None:
+        super().__init__(group, None, collective, parts)
+        self._source = source
+        if attempt is not None:
+            self._attempt = attempt
+
+    def source_rank(self) -> int:
+        """Return the source rank of a receive from any rank."""
+        return self._source
+
+    _source_rank = source_rank
+
+
 class RecordedWork(dist.Work):
     """An NCCL work while a transcript is recorded: `record` is called when it is waited for."""
 
@@ -300,10 +278,3 @@ _NCCL_OWN = frozenset(
         *("block_current_stream", "get_future_result", "_get_op_type", "_get_duration"),
     }
 )
-
-
-def done_future(outputs: list[torch.Tensor]) -> Future[Any]:
-    """Return a completed future of tensors."""
-    future: Future[Any] = Future()
-    future.set_result(outputs)
-    return future
