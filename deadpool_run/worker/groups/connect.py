@@ -1,12 +1,12 @@
 """Connects the groups of one epoch: a rendezvous of all members through the store, then Gloo's connections.
 
-The blocking part runs in a helper thread. When another member dies, its caller is freed at once; the helper ends by itself,
-at the latest at the timeout, and frees what it had opened. Members connect only after all of them have announced
-themselves. So the blocking part is short, and no member connects to a peer that still severs the last epoch's connections.
+The blocking part runs in a helper thread. If another member dies, the caller is freed at once. The helper ends at the
+latest at the timeout, and frees what it has opened. Members connect only after all of them have announced themselves. So
+the blocking part is short, and no member connects to a peer that still severs the last epoch's connections.
 
 Store keys of a rendezvous, below its prefix: `@<rank>` announces a member, `@come` counts the members, and all wait for
-`@go`, which the last one sets. A cancelled member sets `@go` to another value. That ends its own wait (torch's store has no
-other way that does not fill the log), and those of the others, whose epoch is over too.
+`@go`, which the last one sets. A cancelled member sets `@go` to another value. That ends its own wait, and the waits of the
+others, whose epoch is over too. Any other way to end a wait in torch's store fills the log.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -26,7 +27,6 @@ from deadpool_run.worker.groups import gloo
 
 _MARGIN_S = 1.0
 _ALL_CAME = "all"
-_CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +109,13 @@ class ConnectAttempt:
         self._device = device
         self._rendezvous = rendezvous
         self._specs = tuple(specs)
-        self._deadline = time.monotonic() + timeout.total_seconds()
-        self._timeout = timeout
+        self._timeout_s = timeout.total_seconds()
+        self._deadline = time.monotonic() + self._timeout_s
+        self._late = f"a member did not connect within {self._timeout_s:g} s"
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._abandoned = False
+        self._outcome: Future[list[EpochGroup]] = Future()
         self._is_waiting = False
         self.cancelled = False
-        self._error: BaseException | None = None
-        self._connected: list[EpochGroup] = []
         self.peers: tuple[gloo.Endpoint, ...] = ()
         """The addresses of all members' devices by world rank; empty before the rendezvous."""
 
@@ -126,29 +124,23 @@ class ConnectAttempt:
 
         Raises `AttachError` if it was cancelled, took too long, or failed; the cause says why.
         """
-        thread = threading.Thread(target=self._work, args=(peers,), name="deadpool-attach", daemon=True)
-        thread.start()
-        over = self._over.wait(self._timeout.total_seconds() + _MARGIN_S)
+        threading.Thread(target=self._work, args=(peers,), name="deadpool-attach", daemon=True).start()
+        wait([self._outcome], self._timeout_s + _MARGIN_S)
         with self._lock:
-            if self._error is None and over and not self._abandoned:
-                return self._connected
-            self._abandoned = True
-            self._connected = []
-            error = self._error
-        if error is None:
-            seconds = self._timeout.total_seconds()
-            raise AttachError(f"a member did not connect within {seconds:g} s, or the store does not answer")
-        raise AttachError(f"communicators could not be connected: {error}") from error
+            late = self._outcome.cancel()
+        if late:
+            raise AttachError(f"{self._late}, or the store does not answer")
+        if (error := self._outcome.exception()) is not None:
+            raise AttachError(f"communicators could not be connected: {error}") from error
+        return self._outcome.result()
 
     def cancel(self, reason: str) -> None:
         """Have `run` raise now. Idempotent. If `run` has its result already, `cancelled` says so."""
         with self._lock:
             self.cancelled = True
-            if self._over.is_set():
+            if self._outcome.done():
                 return
-            self._abandoned = True
-            self._error = AttachError(reason)
-            self._over.set()
+            self._outcome.set_exception(AttachError(reason))
             is_waiting = self._is_waiting
         if is_waiting:  # in a thread: the store may not answer
             threading.Thread(target=self._end_rendezvous, name="deadpool-attach-cancel", daemon=True).start()
@@ -169,11 +161,11 @@ class ConnectAttempt:
         if store is not None and not isinstance(error, dist.DistNetworkError):  # then the connection is broken
             self._rendezvous.connections.give_back(store)
         with self._lock:
-            wanted = not self._abandoned
-            if wanted:
-                self._error = error
-                self._connected = [] if error else list(connected)
-            self._over.set()
+            if not self._outcome.done():
+                if error is None:
+                    self._outcome.set_result(list(connected))
+                else:
+                    self._outcome.set_exception(error)
         connected.clear()  # frees what is not wanted: the error's traceback would keep it
 
     def _meet(self, store: Store) -> tuple[gloo.Endpoint, ...]:
@@ -189,7 +181,7 @@ class ConnectAttempt:
         try:
             store.wait([f"{prefix}/@go"], self._left())
         except dist.DistStoreError:
-            raise AttachError(f"a member did not connect within {self._timeout.total_seconds():g} s") from None
+            raise AttachError(self._late) from None
         with self._lock:
             self._is_waiting = False
         if store.get(f"{prefix}/@go") != _ALL_CAME.encode():
@@ -207,7 +199,7 @@ class ConnectAttempt:
     def _end_rendezvous(self) -> None:
         """End the wait in `_meet`. Not over the connection on which it waits."""
         with contextlib.suppress(dist.DistError):  # the store is lost too: the wait ends at its timeout
-            self._rendezvous.connections.store.set(f"{self._rendezvous.prefix}/@go", _CANCELLED)
+            self._rendezvous.connections.store.set(f"{self._rendezvous.prefix}/@go", "cancelled")
 
     def _connect(self, store: Store, spec: GroupSpec) -> EpochGroup:
         prefixed = PrefixStore(f"{self._rendezvous.prefix}/{spec.group}", store)
@@ -220,7 +212,7 @@ class ConnectAttempt:
         return timedelta(seconds=max(self._deadline - time.monotonic(), 0.001))
 
     def _check_time(self) -> None:
-        if self._abandoned:
+        if self._outcome.done():
             raise AttachError("the attempt was abandoned")
         if time.monotonic() > self._deadline:
-            raise AttachError(f"a member did not connect within {self._timeout.total_seconds():g} s")
+            raise AttachError(self._late)

@@ -1,4 +1,4 @@
-"""The registry of this process's groups: they attach, drain and attach again together, under the user's live objects.
+"""The registry of this process's groups. They attach, drain and attach again together, while the script keeps using them.
 
 States: REHEARSING (a replacement: results are fake or from the transcript) -> ATTACHED -> DRAINING (a member was lost:
 results are fake, nothing blocks, nothing raises) -> ATTACHED in the next epoch.
@@ -163,18 +163,13 @@ class Registry(GroupOwner):
     ) -> None:
         """Connect every group with its peers, under store keys that begin with `prefix`, and leave the drain.
 
-        `store` is the same object as the last time unless the store has moved.
-
-        `cancelled` is read once, after `abort` has become effective, so that no loss falls between the two. On
-        `AttachError` the groups stay fake.
+        `store` is the same object as the last time, unless the store has moved. `cancelled` is read once, when `abort` can
+        already interrupt this, so that no loss is missed. On `AttachError` the groups stay fake.
         """
         self._free_retired()
         rendezvous = self._open(store, prefix)
         groups = list(self.groups)
-        attempt = ConnectAttempt(self._open_device(), rendezvous, [group.spec for group in groups], timeout)
-        with self._lock:
-            self._connecting = attempt
-        try:
+        with self._attempt(rendezvous, [group.spec for group in groups], timeout) as attempt:
             if cancelled():
                 raise AttachError(_LOST_MEANWHILE)
             inners = attempt.run(None)
@@ -188,6 +183,16 @@ class Registry(GroupOwner):
                 self._reset_counts()
                 self.state = GroupState.ATTACHED
                 self.step_failed = False
+
+    @contextmanager
+    def _attempt(self, rendezvous: Rendezvous, specs: list[GroupSpec], timeout: timedelta) -> Iterator[ConnectAttempt]:
+        """Yield an attempt to connect groups, which `abort` cancels."""
+        self._device = self._device or gloo.Device()
+        attempt = ConnectAttempt(self._device, rendezvous, specs, timeout)
+        with self._lock:
+            self._connecting = attempt
+        try:
+            yield attempt
         finally:
             with self._lock:
                 self._connecting = None
@@ -227,11 +232,9 @@ class Registry(GroupOwner):
         Raises `AttachError` for the world's own group: without it there is nothing to drain.
         """
         assert self._rendezvous is not None
-        attempt = ConnectAttempt(self._open_device(), self._rendezvous, [spec], spec.timeout)
-        with self._lock:
-            self._connecting = attempt
         try:
-            (inner,) = attempt.run(None if world else self._peers)
+            with self._attempt(self._rendezvous, [spec], spec.timeout) as attempt:
+                (inner,) = attempt.run(None if world else self._peers)
         except AttachError as error:
             if world:
                 raise
@@ -243,9 +246,6 @@ class Registry(GroupOwner):
                 self.on_failure(f"new_group: {error}")
             self.hold()
             return None
-        finally:
-            with self._lock:
-                self._connecting = None
         if world:
             self._peers = attempt.peers
         return inner
@@ -277,7 +277,3 @@ class Registry(GroupOwner):
         self._prefix, self._worlds = prefix, 1
         self._rendezvous = replace(self._rendezvous, connections=self._connections, prefix=prefix)
         return self._rendezvous
-
-    def _open_device(self) -> gloo.Device:
-        self._device = self._device or gloo.Device()
-        return self._device
