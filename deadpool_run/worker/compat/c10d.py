@@ -4,8 +4,7 @@ Only the modules of this folder use private names of torch, or read its version:
 tests/worker/compat/test_torch_names.py checks each name in the files of every version.
 """
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -64,14 +63,14 @@ def nccl_options(timeout: timedelta) -> Any:
     return options
 
 
-@contextlib.contextmanager
-def nccl_group(backend: Any) -> Iterator[None]:
-    """Group all NCCL calls inside (ncclGroupStart)."""
-    backend._group_start()  # noqa: SLF001
+def abort_nccl(backends: Sequence[Any]) -> None:
+    """Abort NCCL backends in one NCCL group (ncclGroupStart), so that the aborts become one call."""
+    backends[0]._group_start()  # noqa: SLF001
     try:
-        yield
+        for backend in backends:
+            backend.abort()
     finally:
-        backend._group_end()  # noqa: SLF001
+        backends[0]._group_end()  # noqa: SLF001
 
 
 def carrier() -> str:

@@ -1,8 +1,8 @@
 """The NCCL backend of a group.
 
-Its works are returned unwrapped: they do not raise on an abort, and their futures have stream semantics that no wrapper
-keeps. All communicators of a process are aborted in one NCCL group, as far as torch's abort takes part in it: the abort of
-one can wait for a kernel that waits for another.
+Its works are returned unwrapped: they do not raise on an abort, and a wrapper would lose the stream semantics of their
+futures. All communicators of a process are aborted in one NCCL group, because the abort of one can wait for a kernel that
+waits for another. Torch's abort takes part in that group only in part.
 """
 
 import os
@@ -51,10 +51,4 @@ def create(store: Store, rank: int, *, ranks: Sequence[int], timeout: timedelta,
 def abort_all(backends: Sequence[Any]) -> None:
     """Abort the backends together, in a thread."""
     _aborted.extend(backends)
-    threading.Thread(target=_abort, args=(tuple(backends),), name="deadpool-nccl-abort", daemon=True).start()
-
-
-def _abort(backends: Sequence[Any]) -> None:
-    with c10d.nccl_group(backends[0]):  # the aborts become one call
-        for backend in backends:
-            backend.abort()
+    threading.Thread(target=c10d.abort_nccl, args=(tuple(backends),), name="deadpool-nccl-abort", daemon=True).start()
