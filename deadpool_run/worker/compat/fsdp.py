@@ -1,6 +1,6 @@
 """FSDP2's private names: its state from one step to the next."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch.distributed.fsdp import FSDPModule
@@ -31,18 +31,9 @@ def reset(modules: Iterable[FSDPModule]) -> None:
     An interrupted backward leaves a note that its final callback is queued, and with that the next backward would reduce
     nothing. An evaluation leaves the order of its forwards, by which the next backward prefetches.
     """
-    for root in _roots(modules):
-        root.reset_iter_state()
-
-
-def _roots(modules: Iterable[FSDPModule]) -> Iterator[FSDPModule]:
-    """Yield the root of each tree of `modules` once; none before the first forward."""
-    known: set[int] = set()
-    for module in modules:
-        states = _state(module)._state_ctx.all_states  # noqa: SLF001
-        if states and id(states[0]) not in known:
-            known.add(id(states[0]))
-            yield states[0]._modules[0]  # noqa: SLF001 - the tree's states are in the order of named_modules()
+    trees = (_state(module)._state_ctx.all_states for module in modules)  # noqa: SLF001 - empty before the first forward
+    for root in dict.fromkeys(states[0] for states in trees if states):
+        root._modules[0].reset_iter_state()  # noqa: SLF001 - a tree's states are in the order of named_modules()
 
 
 def _groups(module: FSDPModule) -> list[Any]:
