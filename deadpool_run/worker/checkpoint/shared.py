@@ -9,15 +9,17 @@ import mmap
 from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
 from deadpool_run.errors import VersionGoneError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault import checkpoint_format
-from deadpool_run.vault.checkpoint_format import CheckpointStep, PartStamp
+from deadpool_run.vault import checkpoint_format, segments
+from deadpool_run.vault.checkpoint_format import CheckpointStep, PartStamp, Record
 from deadpool_run.vault.status_page import StatusPage
 from deadpool_run.wire import typed
 from deadpool_run.wire.checkpoints import StepTaken, TakeStep
@@ -97,18 +99,24 @@ class SharedCheckpoint:
         storage, unfinished, version = storage_at(order.target), _unfinished(order), Version(order.version)
         self._learn(order)
         write.write_metadata(storage.writer(unfinished), self._items, self._paths, self._results(order))
-        stamps = typed.from_plain(list[PartStamp], self._results_of(order, CheckpointStep.PARTS)["stamps"])
+        parts = typed.from_plain(list[PartStamp], self._results_of(order, CheckpointStep.PARTS)["stamps"])
         for step in _EXCHANGED:
             for first in order.firsts:
                 storage.discard(_file(order, step, first))
-        write.complete(
-            storage,
-            unfinished,
+        with storage.open(f"{unfinished}/{checkpoint_format.METADATA}") as file:
+            metadata = segments.digest_of(file.read()).hex()
+        record = Record(
             run=order.run,
             version=version,
-            stamps=sorted(stamps, key=lambda stamp: stamp.rank),
-            found_meshes=meshes(piece.entry for piece in self._pieces),
+            world_size=len(parts),
+            meshes=meshes(piece.entry for piece in self._pieces),
+            torch=torch.__version__,
+            written=datetime.now(UTC).isoformat(timespec="seconds"),
+            metadata=metadata,
+            parts=tuple(sorted(parts, key=lambda part: part.rank)),
         )
+        storage.put(f"{unfinished}/{checkpoint_format.RECORD}", checkpoint_format.encode_record(record))  # last of all
+        storage.complete(unfinished, checkpoint_format.name_of(version))
         write.prune(storage, version, order.keep)
         return storage.where(checkpoint_format.name_of(version))
 

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import checkpoint_format, segments
-from deadpool_run.vault.checkpoint_format import Part, PartPlace, PartStamp, Record
+from deadpool_run.vault.checkpoint_format import Part, PartPlace, PartStamp
 from deadpool_run.worker.checkpoint.plan import (
     Path,
     Piece,
@@ -46,32 +45,6 @@ def write_part(storage: Storage, unfinished: str, part: Part) -> PartStamp:
     data = checkpoint_format.encode_part(part)
     storage.put(f"{unfinished}/{checkpoint_format.part_name(part.rank)}", data)
     return PartStamp(part.rank, len(data), segments.digest_of(data).hex())
-
-
-def complete(  # noqa: PLR0913 - what the record says
-    storage: Storage,
-    unfinished: str,
-    *,
-    run: str,
-    version: Version,
-    stamps: Sequence[PartStamp],
-    found_meshes: tuple[str, ...],
-) -> None:
-    """Write the record, after everything else, and make the checkpoint appear."""
-    with storage.open(f"{unfinished}/{checkpoint_format.METADATA}") as file:
-        metadata = segments.digest_of(file.read()).hex()
-    record = Record(
-        run=run,
-        version=version,
-        world_size=len(stamps),
-        meshes=found_meshes,
-        torch=torch.__version__,
-        written=datetime.now(UTC).isoformat(timespec="seconds"),
-        metadata=metadata,
-        parts=tuple(stamps),
-    )
-    storage.put(f"{unfinished}/{checkpoint_format.RECORD}", checkpoint_format.encode_record(record))
-    storage.complete(unfinished, checkpoint_format.name_of(version))
 
 
 def prune(storage: Storage, newest: Version, keep: int) -> None:
