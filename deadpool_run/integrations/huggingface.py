@@ -126,33 +126,28 @@ class _Loop:
         del arguments["epoch"]
         if self._driver is None:
             self._driver = self._begin(loader)
-        moved = False
-        while True:
-            if not moved:
-                self._index = self._driver.next()
-            if self._index is None:
-                return
+        self._index = self._driver.next()
+        while self._index is not None:
             epoch, update = divmod(self._index, self._updates)
             skipped = update * self._trainer.args.gradient_accumulation_steps
             self._trainer.control.should_training_stop = False
             try:
                 epoch_of_trainer(
                     epoch=epoch,
-                    train_dataloader=_Epoch(self, loader, epoch, skipped),
+                    train_dataloader=self._batches(loader, epoch, skipped),
                     steps_in_epoch=in_epoch - skipped,
                     num_update_steps_per_epoch=self._updates - update,
                     **arguments,
                 )
             except _Moved:
-                moved = True
                 continue
-            moved = False
             # After the last update, ask for another: that waits until all is committed, or returns an update to repeat.
             at_end = self._trainer.state.global_step >= self._trainer.state.max_steps
             if not (at_end or self.job.interrupted):
                 return
+            self._index = self._driver.next()
 
-    def batches(self, loader: SeekableLoader, epoch: int, skipped: int) -> Iterator[Any]:
+    def _batches(self, loader: SeekableLoader, epoch: int, skipped: int) -> Iterator[Any]:
         """Yield the micro-batches; ask for the next update before the first one of each update."""
         assert self._driver is not None
         accumulated = self._trainer.args.gradient_accumulation_steps
@@ -176,16 +171,6 @@ class _Loop:
         if trainer.accelerator.scaler is not None:
             job.protect(scaler=trainer.accelerator.scaler)
         return StepDriver(job, trainer.state.max_steps)
-
-
-class _Epoch:
-    """The DataLoader of one epoch, as the Trainer's loop uses it."""
-
-    def __init__(self, loop: _Loop, loader: SeekableLoader, epoch: int, skipped: int) -> None:
-        self._loop, self._place = loop, (loader, epoch, skipped)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._loop.batches(*self._place)
 
 
 class _Progress:
