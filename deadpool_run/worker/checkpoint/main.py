@@ -4,7 +4,6 @@ It gets the status page and the slots of the node's ranks, and answers one reque
 it. It ends when the agent closes the control socket.
 """
 
-import array
 import ctypes
 import os
 import socket
@@ -23,15 +22,14 @@ from deadpool_run.wire.checkpoints import (
     LendStatusPage,
     TakeStep,
 )
-from deadpool_run.wire.messages import FrameBuffer, Message, encode
+from deadpool_run.wire.messages import encode
 from deadpool_run.worker.checkpoint.read import choose, fill
 from deadpool_run.worker.checkpoint.shared import SharedCheckpoint
 from deadpool_run.worker.checkpoint.slots import Slots
+from deadpool_run.worker.process.agent_link import receive
 
 _Order = ChooseCheckpoint | FillSlots | TakeStep
-_MAX_FDS = 2
 _PR_SET_NAME = 15
-_NAME = b"deadpool-save"
 _NICENESS = 10
 """Niceness after the copy: writing can wait, and training cannot."""
 
@@ -39,12 +37,12 @@ _NICENESS = 10
 def main(control_fd: int) -> None:
     """Serve until the agent closes the control socket."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's writer would query the driver, and nothing here is on a device
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME, 0, 0, 0)  # the name in top and ps
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"deadpool-save", 0, 0, 0)  # the name in top and ps
     control = socket.socket(fileno=control_fd)
     status_page: StatusPage | None = None
     share: SharedCheckpoint | None = None
     slots: dict[Rank, tuple[int, int]] = {}
-    while (received := _receive(control)) is not None:
+    while (received := receive(control)) is not None:
         message, fds = received
         match message:
             case LendStatusPage(world_size):
@@ -57,19 +55,6 @@ def main(control_fd: int) -> None:
                 control.sendall(encode(_answered(message, slots, share)))
             case _:
                 raise AssertionError(f"a checkpointer received the unexpected message {type(message).__name__}")
-
-
-def _receive(control: socket.socket) -> tuple[Message, list[int]] | None:
-    """Return the next message with its descriptors. Reads no byte after it, which may carry other descriptors."""
-    frames = FrameBuffer()
-    fds = array.array("i")
-    while True:
-        data, more, _, _ = socket.recv_fds(control, frames.missing, _MAX_FDS)
-        fds.extend(more)
-        if not data:
-            return None
-        for message in frames.feed(data):
-            return message, list(fds)
 
 
 def _answered(order: _Order, slots: Slots, share: SharedCheckpoint) -> FromCheckpointer:

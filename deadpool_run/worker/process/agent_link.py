@@ -29,7 +29,6 @@ from deadpool_run.wire.messages import (
 )
 from deadpool_run.worker.process.unwind import AsyncRaise
 
-_READ_BYTES = 64 << 10
 _MAX_FDS = 8
 _AGENT_GONE = 1
 _END_S = 60.0
@@ -38,24 +37,36 @@ _END_S = 60.0
 def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
     """Wait for a rank from the agent; return it with its descriptors, or None if the spare is dismissed.
 
-    Runs before the reading thread exists, and reads not one byte beyond the order: the rest belongs to that thread. Exits
-    the process if the agent is gone. Raises `ProtocolError` for any other order.
+    Runs before the reading thread exists. Exits the process if the agent is gone. Raises `ProtocolError` for any other order.
     """
-    frames = FrameBuffer()
-    data, fds, _, _ = socket.recv_fds(control, 4, _MAX_FDS)
-    while data:
+    received = receive(control)
+    if received is None:
+        os._exit(_AGENT_GONE)
+    message, fds = received
+    match message:
+        case Assign():
+            return message, fds
+        case Dismiss() | Stop():
+            return None
+        case ExitNow(code=code):
+            os._exit(code)
+        case _:
+            raise ProtocolError(f"a parked worker received the unexpected message {type(message).__name__}")
+
+
+def receive(control: socket.socket) -> tuple[Message, list[int]] | None:
+    """Return the next message with its descriptors; None if the agent has closed the socket.
+
+    Reads not one byte beyond the message: the rest may belong to another reader, or carry other descriptors.
+    """
+    frames, fds = FrameBuffer(), list[int]()
+    while True:
+        data, more, _, _ = socket.recv_fds(control, frames.missing, _MAX_FDS)
+        fds += more
+        if not data:
+            return None
         for message in frames.feed(data):
-            match message:
-                case Assign():
-                    return message, fds
-                case Dismiss() | Stop():
-                    return None
-                case ExitNow(code=code):
-                    os._exit(code)
-                case _:
-                    raise ProtocolError(f"a parked worker received the unexpected message {type(message).__name__}")
-        data = control.recv(frames.missing)
-    os._exit(_AGENT_GONE)
+            return message, fds
 
 
 class AgentOrders:
@@ -78,13 +89,14 @@ class AgentOrders:
         self.moved_store: tuple[str, int] | None = None
         """The store's new address for the next run of the script; None: unchanged."""
 
-    def _wait_for(self, come: Callable[[], bool]) -> None:
-        """Block until `come()`. The lock is held."""
-        self._changed.wait_for(lambda: self._stopping or self._leaving or come())
-        if self._stopping and not come():
-            raise SystemExit(1)
-        if self._leaving:
-            raise RunLeft
+    def _wait_for(self, come: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Block until `come()`, or until the timeout. Takes the lock, which the caller may hold too."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._leaving or come(), timeout_s)
+            if self._stopping and not come():
+                raise SystemExit(1)
+            if self._leaving:
+                raise RunLeft
 
     def _leave(self) -> None:
         # Start the async raise before any waiter wakes: a thread that woke first would be hit after it had unwound.
@@ -108,8 +120,7 @@ class AgentOrders:
 
     def wait_assigned(self) -> tuple[Assign, list[int]]:
         """Block until this spare is given a rank; return the rank with its descriptors."""
-        with self._changed:
-            self._wait_for(lambda: self._assigned is not None)
+        self._wait_for(lambda: self._assigned is not None)
         assigned = self.take_assigned()
         assert assigned is not None
         return assigned
@@ -144,9 +155,8 @@ class AgentOrders:
 
     def wait_newer(self, epoch: int) -> int:
         """Block until an epoch newer than this is known; return it."""
-        with self._changed:
-            self._wait_for(lambda: self.epoch > epoch)
-            return self.epoch
+        self._wait_for(lambda: self.epoch > epoch)
+        return self.epoch
 
     def wait_resume(self, epoch: int) -> int | None:
         """Block until the resume version of this epoch is known; None if a newer epoch came first."""
@@ -163,19 +173,15 @@ class AgentOrders:
     def wait_end(self) -> None:
         """Block until the agent ends this process. Any thread. Raises RuntimeError if it does not for a minute."""
         if threading.current_thread() is threading.main_thread():
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._leaving, _END_S)
-                if self._stopping or self._leaving:
-                    self._wait_for(lambda: False)
+            self._wait_for(lambda: False, _END_S)
         else:
             threading.Event().wait(_END_S)
         raise RuntimeError(f"a peer was lost {_END_S:g} s ago, and the agent has not ended this process")
 
     def wait_release(self, epoch: int) -> bool:
         """Block until the loop may end; False if a newer epoch came first."""
-        with self._changed:
-            self._wait_for(lambda: self.epoch > epoch or self._released)
-            return self._released
+        self._wait_for(lambda: self.epoch > epoch or self._released)
+        return self._released
 
 
 class AgentLink:
@@ -226,7 +232,7 @@ class AgentLink:
 
     def _receive(self) -> bytes:
         try:
-            data, fds, _, _ = socket.recv_fds(self._control, _READ_BYTES, _MAX_FDS)
+            data, fds, _, _ = socket.recv_fds(self._control, 64 << 10, _MAX_FDS)
         except ConnectionResetError:
             return b""
         self._fds += fds
