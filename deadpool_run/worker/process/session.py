@@ -62,7 +62,8 @@ class Session:
             os.close(named.pop(name))
         for fd in (self.status_page_fd, *self.slot_fds, self.transcript_fd):
             os.close(fd)
-        put_in_environment(rank, named)
+        env = _environment_of(rank, named)
+        os.environ.update({name: value for name, value in env.items() if name.startswith("DEADPOOL_")})
         self._read_environment()
         self.link.preparing = None
 
@@ -78,18 +79,19 @@ def assume(rank: Assign, fds: list[int]) -> None:
         if name in named:
             os.dup2(named[name], number)
             os.close(named.pop(name))
-    put_in_environment(rank, named, whole=True)
+    env = _environment_of(rank, named)
+    os.environ.clear()
+    os.environ.update(env)
 
 
-def put_in_environment(rank: Assign, fds: dict[str, int], *, whole: bool = False) -> None:
-    """Write the assignment into the environment; `whole`: replace the environment."""
-    env = {"DEADPOOL_CONTROL_FD": os.environ.get("DEADPOOL_CONTROL_FD", ""), **rank.env}
-    env["DEADPOOL_PREPARING"] = str(int(rank.prepare))
-    env["DEADPOOL_LOCAL_RANK"] = str(rank.local_rank)
-    env |= {variable: str(fds[name]) for name, variable in _FD_VARIABLES.items()}
-    if whole:
-        os.environ.clear()
-    os.environ.update(env if whole else {name: value for name, value in env.items() if name.startswith("DEADPOOL_")})
+def _environment_of(rank: Assign, fds: dict[str, int]) -> dict[str, str]:
+    return {
+        "DEADPOOL_CONTROL_FD": os.environ.get("DEADPOOL_CONTROL_FD", ""),
+        **rank.env,
+        "DEADPOOL_PREPARING": str(int(rank.prepare)),
+        "DEADPOOL_LOCAL_RANK": str(rank.local_rank),
+        **{variable: str(fds[name]) for name, variable in _FD_VARIABLES.items()},
+    }
 
 
 def under_deadpool() -> bool:
