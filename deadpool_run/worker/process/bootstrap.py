@@ -1,6 +1,7 @@
 """Entry point of a worker: waits parked for a rank, then runs the user's script as `__main__`."""
 
 import builtins
+import contextlib
 import importlib.machinery
 import io
 import json
@@ -70,10 +71,8 @@ def _write_whole_lines() -> None:
 def _execute(argv: list[str], fds: list[int]) -> NoReturn:
     for fd in fds:
         if fd > 2:  # the standard streams are inherited anyway
-            try:
+            with contextlib.suppress(OSError):  # stdout's or stderr's own number, closed after its dup2
                 os.set_inheritable(fd, True)
-            except OSError:  # stdout's or stderr's own number, closed after its dup2
-                continue
     try:
         os.execvpe(argv[0], argv, os.environ)  # noqa: S606 - running the user's program is the purpose
     except OSError as error:

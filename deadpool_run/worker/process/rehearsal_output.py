@@ -27,8 +27,7 @@ class MarkedStream:
 
     def writelines(self, lines: list[str]) -> None:
         """Write each."""
-        for line in lines:
-            self.write(line)
+        self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

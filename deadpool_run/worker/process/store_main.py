@@ -15,17 +15,13 @@ def main(control_fd: int, listener_fd: int) -> None:
     dns.disable()
     control = socket.socket(fileno=control_fd)
     listener = socket.socket(fileno=listener_fd)
-    set_keepalive(listener)
+    # The kernel ends connections whose other host has vanished silently. Accepted sockets inherit these options.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _IDLE_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
     host, port = listener.getsockname()
     store = c10d.serve_store(host, port, listener.detach())
     control.sendall(encode(StoreListening(port)))
     control.recv(1)
     del store
-
-
-def set_keepalive(listener: socket.socket) -> None:
-    """Have the kernel end connections whose other host has vanished silently. Accepted sockets inherit the options."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _IDLE_S)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
