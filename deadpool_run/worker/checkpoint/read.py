@@ -40,9 +40,6 @@ class _Candidate:
     storage: Storage
     name: str
 
-    def where(self) -> str:
-        return self.storage.where(self.name)
-
     def open(self, file: str) -> IO[bytes]:
         return self.storage.open(f"{self.name}/{file}")
 
@@ -67,7 +64,7 @@ def choose(order: ChooseCheckpoint) -> CheckpointLoaded:
             _refuse_newer(storage, order.resume)
     refused, passed_over = [], False
     for candidate in _candidates(order):
-        where = candidate.where()
+        where = candidate.storage.where(candidate.name)
         if where in order.but:
             passed_over = True
             continue
