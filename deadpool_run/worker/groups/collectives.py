@@ -1,4 +1,4 @@
-"""The table of collectives: where the outputs of each are, and its fake result when no peer is there.
+"""The table of collectives: which arguments are the outputs of each, and its fake result without peers.
 
 A fake result is deterministic and, as far as the arguments allow, finite: outputs become copies of this rank's input, or
 zeros, never uninitialized memory. In-place collectives keep floating-point tensors (with non-finite values set to zero),

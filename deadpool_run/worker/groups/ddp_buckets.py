@@ -20,7 +20,7 @@ from deadpool_run.worker.groups.transcript import Transcript
 
 
 class Wrappers:
-    """The DDPs that were made since this was, in order, without those that were freed."""
+    """The live DDP modules that were made after this object, in order."""
 
     def __init__(self) -> None:
         self._made: list[weakref.ref[DistributedDataParallel]] = []

@@ -26,7 +26,6 @@ from deadpool_run.worker.compat import c10d
 ADDRESS_VARIABLE = "DEADPOOL_NODE_ADDR"
 """The numeric address by which peers reach this node. The user's GLOO_SOCKET_IFNAME overrides it."""
 _DEVICE_ATTEMPTS = 5
-_THREADS = 2
 _UNANSWERED_MS = 5000
 """The kernel stops sending the rest of a severed connection after this long without an answer."""
 _PEER_FAILURE = re.compile(
@@ -34,8 +33,6 @@ _PEER_FAILURE = re.compile(
 )
 _WORK_THREAD = "pt_gloo_runloop"
 """Torch's name for the threads that run Gloo's collectives."""
-_IDLE_WAIT_S = 1.0
-_IDLE_PAUSE_S = 0.001
 _BROKEN = re.compile(r"closed by peer|connection reset|broken pipe|pair closure", re.IGNORECASE)
 
 Endpoint = tuple[str, int]
@@ -63,7 +60,7 @@ class Device:
 
         `timeout` is that of its collectives. Raises Gloo's own errors.
         """
-        options = c10d.gloo_options(self.handle, threads=_THREADS, timeout=connect_timeout)
+        options = c10d.gloo_options(self.handle, threads=2, timeout=connect_timeout)
         backend = ProcessGroupGloo(store, rank, size, options)
         backend.set_timeout(timeout)
         return backend
@@ -104,9 +101,9 @@ def hold_until_idle(_group: Any) -> None:
     interpreter.
     """
     idle = 0
-    deadline = time.monotonic() + _IDLE_WAIT_S
+    deadline = time.monotonic() + 1.0
     while idle < 2 and time.monotonic() < deadline:  # twice: a sleeping thread may be waiting for a lock
-        time.sleep(_IDLE_PAUSE_S)  # releases the interpreter's lock, which they may need
+        time.sleep(0.001)  # releases the interpreter's lock, which they may need
         idle = idle + 1 if all(state == "S" for state in _work_threads()) else 0
 
 

@@ -57,7 +57,7 @@ class WaitCancellation:
         self._pending: deque[tuple[float, int]] = deque()
 
     def add_callback(self, callback: Callable[[], object], generation: int) -> None:
-        """Call back when this generation is cancelled; now, if it is already."""
+        """Call back when this generation is cancelled; at once if it is already."""
         with self._lock:
             if self.newest < generation:
                 self._callbacks[callback] = generation
@@ -65,7 +65,7 @@ class WaitCancellation:
         callback()
 
     def remove_callback(self, callback: Callable[[], object]) -> None:
-        """Don't call back any more."""
+        """Undo `add_callback`."""
         with self._lock:
             self._callbacks.pop(callback, None)
 
