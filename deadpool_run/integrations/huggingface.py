@@ -41,7 +41,7 @@ def protect(trainer: Trainer) -> Trainer:
     kind = type(trainer)
     trainer.__class__ = type(kind.__name__, (_Protected, kind), {})
     trainer.deadpool = _Loop(trainer, deadpool.init())
-    trainer.add_callback(_OnlyRealSteps(trainer.deadpool))
+    trainer.add_callback(trainer.deadpool)
     return trainer
 
 
@@ -81,26 +81,7 @@ class _Protected:
             super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
 
 
-class _OnlyRealSteps(TrainerCallback):
-    """Corrects the epoch's fraction, and ignores the control flags of a step that will be repeated."""
-
-    def __init__(self, loop: "_Loop") -> None:
-        self._loop = loop
-
-    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        state.epoch = self._loop.epoch_fraction()
-        self._only_if_real(control)
-
-    def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
-        self._only_if_real(control)
-
-    def _only_if_real(self, control: Any) -> None:
-        if self._loop.job.interrupted:
-            for name in _UNLESS_REAL:
-                setattr(control, name, False)
-
-
-class _Loop:
+class _Loop(TrainerCallback):
     """Connects the Trainer's loop over epochs with the job's loop over steps."""
 
     def __init__(self, trainer: Any, job: deadpool.Job) -> None:
@@ -114,10 +95,17 @@ class _Loop:
     def is_discarded(self) -> bool:
         return self._driver is not None and self._driver.is_discarded
 
-    def epoch_fraction(self) -> float:
-        """Return the number of epochs after the running step."""
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Correct the epoch's fraction: after a repair, the Trainer counts only the rest of the epoch."""
         assert self._index is not None
-        return (self._index + 1) / self._updates
+        state.epoch = (self._index + 1) / self._updates
+        self.on_epoch_end(args, state, control)
+
+    def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
+        """Clear the control flags of a step that will be repeated."""
+        if self.job.interrupted:
+            for name in _UNLESS_REAL:
+                setattr(control, name, False)
 
     def run(self, epoch_of_trainer: Callable[..., None], **arguments: Any) -> None:
         """Replace `Trainer._run_epoch`: run the epoch of the next step, to its end."""

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -232,7 +232,7 @@ class _Progress:
                 name: [getattr(metric, each) for each in self._SUMS if hasattr(metric, each)]
                 for name, metric in self._results.items()
             },
-            "callbacks": [callback.state_dict() for callback in self._callbacks],
+            "callbacks": [callback.state_dict() for callback in trainer.callbacks],
             "precision": trainer.precision_plugin.state_dict(),
         }
 
@@ -245,7 +245,7 @@ class _Progress:
         for name, metric in self._results.items():
             for attribute, value in zip(self._SUMS, values["metrics"].get(name, ()), strict=False):
                 setattr(metric, attribute, value)
-        for callback, state in zip(self._callbacks, values["callbacks"], strict=True):
+        for callback, state in zip(trainer.callbacks, values["callbacks"], strict=True):
             callback.load_state_dict(state)
         if values["precision"]:
             trainer.precision_plugin.load_state_dict(values["precision"])
@@ -255,7 +255,3 @@ class _Progress:
         """The sums of `self.log(..., on_epoch=True)` so far."""
         results = self._trainer.fit_loop.epoch_loop._results  # noqa: SLF001
         return {name: metric for name, metric in results.items() if metric.is_tensor}
-
-    @property
-    def _callbacks(self) -> list[Callback | LightningModule]:
-        return list(self._trainer.callbacks)

@@ -36,7 +36,9 @@ class SeekableLoader:
         self.loader = loader
         self._seed = seed
         self._worker_seed = seed
-        self._generator = self._own_generator()
+        # The sampler's own generator; None if each epoch seeds it.
+        own = (getattr(part, "generator", None) for part in samplers(loader) if not hasattr(part, "set_epoch"))
+        self._generator = next((each for each in own if isinstance(each, torch.Generator)), None)
         self._epoch = 0
         self._begin = None if self._generator is None else self._generator.get_state()
 
@@ -85,14 +87,6 @@ class SeekableLoader:
                 if self._epoch >= epoch:
                     return order
                 self._epoch, self._begin = self._epoch + 1, self._generator.get_state()
-
-    def _own_generator(self) -> torch.Generator | None:
-        """Return the sampler's generator; None if each epoch seeds it."""
-        for part in samplers(self.loader):
-            generator = getattr(part, "generator", None)
-            if isinstance(generator, torch.Generator) and not hasattr(part, "set_epoch"):
-                return generator
-        return None
 
 
 def _seed_all(seed: int) -> None:
