@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from kit.world import TIMEOUT
 
+from deadpool_run.errors import RefusedError
 from deadpool_run.worker.groups.registry import GroupState
 from deadpool_run.worker.groups.transcript import Transcript
 
@@ -55,6 +56,22 @@ def test_a_rehearsal_with_the_transcript_sees_what_the_rank_saw(make_world):
         played, misses = world.start(rank, play, data).result()
         assert misses == 0
         assert played == results
+
+
+def asks_in_a_later_step(member):
+    member.start(attached=False)
+    member.registry.begin_step()
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    assert work.wait()
+    member.registry.begin_step()
+    with pytest.raises(RefusedError, match="allreduce: this collective was issued in an earlier step"):
+        work.wait()
+    with pytest.raises(RefusedError, match="allreduce: this collective was issued in an earlier step"):
+        work.get_future()
+
+
+def test_a_fake_result_is_refused_in_a_later_step(make_world):
+    make_world(2).start(0, asks_in_a_later_step).result()
 
 
 def rehearse(member):
