@@ -77,11 +77,9 @@ class Group(GroupApi):
         if self._nccl is not None:
             return
         with self._nccl_lock:
-            epoch, spec = self._epoch, self.spec
+            epoch = self._epoch
             if epoch is not None and self._nccl is None:
-                self._nccl = nccl.create(
-                    epoch.nccl_store, spec.rank, ranks=spec.ranks, timeout=spec.timeout, name=spec.group
-                )
+                self._nccl = nccl.create(epoch.nccl_store, self.spec)
                 c10d.add_cuda_backend(epoch.group, self._nccl)
 
     # --- collectives -----------------------------------------------------------------------------------------------

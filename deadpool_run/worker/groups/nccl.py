@@ -8,7 +8,6 @@ waits for another. Torch's abort takes part in that group only in part.
 import os
 import threading
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from deadpool_run.worker.compat import c10d
+from deadpool_run.worker.groups.connect import GroupSpec
 
 _SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else the watchdog ends the process when a peer is lost
@@ -39,13 +39,13 @@ def configure() -> None:
     os.environ.update(_SETTINGS)
 
 
-def create(store: Store, rank: int, *, ranks: Sequence[int], timeout: timedelta, name: str) -> Any:
-    """Return an NCCL backend. Its first collective connects the communicator with the peers."""
-    options = c10d.nccl_options(timeout)
+def create(store: Store, spec: GroupSpec) -> Any:
+    """Return the group's NCCL backend. Its first collective connects the communicator with the peers."""
+    options = c10d.nccl_options(spec.timeout)
     options.is_high_priority_stream = False
-    options.global_ranks_in_group = list(ranks)
-    options.group_name = name
-    return dist.ProcessGroupNCCL(store, rank, len(ranks), options)
+    options.global_ranks_in_group = list(spec.ranks)
+    options.group_name = spec.group
+    return dist.ProcessGroupNCCL(store, spec.rank, len(spec.ranks), options)
 
 
 def abort_all(backends: Sequence[Any]) -> None:
