@@ -232,6 +232,7 @@ class FakeWork(GuardedWork):
     def __init__(
         self, group: Issuer, collective: Collective, parts: Parts, source: int = 0, *, attempt: int | None = None
     ) -> None:
+        """`attempt` is the one in which to wait; by default the running one."""
         super().__init__(group, None, collective, parts)
         self._source = source
         if attempt is not None:
