@@ -5,7 +5,7 @@ Deterministic: the same state, event and time lead to the same state and orders.
 
 from deadpool_run.core import events as ev
 from deadpool_run.core import reports, timers
-from deadpool_run.core.copies import buddies, holders
+from deadpool_run.core.copies import buddies, holders, interval
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
@@ -15,7 +15,8 @@ from deadpool_run.core.members import vacant_seats
 from deadpool_run.core.recovery import losses, repair, restart, shutdown, spare_pool
 from deadpool_run.core.reports import Handler, accepted, in_epoch
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import State, all_done
+from deadpool_run.core.state import State
+from deadpool_run.core.timers import next_deadline
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 
 __all__ = ["check_invariants", "new_state", "next_deadline", "step"]
@@ -25,7 +26,7 @@ HANDLERS: dict[type[Event], Handler] = {
     ev.StopRequested: shutdown.stop_requested,
     ev.KillRequested: losses.kill_requested,
     ev.TimeAdvanced: lambda decision, _: timers.advance(decision),
-    ev.CoordinatorMoved: lambda _decision, _event: None,  # all that it means is in `takeover.events_to_handle`
+    ev.CoordinatorMoved: lambda _decision, _event: None,  # `takeover.events_to_handle` has done it all
     ev.NodeResynced: takeover.resynced_late,
     ev.NodeJoined: lambda decision, event: decision.add_node(event.node, event.place),
     ev.NodeLost: lambda decision, event: losses.nodes_lost(decision, [event]),
@@ -44,9 +45,9 @@ HANDLERS: dict[type[Event], Handler] = {
     ev.PrepareFailed: accepted(reports.prepare_failed),
     ev.ScriptInitialized: accepted(reports.initialized),
     ev.SetupCompleted: accepted(reports.setup_completed),
-    ev.LoopBypassed: accepted(reports.bypassed),
+    ev.LoopBypassed: accepted(restart.bypassed),
     ev.TranscriptSealed: accepted(reports.sealed),
-    ev.CaptureSkipped: accepted(reports.capture_skipped),
+    ev.CaptureSkipped: accepted(interval.skipped),
     ev.LoopFinished: reports.loop_finished,
     ev.SurvivorDrained: in_epoch(accepted(repair.drained, replacement=False)),
     ev.DrainFailed: in_epoch(repair.drain_failed),
@@ -58,7 +59,7 @@ HANDLERS: dict[type[Event], Handler] = {
     ev.FirstStepCompleted: in_epoch(accepted(stepped=True)),
     ev.CollectiveFailed: in_epoch(accepted(reports.collective_failed)),
 }
-"""What is done first about each event. `_advance` then decides what follows."""
+"""The handler of each event. `_advance` then decides what follows."""
 
 
 def new_state(settings: Settings) -> State:
@@ -73,8 +74,8 @@ def new_state(settings: Settings) -> State:
 def step(settings: Settings, state: State, event: Event, now: float) -> tuple[Effect, ...]:
     """Change the state by one event, and return the orders to perform, in this order.
 
-    `now` is in seconds of one monotonic clock and never falls. Stale or irrelevant events change nothing. A step that
-    raises leaves the state void: no further step takes it.
+    `now` is in seconds of one monotonic clock. Stale or irrelevant events change nothing. A step that raises leaves the
+    state void: no further step takes it.
     """
     assert not state.is_void, "an earlier step failed half-way"
     state.is_void = True
@@ -87,13 +88,8 @@ def step(settings: Settings, state: State, event: Event, now: float) -> tuple[Ef
     return tuple(decision.effects)
 
 
-def next_deadline(settings: Settings, state: State) -> float | None:
-    """Return when `TimeAdvanced` is due, if nothing else happens before; None if time changes nothing."""
-    return timers.earliest(settings, state)
-
-
 def _advance(decision: Decision) -> None:
-    """Decide all that follows from the events so far, whichever of them came last. Each phase is left at most once."""
+    """Decide what follows from all events so far. Each phase is left at most once."""
     state = decision.state
     if state.phase is JobPhase.REPAIRING:
         repair.advance(decision)
@@ -117,7 +113,5 @@ def _advance(decision: Decision) -> None:
 
 
 def _every_rank_is_through(state: State) -> bool:
-    if all_done(state):
-        return True
     counters = state.seat_counters
     return not counters.vacant and state.count(MemberPhase.FINISHED) == len(state.seats) - counters.done

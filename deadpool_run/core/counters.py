@@ -1,5 +1,6 @@
-"""Counts of members by phase and node, and of seats by condition, so that no report costs a look at all of them."""
+"""Counts of members by phase and node, and of seats by condition, so that handling a report scans neither."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from typing import TypeVar
@@ -10,7 +11,6 @@ from deadpool_run.ids import NodeId, Rank, WorkerId
 
 LEAVING = frozenset({MemberPhase.ENDING, MemberPhase.DISMISSED})
 """Phases of members that do not count as alive on their node."""
-
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -25,7 +25,7 @@ class MemberCounters:
         self._members = members
         self.by_phase: dict[MemberPhase, set[WorkerId]] = {}
         self.by_node: dict[NodeId, set[WorkerId]] = {}
-        self.alive: dict[NodeId, int] = {}
+        self.alive: Counter[NodeId] = Counter()
         """Members that are not about to leave, by node."""
         self.stepped = 0
         """Members that hold a rank and have completed a step since they attached."""
@@ -34,7 +34,7 @@ class MemberCounters:
         self.claiming = 0
         """Members that a rank waits for."""
         self._waits: dict[MemberPhase, list[tuple[float, WorkerId]]] = {}
-        """Per phase with a time limit: a heap of when each member's time began. Entries of the past are dropped late."""
+        """Per phase with a time limit: a heap of the times when it began for each member. Old entries are dropped late."""
         for member in members.values():
             self.add(member)
 
@@ -44,41 +44,32 @@ class MemberCounters:
         self.count(member)
 
     def remove(self, member: Member) -> None:
-        """Leave out a member that is no more."""
+        """Leave out a member."""
         _leave(self.by_node, member.node, member.worker)
         self.uncount(member)
 
     def count(self, member: Member) -> None:
         """Count what may change of a member, after a change."""
-        phase, node, worker = member.phase, member.node, member.worker
+        phase, worker = member.phase, member.worker
         self.by_phase.setdefault(phase, set()).add(worker)
-        if phase not in LEAVING:
-            self.alive[node] = self.alive.get(node, 0) + 1
-        if member.rank is not None:
-            self.bound += 1
-            self.stepped += member.stepped
-        elif member.claimed is not None:
-            self.bound += 1
-        self.claiming += member.claimed is not None
+        self._count(member, 1)
         if phase in TIMED:
             heappush(self._waits.setdefault(phase, []), (member.patience_from, worker))
 
     def uncount(self, member: Member) -> None:
         """Leave out what may change of a member, before a change."""
-        phase, node, worker = member.phase, member.node, member.worker
-        _leave(self.by_phase, phase, worker)
-        if phase not in LEAVING:
-            self.alive[node] -= 1
-            if not self.alive[node]:
-                del self.alive[node]
-        if member.rank is not None:
-            self.bound -= 1
-            self.stepped -= member.stepped
-        elif member.claimed is not None:
-            self.bound -= 1
-        self.claiming -= member.claimed is not None
-        if phase not in self.by_phase:
-            self._waits.pop(phase, None)
+        _leave(self.by_phase, member.phase, member.worker)
+        self._count(member, -1)
+        if member.phase not in self.by_phase:
+            self._waits.pop(member.phase, None)
+
+    def _count(self, member: Member, by: int) -> None:
+        holds_rank, claims = member.rank is not None, member.claimed is not None
+        if member.phase not in LEAVING:
+            self.alive[member.node] += by
+        self.stepped += by * (holds_rank and member.stepped)
+        self.bound += by * (holds_rank or claims)
+        self.claiming += by * claims
 
     def counts(self) -> tuple[object, ...]:
         """Return all that is counted, to be compared."""
@@ -87,7 +78,7 @@ class MemberCounters:
         return self.by_phase, self.by_node, self.alive, self.stepped, self.bound, self.claiming, since
 
     def longest_waiting(self, phase: MemberPhase) -> Member | None:
-        """Return the member whose time limit in this phase began first, of several the oldest; None if there is none."""
+        """Return the member whose time limit in this phase began first; of several, the oldest."""
         waits = self._waits.get(phase, ())
         while waits:
             began_at, worker = waits[0]

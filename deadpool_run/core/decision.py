@@ -1,6 +1,7 @@
-"""One decision under way: the setters that change the state, and the orders given so far."""
+"""A decision under way: the setters that change the state, and the orders given so far."""
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from deadpool_run.core import effects as do
@@ -15,55 +16,28 @@ from deadpool_run.core.state import NodeRecord, Repair, State
 from deadpool_run.core.transitions import JOB_TRANSITIONS, MEMBER_TRANSITIONS, JobPhase, MemberPhase, trigger_of
 from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 
-MemberOrder = (
-    do.AssignRank
-    | do.PrepareSpare
-    | do.AbortStep
-    | do.ReEnter
-    | do.ResumeFrom
-    | do.AttachGroups
-    | do.ReleaseWorker
-    | do.DismissWorker
-    | do.AbandonWorker
-    | do.KillWorker
-    | do.TerminateWorker
-)
-
 _COUNTED = frozenset({"phase", "since", "ending_grace_s", "rank", "claimed", "stepped"})
 """Fields of a member that `MemberCounters` counts and that can change."""
 
 
+@dataclass(slots=True)
 class Changes:
-    """What this decision has changed of that which later parts of it depend on: where nothing has, they do nothing."""
+    """What this decision has changed so far. Its later parts do nothing where nothing has changed for them."""
 
-    __slots__ = ("alive", "done", "joined", "nodes_lost", "placement", "vacancies")
-
-    def __init__(self) -> None:
-        self.joined: list[NodeId] = []
-        self.nodes_lost = False
-        self.alive: set[NodeId] = set()
-        """Nodes that a worker came to or is about to leave."""
-        self.done = False
-        """The number of ranks that are done."""
-        self.placement = False
-        """Which rank lives where."""
-        self.vacancies = False
-        """Vacant ranks, what is known of their copies, who waits for one, or who is ready to take one."""
+    joined: list[NodeId] = field(default_factory=list)
+    nodes_lost: bool = False
+    alive: set[NodeId] = field(default_factory=set)
+    """Nodes that a worker came to or is about to leave."""
+    done: bool = False
+    """The number of ranks that are done."""
+    placement: bool = False
+    """The node of some rank."""
+    vacancies: bool = False
+    """Vacant ranks, what is known of their copies, who waits for one, or who is ready to take one."""
 
 
 class Decision:
     """Lives for one call of `coordinator.step`. It changes the state in place."""
-
-    __slots__ = (
-        "all_sealed_before",
-        "changes",
-        "effects",
-        "limited_before",
-        "now",
-        "phase_before",
-        "settings",
-        "state",
-    )
 
     def __init__(self, settings: Settings, state: State, now: float) -> None:
         self.settings = settings
@@ -124,13 +98,13 @@ class Decision:
         return seat
 
     def add_member(self, member: Member) -> None:
-        """Note a worker that was not known."""
+        """Add a worker."""
         self.state.members[member.worker] = member
         self.state.member_counters.add(member)
         self._came_or_went(member)
 
     def remove(self, member: Member) -> None:
-        """Forget a worker that is no more, and vacate its seat."""
+        """Forget a worker, and vacate its seat."""
         if member.rank is not None:
             self.set_seat(member.rank, owner=None)
         del self.state.members[member.worker]
@@ -144,16 +118,16 @@ class Decision:
             self.changes.vacancies = True
 
     def vacate_all(self) -> None:
-        """Begin a world: nobody holds a rank, and nothing is known of any."""
+        """Begin a world: no rank is held, and nothing is known of any."""
         self.state.seats = vacant_seats(self.settings.world_size)
         self.state.seat_counters = SeatCounters(self.state.seats)
         self.changes.vacancies = self.changes.placement = self.changes.done = True
 
     def add_node(self, node: NodeId, place: ev.Place) -> None:
-        """Take a node in; the pool gives it workers."""
+        """Add a node. The pool of spares gives it workers."""
         state = self.state
         if node in state.leaves:
-            return  # one life of an agent joins once
+            return  # a node joins once
         state.nodes = {**state.nodes, node: NodeRecord(node, place, state.arrivals)}
         state.leaves = {**state.leaves, node: place.failure_domain}
         state.arrivals += 1
@@ -172,16 +146,15 @@ class Decision:
 
     def enter(self, phase: JobPhase, reason: str) -> None:
         """Move the job to a phase that may follow its present one."""
-        state = self.state
-        assert phase in JOB_TRANSITIONS[state.phase], f"{state.phase} -> {phase}"
-        state.phase, state.reason = phase, reason
+        assert phase in JOB_TRANSITIONS[self.state.phase], f"{self.state.phase} -> {phase}"
+        self.state.phase, self.state.reason = phase, reason
 
     def announce(self, what: str, reason: str, *, ours: bool = False) -> None:
         """Tell the user, and remember the reason."""
         self.state.reason = reason
         self.effects.append(do.Announce(what, reason, ours))
 
-    def order(self, order: MemberOrder) -> None:
+    def order(self, order: do.MemberOrder) -> None:
         """Give an order to a member and move it to the phase that the order leads to."""
         self.effects.append(order)
         trigger = trigger_of(order)
@@ -189,22 +162,22 @@ class Decision:
             phase = self.state.members[order.worker].phase
             self.set_member(order.worker, phase=MEMBER_TRANSITIONS[phase][trigger], since=self.now)
 
-    def obeys(self, worker: WorkerId, event: ev.Event) -> bool:
-        """Tell whether the event has a meaning in the member's phase."""
-        member = self.state.members.get(worker)
-        return member is not None and type(event) in MEMBER_TRANSITIONS[member.phase]
+    def concerned(self, event: ev.WorkerEvent) -> Member | None:
+        """Return the event's member; None if the event has no meaning in the member's phase."""
+        member = self.state.members.get(event.worker)
+        return member if member is not None and type(event) in MEMBER_TRANSITIONS[member.phase] else None
 
-    def accept(self, worker: WorkerId, event: ev.Event, **changes: Any) -> Member | None:
-        """Move the member by what it reports, with these changes, and return it; None if the report has no meaning (any more)."""
-        member = self.state.members.get(worker)
-        phase = None if member is None else MEMBER_TRANSITIONS[member.phase].get(type(event))
-        if phase is None:
+    def accept(self, event: ev.WorkerEvent, **changes: Any) -> Member | None:
+        """Move the event's member, with these changes, and return it; None if the event has no meaning in its phase."""
+        member = self.concerned(event)
+        if member is None:
             return None
+        phase = MEMBER_TRANSITIONS[member.phase][type(event)]
         assert phase is not MemberPhase.ENDED, "reaped members are removed, not moved"
-        return self.set_member(worker, phase=phase, since=self.now, **changes)
+        return self.set_member(event.worker, phase=phase, since=self.now, **changes)
 
     def start_worker(self, node: NodeId) -> None:
-        """Order one more process on this node."""
+        """Order another worker on this node."""
         worker = self.state.next_worker
         self.state.next_worker = WorkerId(worker + 1)
         self.add_member(Member(worker, node, MemberPhase.STARTING, self.now))
@@ -230,7 +203,7 @@ class Decision:
         self.set_member(worker, ending_why=reason, ending_grace_s=grace_s)
 
     def next_epoch(self) -> Epoch:
-        """Begin a new membership: reports of older ones are ignored from here on."""
+        """Begin a new membership. Reports of older ones are ignored from now on."""
         self.state.epoch = Epoch(self.state.epoch + 1)
         self.state.suspicion = None
         return self.state.epoch

@@ -1,11 +1,17 @@
-"""Orders that the coordinator gives, in the imperative. Closed union: `Effect`.
+"""Orders of the coordinator, in the imperative. Closed union: `Effect`.
 
-An order names the worker (one process life), so that performing it late can never reach another process.
+An order names the worker, which is one life of one process. So a late order never reaches another process.
 """
 
 from deadpool_run.core.injection import KillHow
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 from deadpool_run.structs import Tagged, Untagged
+
+
+class _ToWorker(Tagged):
+    """An order that concerns one worker."""
+
+    worker: WorkerId
 
 
 class BeginGeneration(Tagged):
@@ -17,20 +23,18 @@ class BeginGeneration(Tagged):
     generation: int
 
 
-class StartWorker(Tagged):
+class StartWorker(_ToWorker):
     """Make a process on this node that parks until it is given a rank."""
 
-    worker: WorkerId
     node: NodeId
 
 
-class AssignRank(Tagged):
-    """Give the worker this rank. A replacement rehearses and is restored; any other sets up for real with its peers.
+class AssignRank(_ToWorker):
+    """Give the worker this rank. A replacement rehearses and is restored; any other worker sets up with its peers.
 
-    `transcript_from` is the node that the rank's transcript is brought from; None if the worker's own node has it.
+    `transcript_from` is the node to fetch the rank's transcript from; None if the worker's own node has it.
     """
 
-    worker: WorkerId
     rank: Rank
     epoch: Epoch
     replacement: bool
@@ -38,49 +42,45 @@ class AssignRank(Tagged):
     transcript_from: NodeId | None = None
 
 
-class PrepareSpare(Tagged):
+class PrepareSpare(_ToWorker):
     """Have a parked spare rehearse as this rank of its node ahead of need, then report `SparePrepared`."""
 
-    worker: WorkerId
     rank: Rank
     epoch: Epoch
     local_rank: int
 
 
-class AbortStep(Tagged):
-    """Free the member from the collectives it hangs in and have it drain towards this epoch."""
+class AbortStep(_ToWorker):
+    """Abort the member's collectives, and have it drain towards this epoch."""
 
-    worker: WorkerId
     epoch: Epoch
 
 
-class ReEnter(Tagged):
+class ReEnter(_ToWorker):
     """Leave the run of the script that cannot be drained, report `RunUnwound`, and run it again as a replacement."""
 
-    worker: WorkerId
     epoch: Epoch
 
 
-class ResumeFrom(Tagged):
+class ResumeFrom(_ToWorker):
     """Bring the member's objects to this version, then report `RankRestored`.
 
-    `source` is the node that the snapshot is brought from first; None if the member or its node holds it.
+    `source` is the node to fetch the snapshot from; None if the member or its node holds it.
     """
 
-    worker: WorkerId
     epoch: Epoch
     version: Version
     source: NodeId | None = None
 
 
 class SetBuddies(Tagged):
-    """From now on, each rank's snapshots and transcript are copied to these nodes. One entry for each rank."""
+    """Copy each rank's snapshots and transcript to these nodes from now on. One entry for each rank."""
 
     buddies: tuple[tuple[NodeId, ...], ...]
 
 
 class ReportReplicas(Tagged):
-    """Say what the node holds of a rank whose own node is lost."""
+    """Report what the node holds of a rank whose own node is lost."""
 
     node: NodeId
     rank: Rank
@@ -88,63 +88,53 @@ class ReportReplicas(Tagged):
 
 
 class DiscardAbove(Tagged):
-    """Copies of versions above this one, made in an older epoch, are of a life that did not happen: forget them."""
+    """Forget copies of versions above this one that were made in an older epoch: the job did not continue from them."""
 
     epoch: Epoch
     version: Version
 
 
-class AttachGroups(Tagged):
-    """Build the member's communicators afresh for this epoch, then report `RankAttached` and go on."""
+class AttachGroups(_ToWorker):
+    """Build the member's communicators for this epoch, then report `RankAttached` and continue."""
 
-    worker: WorkerId
     epoch: Epoch
 
 
-class SetCaptureInterval(Tagged):
+class SetCaptureInterval(_ToWorker):
     """Capture only versions that this number divides."""
 
-    worker: WorkerId
     interval: int
 
 
-class ReleaseWorker(Tagged):
-    """Every rank's last snapshot is committed: the worker may leave its step loop."""
-
-    worker: WorkerId
+class ReleaseWorker(_ToWorker):
+    """Let the worker leave its step loop, since every rank's last snapshot is committed."""
 
 
-class DismissWorker(Tagged):
-    """The parked spare is not needed any more: it exits 0."""
-
-    worker: WorkerId
+class DismissWorker(_ToWorker):
+    """Have a parked spare exit with code 0."""
 
 
-class AbandonWorker(Tagged):
-    """Take the worker for dead: it was killed, and does not end. The node reports its end at once, and waits no longer."""
-
-    worker: WorkerId
+class AbandonWorker(_ToWorker):
+    """Report the end of a killed worker that does not end, and wait for it no longer."""
 
 
-class KillWorker(Tagged):
+class KillWorker(_ToWorker):
     """End the worker at once. `injected` marks a fault that a user asked for."""
 
-    worker: WorkerId
     how: KillHow
     reason: str
     injected: bool = False
 
 
-class TerminateWorker(Tagged):
+class TerminateWorker(_ToWorker):
     """End the worker's process group: the signal (SIGTERM unless a user's own is passed on), then SIGKILL."""
 
-    worker: WorkerId
     signal: int
     grace_s: float
 
 
 class Loss(Untagged):
-    """One rank's loss and its replacement, as part of an incident."""
+    """The loss of one rank, and its replacement."""
 
     rank: Rank
     worker: WorkerId
@@ -155,7 +145,7 @@ class Loss(Untagged):
 
 
 class Incident(Untagged):
-    """A finished repair. Times are seconds after the loss was known; `detected_s` is known for injected faults only."""
+    """A finished repair. Times are in seconds after the loss was known. Only injected faults have `detected_s`."""
 
     epoch: Epoch
     losses: tuple[Loss, ...]
@@ -171,49 +161,53 @@ class Incident(Untagged):
     reentered: tuple[Rank, ...] = ()
     """Ranks whose workers could not be drained, and ran their script again."""
     exposed_s: float | None = None
-    """After the loss of a node: until every rank had its full number of copies again. None: not yet, or no node was lost."""
+    """From the loss of a node until every rank had all its copies again. None: not yet, or no node was lost."""
 
 
 class ReportIncident(Tagged):
-    """Tell the user, on one line, of a repair that is over."""
+    """Report a finished repair to the user, in one line."""
 
     incident: Incident
 
 
 class Announce(Tagged):
-    """Tell the user something that happened or was decided; `reason` says why."""
+    """Tell the user what happened or was decided, and why."""
 
     what: str
     reason: str
     ours: bool = False
-    """It is an error of deadpool-run: the user is asked to report it, with what."""
+    """It is an error of deadpool-run: the user is asked to report it, with versions and the journal."""
 
 
 class StopJob(Tagged):
-    """Every worker is gone: the job ends with this exit code."""
+    """End the job with this exit code: every worker is gone."""
 
     exit_code: int
     reason: str
 
 
-Effect = (
-    BeginGeneration
-    | StartWorker
-    | AssignRank
+MemberOrder = (
+    AssignRank
     | PrepareSpare
     | AbortStep
     | ReEnter
     | ResumeFrom
-    | SetBuddies
-    | ReportReplicas
-    | DiscardAbove
     | AttachGroups
-    | SetCaptureInterval
     | ReleaseWorker
     | DismissWorker
     | AbandonWorker
     | KillWorker
     | TerminateWorker
+)
+"""Orders that move a member to another phase."""
+Effect = (
+    MemberOrder
+    | BeginGeneration
+    | StartWorker
+    | SetBuddies
+    | ReportReplicas
+    | DiscardAbove
+    | SetCaptureInterval
     | ReportIncident
     | Announce
     | StopJob

@@ -1,4 +1,4 @@
-"""Facts that the coordinator is told, in the past tense. Closed union: `Event`."""
+"""Events: facts that are reported to the coordinator, in the past tense. Closed union: `Event`."""
 
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import Blame
@@ -6,6 +6,18 @@ from deadpool_run.ids import ONLY_NODE, Epoch, NodeId, Rank, Version, WorkerId
 from deadpool_run.structs import Tagged, Untagged
 
 _NO_EPOCH = Epoch(0)
+
+
+class _OfWorker(Tagged):
+    """An event of one worker."""
+
+    worker: WorkerId
+
+
+class _OfWorkerInEpoch(_OfWorker):
+    """An event of one worker that counts in this epoch only."""
+
+    epoch: Epoch
 
 
 class Place(Untagged):
@@ -22,7 +34,7 @@ class Place(Untagged):
 
 
 class JobSubmitted(Tagged):
-    """The first agent is up and asks for workers: its node joins. Always the first event."""
+    """The first agent is up, and its node joins. Always the first event."""
 
     node: NodeId = ONLY_NODE
     place: Place = Place()
@@ -43,16 +55,15 @@ class NodeLost(Tagged):
 
 
 class NodesLost(Tagged):
-    """These were found to be lost together (a switch or a rack is gone): one loss, and one repair."""
+    """These nodes were lost together, as with a switch or a rack: one loss, and one repair."""
 
     losses: tuple[NodeLost, ...]
 
 
 class CoordinatorMoved(Tagged):
-    """This state machine runs on another node from now on, in a larger term.
+    """The coordinator runs on another node from now on, in a larger term.
 
-    What the last one did after the entry that was followed last is not known: each node's agent says what is there
-    (`NodeResynced`).
+    Its log may lack the last coordinator's last orders, so each node's agent reports what is there (`NodeResynced`).
     """
 
     term: int
@@ -60,9 +71,9 @@ class CoordinatorMoved(Tagged):
 
 
 class WorkerFound(Untagged):
-    """What an agent knows of one worker, whoever ordered it. Exactly one of `code` and `signal` is set once it ended.
+    """A worker of an agent's inventory. Exactly one of `code` and `signal` is set once it has ended.
 
-    `rank` is the one that it was given, -1 if none, and `epoch` that of the order that gave it.
+    `rank` is its rank, -1 if none, and `epoch` the epoch of the order that gave it the rank.
     """
 
     worker: WorkerId
@@ -73,15 +84,15 @@ class WorkerFound(Untagged):
     initialized: bool = False
     """Its script called `init()`."""
     rehearsed: bool = False
-    """It has said `ReplacementRehearsed`: what it sets up is made, and it needs the store of that time no more."""
+    """It reported `ReplacementRehearsed`: its set-up is complete, and no longer needs the store of that time."""
     reentering: bool = False
-    """It was told to run its script again (`rehearsed` is of that run), and has not said `RankRestored` since."""
+    """It was ordered to run its script again, and has not reported `RankRestored` since. `rehearsed` is of that run."""
     finished: bool = False
-    """It has said `LoopFinished`, and was not told to drain since."""
+    """It reported `LoopFinished`, and was not ordered to drain since."""
     released: bool = False
-    """It was told to leave its loop."""
+    """It was ordered to leave its loop."""
     dismissed: bool = False
-    """It holds no rank, and was told to exit."""
+    """It holds no rank, and was ordered to exit."""
     code: int | None = None
     signal: int | None = None
 
@@ -92,9 +103,9 @@ class WorkerFound(Untagged):
 
 
 class NodeResynced(Tagged):
-    """Told once by each node's agent after the coordinator moved: every worker of this generation that was started there.
+    """The inventory of a node after the coordinator moved: every worker of this generation that was started there.
 
-    `discarded` are the epoch and the version of the last `DiscardAbove` that the node knows of.
+    `discarded` is the epoch and the version of the last `DiscardAbove` that reached the node.
     """
 
     node: NodeId
@@ -103,9 +114,9 @@ class NodeResynced(Tagged):
 
 
 class SnapshotCommitted(Tagged):
-    """Every rank's snapshot and transcript lie on as many other nodes as they should.
+    """Every rank's snapshot and transcript are on as many other nodes as they should be.
 
-    Told once in a generation, and once after each loss of a node.
+    Reported once in a generation, and once after each loss of a node.
     """
 
     version: Version
@@ -113,7 +124,7 @@ class SnapshotCommitted(Tagged):
 
 
 class ReplicasReported(Tagged):
-    """The node holds these versions of the rank complete, and its transcript; the answer to `ReportReplicas`."""
+    """The node holds the rank's transcript and these complete versions. Answers `ReportReplicas`."""
 
     node: NodeId
     rank: Rank
@@ -121,74 +132,59 @@ class ReplicasReported(Tagged):
     versions: tuple[Version, ...]
 
 
-class FetchFailed(Tagged):
-    """What the replacement needs could not be brought to its node from this one."""
+class FetchFailed(_OfWorkerInEpoch):
+    """A replacement's transcript or snapshot could not be fetched from this node."""
 
-    worker: WorkerId
-    epoch: Epoch
     source: NodeId
     message: str
 
 
-class WorkerStarted(Tagged):
+class WorkerStarted(_OfWorker):
     """A process exists for this worker."""
 
-    worker: WorkerId
     pid: int
 
 
-class WorkerReady(Tagged):
+class WorkerReady(_OfWorker):
     """The worker has imported what it needs and is parked: it can be given a rank at once."""
 
-    worker: WorkerId
+
+class SparePrepared(_OfWorker):
+    """The spare has rehearsed as it was ordered, and waits for a rank, preferably for that one."""
 
 
-class SparePrepared(Tagged):
-    """The spare has rehearsed as it was ordered, and waits for a rank: best for that one."""
+class PrepareFailed(_OfWorker):
+    """The spare could not rehearse the script ahead of need, and ends."""
 
-    worker: WorkerId
-
-
-class PrepareFailed(Tagged):
-    """The script could not be rehearsed ahead of need; the spare ends."""
-
-    worker: WorkerId
     message: str
 
 
-class WorkerStartFailed(Tagged):
+class WorkerStartFailed(_OfWorker):
     """No process could be made for this worker."""
 
-    worker: WorkerId
     reason: str
 
 
-class ScriptInitialized(Tagged):
+class ScriptInitialized(_OfWorker):
     """The worker's script called `init()`: its step can be interrupted and repaired (a *managed* worker)."""
 
-    worker: WorkerId
 
-
-class SetupCompleted(Tagged):
+class SetupCompleted(_OfWorker):
     """The worker entered its step loop and captured snapshot 0."""
 
-    worker: WorkerId
 
+class TranscriptSealed(_OfWorker):
+    """A replacement can rehearse the set-up and the first two steps of the worker's rank from now on.
 
-class TranscriptSealed(Tagged):
-    """Set-up and the first two steps of this worker's rank can be rehearsed by a replacement from now on.
-
-    `like` is the lowest of the ranks that hold the same parameters as this one; None if it is the only one.
+    `like` is the lowest of the ranks that hold the same parameters; None if no other rank does.
     """
 
-    worker: WorkerId
     like: Rank | None = None
 
 
-class WorkerRaised(Tagged):
+class WorkerRaised(_OfWorker):
     """The worker's script ended with an exception; its exit follows. `step` is None outside the step loop."""
 
-    worker: WorkerId
     step: int | None
     kind: str
     message: str
@@ -196,138 +192,110 @@ class WorkerRaised(Tagged):
     blame: Blame = Blame.SCRIPT
 
 
-class JobRefused(Tagged):
+class JobRefused(_OfWorker):
     """The library in this worker cannot keep the weights exact, or cannot work with this script: the job is to end."""
 
-    worker: WorkerId
     message: str
     exit_code: int
 
 
-class LoopBypassed(Tagged):
+class LoopBypassed(_OfWorker):
     """The worker's script called `init()`, and updates weights outside `job.steps()`: no snapshot has them."""
 
-    worker: WorkerId
 
-
-class WorkerExited(Tagged):
+class WorkerExited(_OfWorker):
     """The worker's process ended and was reaped. Exactly one of `code` and `signal` is set.
 
-    `captured` are the versions that its vault slots hold complete, read after its death.
+    `captured` are the complete versions in its vault slots, read after its death.
     """
 
-    worker: WorkerId
     code: int | None
     signal: int | None
     captured: tuple[Version, ...] = ()
 
 
-class SurvivorDrained(Tagged):
-    """The worker has let its interrupted step run to its end and waits.
+class SurvivorDrained(_OfWorkerInEpoch):
+    """The worker's interrupted step has run to its end, and the worker waits.
 
-    `live` is the version that its objects hold now; None if they hold no version (interrupted among optimizers), so
-    that it can only go on from one of `captured`. `completed` is the number of steps it had completed.
+    `live` is the version that its objects hold now; None if they hold none, after an interruption between optimizers. Then
+    the worker can resume only from one of `captured`. `completed` is the number of steps it had completed.
     """
 
-    worker: WorkerId
-    epoch: Epoch
     completed: Version
     live: Version | None
     captured: tuple[Version, ...]
 
 
-class DrainFailed(Tagged):
-    """The worker's script raised while its step was drained, so that its objects may be half-way: it cannot go on.
+class DrainFailed(_OfWorkerInEpoch):
+    """The worker's script raised while its step was drained. Its objects may be half-way, so it cannot go on.
 
-    `again`: it can run its script again from the top, and waits to be told.
+    `again`: it can run its script again from the top, and waits for that order.
     """
 
-    worker: WorkerId
-    epoch: Epoch
     message: str
     again: bool = False
     step: int | None = None
     kind: str = ""
-    """Of the exception, as are the next three; empty if it was none."""
+    """Of the exception, like the next three; empty if there was none."""
     error: str = ""
     traceback: str = ""
     blame: Blame = Blame.SCRIPT
 
 
-class RunUnwound(Tagged):
-    """The worker has left the run of its script that could not be drained, and runs it again from the top: a replacement.
+class RunUnwound(_OfWorker):
+    """The worker has left the run of its script that could not be drained, and runs it again, as a replacement.
 
-    `captured` are the versions that its slots hold, `completed` the steps it had completed. True in any epoch: nothing
-    is captured before the rank has its state again.
+    `captured` are the versions in its slots, `completed` is the number of steps it had completed. Valid in every epoch,
+    since nothing is captured before the rank is restored.
     """
 
-    worker: WorkerId
     completed: Version
     captured: tuple[Version, ...]
 
 
-class ReplacementRehearsed(Tagged):
+class ReplacementRehearsed(_OfWorkerInEpoch):
     """The replacement has run set-up and its two rehearsal steps."""
 
-    worker: WorkerId
-    epoch: Epoch
 
-
-class RankRestored(Tagged):
+class RankRestored(_OfWorkerInEpoch):
     """The member's objects hold the resume version; it can attach."""
 
-    worker: WorkerId
-    epoch: Epoch
 
-
-class RankAttached(Tagged):
+class RankAttached(_OfWorkerInEpoch):
     """Every communicator of the member is attached to the epoch."""
 
-    worker: WorkerId
-    epoch: Epoch
 
-
-class AttachFailed(Tagged):
+class AttachFailed(_OfWorkerInEpoch):
     """The member could not build its communicators for the epoch (a peer may have died meanwhile)."""
 
-    worker: WorkerId
-    epoch: Epoch
     message: str
 
 
-class FirstStepCompleted(Tagged):
+class FirstStepCompleted(_OfWorkerInEpoch):
     """The member has completed its first step since it attached to the epoch."""
 
-    worker: WorkerId
-    epoch: Epoch
 
-
-class CollectiveFailed(Tagged):
+class CollectiveFailed(_OfWorkerInEpoch):
     """A collective of the member failed by itself: a peer's connection broke or timed out. Suspicion, not proof."""
 
-    worker: WorkerId
-    epoch: Epoch
     message: str
 
 
-class CaptureSkipped(Tagged):
+class CaptureSkipped(_OfWorker):
     """The worker had no free slot for this version."""
 
-    worker: WorkerId
     version: Version
 
 
-class LoopFinished(Tagged):
+class LoopFinished(_OfWorker):
     """The worker has completed its last step and captured it; it waits to be released."""
 
-    worker: WorkerId
     version: Version
 
 
-class WorkerHung(Tagged):
-    """The worker makes no progress although nothing that it waits for is missing."""
+class WorkerHung(_OfWorker):
+    """The worker makes no progress, although no other rank holds it up."""
 
-    worker: WorkerId
     reason: str
 
 
@@ -339,27 +307,19 @@ class KillRequested(Tagged):
 
 
 class StopRequested(Tagged):
-    """A user or the system asks the whole job to end (signal number, or 0 if asked otherwise)."""
+    """A user or the system asks the whole job to end, by this signal, or by a command (0)."""
 
     signal: int
     exit_code: int = 1
-    """What it is to end with: whoever leads by then may not know why it was asked."""
+    """The job's exit code. A leader that takes over does not know why the job was to end."""
 
 
 class TimeAdvanced(Tagged):
-    """A deadline that the state offered has been reached."""
+    """A deadline of the state has been reached."""
 
 
-Event = (
-    JobSubmitted
-    | NodeJoined
-    | NodeLost
-    | NodesLost
-    | CoordinatorMoved
-    | NodeResynced
-    | SnapshotCommitted
-    | ReplicasReported
-    | FetchFailed
+WorkerEvent = (
+    FetchFailed
     | WorkerStarted
     | WorkerReady
     | SparePrepared
@@ -384,6 +344,18 @@ Event = (
     | CaptureSkipped
     | LoopFinished
     | WorkerHung
+)
+"""Events of one worker."""
+Event = (
+    WorkerEvent
+    | JobSubmitted
+    | NodeJoined
+    | NodeLost
+    | NodesLost
+    | CoordinatorMoved
+    | NodeResynced
+    | SnapshotCommitted
+    | ReplicasReported
     | KillRequested
     | StopRequested
     | TimeAdvanced

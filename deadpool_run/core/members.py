@@ -30,7 +30,7 @@ class Member:
     replacement: bool = False
     """It was assigned in a repair and has not held its rank's state yet."""
     reentered: bool = False
-    """It was ordered to run its script again since it last attached. If that fails, it is not ordered again."""
+    """It was ordered to run its script again since it last attached, and is not ordered a second time."""
     ready_at: float | None = None
     stepped: bool = False
     """It has completed a step (or its loop) since it attached to this epoch."""
@@ -43,13 +43,13 @@ class Member:
     kills: int = 0
     """How often it was sent SIGKILL."""
     claimed: Rank | None = None
-    """A rank that another coordinator gave it, and that is not its own: the rank waits for its end. Implies ENDING."""
+    """A rank that another coordinator gave it, and that waits for its end. Implies ENDING and no rank."""
     blameless: bool = False
-    """It is ended because others could not serve it: that is no evidence against the script."""
+    """It is ended because others failed it, which is no evidence against the script."""
 
     @property
     def patience_from(self) -> float:
-        """When the time limit of its phase begins: a worker that is being ended has its grace first."""
+        """When the time limit of its phase begins: after the grace, if it is being ended."""
         return self.since + self.ending_grace_s
 
 
@@ -60,7 +60,7 @@ class Seat:
     rank: Rank
     owner: WorkerId | None = None
     sealed: bool = False
-    """A replacement can rehearse the rank. Holds for the whole generation."""
+    """A replacement can rehearse the rank. Stays true for the generation."""
     like: Rank | None = None
     """The lowest of the ranks that hold the same parameters, as its worker reports; None if no other does."""
     done: bool = False
@@ -72,11 +72,11 @@ class Seat:
     local_rank: int = 0
     """Its place among the ranks of that node."""
     copies: Copies = field(default_factory=dict)
-    """In a repair, of a rank that lost its owner: which nodes hold its transcript and these versions. Replaced, not changed."""
+    """In a repair, of a rank that lost its owner: the nodes that hold its transcript, and their versions. Replaced, not changed."""
     asked: frozenset[NodeId] = frozenset()
     """Nodes that have not answered yet what they hold of the rank."""
     asked_in: Epoch = NO_EPOCH
-    """When they were asked: answers to an older question are void."""
+    """The epoch of the question. Answers to an older one are ignored."""
 
     @property
     def is_vacant(self) -> bool:

@@ -1,6 +1,6 @@
-"""Assignment of ranks to workers: in node order when the world begins, to the nearest worker when a rank is lost."""
+"""Assignment of ranks to workers: in node order when the world begins, else to the worker nearest to the lost one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deadpool_run.core import places
@@ -34,17 +34,15 @@ def in_order(nodes: Iterable[NodeRecord]) -> list[NodeRecord]:
 
 
 def spares_due(settings: Settings, state: State) -> float | None:
-    """Return when a world with enough nodes begins without the spare ones; None if it has not enough, or waits for none."""
-    if not settings.nodes <= len(state.nodes) < settings.nodes + settings.spare_nodes or state.generation > 0:
-        return None
-    return state.joined_at + SPARES_WAIT_S
+    """Return when a world with enough nodes begins without spare nodes; None if it does not wait for these."""
+    waits = state.generation == 0 and not state.spares_waited_for
+    is_due = waits and settings.nodes <= len(state.nodes) < settings.nodes + settings.spare_nodes
+    return state.joined_at + SPARES_WAIT_S if is_due else None
 
 
 def world(settings: Settings, state: State) -> list[Seating]:
     """Return a worker for every rank; an empty list while workers are missing."""
-    if len(state.nodes) < settings.nodes:
-        return []
-    if spares_due(settings, state) is not None and not state.spares_waited_for:
+    if len(state.nodes) < settings.nodes or spares_due(settings, state) is not None:
         return []
     if state.count(MemberPhase.READY) < settings.world_size:
         return []
@@ -61,32 +59,26 @@ def world(settings: Settings, state: State) -> list[Seating]:
 
 def replacements(state: State, vacant: list[Seat]) -> list[Seating]:
     """Return workers for vacant ranks. Ranks for which no worker is ready are left out."""
-    if not vacant:
-        return []
-    places = _Places(state)
+    ready = _Ready(state)
+    homes: dict[NodeId | None, list[Seat]] = {}
+    for seat in vacant:
+        homes.setdefault(seat.node, []).append(seat)
     alone: list[Seat] = []
-    for home, seats in _by_home(vacant):
-        together = None if home in state.nodes or len(seats) < 2 else places.room(seats)
+    for home, seats in homes.items():
+        together = None if home in state.nodes or len(seats) < 2 else ready.room(seats)
         if together is None:
             alone += seats
             continue
         for seat, member in zip(seats, together, strict=False):
-            places.take(seat, member)
+            ready.take(seat, member)
     for seat in alone:
-        if (nearest := places.nearest(seat)) is not None:
-            places.take(seat, nearest)
-    return places.taken
+        if (nearest := ready.nearest(seat)) is not None:
+            ready.take(seat, nearest)
+    return ready.taken
 
 
-def _by_home(vacant: list[Seat]) -> Iterator[tuple[NodeId | None, list[Seat]]]:
-    homes: dict[NodeId | None, list[Seat]] = {}
-    for seat in vacant:
-        homes.setdefault(seat.node, []).append(seat)
-    yield from homes.items()
-
-
-class _Places:
-    """The workers that are ready, by node, and those that were assigned in this decision."""
+class _Ready:
+    """The workers that are ready, by node, and those that were given a rank in this decision."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -96,7 +88,7 @@ class _Places:
             self._free.setdefault(member.node, []).append(member)
         self.taken: list[Seating] = []
         self._local_ranks: dict[NodeId, set[int]] = {}
-        """Of the nodes that were given a rank: the places that were taken there in this decision."""
+        """The places that this decision has taken, by node."""
 
     def take(self, seat: Seat, member: Member) -> None:
         """Give the worker the rank."""
@@ -109,7 +101,7 @@ class _Places:
             del self._free[member.node]
 
     def room(self, seats: list[Seat]) -> list[Member] | None:
-        """Return workers of one node for all of these ranks, nearest first; None if no node has as many."""
+        """Return the workers of the best node that has one for each rank; None if there is none."""
         fitting = [node for node, free in self._free.items() if len(free) >= len(seats)]
         best = min(fitting, key=lambda node: self._preference(seats[0], node), default=None)
         return None if best is None else list(self._free[best])
@@ -120,13 +112,13 @@ class _Places:
         return min(firsts, key=lambda each: (self._distance(seat, each.node), each.worker), default=None)
 
     def _preference(self, seat: Seat, node: NodeId) -> tuple[int, bool, int, int]:
-        """Return what makes a node better than another for ranks that lived together: the smaller, the better."""
+        """Return the sort key of a node for ranks that lived together: the least is best."""
         held = len(self._state.ranks_on(node))
         is_busy = node in self._local_ranks
         return self._distance(seat, node), is_busy, held, self._state.nodes[node].arrival
 
     def _distance(self, seat: Seat, node: NodeId) -> int:
-        """Return 0 for the rank's own node, 1 for its failure domain, 2 for any other; more for a place that fails."""
+        """Return 0 for the rank's own node, 1 for its failure domain, 2 for any other; 3 more for a failing place."""
         fails = _FAILS * places.is_avoided(self._state, node, self._local_rank(seat, node))
         if seat.node == node:
             return fails
@@ -134,7 +126,7 @@ class _Places:
         return fails + (1 if home and home == there else 2)
 
     def _local_rank(self, seat: Seat, node: NodeId) -> int:
-        """Return the rank's place on the node: the one that it had, if it is free there."""
+        """Return the rank's place on the node: the number that it had, if it is free there."""
         if seat.node == node:
             return seat.local_rank
         here = self._state.ranks_on(node)
@@ -146,5 +138,5 @@ class _Places:
 
 
 def _first(free: list[Member], seat: Seat) -> Member:
-    """Return the best of a node's workers for the rank: one that rehearsed it, else one that rehearsed nothing."""
+    """Return a worker that rehearsed the rank; else one that rehearsed nothing; else any."""
     return min(free, key=lambda each: (each.prepared != seat.rank, each.prepared is not None, each.worker))

@@ -1,6 +1,6 @@
 """Places where workers fail: a rank's place on a node, which is usually one GPU, and nodes whose spares die.
 
-The next attempt goes elsewhere, if it can. What is counted here is forgotten once the place, or the node, proves good.
+The next attempt uses another place, if it can. Failures are forgotten once the place or the node has proved good.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,14 +9,14 @@ from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId
 
 BAD_AFTER = 2
-"""A place is bad after this many failures without a step that every rank completed between them."""
+"""A place is bad after this many failures, if no step was completed by every rank between them."""
 CRASHES = 5
-"""A node gets no new workers for a while after this many deaths of parked workers within `CRASH_WINDOW_S`."""
+"""A node gets no new workers for a while after this many of its parked workers died within `CRASH_WINDOW_S`."""
 CRASH_WINDOW_S = 60.0
 _BAD_PLACES = 2
 """A node with this many bad places is bad as a whole."""
 NEVER_READY = 3
-"""A node whose last workers, this many in a row, were never ready counts as one whose workers die."""
+"""A node counts as crashing after this many workers in a row were never ready."""
 
 
 def note_failure(state: State, node: NodeId, local_rank: int) -> None:
@@ -26,7 +26,7 @@ def note_failure(state: State, node: NodeId, local_rank: int) -> None:
 
 
 def condemn(state: State, node: NodeId, local_rank: int) -> None:
-    """Note that a process which cannot be ended occupies the place."""
+    """Note that a process that does not end occupies the place."""
     state.failures.setdefault(node, {})[local_rank] = BAD_AFTER
 
 
@@ -57,17 +57,17 @@ def forget(state: State, nodes: Iterable[NodeId]) -> None:
 
 
 def is_bad(state: State, node: NodeId, local_rank: int) -> bool:
-    """Tell whether the place has failed so often that any other is better."""
+    """Tell whether any other place is better."""
     return state.failures.get(node, {}).get(local_rank, 0) >= BAD_AFTER
 
 
 def has_bad(state: State, node: NodeId) -> bool:
-    """Tell whether a new world had better leave the node out: some place there is bad, or its workers die."""
+    """Tell whether a place of the node is bad, or its workers die, so that a new world avoids it."""
     return is_crashing(state, node) or _bad_places(state, node) > 0
 
 
 def is_crashing(state: State, node: NodeId, now: float | None = None) -> bool:
-    """Tell whether the node's workers die before they are given a rank: now, or when the last one died."""
+    """Tell whether the node's workers die before they get a rank: now, or (None) when the last one died."""
     if state.never_ready.get(node, 0) >= NEVER_READY:
         return True
     crashes = state.crashes.get(node, ())
@@ -75,7 +75,7 @@ def is_crashing(state: State, node: NodeId, now: float | None = None) -> bool:
 
 
 def is_avoided(state: State, node: NodeId, local_rank: int) -> bool:
-    """Tell whether a rank had better go to another place: this one is bad, two others there are, or the node's workers die."""
+    """Tell whether a rank avoids the place: it is bad, two others of the node are, or the node's workers die."""
     return is_bad(state, node, local_rank) or is_crashing(state, node) or _bad_places(state, node) >= _BAD_PLACES
 
 
@@ -85,7 +85,7 @@ def are_limited(state: State) -> bool:
 
 
 def calm_at(state: State) -> Iterator[tuple[NodeId, float]]:
-    """Yield each node that gets new workers again after its last ones died, and when."""
+    """Yield the nodes that wait for new workers after their last ones died, and when they get them."""
     for node, times in state.crashes.items():
         if len(times) == CRASHES and state.never_ready.get(node, 0) < NEVER_READY:
             yield node, times[0] + CRASH_WINDOW_S

@@ -1,13 +1,12 @@
-"""Handlers of worker reports. A report that the transition table does not allow, or of another epoch, is ignored."""
+"""Handlers of worker reports. Reports that the transition table does not allow, or of other epochs, are ignored."""
 
 from collections.abc import Callable
 from typing import Any
 
 from deadpool_run.core import events as ev
-from deadpool_run.core.copies import interval
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
-from deadpool_run.core.recovery import blame, repair, restart, shutdown, spare_pool
+from deadpool_run.core.recovery import blame, repair, shutdown, spare_pool
 from deadpool_run.core.state import State, Suspicion
 from deadpool_run.core.transitions import MemberPhase
 from deadpool_run.ids import Epoch
@@ -27,7 +26,7 @@ def accepted(then: Consequence | None = None, **changes: Any) -> Handler:
     """Return a handler that moves the member as the transition table says, and sets these fields."""
 
     def handle(decision: Decision, event: Any) -> None:
-        member = decision.accept(event.worker, event, **changes)
+        member = decision.accept(event, **changes)
         if member is not None and then is not None:
             then(decision, member, event)
 
@@ -59,17 +58,17 @@ def started(decision: Decision, event: ev.WorkerStarted) -> None:
 
 def raised(decision: Decision, event: ev.WorkerRaised) -> None:
     """Take the exception as evidence. Stop the job if it proves that the script is to blame."""
-    member = decision.state.members.get(event.worker)
-    if member is None or not decision.obeys(event.worker, event):
+    member = decision.concerned(event)
+    if member is None:
         return
     evidence = None if member.rank is None else blame.evidence(decision.state, member, event)  # as it was before
-    decision.accept(event.worker, event)
+    decision.accept(event)
     if evidence is not None:
         repair.weigh(decision, evidence)
 
 
 def refused(decision: Decision, member: Member, event: ev.JobRefused) -> None:
-    """Stop the job: another process would refuse too. A spare that nobody needs yet is given up instead."""
+    """Stop the job, since another process would refuse too. Only a spare that refuses is given up instead."""
     if member.rank is None:
         spare_pool.unprepared(decision, event.message)
     else:
@@ -78,9 +77,10 @@ def refused(decision: Decision, member: Member, event: ev.JobRefused) -> None:
 
 def hung(decision: Decision, event: ev.WorkerHung) -> None:
     """End a worker that makes no progress."""
-    if decision.obeys(event.worker, event):
-        rank = decision.state.members[event.worker].rank
-        decision.announce(f"ending worker {event.worker}" if rank is None else f"ending rank {rank}", event.reason)
+    member = decision.concerned(event)
+    if member is not None:
+        what = f"worker {event.worker}" if member.rank is None else f"rank {member.rank}"
+        decision.announce(f"ending {what}", event.reason)
         decision.kill(event.worker, event.reason)
 
 
@@ -89,7 +89,7 @@ def hung(decision: Decision, event: ev.WorkerHung) -> None:
 
 def ready(decision: Decision, event: ev.WorkerReady) -> None:
     """Note a worker that can be given a rank."""
-    member = decision.accept(event.worker, event, ready_at=decision.now)
+    member = decision.accept(event, ready_at=decision.now)
     if member is not None:
         decision.state.never_ready.pop(member.node, None)
 
@@ -109,25 +109,15 @@ def setup_completed(decision: Decision, _member: Member, _event: ev.SetupComplet
     decision.state.entered = True
 
 
-def bypassed(decision: Decision, _member: Member, _event: ev.LoopBypassed) -> None:
-    """Tell the user that the script trains outside the step loop."""
-    restart.bypassed(decision)
-
-
 def sealed(decision: Decision, member: Member, event: ev.TranscriptSealed) -> None:
     """Note that a replacement can rehearse the rank."""
     assert member.rank is not None
     decision.set_seat(member.rank, sealed=True, like=event.like)
 
 
-def capture_skipped(decision: Decision, _member: Member, event: ev.CaptureSkipped) -> None:
-    """Lengthen the capture interval."""
-    interval.skipped(decision, event)
-
-
 def loop_finished(decision: Decision, event: ev.LoopFinished) -> None:
     """Note a member that waits for its release."""
-    decision.accept(event.worker, event, finished=event.version, stepped=True)
+    decision.accept(event, finished=event.version, stepped=True)
 
 
 # --- repairs --------------------------------------------------------------------------------------------------------
@@ -136,7 +126,7 @@ def loop_finished(decision: Decision, event: ev.LoopFinished) -> None:
 def rehearsed(decision: Decision, event: ev.ReplacementRehearsed) -> None:
     """Note a replacement that waits for the version to resume from."""
     member = decision.state.members.get(event.worker)
-    if member is not None and member.replacement and decision.accept(event.worker, event) is not None:
+    if member is not None and member.replacement and decision.accept(event) is not None:
         decision.repair.rehearsed_at = decision.now
 
 

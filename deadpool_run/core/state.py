@@ -45,11 +45,11 @@ class Repair:
     began_at: float
     losses: tuple[LossSoFar, ...] = ()
     attempts: int = 0
-    """Attempts at this repair that got a replacement or chose a version."""
+    """Attempts that got a replacement or chose a version, and the first."""
     retries: int = 0
-    """Epochs that began because communicators failed though nobody was lost: the network's fault. They count as no attempt."""
+    """Epochs that began because the network failed: communicators broke, and nobody was lost. They are no attempts."""
     retry_at: float | None = None
-    """When the next one begins; None if none is due."""
+    """When the next of these begins; None if none is due."""
     replaced_for_network_at: float | None = None
     """When a worker was last ended because it could not build its communicators."""
     asked_at: float | None = None
@@ -63,7 +63,7 @@ class Repair:
     reentered: frozenset[Rank] = frozenset()
     """Ranks whose workers were ordered to run their script again."""
     failed_sources: frozenset[tuple[Rank, NodeId]] = frozenset()
-    """Nodes that could not send what they reported of a rank: they are not asked again."""
+    """Nodes that could not send the copies of a rank that they reported: they are not asked again."""
     detected_s: float | None = None
     drained_at: float | None = None
     promoted_at: float | None = None
@@ -76,7 +76,7 @@ class Repair:
 
 @dataclass(slots=True)
 class Move:
-    """A takeover under way: the new coordinator waits for every node's inventory, and decides nothing meanwhile."""
+    """A takeover under way. Nothing is decided until every node has sent its inventory."""
 
     began_at: float
     to: NodeId
@@ -86,14 +86,14 @@ class Move:
     lost: Mapping[NodeId, str] = field(default_factory=dict)
     """Nodes that were lost meanwhile, with the reasons."""
     discarded: tuple[Epoch, Version] = (NO_EPOCH, NO_VERSION)
-    """Of the newest `DiscardAbove` that any node knows of."""
+    """The newest `DiscardAbove` that reached any node."""
     deferred: list[Event] = field(default_factory=list)
     """Events that wait for the end of the takeover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A collective of this epoch failed, and no worker is known to be dead."""
+    """A failed collective of this epoch, while no worker is known to be dead."""
 
     worker: WorkerId
     at: float
@@ -102,19 +102,19 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """An exception that a script ended with: evidence for or against a bug in it."""
+    """An exception that ended a script, as evidence of a bug."""
 
     worker: WorkerId
     rank: Rank
     epoch: Epoch
     repaired: bool
-    """Its worker was being repaired, so that it alone proves nothing about the script."""
+    """Its worker was being repaired, so the exception alone proves nothing about the script."""
     rehearsed: bool
     """It was raised by a replacement's rehearsal."""
     drained: bool
     """It interrupted only the drain of a step."""
     handled: bool
-    """Its worker was in the library's hands, as it is restored or attached."""
+    """Its worker ran the library's code, such as restoring or attaching."""
     released: bool
     """It was raised after the step loop."""
     step: int | None
@@ -124,7 +124,7 @@ class Raise:
     place: tuple[NodeId, int]
     """The node and the local rank."""
     elsewhere: bool
-    """A worker on another node could take the rank: the place may be at fault, so that two exceptions there prove nothing."""
+    """A worker on another node could take the rank. Then two exceptions at one place prove nothing: the place may be bad."""
     blame: Blame = Blame.SCRIPT
 
 
@@ -138,7 +138,7 @@ class JobEnd:
 
 @dataclass
 class State:
-    """Everything that the coordinator knows."""
+    """All state of the coordinator."""
 
     phase: JobPhase
     capture_interval: int
@@ -146,9 +146,9 @@ class State:
     seats: tuple[Seat, ...]
     """One per rank, in order."""
     epoch: Epoch = NO_EPOCH
-    """Never falls. 0 before the first world."""
+    """Never decreases. 0 before the first world."""
     term: int = 0
-    """How often the coordinator moved, or more: never falls. Epochs and workers' numbers begin at `term << 20`."""
+    """Increases each time the coordinator moves, by 1 or more. Epochs and numbers of workers begin at `term << 20`."""
     move: Move | None = None
     generation: int = 0
     """Worlds begun from the top, counted from 0."""
@@ -156,9 +156,9 @@ class State:
     managed: bool = False
     """Some worker called `init()`."""
     warn_at: float | None = None
-    """When to warn the user that this world is not protected yet; None if that was done or is not due."""
+    """When to warn the user that this world is not protected yet; None if no warning is due."""
     unprotected: bool = False
-    """This world has been unprotected for long, or may stay so. Void once it is protected."""
+    """This world has been unprotected for long, or may stay so. Without meaning once it is protected."""
     entered: bool = False
     """Some worker of this world has entered its step loop."""
     bypassed: bool = False
@@ -176,13 +176,13 @@ class State:
     buddies: tuple[tuple[NodeId, ...], ...] = ()
     """Per rank, the nodes that get its copies; empty while nothing is copied."""
     former_buddies: tuple[tuple[NodeId, ...], ...] = ()
-    """Their predecessors, which may hold what the present ones have not received yet."""
+    """The buddies before these, which may hold what the present ones have not received yet."""
     buddies_told: bool = True
     """`SetBuddies` was ordered for the present ones in this term."""
     committed: bool = False
     """Every rank has copies of some version of this generation on other nodes."""
     exposed_at: float | None = None
-    """When a node was lost that had ranks or copies, if the ranks are not all back to their full number of copies."""
+    """When a node with ranks or copies was lost; None if every rank has all its copies."""
     members: dict[WorkerId, Member] = field(default_factory=dict)
     next_worker: WorkerId = _FIRST_WORKER
     """Above every id ever used."""
@@ -190,16 +190,16 @@ class State:
     """Set in REPAIRING, and in RUNNING until every rank has completed a step."""
     suspicion: Suspicion | None = None
     unpreparable: bool = False
-    """A spare could not rehearse ahead of need, so no other spare tries."""
+    """A spare could not rehearse ahead of need, so no other tries."""
     raises: tuple[Raise, ...] = ()
     skipped_at: float | None = None
     """When a capture was last skipped, or the interval last changed; None if captures are at their shortest interval."""
     raised_to: Version = NO_VERSION
-    """Skips of versions up to this one are still answered by the last lengthening of the interval."""
+    """Skips of versions up to this one do not count: the interval has been lengthened since they were due."""
     failures: dict[NodeId, dict[int, int]] = field(default_factory=dict)
     """Per node and local rank: failures of ranks there since every rank last completed a step. See `places`."""
     crashes: dict[NodeId, tuple[float, ...]] = field(default_factory=dict)
-    """Per node, when parked workers died since one of them took a lost rank and completed a step, the recent ones."""
+    """Per node, when the last parked workers died. Forgotten once one took a lost rank and completed a step."""
     never_ready: dict[NodeId, int] = field(default_factory=dict)
     """Per node, how many workers in a row were ended because they were never ready."""
     incidents: tuple[Incident, ...] = ()
@@ -212,9 +212,9 @@ class State:
     """Of the last decision."""
 
     def __post_init__(self) -> None:
-        """Count the members and seats that it is made with. What follows is neither encoded nor compared."""
+        """Add what is neither encoded nor compared."""
         self.is_void = False
-        """A step began and did not end: nothing may be decided from a half-changed state."""
+        """A step began and did not end, so the state is half-changed."""
         self.member_counters = MemberCounters(self.members)
         self.seat_counters = SeatCounters(self.seats)
 

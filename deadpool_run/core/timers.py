@@ -1,4 +1,4 @@
-"""Deadlines: how long a member may stay in a phase and the job may wait, and what is done at the end of that time."""
+"""Deadlines: how long a member may stay in a phase, how long the job may wait, and what is done then."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ UNATTACHED_S = 2.0
 RAISED_S = 10.0
 """How long a process may live on after its managed script raised (a thread or an exit handler may keep it)."""
 UNWIND_S = 10.0
-"""How long leaving a run of the script may take. Code that hangs in C++ cannot be left."""
+"""How long a worker may take to leave its run of the script. Code that hangs in C++ cannot be left."""
 START_S = 300.0
-"""How long a worker that the first step of a world waits for may take to become ready, however slow its imports are."""
+"""How long a worker of a new world may take to become ready. Imports may be slow."""
 
 
 @dataclass(slots=True)
 class Deadline:
-    """What is due at a time."""
+    """A time, and what to do then."""
 
     at: float
     meet: Callable[[Decision], None]
     worker: float = float("inf")
-    """Of several deadlines at one time, that of the oldest worker is met first, and the job's own last."""
+    """Of deadlines at one time, that of the oldest worker is met first, and the job's own last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,17 @@ class Limit:
     """How long a member may stay in a phase, and what is done then."""
 
     until: Callable[[Settings, State, float], float | None]
-    """When the time is over that began at the third argument; None if the phase has no limit in this state."""
+    """Returns the end of the time that began at the third argument; None if there is no limit in this state."""
     expired: Callable[[Decision, Member], None]
 
 
-def earliest(settings: Settings, state: State) -> float | None:
-    """Return the time of the first deadline of all; None if there is none."""
+def next_deadline(settings: Settings, state: State) -> float | None:
+    """Return when `TimeAdvanced` is due, if nothing else happens before; None if time changes nothing."""
     return min((deadline.at for deadline in _deadlines(settings, state)), default=None)
 
 
 def advance(decision: Decision) -> None:
-    """Do everything that is due by now, the oldest first. Each deadline ends by being met, so that time goes on."""
+    """Meet every deadline up to now, the oldest first. A deadline that was met is not due again."""
     while True:
         due = [one for one in _deadlines(decision.settings, decision.state) if one.at <= decision.now]
         if not due:
@@ -63,25 +63,24 @@ def _deadlines(settings: Settings, state: State) -> Iterator[Deadline]:
     if state.phase is JobPhase.STOPPED:
         return
     if state.move is not None:
-        # `takeover` meets it, before anything else is decided.
+        # `takeover` meets this one before anything else is decided.
         yield Deadline(state.move.began_at + settings.node_timeout_s, lambda _decision: None)
         return
     linger_until = _linger_until(settings, state)
     for phase in state.member_counters.by_phase:
-        if phase in LIMITS or linger_until is not None:
-            yield from _of_phase(settings, state, phase, linger_until)
+        yield from _of_phase(settings, state, phase, linger_until)
     yield from _of_job(settings, state)
 
 
 def _linger_until(settings: Settings, state: State) -> float | None:
-    """Return how long a worker may stay that nothing else is waited for of; None if the job has not finished."""
+    """Return how long a worker may live after every rank has finished; None before that."""
     if state.done_at is None or state.phase is not JobPhase.FINISHING:
         return None
     return state.done_at + settings.shutdown_timeout_s
 
 
 def _of_phase(settings: Settings, state: State, phase: MemberPhase, linger_until: float | None) -> Iterator[Deadline]:
-    """Yield the first deadline of the phase's members: they have the same limit, so that of the one longest in it."""
+    """Yield the first deadline of the phase's members. They have one limit, so it is that of the member longest in it."""
     limit = LIMITS.get(phase)
     member = None if limit is None else state.member_counters.longest_waiting(phase)
     if limit is not None and member is not None:
@@ -111,7 +110,7 @@ def _until_raised(_settings: Settings, state: State, since: float) -> float | No
 
 def _until_unattached(_settings: Settings, state: State, since: float) -> float | None:
     if state.count(MemberPhase.RAISED, MemberPhase.ENDING):
-        return None  # its loss will begin an epoch in which the others try again
+        return None  # the loss of that member begins an epoch, in which the others try again
     return None if state.repair is None or state.repair.retry_at is not None else since + UNATTACHED_S
 
 
@@ -183,7 +182,7 @@ LIMITS: Mapping[MemberPhase, Limit] = {
     ),
     MemberPhase.ENDING: Limit(_always(shutdown.UNREAPED_S), shutdown.unreaped),
 }
-"""The phases in which nobody stays for ever."""
+"""The phases with a time limit."""
 
 # --- the job --------------------------------------------------------------------------------------------------------
 
@@ -203,19 +202,19 @@ def _of_job(settings: Settings, state: State) -> Iterator[Deadline]:
         begin_at = placement.spares_due(settings, state)
         if len(state.nodes) < settings.nodes:
             yield Deadline(state.joined_at + settings.join_timeout_s, _too_few_nodes)
-        elif begin_at is not None and not state.spares_waited_for:
+        elif begin_at is not None:
             yield Deadline(begin_at, _begin_without_spares)
     if state.phase is JobPhase.REPAIRING and state.repair is not None:
-        yield from _of_repair(settings, state.repair)
-    if state.phase is JobPhase.REPAIRING and state.repair is not None and spare_pool.is_exhausted(settings, state):
-        yield Deadline(max(state.repair.began_at, state.joined_at) + settings.join_timeout_s, _no_place)
+        yield from _of_repair(settings, state, state.repair)
 
 
-def _of_repair(settings: Settings, under_way: Repair) -> Iterator[Deadline]:
+def _of_repair(settings: Settings, state: State, under_way: Repair) -> Iterator[Deadline]:
     if under_way.retry_at is not None:
         yield Deadline(under_way.retry_at, _connect_again)
     if under_way.asked_at is not None:
         yield Deadline(under_way.asked_at + settings.repair_timeout_s, holders.give_up)
+    if spare_pool.is_exhausted(settings, state):
+        yield Deadline(max(under_way.began_at, state.joined_at) + settings.join_timeout_s, _no_place)
 
 
 def _connect_again(decision: Decision) -> None:
@@ -228,13 +227,10 @@ def _suspicion(decision: Decision) -> None:
     assert suspicion is not None
     decision.state.suspicion = None
     why = f"a collective of worker {suspicion.worker} failed, and nobody was lost: {suspicion.message}"
-    match decision.state.phase:
-        case JobPhase.RUNNING | JobPhase.REPAIRING:
-            repair.retry(decision, why)
-        case JobPhase.UNPROTECTED:
-            restart.restart(decision, why)
-        case _:
-            pass
+    if decision.state.phase in (JobPhase.RUNNING, JobPhase.REPAIRING):
+        repair.retry(decision, why)
+    elif decision.state.phase is JobPhase.UNPROTECTED:
+        restart.restart(decision, why)
 
 
 def _begin_without_spares(decision: Decision) -> None:

@@ -20,19 +20,19 @@ class JobPhase(StrEnum):
     STARTING = "starting"
     """Workers start; none holds a rank."""
     UNPROTECTED = "unprotected"
-    """Every rank is held, but set-up cannot be replayed (yet): a loss starts the world again."""
+    """Every rank is held, but set-up cannot be rehearsed yet: a loss starts the world again."""
     RUNNING = "running"
-    """Every member is attached to this epoch: a loss is repaired in place."""
+    """Every rank's worker is attached to this epoch: a loss is repaired in place."""
     REPAIRING = "repairing"
     """A member was lost; the others wait for its replacement."""
     RESTARTING = "restarting"
-    """The world is ended, to start again from the top."""
+    """The world is ended, to start again from the beginning."""
     FINISHING = "finishing"
     """Every step is done and safe; scripts run to their ends."""
     STOPPING = "stopping"
     """Every worker is being ended."""
     STOPPED = "stopped"
-    """No worker is left; nothing is decided any more."""
+    """No worker is left, and nothing more is decided."""
 
 
 class MemberPhase(StrEnum):
@@ -51,13 +51,13 @@ class MemberPhase(StrEnum):
     DRAINING = "draining"
     """Ordered to abort its step; it has not reported that it has drained."""
     RECALLED = "recalled"
-    """Ordered into a newer epoch during a repair, outside its script; it has not reported again what it holds."""
+    """Ordered into a newer epoch during a repair, outside its script. It has not reported its versions again."""
     DRAINED = "drained"
     """It waits for the version to resume from."""
     UNWINDING = "unwinding"
-    """It could not be drained: its run of the script is left, from wherever it is."""
+    """It could not be drained, and leaves its run of the script."""
     RE_ENTERING = "re-entering"
-    """Its script runs again from the top in the same process, against fake groups, as a replacement's."""
+    """Its script runs again in the same process against fake groups, like that of a replacement."""
     REHEARSING = "rehearsing"
     """A replacement: its script sets up against fake groups."""
     REHEARSED = "rehearsed"
@@ -69,7 +69,7 @@ class MemberPhase(StrEnum):
     ATTACHING = "attaching"
     """It builds its communicators."""
     UNATTACHED = "unattached"
-    """It could not build them. A peer may have died: the coordinator waits briefly for that news."""
+    """It could not build them. The coordinator waits briefly for news of a lost peer."""
     FINISHED = "finished"
     """It has done its last step and waits for its release."""
     RELEASED = "released"
@@ -92,11 +92,6 @@ Trigger = type[ev.Event | do.Effect | ReplacementAssigned]
 _M = MemberPhase
 _J = JobPhase
 
-_ENDS: dict[Trigger, MemberPhase] = {
-    ev.WorkerStarted: _M.ENDING,  # it was ordered to die before it existed: the order is given again
-    ev.WorkerStartFailed: _M.ENDED,
-    ev.WorkerExited: _M.ENDED,
-}
 _MORTAL: dict[Trigger, MemberPhase] = {
     ev.WorkerExited: _M.ENDED,
     ev.WorkerHung: _M.ENDING,
@@ -201,7 +196,9 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
         _M.DISMISSED: {**_MORTAL},
         _M.RAISED: {**_MORTAL, ev.JobRefused: _M.RAISED},
         _M.ENDING: {
-            **_ENDS,
+            ev.WorkerStarted: _M.ENDING,  # it was ordered to die before it existed: the order is given again
+            ev.WorkerStartFailed: _M.ENDED,
+            ev.WorkerExited: _M.ENDED,
             do.AbandonWorker: _M.ENDING,  # its end follows
             do.KillWorker: _M.ENDING,
             do.TerminateWorker: _M.ENDING,
@@ -209,7 +206,7 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
         _M.ENDED: {},
     }
 )
-"""Per phase: the events and orders that move a member, and its next phase. Any other event is ignored."""
+"""Per phase: the events and orders that move a member, and its next phase. Other events are ignored."""
 
 JOB_TRANSITIONS: Mapping[JobPhase, Mapping[JobPhase, str]] = MappingProxyType(
     {
@@ -288,7 +285,7 @@ def _job_diagram() -> Iterator[str]:
 
 
 def _member_diagram() -> Iterator[str]:
-    """Show what can happen in every phase (raising, being killed, exiting) only where it is told apart from the rest."""
+    """Show raising, being killed and exiting, which are possible in every phase, only in a few."""
     anywhere = {ev.WorkerExited, ev.WorkerHung, ev.WorkerRaised, ev.JobRefused, do.KillWorker, do.TerminateWorker}
     told_apart = {_M.RUNNING, _M.RELEASED, _M.DISMISSED, _M.RAISED, _M.ENDING}
     yield "```mermaid"

@@ -4,13 +4,13 @@ A process that uses storage which stopped answering waits for ever. So each orde
 """
 
 import asyncio
-import signal
 from collections.abc import Callable, Sequence
 
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.controlled_process import ControlledProcess
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.worker_channel import WorkerChannel
+from deadpool_run.core.recovery.shutdown import describe_exit
 from deadpool_run.ids import Rank
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
@@ -23,7 +23,6 @@ from deadpool_run.wire.checkpoints import (
 )
 from deadpool_run.wire.messages import Message
 
-KIND = "checkpointer"
 _DEATH_S = 5.0
 """How long a killed process may take to end. After that it sleeps uninterruptibly in the kernel, with its memory."""
 
@@ -59,7 +58,7 @@ class Checkpointer:
         self._over = False  # its answers no longer count
         self._why = ""  # why it was killed
         self._child = ControlledProcess(
-            KIND,
+            "checkpointer",
             on_started=self._started,
             on_message=self._answered,
             on_failed=lambda why: self._answered(CheckpointFailed(why)),
@@ -141,8 +140,7 @@ class Checkpointer:
         self._owner.stuck = [process for process in self._owner.stuck if process is not self._child.process]
         self._vault.status_page.kept = EMPTY  # one that was killed has not let go
         if not self._over:
-            how = f"was killed by {signal.Signals(end.signal).name}" if end.signal else f"exited with code {end.code}"
-            self._fail(self._why or how)
+            self._fail(self._why or describe_exit(end.code, end.signal))
 
     def _fail(self, how: str) -> None:
         """Report that it ended without an answer, or too late."""

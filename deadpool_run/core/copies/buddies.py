@@ -1,7 +1,7 @@
-"""Which nodes hold the copies of which ranks' snapshots, and whether they have them.
+"""Choice of the nodes that hold copies of each rank's snapshots: its buddies.
 
-Copies are always on another node, in another failure domain where there is one, and spread evenly. Best is a node with a
-rank that holds the same parameters: what it has already is not sent.
+Copies are on other nodes, if possible in another failure domain, and are spread evenly. A node with a rank that holds the
+same parameters is best, since it is not sent what it has.
 """
 
 from bisect import bisect_left, insort
@@ -20,38 +20,36 @@ from deadpool_run.ids import NodeId, Rank
 
 _COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING})
 _FEW = 64
-"""So many nodes are sorted for each rank. More are found soon enough among all."""
+"""Up to this many nodes with the same parameters are sorted for each rank. More are found fast enough among all nodes."""
 
 
 def committed(decision: Decision, event: ev.SnapshotCommitted) -> None:
-    """Note that every rank has all its copies, which ends the exposure that the loss of a node began."""
+    """Note that every rank has all its copies, which ends the exposure after the loss of a node."""
     state = decision.state
     if event.epoch != state.epoch:
         return
     state.committed = True
     _note_cover(decision)
     if state.phase in _COPIED_IN:
-        state.former_buddies = ()  # all that they hold is where it belongs now
+        state.former_buddies = ()  # the present ones have all that these hold
 
 
 def is_exposed(settings: Settings, state: State) -> bool:
-    """Tell whether ranks may lack copies that they can have, so that it is news when they have them."""
+    """Tell whether ranks may lack copies after the loss of a node, although there are enough nodes."""
     if state.exposed_at is None or state.phase not in _COPIED_IN:
         return False
     return bool(state.buddies) and all(len(holders) >= settings.replicas for holders in state.buddies)
 
 
 def had_copies(state: State, nodes: Collection[NodeId]) -> bool:
-    """Tell whether a copy of any rank's snapshots, or the original, is on one of these nodes."""
+    """Tell whether one of these nodes has a rank, or a copy of some rank's snapshots."""
     if not state.buddies:
         return False
-    return any(state.ranks_on(node) for node in nodes) or any(
-        not frozenset(nodes).isdisjoint(holders) for holders in state.buddies
-    )
+    return any(map(state.ranks_on, nodes)) or not frozenset(nodes).isdisjoint(chain.from_iterable(state.buddies))
 
 
 def _note_cover(decision: Decision) -> None:
-    """End the exposure, and note its length with the repair of the loss that began it."""
+    """End the exposure, and note its length in the incident that began it."""
     state = decision.state
     if not is_exposed(decision.settings, state) or state.exposed_at is None:
         return
@@ -66,7 +64,7 @@ def _note_cover(decision: Decision) -> None:
 
 
 def update(decision: Decision) -> None:
-    """Order copies to the nodes that should hold them now. A repair still needs those of before it."""
+    """Order copies to the nodes that should hold them now. During a repair the buddies stay as they were."""
     state = decision.state
     if state.phase not in _COPIED_IN or _is_up_to_date(decision):
         return
@@ -81,9 +79,8 @@ def update(decision: Decision) -> None:
 def _is_up_to_date(decision: Decision) -> bool:
     """Tell whether this decision has changed nothing that the choice of buddies depends on."""
     changes, state = decision.changes, decision.state
-    sealed_now = (
-        not decision.all_sealed_before and not state.seat_counters.unsealed
-    )  # now all have said whom they are like
+    # Then every rank has reported which others hold the same parameters.
+    sealed_now = not decision.all_sealed_before and not state.seat_counters.unsealed
     return (
         decision.phase_before in _COPIED_IN
         and state.buddies_told
@@ -92,9 +89,9 @@ def _is_up_to_date(decision: Decision) -> bool:
 
 
 def choose(settings: Settings, state: State) -> tuple[tuple[NodeId, ...], ...]:
-    """Return each rank's holders; empty if there is nobody to hold anything.
+    """Return each rank's buddies; empty if there is no other node.
 
-    Whoever holds copies now keeps them where nobody is better, since every change costs the traffic of a whole snapshot.
+    A node that holds copies keeps them unless another is better, since every change sends a whole snapshot.
     """
     replicas = min(settings.replicas, len(state.nodes) - 1)
     if replicas < 1:
@@ -114,17 +111,17 @@ def choose(settings: Settings, state: State) -> tuple[tuple[NodeId, ...], ...]:
 
 
 class _Ring:
-    """The nodes in order of arrival, those with equally many copies together: a choice need not look at all of them."""
+    """The nodes by number of copies, then in order of arrival, so that a choice looks at few of them."""
 
     def __init__(self, state: State, most: int) -> None:
-        """Begin with no copies anywhere. A node that holds `most` has its share."""
+        """Begin without copies. A node with `most` copies has its share."""
         self._state = state
         self._most = most
         self._copies: dict[NodeId, int] = dict.fromkeys(state.nodes, 0)
         self._with: dict[int, list[NodeRecord]] = {0: sorted(state.nodes.values(), key=_arrival)}
 
     def load(self, nodes: Iterable[NodeRecord]) -> None:
-        """Give each of these one copy more."""
+        """Add a copy to each of these nodes."""
         for node in nodes:
             copies = self._copies[node.node]
             self._copies[node.node] = copies + 1
@@ -137,7 +134,7 @@ class _Ring:
     def preferred(
         self, home: NodeRecord | None, before: tuple[NodeId, ...], alike: frozenset[NodeId]
     ) -> Iterator[NodeRecord]:
-        """Yield first those far from home that hold the same as the rank, then all others, as `best` has them."""
+        """Yield first the nodes in other failure domains that are alike, then all others, in the order of `best`."""
         first: list[NodeRecord] = []
         for node in self._few(home, before, alike) if len(alike) <= _FEW else self.best(home, before):
             if node.node in alike and node is not home and not _is_near(node, home):
@@ -148,7 +145,7 @@ class _Ring:
                 yield node
 
     def _few(self, home: NodeRecord | None, before: tuple[NodeId, ...], nodes: Iterable[NodeId]) -> list[NodeRecord]:
-        """Return these nodes, the best first, without a look at all the others."""
+        """Return these nodes, the best first, without looking at the others."""
         start = 0 if home is None else home.arrival + 1
 
         def worth(node: NodeRecord) -> tuple[bool, bool, int, int]:
@@ -160,8 +157,8 @@ class _Ring:
     def best(self, home: NodeRecord | None, before: tuple[NodeId, ...]) -> Iterator[NodeRecord]:
         """Yield all nodes but the rank's home, the best first.
 
-        Those far from home come first, then those that have not their share yet, then those that hold the rank's copies
-        now, then those with the fewest copies, and where all else is equal the next ones in the ring after home.
+        Nodes in another failure domain come first, then nodes below their share, then present holders of the rank's copies,
+        then nodes with the fewest copies, and last the order of the ring after home.
         """
         start = 0 if home is None else home.arrival + 1
         kept = [self._state.nodes[node] for node in before if node in self._state.nodes]
@@ -185,7 +182,7 @@ class _Ring:
         return _is_near(node, home) is near and (self._copies[node.node] >= self._most) is full
 
     def _around(self, start: int, *, full: bool) -> Iterator[NodeRecord]:
-        """Yield those that have their share, or those that have not, by their number of copies and from `start` on."""
+        """Yield the nodes with their share, or those below it, by number of copies and then from `start` on."""
         for copies in sorted(self._with):
             if (copies >= self._most) is full:
                 nodes = self._with[copies]

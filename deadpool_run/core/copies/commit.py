@@ -1,6 +1,6 @@
-"""The committed version: the newest snapshot that is safe for every rank, as the ranks' nodes report of their buddies.
+"""The committed version: the newest snapshot that all buddies of every rank hold, as the ranks' nodes report.
 
-A report costs as much as it says that is new, whatever the world's size: versions are counted, never intersected.
+Versions are counted, never intersected, so the cost of a report does not grow with the world.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from deadpool_run.ids import Rank, Version
 _NONE = Version(-1)
 _MAX_KEPT = 1024
 MAX_TOLD = 56
-"""The most abandoned versions that are published: a status page has no room for more."""
+"""The most abandoned versions that a status page has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Commits:
         self._forget_safe()
         self._abandoned: set[Version] = set()
         self._dropped = _NONE
-        """Abandoned versions up to this one are no longer listed; none of them is committed either."""
+        """Abandoned versions up to this one are no longer listed. None of them is committed."""
 
     def discard_above(self, timeline: int, version: Version) -> None:
         """Begin a timeline that resumes from this version: newer ones may be made again, and every rank reports again.
 
-        What was committed stays so, unless all had to go back behind it.
+        The committed version stays, unless it is newer.
         """
         self._timeline = timeline
         self._committed = min(self._committed, version)
@@ -71,7 +71,7 @@ class Commits:
         self._commit()
 
     def replaced(self, rank: Rank) -> None:
-        """Note that a rank has another buddy than before: it is not known what they all hold."""
+        """Note that a rank has other buddies, so it is not known what they all hold."""
         self.safe(rank, (), transcript=False, timeline=self._timeline)
 
     def skipped(self, rank: Rank, version: Version) -> None:
@@ -81,14 +81,14 @@ class Commits:
 
     @property
     def committed(self) -> Version | None:
-        """The newest version that was safe for every rank at one time. Falls only if all had to go back behind it."""
+        """The newest version that was safe for every rank at one time. Decreases only if all ranks resume from an older one."""
         return None if self._committed == _NONE else self._committed
 
     @property
     def abandoned(self) -> frozenset[Version]:
-        """Versions above the committed one that never will be: whoever holds one may overwrite it.
+        """Versions above the committed one that will never be committed, so that ranks may overwrite them.
 
-        Of very many, those that somebody is known to hold, and then the newest.
+        Of more than fit, those that some rank holds, and then the newest.
         """
         if len(self._abandoned) <= MAX_TOLD:
             return frozenset(self._abandoned)
@@ -111,7 +111,7 @@ class Commits:
         self._count[version] += 1
         if self._count[version] == self._world_size:
             self._full.add(version)
-        # Only now is it known that there is such a version: others may have passed over it before.
+        # This is the first report of the version: other ranks may have skipped it before.
         late = self._count[version] == 1 and self._committed < version < self._newest
         if late and any(version < safe.newest and version not in safe.versions for safe in self._safe):
             self._abandon(version)
@@ -119,7 +119,7 @@ class Commits:
     def _pass_over(self, before: _Safe, now: _Safe) -> None:
         """Abandon versions that a rank skipped: a rank reports versions in order, so they will never be complete.
 
-        Those that nobody has reported are found when somebody does.
+        `_add` finds those that no rank has reported yet.
         """
         if before.versions != now.versions:
             for version in [each for each in self._count if each < now.newest and each not in now.versions]:

@@ -1,9 +1,10 @@
-"""Search for the copies of a rank that lost its owner: in its own node's vault, or on the nodes that got its copies."""
+"""Search for the copies of a rank that lost its worker: in its own node's vault, or on other nodes."""
 
 from collections.abc import Collection
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.copies.replicas import held_after_resume
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import NO_VERSION, Copies, Member, Seat
 from deadpool_run.core.state import State
@@ -16,30 +17,27 @@ def left_behind(decision: Decision, rank: Rank, node: NodeId, versions: frozense
 
 
 def ask(decision: Decision, rank: Rank, but: NodeId | None = None) -> None:
-    """Ask every node (but one) that may have copies of the rank: its vault is gone."""
+    """Ask every node that may have copies of the rank, except `but`. The vault of the rank's own node is gone."""
     state = decision.state
     failed_sources = frozenset() if state.repair is None else state.repair.failed_sources
-    # After the coordinator moved, copies may also be where the last one had them sent without being followed.
-    likely = (
-        (list(state.nodes),)
-        if state.term
-        else tuple(buddies[rank] if buddies else () for buddies in (state.buddies, state.former_buddies))
-    )
-    holders = [
+    if state.term:  # copies may also be where the last coordinator had them sent, and nobody here knows of that
+        likely = [*state.nodes]
+    else:
+        likely = [node for buddies in (state.buddies, state.former_buddies) if buddies for node in buddies[rank]]
+    asked = [
         node
-        for nodes in likely
-        for node in nodes
+        for node in dict.fromkeys(likely)
         if node in state.nodes and node != but and (rank, node) not in failed_sources
     ]
-    _set(decision, rank, {}, frozenset(holders))
+    _set(decision, rank, {}, frozenset(asked))
     decision.set_seat(rank, asked_in=state.epoch)
-    if state.repair is not None and holders:
+    if state.repair is not None and asked:
         state.repair.asked_at = decision.now
-    decision.effects += [do.ReportReplicas(node, rank, state.epoch) for node in dict.fromkeys(holders)]
+    decision.effects += [do.ReportReplicas(node, rank, state.epoch) for node in asked]
 
 
 def reported(decision: Decision, event: ev.ReplicasReported) -> None:
-    """Note what a node holds, if it was asked and nothing has changed since."""
+    """Note what a node holds, if it answers the last question."""
     seat = decision.state.seats[event.rank] if 0 <= event.rank < len(decision.state.seats) else None
     if seat is not None and event.node in seat.asked and event.epoch == seat.asked_in:
         held = {event.node: frozenset(event.versions)} if event.versions or not decision.state.term else {}
@@ -48,7 +46,7 @@ def reported(decision: Decision, event: ev.ReplicasReported) -> None:
 
 
 def give_up(decision: Decision) -> None:
-    """Wait no longer for nodes that do not say what they hold: they count as holding nothing."""
+    """Stop waiting for nodes that do not answer: they count as holding nothing."""
     state = decision.state
     decision.repair.asked_at = None
     for rank in sorted(state.seat_counters.searched):
@@ -72,7 +70,7 @@ def _of_the_last_stay(copies: Copies) -> Copies:
 
 
 def forget(decision: Decision, rank: Rank, node: NodeId) -> bool:
-    """Give up the node's copies of the rank; if those were all, ask the others. False: it held none."""
+    """Give up the node's copies of the rank; if there are no others, ask the other nodes. False: it held none."""
     seat = decision.state.seats[rank]
     if node not in seat.copies and node not in seat.asked:
         return False
@@ -85,35 +83,28 @@ def forget(decision: Decision, rank: Rank, node: NodeId) -> bool:
 
 
 def forget_nodes(decision: Decision, lost: Collection[NodeId]) -> bool:
-    """Give up the copies on lost nodes. False: no rank under repair counted on them."""
-    state = decision.state
-    needed = [
-        (rank, node)
-        for rank in sorted(state.seat_counters.searched)
-        for node in lost
-        if node in state.seats[rank].copies or node in state.seats[rank].asked
-    ]
-    for rank, node in needed:
-        forget(decision, rank, node)
-    return bool(needed)
+    """Give up the copies on lost nodes. False: no rank under repair needs them."""
+    searched = sorted(decision.state.seat_counters.searched)
+    were_needed = [forget(decision, rank, node) for rank in searched for node in lost]
+    return any(were_needed)
 
 
 def settled(decision: Decision) -> None:
-    """End every search: each rank is held by a member that has its state."""
+    """End every search: each rank's worker has its state."""
     for rank in sorted(decision.state.seat_counters.searched):
         decision.set_seat(rank, copies={}, asked=frozenset())
 
 
 def resumed(decision: Decision, version: Version) -> None:
-    """Note that copies of newer versions are forgotten."""
+    """Note that nodes forget copies of newer versions."""
     for rank in sorted(decision.state.seat_counters.searched):
         copies = decision.state.seats[rank].copies
-        kept = {node: frozenset(v for v in held if v <= version) for node, held in copies.items()}
+        kept = {node: held_after_resume(held, version) for node, held in copies.items()}
         decision.set_seat(rank, copies=kept)
 
 
 def nearest(seat: Seat, member: Member, version: Version | None) -> NodeId | None:
-    """Return the node to fetch the transcript (or this version) from for a replacement; None if its own node has it."""
+    """Return the node from which a replacement gets this version (None: the transcript); None if its own node has it."""
     holders = [node for node, held in seat.copies.items() if version is None or version in held]
     if not holders or member.node in holders:
         return None
@@ -121,7 +112,7 @@ def nearest(seat: Seat, member: Member, version: Version | None) -> NodeId | Non
 
 
 def is_known(seat: Seat) -> bool:
-    """Tell whether a replacement can get the rank: every node that was asked has answered, and one holds it."""
+    """Tell whether a replacement can get the rank: every node has answered, and one holds copies."""
     return not seat.asked and bool(seat.copies)
 
 

@@ -3,7 +3,7 @@
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.decision import Decision
-from deadpool_run.core.members import NO_VERSION
+from deadpool_run.core.members import NO_VERSION, Member
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import HOLDS_RANK, MemberPhase
@@ -12,8 +12,8 @@ from deadpool_run.ids import Version
 _TOLD = HOLDS_RANK - {MemberPhase.RAISED, MemberPhase.ENDING, MemberPhase.RELEASED}
 
 
-def skipped(decision: Decision, event: ev.CaptureSkipped) -> None:
-    """Lengthen the interval. Skips of versions that were due under the shorter interval are answered by that already."""
+def skipped(decision: Decision, _member: Member, event: ev.CaptureSkipped) -> None:
+    """Lengthen the interval. Skips of versions that were due before it was last lengthened do not count."""
     state = decision.state
     state.skipped_at = decision.now
     longer = min(state.capture_interval * 2, decision.settings.max_capture_interval)

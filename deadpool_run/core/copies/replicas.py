@@ -1,4 +1,4 @@
-"""Which version every rank can be brought to: the one rule by which a repair chooses where to resume."""
+"""The versions that ranks can be restored to, and the choice of the one to resume from."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,17 +8,17 @@ from deadpool_run.ids import Version
 
 
 def held_by_survivor(drained: SurvivorDrained) -> frozenset[Version]:
-    """Return what a survivor's rank holds: its slots, and the version that its objects stand at."""
+    """Return what a survivor's rank holds: the versions in its slots, and that of its objects."""
     return frozenset(drained.captured) if drained.live is None else frozenset({*drained.captured, drained.live})
 
 
 def held_after_death(exited: WorkerExited) -> frozenset[Version]:
-    """Return what a dead worker's rank holds: its slots outlive it."""
+    """Return what a dead worker's rank holds: the versions in its slots, which outlive it."""
     return frozenset(exited.captured)
 
 
 def held_after_resume(held: Iterable[Version], resumed: Version) -> frozenset[Version]:
-    """Return what is left of a rank's versions once it was told to resume: it may have emptied the newer slots."""
+    """Return what is left of a rank's versions after the order to resume: newer slots may be overwritten."""
     return frozenset(version for version in held if version <= resumed)
 
 

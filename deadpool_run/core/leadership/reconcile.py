@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from signal import SIGTERM
 
 from deadpool_run.core import effects as do
-from deadpool_run.core import events as ev
 from deadpool_run.core.copies import holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.events import WorkerFound
@@ -111,7 +110,7 @@ def _gone(decision: Decision, member: Member, found: WorkerFound | None) -> list
     if found is not None and found.code == 0 and chose_to:
         decision.set_seat(member.rank, done=True)
         return []
-    how = "ended" if found is None else shutdown.describe_exit(ev.WorkerExited(found.worker, found.code, found.signal))
+    how = "ended" if found is None else shutdown.describe_exit(found.code, found.signal)
     return [LostRank(member, f"{how} while the coordinator moved", None)]
 
 

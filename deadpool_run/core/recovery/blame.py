@@ -1,7 +1,6 @@
-"""Blame for an exception: the machine (it is repaired), the script or the library (the job stops).
+"""Blame for an exception: the machine, which is repaired, or the script or the library, which stop the job.
 
-A fault of the script stops the job at once, before it costs a spare. A fault of the library stops the job when the rank's
-replacement meets it too.
+A fault of the library stops the job only when the rank's replacement meets it too.
 """
 
 from dataclasses import dataclass
@@ -19,19 +18,19 @@ _HANDLED = frozenset(
         *(MemberPhase.ATTACHING, MemberPhase.UNATTACHED),
     }
 )
-"""Phases of a repair in which the library has the worker, not the script."""
+"""Phases of a repair in which the worker runs the library's code, not the script's."""
 _REPAIRED = _HANDLED | {
     *(MemberPhase.DRAINING, MemberPhase.RECALLED, MemberPhase.UNWINDING),
     *(MemberPhase.RE_ENTERING, MemberPhase.REHEARSING),
 }
-"""Phases of a repair. Empty answers may be to blame there, what an earlier run left in the process, or the library."""
+"""Phases of a repair. What a worker raises there may come of empty answers, of an earlier run of the script, or of the library."""
 MAX_ATTEMPTS = 5
-"""Attempts at one repair, that is, without a completed step between them."""
+"""Attempts at one repair: no step is completed between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultVerdict:
-    """Why another worker would fail too, with the tracebacks that prove it. `ours`: the library is to blame."""
+    """Why other workers would fail too, and the tracebacks that prove it. `ours`: the library is to blame."""
 
     why: str
     tracebacks: str
@@ -62,25 +61,24 @@ def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -
 
 
 def still_evidence(raises: tuple[Raise, ...]) -> tuple[Raise, ...]:
-    """Return what still counts once every rank has completed a step: exceptions raised after the loop."""
+    """Return the exceptions that count after every rank has completed a step: those raised after the loop."""
     return tuple(one for one in raises if one.released)
 
 
 def judge(raises: tuple[Raise, ...], new: Raise) -> FaultVerdict | None:
-    """Return what the earlier exceptions and `new` prove together; None if another worker may do better."""
-    raises = tuple(old for old in raises if not (new.elsewhere and old.place == new.place))
-    if (old := _script_bug(raises, new)) is not None:
-        return FaultVerdict(_describe_bug(old, new), _both_tracebacks(old, new))
-    if (old := _again(raises, new)) is not None:
-        return FaultVerdict(_describe_ours(old, new), _both_tracebacks(old, new), ours=True)
-    if (old := _unrehearsable(raises, new)) is not None:
-        why = f"a replacement for rank {new.rank} cannot rehearse the script: {named(new)}"
-        return FaultVerdict(why, _both_tracebacks(old, new))
+    """Return what `new` proves together with an earlier exception; None if another worker may do better."""
+    others = [
+        old for old in reversed(raises) if old.worker != new.worker and not (new.elsewhere and old.place == new.place)
+    ]
+    for proves, describe in _PROOFS:
+        old = next((old for old in others if proves(old, new)), None)
+        if old is not None:
+            return FaultVerdict(describe(old, new), _both_tracebacks(old, new), ours=proves is _is_ours)
     return None
 
 
 def is_first_of_ours(raises: tuple[Raise, ...], new: Raise) -> bool:
-    """Tell whether the exception is our own, and no other of its kind has been told of."""
+    """Tell whether the exception is our own, and the first of its kind."""
     return new.blame is Blame.OURS and not any((old.blame, old.kind) == (new.blame, new.kind) for old in raises)
 
 
@@ -89,50 +87,35 @@ def named(raised: Raise) -> str:
     return f"{raised.kind}: {raised.message}"
 
 
-def _script_bug(raises: tuple[Raise, ...], new: Raise) -> Raise | None:
-    """Return the earlier exception that, with `new`, proves a bug in the script; None if none does.
+def _is_script_bug(old: Raise, new: Raise) -> bool:
+    """Tell whether the exceptions of two workers prove a bug in the script.
 
-    Two workers that end at the same step with the same exception are no coincidence; nor are two that raise the same
-    kind at the same step of the same epoch, whatever their messages say. A worker that is being repaired computes with
-    garbage, or is in the library's hands: what it raises counts only beside one that was not. Our own never counts.
+    They do if both are of one kind at one step, and have one message or are of one epoch. A worker that is being repaired
+    computes with garbage, or runs our code: its exception counts only together with one of a worker that is not. Exceptions
+    of deadpool-run never count.
     """
-    if new.blame is not Blame.SCRIPT:
-        return None
-    for old in reversed(raises):
-        if old.worker == new.worker or (old.step, old.kind, old.blame) != (new.step, new.kind, new.blame):
-            continue
-        repaired = old.repaired and new.repaired
-        at_once = old.epoch == new.epoch and not (old.repaired or new.repaired)
-        if (old.message == new.message and not repaired) or at_once:
-            return old
-    return None
+    if not (old.blame is new.blame is Blame.SCRIPT and (old.step, old.kind) == (new.step, new.kind)):
+        return False
+    repaired = old.repaired and new.repaired
+    at_once = old.epoch == new.epoch and not (old.repaired or new.repaired)
+    return (old.message == new.message and not repaired) or at_once
 
 
-def _again(raises: tuple[Raise, ...], new: Raise) -> Raise | None:
-    """Return an earlier exception of the kind that ended the rank's last worker too, if it is the library's doing.
+def _is_ours(old: Raise, new: Raise) -> bool:
+    """Tell whether the library ended a rank's worker and its replacement with one kind of exception.
 
-    That is, if its frames are ours, or if both workers were in the library's hands: not in their script, which can raise.
+    That is, if both have frames of ours, or if both workers ran our code and not their script, which can raise.
     What interrupts only a drain is mended by running the script again.
     """
-    if new.drained or new.blame is Blame.NOBODY:
-        return None
-    for old in reversed(raises):
-        same = (old.rank, old.kind) == (new.rank, new.kind) and old.worker != new.worker
-        ours = old.blame is new.blame is Blame.OURS
-        if same and (ours or (old.handled and new.handled)):
-            return old
-    return None
+    if new.drained or new.blame is Blame.NOBODY or (old.rank, old.kind) != (new.rank, new.kind):
+        return False
+    return old.blame is new.blame is Blame.OURS or (old.handled and new.handled)
 
 
-def _unrehearsable(raises: tuple[Raise, ...], new: Raise) -> Raise | None:
-    """Return an earlier exception of another replacement's rehearsal with the same reason."""
-    if not new.rehearsed or new.blame is not Blame.SCRIPT:
-        return None
-    for old in reversed(raises):
-        same = (old.kind, old.message, old.blame) == (new.kind, new.message, new.blame)
-        if old.rehearsed and old.worker != new.worker and same:
-            return old
-    return None
+def _is_unrehearsable(old: Raise, new: Raise) -> bool:
+    """Tell whether the rehearsals of two replacements ended for the same reason."""
+    same = (old.kind, old.message) == (new.kind, new.message)
+    return same and old.rehearsed and new.rehearsed and old.blame is new.blame is Blame.SCRIPT
 
 
 def _describe_ours(first: Raise, second: Raise) -> str:
@@ -146,7 +129,6 @@ def _describe_ours(first: Raise, second: Raise) -> str:
 
 
 def _describe_bug(first: Raise, second: Raise) -> str:
-    """Return why the script is to blame, in one line."""
     where = "outside the step loop" if second.step is None else f"in step {second.step}"
     return (
         f"a bug in the script: rank {first.rank} and rank {second.rank} (workers {first.worker} and {second.worker}) "
@@ -157,8 +139,19 @@ def _describe_bug(first: Raise, second: Raise) -> str:
     )
 
 
+def _describe_rehearsal(_first: Raise, second: Raise) -> str:
+    return f"a replacement for rank {second.rank} cannot rehearse the script: {named(second)}"
+
+
+_PROOFS = (
+    (_is_script_bug, _describe_bug),
+    (_is_ours, _describe_ours),
+    (_is_unrehearsable, _describe_rehearsal),
+)
+"""What the exceptions of two workers can prove, and the words for it. The first that fits counts."""
+
+
 def _both_tracebacks(first: Raise, second: Raise) -> str:
-    """Return the tracebacks for the user."""
     return "\n".join(
         f"--- rank {one.rank}, worker {one.worker} ---\n{one.traceback.rstrip()}" for one in (first, second)
     )

@@ -2,7 +2,7 @@
 
 from deadpool_run.core.effects import Incident, Loss
 from deadpool_run.core.state import LossSoFar, Repair
-from deadpool_run.ids import Epoch, Version
+from deadpool_run.ids import Epoch
 
 KEPT = 20
 """Incidents that the state remembers."""
@@ -14,33 +14,28 @@ def finished(repair: Repair, epoch: Epoch, now: float) -> Incident:
     A phase that nobody went through (no replacement had to rehearse) took no time after the one before it.
     """
     assert repair.resume is not None
-    drained = _after(repair, repair.drained_at, 0.0)
-    promoted = _after(repair, repair.promoted_at, 0.0)
-    restored = _after(repair, repair.restored_at, drained)
+
+    def after(at: float | None, otherwise: float) -> float:
+        return otherwise if at is None else at - repair.began_at
+
+    drained, promoted = after(repair.drained_at, 0.0), after(repair.promoted_at, 0.0)
+    restored = after(repair.restored_at, drained)
+    reached = repair.dead_held if repair.completed is None else repair.completed
     return Incident(
         epoch=epoch,
         losses=tuple(_loss(loss) for loss in repair.losses),
         resumed=repair.resume,
-        steps_repeated=_steps_repeated(repair, repair.resume),
+        steps_repeated=0 if reached is None else max(0, reached - repair.resume),
         detected_s=repair.detected_s,
         drained_s=drained,
         promoted_s=promoted,
-        rehearsed_s=_after(repair, repair.rehearsed_at, promoted),
+        rehearsed_s=after(repair.rehearsed_at, promoted),
         restored_s=restored,
-        attached_s=_after(repair, repair.attached_at, restored),
+        attached_s=after(repair.attached_at, restored),
         first_step_s=now - repair.began_at,
         reentered=tuple(sorted(repair.reentered)),
         exposed_s=repair.exposed_s,
     )
-
-
-def _after(repair: Repair, at: float | None, otherwise: float) -> float:
-    return otherwise if at is None else at - repair.began_at
-
-
-def _steps_repeated(repair: Repair, resumed: Version) -> int:
-    reached = repair.dead_held if repair.completed is None else repair.completed
-    return 0 if reached is None else max(0, reached - resumed)
 
 
 def _loss(loss: LossSoFar) -> Loss:

@@ -14,21 +14,21 @@ from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.ids import NodeId
 
 _NAMED = 5
-"""Nodes that are named in a reason, of many that are lost together."""
+"""The most nodes that a reason names, of many that are lost together."""
 
 
 def worker_ended(decision: Decision, event: ev.WorkerExited | ev.WorkerStartFailed) -> None:
     """Forget the worker, and do what its end means in the job's phase."""
-    if not decision.obeys(event.worker, event):
+    member = decision.concerned(event)
+    if member is None:
         return
-    member = decision.state.members[event.worker]
     if isinstance(event, ev.WorkerStartFailed) and member.rank is not None:
-        return  # it was given a rank, so that it did start: its exit follows
+        return  # it was given a rank, so it did start: its exit follows
     decision.remove(member)
     if isinstance(event, ev.WorkerStartFailed):
         spare_pool.parked_died(decision, member, f"it could not be started: {event.reason}")
     elif member.rank is None:
-        spare_pool.parked_died(decision, member, shutdown.describe_exit(event))
+        spare_pool.parked_died(decision, member, shutdown.describe_exit(event.code, event.signal))
     elif event.code == 0 and member.phase not in (MemberPhase.ENDING, MemberPhase.RAISED):
         _left(decision, member, event)
     else:
@@ -55,7 +55,7 @@ def _lost(decision: Decision, member: Member, event: ev.WorkerExited) -> None:
 
 
 def nodes_lost(decision: Decision, losses: Sequence[ev.NodeLost]) -> None:
-    """Take every worker of the nodes for dead, all at once."""
+    """Take every worker of the nodes for dead."""
     reasons = {loss.node: loss.reason for loss in losses if loss.node in decision.state.nodes}
     if not reasons:
         return
@@ -74,10 +74,7 @@ def nodes_lost(decision: Decision, losses: Sequence[ev.NodeLost]) -> None:
 
 
 def remove_nodes(decision: Decision, lost: Collection[NodeId]) -> dict[NodeId, list[Member]]:
-    """Forget lost nodes with all their workers, and return these as they were.
-
-    What they held for others is not forgotten here.
-    """
+    """Forget lost nodes with their workers, and return these. What the nodes held for other ranks is not forgotten here."""
     if not lost:
         return {}
     state = decision.state
@@ -103,7 +100,7 @@ def fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
     if member is None or member.rank is None or not member.replacement or decision.state.repair is None:
         return
     why = f"the state of rank {member.rank} could not be fetched from {event.source}: {event.message}"
-    if member.phase is MemberPhase.REHEARSING:  # it could not even begin, whatever the epoch is now
+    if member.phase is MemberPhase.REHEARSING:  # it has no transcript, whatever the epoch is now
         decision.kill(member.worker, why)
         decision.set_member(member.worker, blameless=True)
     elif event.epoch != decision.state.epoch:
@@ -141,29 +138,29 @@ def _ranks_lost(decision: Decision, fallen: list[repair.LostRank], why: str) -> 
         case JobPhase.FINISHING:
             repair.lost_after_release(decision, fallen, f"{why} after its last step")
         case JobPhase.NEW | JobPhase.STARTING | JobPhase.RESTARTING | JobPhase.STOPPING | JobPhase.STOPPED:
-            pass  # nobody holds a rank, or every end is expected
+            pass  # no worker holds a rank, or every end is expected
         case unknown:
             assert_never(unknown)
 
 
 def _by_its_own_will(member: Member, event: ev.WorkerExited) -> bool:
-    """Tell whether the script chose its exit code, as `sys.exit` does: no fault, but its answer."""
+    """Tell whether the script chose its exit code, as `sys.exit` does, which is no fault."""
     return event.code is not None and member.phase is MemberPhase.RELEASED and member.injected_at is None
 
 
 def _cause(decision: Decision, member: Member, event: ev.WorkerExited) -> str:
-    """Return what became of the worker: of several things known, the one that explains the others."""
+    """Return why the worker ended: we ended it, it raised, or else how its process ended."""
     if member.phase is MemberPhase.ENDING:
         return f"was ended: {member.ending_why}"
     for one in reversed(decision.state.raises):
         if one.worker == member.worker:
             where = "" if one.step is None else f" in step {one.step}"
             return f"raised {one.kind}{where}: {one.message}"
-    return shutdown.describe_exit(event)
+    return shutdown.describe_exit(event.code, event.signal)
 
 
 def kill_requested(decision: Decision, event: ev.KillRequested) -> None:
-    """Make a rank's worker die, as a user asked, or say why not."""
+    """Inject a fault into a rank's worker, or tell the user why not."""
     what = f"fault for rank {event.rank} not injected"
     if not 0 <= event.rank < decision.settings.world_size:
         decision.announce(what, f"there is no such rank: the world has {decision.settings.world_size}")

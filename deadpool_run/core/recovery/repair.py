@@ -25,9 +25,9 @@ _UNREPORTED = (_M.DRAINING, _M.RECALLED, _M.UNWINDING)
 
 @dataclass(frozen=True, slots=True)
 class LostRank:
-    """A rank's worker that was lost: as it was before its end. It was removed from the members already.
+    """A rank whose worker was lost, with the worker as it was. It is no member any more.
 
-    `left` are the versions that its node holds; None if the node is lost with it.
+    `left` are the versions that its node holds; None if the node is lost too.
     """
 
     member: Member
@@ -41,13 +41,13 @@ class LostRank:
 
 
 def lost(decision: Decision, fallen: Sequence[LostRank], why: str) -> None:
-    """Repair the loss of these ranks' workers, lost at once: however many they are, one attempt has failed."""
+    """Repair the loss of these ranks. Ranks that are lost together count as one failed attempt."""
     repair = _under_way(decision)
     repair.attempts += any(_is_attempt(repair, one.member) for one in fallen)
     for one in fallen:
         note_loss(decision, one)
     begin_epoch(decision, why)
-    for one in fallen:  # in the new epoch, which the answers name
+    for one in fallen:  # after the epoch began, since answers name it
         _find_copies(decision, one)
 
 
@@ -57,10 +57,8 @@ def note_loss(decision: Decision, fallen: LostRank) -> None:
     assert member.rank is not None
     repair = _under_way(decision)
     injected = member.injected_at is not None
-    repair.losses = (
-        *repair.losses,
-        LossSoFar(member.rank, member.worker, fallen.cause, injected, decision.now),
-    )
+    loss = LossSoFar(member.rank, member.worker, fallen.cause, injected, decision.now)
+    repair.losses = (*repair.losses, loss)
     held = (*(fallen.left or ()), repair.dead_held)
     repair.dead_held = max((version for version in held if version is not None), default=None)
     if repair.detected_s is None and member.injected_at is not None:
@@ -74,14 +72,14 @@ def _under_way(decision: Decision) -> Repair:
 
 
 def _is_attempt(repair: Repair, lost: Member) -> bool:
-    """Tell whether the loss begins an attempt, or ends one that had gone somewhere; what a user injects does neither."""
+    """Tell whether the loss counts: the first one does, and one that ends an attempt with a replacement or a version."""
     if lost.injected_at is not None or lost.blameless:
         return False
     return not repair.losses or lost.replacement or repair.resume is not None
 
 
 def _find_copies(decision: Decision, fallen: LostRank) -> None:
-    """Note or search for the rank's state. What a replacement was to get is known already."""
+    """Note or search for the rank's copies. Those of a replacement's rank are known already."""
     member = fallen.member
     assert member.rank is not None
     if decision.state.phase is not JobPhase.REPAIRING or member.replacement:
@@ -95,8 +93,8 @@ def _find_copies(decision: Decision, fallen: LostRank) -> None:
 def lost_after_release(decision: Decision, fallen: Sequence[LostRank], why: str) -> None:
     """Replace every rank at the last version, and have it run to its end again.
 
-    Survivors cannot be drained any more: they run code of their own. Nothing is trained twice; what the script does
-    after its loop is, so that this is bounded as restarts of the world are.
+    Survivors cannot be drained any more, since they have left the loop. No step is trained twice. What the script does
+    after its loop is repeated, so this counts as a restart.
     """
     state = decision.state
     allowed = restart.restarts_allowed(decision.settings, state)
@@ -116,7 +114,7 @@ def lost_after_release(decision: Decision, fallen: Sequence[LostRank], why: str)
 
 
 def retry(decision: Decision, reason: str) -> None:
-    """Begin an epoch that replaces nobody: the network failed, and may do better now."""
+    """Begin an epoch with the same workers: the network failed, and may work again."""
     repair, patience_s = _under_way(decision), decision.settings.join_timeout_s
     repair.retries += 1
     if decision.now > repair.began_at + patience_s:
@@ -126,7 +124,7 @@ def retry(decision: Decision, reason: str) -> None:
 
 
 def attach_failed(decision: Decision, member: Member) -> None:
-    """Wait for the network, longer each time, and connect the same workers again; replace one if that does not help."""
+    """Connect the same workers again, after a pause that grows each time. If that does not help, replace this one."""
     repair, patience_s = decision.repair, decision.settings.repair_timeout_s
     if decision.now < (repair.replaced_for_network_at or repair.began_at) + patience_s:
         wait_s = min(2.0**repair.retries, _LONGEST_WAIT_S)
@@ -141,13 +139,12 @@ def attach_failed(decision: Decision, member: Member) -> None:
 
 
 def begin_epoch(decision: Decision, reason: str) -> None:
-    """Recall every member to the next epoch; or stop if the repair is hopeless."""
+    """Recall every member to the next epoch; or stop the job if the repair is hopeless."""
     decision.repair.retry_at = None
     gone = ", ".join(str(seat.rank) for seat in decision.state.seats if seat.done)
     if gone:
-        shutdown.stop(
-            decision, 1, f"{reason}, and rank {gone} had left the job already, so that nobody can go on with it"
-        )
+        why = f"{reason}, and rank {gone} had left the job already, so that nobody can go on with it"
+        shutdown.stop(decision, 1, why)
         return
     if decision.repair.attempts > blame.MAX_ATTEMPTS:
         limit = f"{blame.MAX_ATTEMPTS} attempts to repair it failed without one completed step"
@@ -165,7 +162,7 @@ def begin_epoch(decision: Decision, reason: str) -> None:
 def recall(decision: Decision, member: Member) -> None:
     """Order the member to drain towards this epoch, and forget what it reported in an older one."""
     assert member.rank is not None
-    if not member.replacement:  # a replacement's rank still holds what its dead owner left
+    if not member.replacement:  # what a replacement's rank holds is known: its dead owner left it
         decision.set_seat(member.rank, held=None)
     if do.AbortStep in MEMBER_TRANSITIONS[member.phase]:
         decision.set_member(member.worker, stepped=False, finished=None)
@@ -187,11 +184,11 @@ def _note_completed(decision: Decision, completed: Version) -> None:
 
 def drain_failed(decision: Decision, event: ev.DrainFailed) -> None:
     """Order the survivor to run its script again, if it can and has not failed at that before; else end it."""
-    member = decision.state.members.get(event.worker)
-    if member is None or not decision.obeys(event.worker, event):
+    member = decision.concerned(event)
+    if member is None:
         return
     if event.again and member.phase is _M.UNWINDING:
-        return  # it was told so already
+        return  # that was ordered already
     if event.kind and member.rank is not None and weigh(decision, blame.evidence(decision.state, member, event)):
         return
     why = f"its interrupted step could not be drained: {event.message}"
@@ -203,7 +200,7 @@ def drain_failed(decision: Decision, event: ev.DrainFailed) -> None:
 
 
 def weigh(decision: Decision, new: Raise) -> bool:
-    """Take an exception as evidence; stop, and return True, if it proves that another worker would do no better."""
+    """Take an exception as evidence. If it proves that other workers would fail too, stop the job and return True."""
     known = decision.state.raises
     verdict = blame.judge(known, new)
     decision.state.raises = (*known, new)[-blame.MAX_EVIDENCE :]
@@ -235,7 +232,7 @@ def reenter(decision: Decision, member: Member, why: str) -> None:
 
 
 def unwound(decision: Decision, member: Member, event: ev.RunUnwound) -> None:
-    """Note the versions that a re-entering survivor can be restored to: those in its slots, as for a dead owner."""
+    """Note the versions in the slots of a survivor that runs its script again: it can be restored to them."""
     assert member.rank is not None
     holders.left_behind(decision, member.rank, member.node, frozenset(event.captured))
     _note_completed(decision, event.completed)
@@ -256,7 +253,7 @@ def advance(decision: Decision) -> None:
 
 
 def report(decision: Decision) -> None:
-    """End the incident once every rank has completed a step (or its loop, or its script)."""
+    """Report the repair once every rank has completed a step, its loop or its script."""
     state = decision.state
     repair, counters = state.repair, state.seat_counters
     if repair is None or counters.vacant or state.member_counters.stepped + counters.done < len(state.seats):
@@ -268,7 +265,7 @@ def report(decision: Decision) -> None:
     for loss in repair.losses:
         replacement = None if loss.replacement is None else state.members.get(loss.replacement)
         if replacement is not None:
-            state.crashes.pop(replacement.node, None)  # a worker that was started there has proved good
+            state.crashes.pop(replacement.node, None)  # a worker from there has proved good
     state.incidents = (*state.incidents, incident)[-incidents.KEPT :]
     decision.effects.append(do.ReportIncident(incident))
 
@@ -279,7 +276,8 @@ def _fill_vacancies(decision: Decision) -> None:
         return
     claimed = {member.claimed for member in state.members.values()} if state.member_counters.claiming else set()
     vacant = [seat for seat in state.vacant() if seat.rank not in claimed]
-    unknown = {seat.node for seat in vacant if not holders.is_known(seat)}  # ranks that lived together go together
+    # Ranks of one node wait for one another: they go to one node together.
+    unknown = {seat.node for seat in vacant if not holders.is_known(seat)}
     for seating in placement.replacements(state, [seat for seat in vacant if seat.node not in unknown]):
         source = holders.nearest(state.seats[seating.rank], seating.member, None)
         decision.assign(seating, replacement=True, transcript_from=source)
@@ -289,7 +287,7 @@ def _fill_vacancies(decision: Decision) -> None:
 
 
 def _is_up_to_date(decision: Decision) -> bool:
-    """Tell whether the last decision filled what could be filled, and nothing has changed since."""
+    """Tell whether the last decision filled all vacancies that it could, and nothing has changed since."""
     changes = decision.changes
     return decision.phase_before is JobPhase.REPAIRING and not (
         changes.vacancies or changes.joined or changes.nodes_lost
@@ -302,7 +300,7 @@ def replaced(decision: Decision, rank: Rank, member: Member) -> None:
     losses = list(repair.losses)
     index = next((at for at in reversed(range(len(losses))) if losses[at].rank == rank), None)
     if index is None:
-        return  # its worker was not lost: it had finished, and finishes again
+        return  # its worker was not lost: it had finished, and is to finish again
     from_spare = member.ready_at is not None and member.ready_at <= losses[index].at
     losses[index] = replace(losses[index], replacement=member.worker, from_spare=from_spare)
     repair.losses = tuple(losses)
@@ -311,7 +309,7 @@ def replaced(decision: Decision, rank: Rank, member: Member) -> None:
 
 
 def _choose_version(decision: Decision) -> None:
-    """Choose the resume version once it is known what every rank holds."""
+    """Choose the resume version once every rank's versions are known."""
     state, repair = decision.state, decision.repair
     if repair.resume is not None or state.seat_counters.unknown or state.count(*_UNREPORTED):
         return
@@ -334,7 +332,7 @@ def _choose_version(decision: Decision) -> None:
 
 
 def _resume(decision: Decision) -> None:
-    """Order the members that wait for the version to resume from it."""
+    """Order the members that wait for the resume version to resume from it."""
     resume = decision.repair.resume
     if resume is None:
         return

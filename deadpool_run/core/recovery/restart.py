@@ -6,7 +6,7 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core import placement, places
 from deadpool_run.core.decision import Decision
-from deadpool_run.core.members import NO_VERSION
+from deadpool_run.core.members import NO_VERSION, Member
 from deadpool_run.core.recovery import blame, shutdown
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
@@ -15,7 +15,7 @@ from deadpool_run.core.transitions import JobPhase, MemberPhase
 MANAGED_RESTARTS = 3
 """Restarts of a world whose scripts called `init()`, unless the user says another number."""
 UNPROTECTED_S = 60.0
-"""A world that begins is protected within this time, or the user is told why not."""
+"""If a world is not protected within this time, the user is told why not."""
 _UNTIL_THEN = "until then a lost rank restarts the script from the beginning"
 
 
@@ -34,12 +34,12 @@ def restarts_allowed(settings: Settings, state: State) -> int:
 
 
 def describe_limit(state: State, allowed: int) -> str:
-    """Return the end of a sentence that says why there is no further restart."""
+    """Return why there is no further restart, as the end of a sentence."""
     return f" (the world was started again {state.restarts} times; {allowed} are allowed)" if allowed else ""
 
 
 def restart(decision: Decision, reason: str) -> None:
-    """End the world, to begin it again; or stop the job if that was done often enough."""
+    """Restart the world, or stop the job if no restart is left."""
     state = decision.state
     allowed = restarts_allowed(decision.settings, state)
     if state.restarts >= allowed:
@@ -50,7 +50,7 @@ def restart(decision: Decision, reason: str) -> None:
 
 
 def end(decision: Decision, what: str, reason: str) -> None:
-    """End the world, to begin it again, however often that was done."""
+    """End the world, to begin it again. Not counted as a restart."""
     decision.enter(JobPhase.RESTARTING, reason)
     state = decision.state
     state.suspicion = state.repair = None
@@ -58,8 +58,8 @@ def end(decision: Decision, what: str, reason: str) -> None:
     for member in state.owners():
         if member.phase is MemberPhase.ENDING:
             continue
-        if state.managed:
-            decision.kill(member.worker, reason)  # set-up holds nothing worth saving, and may hang in a collective
+        if state.managed:  # set-up has nothing to save, and may hang in a collective
+            decision.kill(member.worker, reason)
         else:
             decision.terminate(member.worker, SIGTERM, reason)
     for member in state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
@@ -75,7 +75,7 @@ def advance_restarting(decision: Decision) -> None:
 
 
 def advance_starting(decision: Decision) -> None:
-    """Give every rank a worker, once there are nodes and workers enough."""
+    """Give every rank a worker, once there are enough nodes and workers."""
     seatings = placement.world(decision.settings, decision.state)
     for seating in seatings:
         decision.assign(seating, replacement=False)
@@ -84,7 +84,7 @@ def advance_starting(decision: Decision) -> None:
         decision.state.warn_at = decision.now + UNPROTECTED_S
 
 
-def bypassed(decision: Decision) -> None:
+def bypassed(decision: Decision, _member: Member, _event: ev.LoopBypassed) -> None:
     """Warn the user, once a world, that the script trains outside the library's loop."""
     state = decision.state
     if not state.bypassed:
@@ -93,7 +93,7 @@ def bypassed(decision: Decision) -> None:
 
 
 def unprotected(decision: Decision) -> None:
-    """Note that the world is unprotected for long. Warn the user, unless the world is in its loop: steps may be long."""
+    """Note that the world is unprotected for long. Warn the user, unless ranks are in their loop: their steps may be long."""
     state = decision.state
     state.unprotected, state.warn_at = True, None
     if not state.entered:
@@ -101,7 +101,7 @@ def unprotected(decision: Decision) -> None:
 
 
 def describe_unprotected(state: State) -> tuple[str, str]:
-    """Return what a world lacks to be protected, and what that means or how it is mended."""
+    """Return what a world lacks to be protected, and what that means or how to change it."""
     if state.bypassed:
         return (
             "the script trains outside job.steps(): a lost rank restarts it from the beginning",
@@ -118,7 +118,7 @@ def describe_unprotected(state: State) -> tuple[str, str]:
 
 
 def advance_unprotected(decision: Decision) -> None:
-    """Be protected, once every rank can be rehearsed and, where there are buddies, they hold what it takes."""
+    """Count the world as protected, once every rank can be rehearsed and the buddies, if any, hold its copies."""
     if decision.state.buddies and not decision.state.committed:
         return
     counters = decision.state.seat_counters

@@ -11,25 +11,24 @@ from deadpool_run.core.state import JobEnd, all_done
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 
 UNREAPED_S = 30.0
-"""How long a killed process may take to be reaped. After that it may never be (it sleeps uninterruptibly)."""
+"""How long a killed process may take to end. After that it may sleep in the kernel for ever."""
 ECHO_S = 3.0
 """On several nodes, a second request to stop counts only this time after the first."""
 KILLS = 2
-"""How often a process is sent SIGKILL before it is left behind."""
+"""How often a process gets SIGKILL before it is left behind."""
 
 
-def describe_exit(exited: ev.WorkerExited) -> str:
-    """Return how a process ended, in words."""
-    if exited.signal is None:
-        return f"exited with code {exited.code}"
-    try:
-        return f"was killed by {Signals(exited.signal).name}"
-    except ValueError:
-        return f"was killed by signal {exited.signal}"
+def describe_exit(code: int | None, signal: int | None) -> str:
+    """Return how a process ended, in words. One of the two is None."""
+    return f"exited with code {code}" if signal is None else f"was killed by {_name_of(signal)}"
+
+
+def _name_of(signal: int) -> str:
+    return Signals(signal).name if signal in set(Signals) else f"signal {signal}"
 
 
 def stop(decision: Decision, exit_code: int, reason: str, signal: int = SIGTERM) -> None:
-    """End every worker, then the job. The first reason stands."""
+    """End every worker, then the job. Only the first reason counts."""
     if decision.state.phase in (JobPhase.STOPPING, JobPhase.STOPPED):
         return
     decision.enter(JobPhase.STOPPING, reason)
@@ -42,18 +41,17 @@ def stop(decision: Decision, exit_code: int, reason: str, signal: int = SIGTERM)
 
 
 def stop_requested(decision: Decision, event: ev.StopRequested) -> None:
-    """Begin to stop; asked a second time, end everyone outright."""
+    """Stop the job; at the second request, kill every worker."""
     if decision.state.phase is JobPhase.STOPPING:
         if not _is_echo(decision):
             kill_all(decision, "asked to stop a second time")
     elif decision.state.phase is not JobPhase.STOPPED:
-        name = Signals(event.signal).name if event.signal in set(Signals) else f"signal {event.signal}"
-        reason = f"stopped by {name}" if event.signal else "asked to stop"
+        reason = f"stopped by {_name_of(event.signal)}" if event.signal else "asked to stop"
         stop(decision, event.exit_code, reason, event.signal or SIGTERM)
 
 
 def _is_echo(decision: Decision) -> bool:
-    """Tell whether this repeats the last request: a scheduler signals every node's agent, and each reports it."""
+    """Tell whether this repeats the last request: a scheduler signals every node's agent, and each agent reports it."""
     if decision.settings.nodes + decision.settings.spare_nodes == 1:
         return False
     began_at = max((member.since for member in decision.state.in_phase(MemberPhase.ENDING)), default=decision.now)
@@ -61,13 +59,13 @@ def _is_echo(decision: Decision) -> bool:
 
 
 def kill_all(decision: Decision, reason: str) -> None:
-    """Send every worker that is left SIGKILL."""
+    """Send SIGKILL to every worker that is left."""
     for worker in decision.state.members:
         decision.kill(worker, reason)
 
 
 def unreaped(decision: Decision, member: Member) -> None:
-    """Leave behind a killed process that does not end. Its place is taken for bad; no code of the script runs there any more."""
+    """Leave behind a killed process that does not end, and count its place as bad. It runs no code of the script any more."""
     why = f"worker {member.worker} (pid {member.pid}) was killed but does not end: it may hang in the kernel"
     if decision.state.phase is not JobPhase.STOPPING:
         decision.announce(f"worker {member.worker} is left behind", why)
@@ -82,16 +80,14 @@ def unreaped(decision: Decision, member: Member) -> None:
 
 
 def release(decision: Decision) -> None:
-    """Let every rank leave its loop: the last version of all is safe."""
-    finished = {member.finished for member in decision.state.owners() if member.phase is MemberPhase.FINISHED}
+    """Let every rank leave its loop, since the last version of each is safe."""
     decision.enter(JobPhase.FINISHING, "every rank is done")
     decision.state.repair = decision.state.suspicion = None
-    if len(finished) > 1:
-        decision.announce(
-            "ranks finished after different numbers of steps",
-            ", ".join(str(version) for version in sorted(finished, key=str)),
-        )
-    for member in decision.state.in_phase(MemberPhase.FINISHED):
+    members = decision.state.in_phase(MemberPhase.FINISHED)
+    versions = sorted({str(member.finished) for member in members})
+    if len(versions) > 1:
+        decision.announce("ranks finished after different numbers of steps", ", ".join(versions))
+    for member in members:
         decision.order(do.ReleaseWorker(member.worker))
 
 

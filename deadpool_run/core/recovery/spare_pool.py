@@ -14,7 +14,7 @@ from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import NodeId
 
 _AWAITED = (MemberPhase.STARTING, MemberPhase.READY, MemberPhase.PREPARING, MemberPhase.ENDING)
-"""Phases of workers that may be given a rank, or make room for one that may."""
+"""Phases of workers that may get a rank, or whose end makes room for such a worker."""
 _HEALED_IN = frozenset({JobPhase.STARTING, JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.REPAIRING})
 
 
@@ -23,10 +23,7 @@ def heal(decision: Decision) -> None:
     state = decision.state
     if state.phase not in _HEALED_IN:
         return
-    looked_at = _to_look_at(decision)
-    missing = _missing(decision.settings, state, looked_at) if looked_at else []
-    if not missing:
-        return
+    missing = _missing(decision.settings, state, _to_look_at(decision))
     crashing = sorted({node for node in missing if places.is_crashing(state, node, decision.now)})
     for node in missing:
         if node not in crashing:
@@ -36,14 +33,14 @@ def heal(decision: Decision) -> None:
 
 
 def _to_look_at(decision: Decision) -> Collection[NodeId]:
-    """Return the nodes where this decision has changed the number of workers, or their room."""
+    """Return the nodes where this decision may have changed the number of workers, or the room for them."""
     changes, state = decision.changes, decision.state
     if (
         decision.phase_before not in _HEALED_IN
         or decision.limited_before
-        or places.are_limited(state)  # then some were passed over
+        or places.are_limited(state)  # then some nodes got no new workers
         or changes.done
-        or changes.nodes_lost  # and with them others' places in the order
+        or changes.nodes_lost  # then others may have moved up to the nodes with spares
     ):
         return state.nodes.keys()
     if not changes.alive:
@@ -52,25 +49,22 @@ def _to_look_at(decision: Decision) -> Collection[NodeId]:
 
 
 def prepare(decision: Decision) -> None:
-    """Have a spare rehearse ahead of need, one after the other: the others can be given a rank meanwhile."""
+    """Have one spare at a time rehearse ahead of need: the others can be given a rank meanwhile."""
     state = decision.state
     if not decision.settings.hot_spares or state.unpreparable or state.phase is not JobPhase.RUNNING:
         return
     if state.repair is not None or state.count(MemberPhase.PREPARING):
         return
     spares = state.in_phase(MemberPhase.READY)
-    for member in spares:
-        if member.prepared is not None:
-            continue
-        here = sorted(state.ranks_on(member.node))
-        if here:
-            taken = [each.prepared for each in spares]
-            lost = [loss.rank for incident in state.incidents for loss in incident.losses]
-            # What was lost before is likely to be lost again (a bad device); else each spare is for another rank.
-            rank = min(here, key=lambda rank: (taken.count(rank), -lost.count(rank), rank))
-            decision.set_member(member.worker, prepared=rank)
-            decision.order(do.PrepareSpare(member.worker, rank, state.epoch, state.seats[rank].local_rank))
-            return
+    member = next((each for each in spares if each.prepared is None and state.ranks_on(each.node)), None)
+    if member is None:
+        return
+    taken = [each.prepared for each in spares]
+    lost = [loss.rank for incident in state.incidents for loss in incident.losses]
+    # A rank that was lost before is likely to be lost again (a bad device). Each spare is for another rank.
+    rank = min(state.ranks_on(member.node), key=lambda rank: (taken.count(rank), -lost.count(rank), rank))
+    decision.set_member(member.worker, prepared=rank)
+    decision.order(do.PrepareSpare(member.worker, rank, state.epoch, state.seats[rank].local_rank))
 
 
 def unprepared(decision: Decision, why: str) -> None:
@@ -103,31 +97,30 @@ def heal_deadline(settings: Settings, state: State) -> float | None:
 
 
 def capacity(settings: Settings, state: State, node: NodeId) -> int:
-    """Return how many workers the node is to have: one for each of its places, and its part of the spares."""
+    """Return how many workers the node is to have: one for each of its ranks that is not done, and its spares."""
     return next(room for _, room in rooms(settings, state, [node]))
 
 
 def rooms(settings: Settings, state: State, nodes: Collection[NodeId]) -> Iterator[tuple[NodeId, int]]:
     """Yield the nodes and how many workers each is to have. Spares are on the nodes that arrived first."""
-    places = {node: at for at, node in enumerate(state.nodes)} if settings.spares and nodes else {}
+    order = {node: at for at, node in enumerate(state.nodes)} if settings.spares and nodes else {}
     first, rest = divmod(settings.spares, settings.nodes)
     any_done = state.seat_counters.done > 0
     for node in nodes:
-        at = places.get(node, settings.nodes)
+        at = order.get(node, settings.nodes)
         spares = first + (at < rest) if at < settings.nodes else 0
         done = sum(state.seats[rank].done for rank in state.ranks_on(node)) if any_done else 0
         yield node, settings.ranks_per_node + spares - done
 
 
 def _missing(settings: Settings, state: State, nodes: Collection[NodeId]) -> list[NodeId]:
-    """Return where workers are to be started, a node for each."""
+    """Return the node of each worker that is to be started."""
     alive = state.member_counters.alive
-    missing = ([node] * (room - alive.get(node, 0)) for node, room in rooms(settings, state, nodes))
-    return [node for each in missing for node in each]
+    return [node for node, room in rooms(settings, state, nodes) for _ in range(room - alive[node])]
 
 
 def _needs_worker(decision: Decision) -> bool:
-    """Tell whether a rank waits for a worker that only a node can have whose workers die."""
+    """Tell whether a rank waits for a worker, and only nodes whose workers die have room for one."""
     settings, state = decision.settings, decision.state
     if state.phase is JobPhase.STARTING:
         good = sum(not places.is_crashing(state, node, decision.now) for node in state.nodes)
