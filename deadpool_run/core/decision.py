@@ -61,15 +61,14 @@ class Decision:
         """Change fields of one member and return it."""
         state = self.state
         member = state.members[worker]
-        if _COUNTED.isdisjoint(changes):
-            for name, value in changes.items():
-                setattr(member, name, value)
-            return member
+        is_counted = not _COUNTED.isdisjoint(changes)
         phase, claimed = member.phase, member.claimed
-        state.member_counters.uncount(member)
+        if is_counted:
+            state.member_counters.uncount(member)
         for name, value in changes.items():
             setattr(member, name, value)
-        state.member_counters.count(member)
+        if is_counted:
+            state.member_counters.count(member)
         if member.phase is not phase:
             if MemberPhase.READY in (phase, member.phase):
                 self.changes.vacancies = True
@@ -195,6 +194,12 @@ class Decision:
         self.order(do.KillWorker(worker, KillHow.SIGKILL, reason))
         kills = self.state.members[worker].kills + 1
         self.set_member(worker, ending_why=reason, ending_grace_s=0.0, kills=kills)
+
+    def end(self, member: Member, reason: str) -> None:
+        """Tell the user that the worker is ended, and send it SIGKILL."""
+        who = f"worker {member.worker}" if member.rank is None else f"rank {member.rank}, worker {member.worker}"
+        self.announce(f"ending {who}", reason)
+        self.kill(member.worker, reason)
 
     def terminate(self, worker: WorkerId, signal: int, reason: str) -> None:
         """Send the worker a signal and, after the grace, SIGKILL; its exit follows."""

@@ -79,9 +79,7 @@ def hung(decision: Decision, event: ev.WorkerHung) -> None:
     """End a worker that makes no progress."""
     member = decision.concerned(event)
     if member is not None:
-        what = f"worker {event.worker}" if member.rank is None else f"rank {member.rank}"
-        decision.announce(f"ending {what}", event.reason)
-        decision.kill(event.worker, event.reason)
+        decision.end(member, event.reason)
 
 
 # --- set-up and the step loop ---------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import Repair, State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
-from deadpool_run.ids import WorkerId
 
 SUSPICION_S = 5.0
 """How long the coordinator waits for news of a loss after a collective failed by itself."""
@@ -89,8 +88,8 @@ def _of_phase(settings: Settings, state: State, phase: MemberPhase, linger_until
             yield Deadline(until, lambda decision: limit.expired(decision, member), member.worker)
             return
     if linger_until is not None:
-        worker = min(state.member_counters.by_phase[phase])
-        yield Deadline(linger_until, lambda decision: _lingering(decision, worker), worker)
+        oldest = state.members[min(state.member_counters.by_phase[phase])]
+        yield Deadline(linger_until, lambda decision: _lingering(decision, oldest), oldest.worker)
 
 
 # --- members --------------------------------------------------------------------------------------------------------
@@ -123,16 +122,16 @@ def _until_started(settings: Settings, state: State, since: float) -> float | No
 
 
 def _ended(why: str) -> Callable[[Decision, Member], None]:
-    return lambda decision, member: _end(decision, member, why)
+    return lambda decision, member: decision.end(member, why)
 
 
 def _stuck(decision: Decision, member: Member) -> None:
-    _end(decision, member, f"no progress while {member.phase} for {decision.settings.repair_timeout_s:g} s")
+    decision.end(member, f"no progress while {member.phase} for {decision.settings.repair_timeout_s:g} s")
 
 
 def _not_started(decision: Decision, member: Member) -> None:
     places.note_never_ready(decision.state, member.node)
-    _end(decision, member, f"it was not ready {decision.now - member.since:.0f} s after it was ordered")
+    decision.end(member, f"it was not ready {decision.now - member.since:.0f} s after it was ordered")
 
 
 def _not_prepared(decision: Decision, member: Member) -> None:
@@ -145,19 +144,10 @@ def _undrained(decision: Decision, member: Member) -> None:
     if repair.can_reenter(member):
         repair.reenter(decision, member, why)
     else:
-        _end(decision, member, why)
+        decision.end(member, why)
 
 
-def _lingering(decision: Decision, worker: WorkerId) -> None:
-    _end(decision, decision.state.members[worker], "every rank has finished, and it has not exited")
-
-
-def _end(decision: Decision, member: Member, why: str) -> None:
-    who = f"rank {member.rank}, worker {member.worker}" if member.rank is not None else f"worker {member.worker}"
-    decision.announce(f"ending {who}", why)
-    decision.kill(member.worker, why)
-
-
+_lingering = _ended("every rank has finished, and it has not exited")
 _STUCK = Limit(_in_repair(lambda settings: settings.repair_timeout_s), _stuck)
 
 LIMITS: Mapping[MemberPhase, Limit] = {

@@ -132,8 +132,7 @@ def attach_failed(decision: Decision, member: Member) -> None:
         decision.announce(f"connecting the same workers again in {wait_s:g} s", UNCONNECTED)
         return
     why = f"it could not build its communicators for {patience_s:g} s, and nobody else was lost"
-    decision.announce(f"ending rank {member.rank}, worker {member.worker}", why)
-    decision.kill(member.worker, why)
+    decision.end(member, why)
     decision.set_member(member.worker, blameless=True)
     repair.replaced_for_network_at = decision.now
 
@@ -194,9 +193,8 @@ def drain_failed(decision: Decision, event: ev.DrainFailed) -> None:
     why = f"its interrupted step could not be drained: {event.message}"
     if event.again and can_reenter(member):
         reenter(decision, member, why)
-        return
-    decision.announce(f"ending rank {member.rank}", why)
-    decision.kill(event.worker, why)
+    else:
+        decision.end(member, why)
 
 
 def weigh(decision: Decision, new: Raise) -> bool:
