@@ -6,12 +6,7 @@ from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.wire import check
 
 _OUTER_LAUNCHERS = ("PET_", "TORCHELASTIC_", "DEADPOOL_")
-"""Options and worker variables of an outer launcher. Inherited, they would misconfigure an inner one."""
-
-_OMP_BANNER = (
-    "OMP_NUM_THREADS is not set: each of the {workers} workers gets 1, so that together they do not overload "
-    "this machine; set it to tune them"
-)
+"""Prefixes of an outer launcher's variables, which would misconfigure an inner one."""
 
 
 def base_environment(spec: LaunchSpec, outer: Mapping[str, str]) -> dict[str, str]:
@@ -19,7 +14,7 @@ def base_environment(spec: LaunchSpec, outer: Mapping[str, str]) -> dict[str, st
     env = {
         name: value
         for name, value in outer.items()
-        if not name.startswith(_OUTER_LAUNCHERS) or name == check.VARIABLE  # that one is meant for our workers
+        if not name.startswith(_OUTER_LAUNCHERS) or name == check.VARIABLE  # the latter is for our workers
     }
     if _limits_threads(spec, outer):
         env["OMP_NUM_THREADS"] = "1"
@@ -28,7 +23,12 @@ def base_environment(spec: LaunchSpec, outer: Mapping[str, str]) -> dict[str, st
 
 def omp_banner(spec: LaunchSpec, outer: Mapping[str, str]) -> str | None:
     """Return torchrun's warning, if the user chose no number of threads."""
-    return _OMP_BANNER.format(workers=spec.nproc_per_node) if _limits_threads(spec, outer) else None
+    if not _limits_threads(spec, outer):
+        return None
+    return (
+        f"OMP_NUM_THREADS is not set: each of the {spec.nproc_per_node} workers gets 1, so that together they do not "
+        "overload this machine; set it to tune them"
+    )
 
 
 def _limits_threads(spec: LaunchSpec, outer: Mapping[str, str]) -> bool:

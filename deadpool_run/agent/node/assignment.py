@@ -1,4 +1,4 @@
-"""A worker's rank as a message, and its environment with torchrun's variables and our own. Pure."""
+"""The message that gives a worker its rank, and the environment, with torchrun's variables and our own. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """A rank for a worker, and what the worker needs to take it."""
+    """A rank for a worker, with what the worker needs to take it."""
 
     order: AssignRank
     world: World
     situation: Situation
     capture_interval: int
     error_file: str
-    """The file for the script's exception; empty: none."""
+    """The file for the script's exception; empty for none."""
     resume: int
-    """The version that its first slot was loaded with; -1: none."""
+    """The version in its first slot, loaded from a checkpoint; -1 for none."""
     prepare: bool = False
     """The worker only rehearses as this rank."""
 
@@ -55,9 +55,9 @@ class Assignment:
 
 
 def worker_environment(spec: LaunchSpec, assignment: Assignment, shared: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of the worker: its own variables and those that all processes of the job share.
+    """Return the worker's environment: its own variables, and those that all processes of the job share.
 
-    GROUP_RANK is the number of the rank's first node, and stays the same when the rank moves.
+    GROUP_RANK is the number of the rank's first node. It stays the same when the rank moves.
     """
     order, world, situation = assignment.order, assignment.world, assignment.situation
     world_size = str(spec.settings.world_size)

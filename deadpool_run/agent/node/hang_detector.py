@@ -1,7 +1,4 @@
-"""Finds hung ranks on the status page. Pure functions judge; `HangDetector` looks, and submits which workers hang.
-
-It looks a few times per timeout, whatever the job does. Workers are never asked and never interrupted.
-"""
+"""Detection of hung ranks on the status page, a few times per timeout. Workers are never asked and never interrupted."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -16,17 +13,17 @@ from deadpool_run.ids import Rank, WorkerId
 from deadpool_run.vault.status_page import Phase, StatusPage
 
 LOOKS = 4
-"""Looks per timeout. Counted, not timed: while this process was suspended, so were the workers, and none hung."""
+"""Looks per timeout. Looks are counted, not timed: while this process is suspended, the workers are too."""
 _IN_LOOP = frozenset({Phase.STEP, Phase.OPTIMIZER, Phase.BETWEEN, Phase.RESTORING, Phase.FINISHED})
-"""Between the two runs of the trial a rank is restored."""
+"""RESTORING is among them: a rank is restored between the two runs of its trial."""
 _WATCHED = (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING)
 _MAX_DESCRIBED = 8
-"""Ranks that a reason describes; the culprits come first."""
+"""The most ranks that a reason describes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSight:
-    """One look at one rank. Two equal ones mean that it made no progress between them."""
+    """One look at one rank. If the next one is equal, the rank made no progress."""
 
     rank: Rank
     worker: WorkerId
@@ -37,7 +34,7 @@ class RankSight:
     issued: int
     """Collectives, in this epoch."""
     waited: int
-    """The completed ones of these."""
+    """The completed ones among them."""
 
     @property
     def waits(self) -> bool:
@@ -46,13 +43,13 @@ class RankSight:
 
     @property
     def reached(self) -> tuple[bool, int, int]:
-        """Its progress. The others wait for the rank with the least."""
+        """Its progress. Others wait for the rank with the least progress."""
         return self.phase is Phase.FINISHED, self.completed, self.issued
 
 
 @dataclass(frozen=True, slots=True)
 class Stillness:
-    """How often in a row a look saw the same."""
+    """What the last look saw, and how many looks before it in a row saw the same."""
 
     sights: tuple[RankSight, ...] = ()
     times: int = 0
@@ -67,13 +64,13 @@ class HangVerdict:
 
 
 def looked(before: Stillness, sights: tuple[RankSight, ...]) -> Stillness:
-    """Return the stillness after a further look; without sights there is none."""
+    """Return the stillness after another look."""
     again = bool(sights) and sights == before.sights
     return Stillness(sights, before.times + 1 if again else 0)
 
 
 def judge(sights: Sequence[RankSight], stopped: Collection[Rank], timeout_s: float) -> HangVerdict:
-    """Return the ranks that hold up the others. `stopped` are those whose process is stopped by a signal."""
+    """Return the ranks that hold up the others. The processes of `stopped` ranks are stopped by a signal."""
     culprits = _culprits(sights, stopped)
     others = [sight for sight in sights if sight not in culprits]
     seen = [_describe(sight, stopped) for sight in (*culprits, *others)]
@@ -90,8 +87,8 @@ def _culprits(sights: Sequence[RankSight], stopped: Collection[Rank]) -> tuple[R
     idle = tuple(sight for sight in sights if not sight.waits)
     if 0 < len(idle) < len(sights):
         return idle
-    # All wait, as when one rank issued a collective ahead and hangs before it asks for the result. Or none waits, as with
-    # NCCL, where the host never waits. Then the rank that is behind holds up the others; if all are level, the script does.
+    # All wait, as when one rank issued a collective early and hangs before it asks for the result. Or none waits, as with
+    # NCCL, where the host never waits. Then the rank with the least progress is the culprit. If all are equal, none is.
     least = min(sight.reached for sight in sights)
     behind = tuple(sight for sight in sights if sight.reached == least)
     return behind if len(behind) < len(sights) else ()
@@ -109,28 +106,18 @@ def _describe(sight: RankSight, stopped: Collection[Rank]) -> str:
 
 
 def sights_of(state: State, status_page: StatusPage) -> tuple[RankSight, ...]:
-    """Return a look at every rank; nothing unless all are in their loop, where the status page shows progress."""
+    """Return a look at every rank; empty unless all are in their loop, where the status page shows progress."""
     if state.phase not in _WATCHED:
         return ()
     sights = []
     for seat in state.seats:
-        rank_entry = status_page.rank_entries[seat.rank]
         if seat.owner is None:
             continue  # its script has ended
-        if rank_entry.phase not in _IN_LOOP:
+        at = status_page.rank_entries[seat.rank]
+        if at.phase not in _IN_LOOP:
             return ()
-        phase = Phase(rank_entry.phase)
-        sights.append(
-            RankSight(
-                seat.rank,
-                seat.owner,
-                rank_entry.epoch,
-                phase,
-                rank_entry.completed,
-                rank_entry.issued,
-                rank_entry.waited,
-            )
-        )
+        phase = Phase(at.phase)
+        sights.append(RankSight(seat.rank, seat.owner, at.epoch, phase, at.completed, at.issued, at.waited))
     return tuple(sights)
 
 
@@ -143,12 +130,12 @@ def is_stopped(pid: int) -> bool:
 
 
 class HangDetector:
-    """Looks at the ranks a few times per timeout, by one timer, and submits `WorkerHung` for the culprits.
+    """Looks at the ranks a few times per timeout, and submits `WorkerHung` for the culprits.
 
-    `look` returns the sights of now, `pid` the process of a living worker. `say` prints a hang without a culprit.
+    `look` returns the present sights, `pid` the process of a living worker. `say` prints a hang without a culprit.
     """
 
-    def __init__(  # noqa: PLR0913 - what it looks at, and whom it tells
+    def __init__(  # noqa: PLR0913 - what it looks at, and what it calls
         self,
         timeout_s: float,
         *,
@@ -160,8 +147,8 @@ class HangDetector:
     ) -> None:
         """Start in the running loop. A `timeout_s` of 0 never looks.
 
-        While the job is not `protected` only stopped processes are culprits: the first steps may compile for long, and a rank may
-        do anything alone after its last step.
+        While the job is not `protected`, only stopped processes are culprits: the first steps may compile for long, and a rank
+        may do anything after its last step.
         """
         self._timeout_s = timeout_s
         self._look = look

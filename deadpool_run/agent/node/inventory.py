@@ -1,4 +1,4 @@
-"""Inventory of a node's workers, whichever leader ordered them: what a new leader asks for first."""
+"""Inventory of a node's workers, of all leaders. A new leader asks for it first."""
 
 from msgspec.structs import replace
 

@@ -4,8 +4,8 @@ The leader is above it, in this process or on another node: facts go up, orders 
 """
 
 import os
-import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from signal import Signals
 from typing import Protocol, assert_never
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
@@ -39,9 +39,6 @@ from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages, peers
 from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S
 from deadpool_run.wire.peers import Buddies, Committed, Loaded, Peer, PreemptionNotice, Safe, Saved, Traffic, World
-
-_SIGNALS = {KillHow.SIGKILL: signal.SIGKILL, KillHow.SIGTERM: signal.SIGTERM, KillHow.SIGSEGV: signal.SIGSEGV}
-_INJECTED_EXIT_CODE = 1
 
 
 class Above(Protocol):
@@ -98,7 +95,7 @@ class LocalNode:
     # --- orders -------------------------------------------------------------------------------------------------
 
     def set_world(self, world: World) -> None:
-        """Set the world that assignments refer to from now on."""
+        """Set the world of assignments from now on."""
         before, self._world = self._world, world
         if before.store_host and (before.store_host, before.store_port) != (world.store_host, world.store_port):
             self._store_moved = True
@@ -142,9 +139,9 @@ class LocalNode:
             case do.AbandonWorker(worker):
                 workers.abandon(worker)
             case do.KillWorker(worker, KillHow.EXIT):
-                workers.send(worker, messages.ExitNow(_INJECTED_EXIT_CODE))
+                workers.send(worker, messages.ExitNow(1))
             case do.KillWorker(worker, how):
-                workers.signal(worker, _SIGNALS[how])
+                workers.signal(worker, Signals[how.name])
             case do.TerminateWorker(worker, number, grace_s):
                 workers.send(worker, messages.Stop())
                 workers.terminate(worker, number, grace_s)
@@ -161,19 +158,18 @@ class LocalNode:
             self.vault.renew()
         if self.copies is not None:
             self.copies.renew(self._world.timeline)
+            self.vault.status_page.publish(None, ())  # with several nodes the leader reports what is committed
         self._participant.begin()
         self._output.begin(generation)
-        if self.copies is not None:
-            self.vault.status_page.publish(None, ())  # over several nodes the leader tells what is committed
 
     def _begin_timeline(self, timeline: int) -> None:
-        """Forget what was safe: it is of a timeline that was abandoned."""
+        """Begin a timeline: what was safe in the last one does not count."""
         self.timeline = timeline
         self._safe.clear()
         self._finished.clear()
 
     def _seat(self, order: do.AssignRank, capture_interval: int, source: Peer | None) -> None:
-        """Assign the rank once the transcript for its replacement's rehearsal is here."""
+        """Assign the rank, once the transcript for a replacement's rehearsal is here."""
         if self.copies is None or not order.replacement:
             self.vault.vacate(order.rank)
             if not order.replacement:
@@ -181,31 +177,32 @@ class LocalNode:
             self._assign(order, capture_interval)
             return
 
-        def done(failure: str | None) -> None:
-            if failure is None:
-                self._assign(order, capture_interval)
-            else:
-                self._fail(order, source, failure)
-
+        done = self._fetched(order, source, lambda: self._assign(order, capture_interval))
         self.copies.seat(order.rank, source, done)
 
     def _resume(self, order: do.ResumeFrom, source: Peer | None) -> None:
+        """Send the order once the snapshot is here."""
         rank = self._workforce.rank(order.worker)
-
-        def done(failure: str | None) -> None:
-            if failure is None:
-                self._workforce.send(order.worker, messages.Resume(order.epoch, order.version))
-            else:
-                self._fail(order, source, failure)
-
+        resume = messages.Resume(order.epoch, order.version)
+        done = self._fetched(order, source, lambda: self._workforce.send(order.worker, resume))
         if source is None or self.copies is None or rank is None:
             done(None)
         else:
             self.copies.fetch(rank, order.version, source, done)
 
-    def _fail(self, order: do.AssignRank | do.ResumeFrom, source: Peer | None, failure: str) -> None:
-        node = self.situation.node if source is None else source.node
-        self._submit(FetchFailed(order.worker, order.epoch, node, failure))
+    def _fetched(
+        self, order: do.AssignRank | do.ResumeFrom, source: Peer | None, then: Callable[[], None]
+    ) -> Callable[[str | None], None]:
+        """Return the callback of a fetch: it takes the reason of a failure, None if there is none, and then calls `then`."""
+
+        def done(failure: str | None) -> None:
+            if failure is None:
+                then()
+            else:
+                node = self.situation.node if source is None else source.node
+                self._submit(FetchFailed(order.worker, order.epoch, node, failure))
+
+        return done
 
     def _assign(self, order: do.AssignRank, capture_interval: int) -> None:
         self._output.root_cause.assigned(order.worker, self._output.error_file(order.local_rank))
@@ -215,7 +212,7 @@ class LocalNode:
         """Have the spare rehearse with the rank's transcript and scratch memory."""
         transcript = self.vault.open_transcript(order.rank)
         if transcript is None:
-            return  # the rank has moved: the rehearsal is not needed
+            return  # the rank has moved, and the rehearsal is not needed
         scratch = {
             "status_page": create_status_page(self._spec.settings.world_size),
             **{name: create_memory(f"spare-{name}") for name in ("slot0", "slot1")},
@@ -231,7 +228,7 @@ class LocalNode:
     def _send_assignment(
         self, order: do.AssignRank, capture_interval: int, memory: Mapping[str, int], *, prepare: bool = False
     ) -> None:
-        """Send the worker its rank, with these descriptors of the rank's memory and those of its output."""
+        """Send the worker its rank, with the descriptors of the rank's memory and output."""
         assignment = Assignment(
             order=order,
             world=self._world,
@@ -251,10 +248,10 @@ class LocalNode:
             os.close(fd)
 
     def set_buddies(self, buddies: Buddies) -> None:
-        """Set the nodes to send copies to, and the ranks to hold copies of."""
+        """Set the nodes that get copies, and the ranks to hold copies of."""
         if self.copies is None:
             return
-        for rank in self.copies.local_ranks() - buddies.mine.keys():  # also of replacements that were ended here
+        for rank in self.copies.local_ranks() - buddies.mine.keys():  # also those of replacements that were ended here
             self.copies.left(rank)
         self.copies.keep(buddies.keep)
         self.copies.set_buddies(buddies.mine)
@@ -268,7 +265,7 @@ class LocalNode:
             )
 
     def void_checkpoints(self) -> None:
-        """End what the last leader ordered of durable checkpoints."""
+        """End the part in durable checkpoints that the last leader ordered."""
         self._participant.void()
 
     def durable_order(self, order: peers.Save | peers.Void | peers.Load | peers.Durable) -> None:
@@ -292,7 +289,7 @@ class LocalNode:
         return self._workforce.pid(worker)
 
     def rank_entries(self) -> tuple[tuple[int, ...], ...]:
-        """Return the status page's entries of the ranks here: the rank, then the entry's words."""
+        """Return the status page's entries of the ranks here: each the rank, then the entry's words."""
         return tuple((rank, *self.vault.status_page.rank_entries[rank].words()) for rank in self._workforce.ranks())
 
     def traffic(self) -> Traffic | None:
@@ -306,7 +303,7 @@ class LocalNode:
         """Return the inventory, which a new leader asks for first."""
         return self._inventory.report(self.situation.node)
 
-    # --- the lead is lost, and found again ------------------------------------------------------------------------
+    # --- without a leader -----------------------------------------------------------------------------------------
 
     def voters_are(self, voters: Sequence[Peer]) -> None:
         """Have the fork server tell these agents when this one and its workers have ended."""
@@ -321,7 +318,7 @@ class LocalNode:
         self._workforce.suspend()
 
     def resume(self) -> None:
-        """Let every worker go on that was stopped."""
+        """Let the stopped workers continue."""
         self.suspended = False
         tell("a leader counts on this node again: its workers go on")
         self._workforce.resume()
@@ -360,19 +357,19 @@ class LocalNode:
             self.copies.captured(rank, version)
 
     def _submit(self, event: Event) -> None:
-        """Submit a fact. The end of a rank's loop waits until its last snapshot is safe from the loss of this node."""
+        """Submit a fact. The end of a rank's loop waits until its last snapshot is on other nodes."""
         self._inventory.reported(event)
         if isinstance(event, WorkerExited):
             self._output.root_cause.ended(event.worker, event.code, event.signal)
-        if self.copies is not None and isinstance(event, CaptureSkipped):
-            self.copies.skipped()
-        if self.copies is not None and isinstance(event, TranscriptSealed | LoopFinished):
-            rank = self._workforce.rank(event.worker)
-            if rank is not None and isinstance(event, TranscriptSealed):
-                self.copies.sealed(rank)
-            elif rank is not None and isinstance(event, LoopFinished):
-                safe = self._safe.get(rank)
-                if safe is None or event.version not in safe.versions:
-                    self._finished[rank] = event
-                    return
+        if self.copies is not None:
+            match event:
+                case CaptureSkipped():
+                    self.copies.skipped()
+                case TranscriptSealed(worker) if (rank := self._workforce.rank(worker)) is not None:
+                    self.copies.sealed(rank)
+                case LoopFinished(worker, version) if (rank := self._workforce.rank(worker)) is not None:
+                    safe = self._safe.get(rank)
+                    if safe is None or version not in safe.versions:
+                        self._finished[rank] = event
+                        return
         self.above.fact(event)

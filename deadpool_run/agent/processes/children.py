@@ -25,8 +25,8 @@ class Exit:
 class Process:
     """A child that leads its own process group.
 
-    When it ends, the rest of its group is killed while it is still a zombie (no other process can have its number yet).
-    Then it is reaped and `on_exit` is called, once.
+    When it ends, the rest of its group is killed while it is a zombie, since no other process can have its number then.
+    Then it is reaped, and `on_exit` is called once.
     """
 
     def __init__(self, pid: int, on_exit: Callable[[Exit], None]) -> None:
@@ -90,7 +90,7 @@ def become_subreaper() -> None:
 
 
 def reap_strangers(known: Callable[[int], Process | None]) -> None:
-    """Reap every ended child, also adopted ones that no `Process` watches. For SIGCHLD's handler."""
+    """Reap every ended child, also adopted ones without a `Process`. For SIGCHLD's handler."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -106,21 +106,21 @@ def reap_strangers(known: Callable[[int], Process | None]) -> None:
 
 
 def kill_strangers(timeout_s: float, but: Collection[int] = ()) -> None:
-    """SIGKILL and reap all children except `but`, and the children that these leave, for up to `timeout_s`.
+    """SIGKILL and reap all children except `but`, and the orphans that these leave, for up to `timeout_s`.
 
-    For the end of the job, when every own child was reaped: the others were adopted from workers.
+    For the end of the job, when all our own children were reaped. The others were adopted from workers.
     """
     due = time.monotonic() + timeout_s
-    while (children := [pid for pid in _children() if pid not in but]) and time.monotonic() < due:
-        for pid in children:
+    while (strangers := _children().difference(but)) and time.monotonic() < due:
+        for pid in strangers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in children:
+        for pid in strangers:
             _wait(pid, due)
 
 
 def _wait(pid: int, due: float) -> None:
-    """Reap the child when it ends, unless it has not ended at `due` (an uninterruptible sleep)."""
+    """Reap the child when it ends, but wait no longer than until `due`."""
     pidfd = os.pidfd_open(pid)  # it exists: nothing else reaps this child
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
@@ -129,12 +129,12 @@ def _wait(pid: int, due: float) -> None:
     os.close(pidfd)
 
 
-def _children() -> list[int]:
-    """Return the children of this process; its own threads never fork."""
-    found: list[int] = []
+def _children() -> set[int]:
+    """Return the children of this process. psutil would read every process, which a hidden /proc refuses."""
+    found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the thread has ended, or the kernel lacks CONFIG_PROC_CHILDREN
-            found += [int(pid) for pid in (task / "children").read_text().split()]
+            found.update(map(int, (task / "children").read_text().split()))
     return found
 
 

@@ -1,4 +1,4 @@
-"""One process of the fork server's, with the agent's end of its control socket: worker, store or checkpointer."""
+"""A forked process and the agent's end of its control socket: worker, store or checkpointer."""
 
 import signal
 import socket
@@ -36,7 +36,7 @@ class ControlledProcess:
         self.process: Process | None = None
         self.channel: WorkerChannel | None = None
         self.doomed = False
-        """It was or will be killed."""
+        """It was killed, or will be as soon as it exists."""
         self.recalled = False
         """Its order was cancelled."""
 

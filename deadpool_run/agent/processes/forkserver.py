@@ -21,9 +21,9 @@ _MAX_DEATHS_UNPREPARED = 3
 
 
 class ForkServer:
-    """Forks processes on request, and watches all of them. Requests wait while the server imports.
+    """Forks processes on request, and watches them. Requests wait while the server imports.
 
-    `on_lost` is called with the reason when no fork server can be started. If one dies, the next gets the living
+    `on_lost` is called with the reason when no fork server can be started. If one dies, the next one gets the list of living
     processes, to end their groups when the agent is gone.
     """
 
@@ -59,7 +59,7 @@ class ForkServer:
         return [*([self._process] if self._process.alive else []), *self.children()]
 
     def reap_strangers(self) -> None:
-        """Reap processes adopted from workers, but not while a forked one may be unknown. For SIGCHLD's handler."""
+        """Reap processes adopted from workers, unless a forked one may be unknown. For SIGCHLD's handler."""
         if not self._orders:
             processes.reap_strangers({process.pid: process for process in self.processes()}.get)
 
@@ -92,7 +92,7 @@ class ForkServer:
             self._forget_recalled()
 
     def testify(self, node: str, token: bytes, agents: Sequence[tuple[str, int]]) -> None:
-        """Have the fork server tell these agents, after this one has ended, that the node and its workers have ended."""
+        """Have the fork server tell these agents when this one and its workers have ended."""
         self._witness = {"do": "witness", "node": node, "token": token.hex(), "agents": list(agents)}
         self._send(self._witness)
 
@@ -165,7 +165,7 @@ class ForkServer:
         child.exited(exit_)
 
     def _forget_recalled(self) -> None:
-        """Forget recalled orders, which the fork server does not have, or did not answer before it died."""
+        """Forget recalled orders, which the present fork server does not have."""
         self._orders = {number: child for number, child in self._orders.items() if not child.recalled}
         self._look_whether_settled()
 

@@ -1,6 +1,6 @@
 """The fork server: imports torch once, then forks every process of the job. Runs as `python -u -c COMMAND FD AGENT_PID`.
 
-Single-threaded, no CUDA, no sockets but the agent's. Requests and answers are JSON packets on a SOCK_SEQPACKET pair:
+It has one thread, no CUDA, and only the agent's socket. Requests and answers are JSON packets on a SOCK_SEQPACKET pair:
 
     {"do": "prepare", "modules": [...]}                    -> {"prepared": true} or {"failed": "why"}
     {"do": "fork", "id": n, "kind": "worker"|"store"|"checkpointer"} and  -> {"id": n, "pid": p} or {"id": n, "failed": "why"}
@@ -12,7 +12,7 @@ A child is forked twice, so that its parent is the agent, a child subreaper. Sev
 a fork of a process that has imported torch takes 15 ms, and its end as long. When the agent is gone, the fork server ends the
 process groups of all children that the agent did not report as reaped: the parent-death signal reaches a worker, but not
 its children. Then it ends the processes that left their group, which have the job's mark in their environment.
-At last it tells other agents, as a witness, that they have ended: those need not wait for a time-out.
+At last it tells other agents, as a witness, that all have ended, so that those need not wait for a timeout.
 """
 
 import atexit
@@ -38,8 +38,8 @@ COMMAND = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); "
     "from deadpool_run.agent.processes.forkserver_main import main; entry = main(); entry and entry()"
 )
-"""Takes the working directory off the path, without `-P`, whose `sys.flags.safe_path` children would inherit. A child's task
-starts at the bottom of the stack, as in a process of its own."""
+"""Removes the working directory from the path. Children would inherit `-P` as `sys.flags.safe_path`. A child's task starts at
+the bottom of the stack, as in a process of its own."""
 
 MARK = "DEADPOOL_MARK"
 """Variable with the job's own value, inherited by every descendant of its workers."""
@@ -50,7 +50,7 @@ MAX_PACKET_BYTES = 64 << 10
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SERVICES = {"store": "deadpool_run.worker.process.store_main", "checkpointer": "deadpool_run.worker.checkpoint.main"}
-"""Processes that serve the agent, and run no code of the user's."""
+"""Processes that serve the agent and run no user code."""
 _ENTRIES = {"worker": "deadpool_run.worker.process.bootstrap", **_SERVICES}
 _SERVICE_COMMAND = "import sys; from {} import main; main(*map(int, sys.argv[1:]))"
 _MAX_FDS = 4
@@ -69,7 +69,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Birth:
-    """A process being forked: the server's ends of the pipe that brings its pid, and of the pipe that it waits at."""
+    """A process being forked, with two pipes: one brings its pid, and it waits until the other one is closed."""
 
     number: int
     """The order's."""
@@ -79,7 +79,7 @@ class _Birth:
 
 
 class _ForkServer:
-    """The serving loop. `serve` returns None in the fork server, and in each child the order that it carries out."""
+    """The serving loop. `serve` returns None in the fork server, and in each child its order."""
 
     def __init__(self, agent: socket.socket, agent_pid: int) -> None:
         self._agent = agent
@@ -133,10 +133,10 @@ class _ForkServer:
         try:
             self._agent.sendall(json.dumps(answer).encode())
         except (BrokenPipeError, ConnectionResetError):
-            return  # the next read says that the agent is gone
+            return  # the next read finds that the agent is gone
 
     def _prepare(self, modules: list[str]) -> Mapping[str, Any]:
-        if not self._groups:  # no group to end: an import need not outlive the agent
+        if not self._groups:  # there is nothing to end after the agent, so an import may die with it
             die_with_parent(self._agent_pid)
         answer = self._import(modules)
         _set_death_signal(0)
@@ -159,7 +159,7 @@ class _ForkServer:
         return {"prepared": True}
 
     def _fork(self, orders: Sequence[_Request]) -> _Request | None:
-        """Fork all of them side by side, and answer each order; in each child, return its order."""
+        """Fork all of them at the same time, and answer each order; in each child, return its order."""
         births: list[_Birth] = []
         for order in orders:
             pid_reader, pid_writer = os.pipe()
@@ -187,7 +187,7 @@ class _ForkServer:
         answered = os.read(birth.pid_reader, _PID.size)
         os.waitpid(birth.intermediate, 0)
         os.close(birth.pid_reader)
-        os.close(birth.go_writer)  # the intermediate was reaped, so the child's parent is the agent now: let it go on
+        os.close(birth.go_writer)  # lets the child continue: its parent is the agent, as the intermediate was reaped
         if len(answered) != _PID.size:
             return {"failed": "the child died at its start"}
         (pid,) = _PID.unpack(answered)
@@ -211,11 +211,11 @@ class _ForkServer:
         os.read(go_reader, 1)
         os.close(go_reader)
         die_with_parent(self._agent_pid)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job was born with it ignored
-        for number in _PASSED_ON:  # under nohup, say; the agent passes them on
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background jobs
+        for number in _PASSED_ON:  # nohup ignores SIGHUP; the agent passes them on
             signal.signal(number, signal.SIG_DFL)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)  # until the script says what they mean
+            signal.signal(number, signal.SIG_IGN)  # until the script sets a handler
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # python's own generator reseeds itself after a fork; this one does not
 
@@ -243,9 +243,9 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def _end_marked(mark: bytes) -> None:
-    """SIGKILL every own process with the mark in its environment, until none is found."""
-    killed = {os.getpid()}
-    while found := {int(path.name) for path in Path("/proc").glob("[0-9]*") if _carries(path, mark)} - killed:
+    """SIGKILL every process with the mark, until no other is found."""
+    killed: set[int] = set()
+    while found := _marked(mark) - killed:
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)  # from here on it cannot fork, so the loop ends
@@ -253,9 +253,9 @@ def _end_marked(mark: bytes) -> None:
 
 
 def _have_ended(mark: bytes) -> bool:
-    """Wait until the processes with the mark have ended; return False if one hangs in the kernel."""
+    """Wait until the processes with the mark have ended. False: one hangs in the kernel."""
     until = time.monotonic() + _END_S
-    while any(int(path.name) != os.getpid() and _carries(path, mark) for path in Path("/proc").glob("[0-9]*")):
+    while _marked(mark):
         if time.monotonic() > until:
             return False
         time.sleep(_LOOK_AGAIN_S)
@@ -263,8 +263,8 @@ def _have_ended(mark: bytes) -> bool:
 
 
 def _testify(witness: Mapping[str, Any]) -> None:
-    """Tell other agents that this one and its workers ended. Whoever cannot be told waits for the time-out."""
-    from deadpool_run.coordinator import handshake  # noqa: PLC0415 - only now: a fork server is to be small
+    """Tell other agents that this one and its workers have ended. An agent that cannot be told waits for its timeout."""
+    from deadpool_run.coordinator import handshake  # noqa: PLC0415 - not before: it keeps the fork server small
     from deadpool_run.wire import peers  # noqa: PLC0415
     from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError  # noqa: PLC0415
 
@@ -276,11 +276,14 @@ def _testify(witness: Mapping[str, Any]) -> None:
                 sock.sendall(frame)
 
 
-def _carries(process: Path, mark: bytes) -> bool:
-    try:
-        return mark in (process / "environ").read_bytes().split(b"\0")
-    except OSError:  # gone, or another user's
-        return False
+def _marked(mark: bytes) -> set[int]:
+    """Return the other processes with the mark in their environment."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it is gone, or another user's
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                found.add(int(process.name))
+    return found - {os.getpid()}
 
 
 def _ignore_signals() -> None:
@@ -299,7 +302,7 @@ def _enter(order: _Request) -> None:
         atexit.register(gc.unfreeze)  # nanobind calls everything leaked that the last collection leaves out
     if kind in _SERVICES:
         _ignore_signals()
-    if kind in _SERVICES and "torch" not in sys.modules:  # keep a cheap process cheap: a fork of it must not import
+    if kind in _SERVICES and "torch" not in sys.modules:  # a fork of this small process must not import torch
         for fd in fds:
             os.set_inheritable(fd, True)
         command = _SERVICE_COMMAND.format(_SERVICES[kind])
@@ -314,8 +317,6 @@ def main() -> Callable[[], None] | None:
     agent = socket.socket(fileno=agent_fd)
     agent.set_inheritable(False)
     _ignore_signals()
-    os.environ["OPENBLAS_NUM_THREADS"] = (
-        "1"  # else its threads start with the import; a worker's environment is replaced
-    )
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # else the import starts threads; a worker's environment is replaced
     order = _ForkServer(agent, agent_pid).serve()
     return None if order is None else partial(_enter, order)

@@ -40,7 +40,7 @@ class ForkServerSpec:
                 start_new_session=True,  # a terminal's Ctrl-C is for the agent to handle
             )
         child.returncode = 0  # reaped by pidfd, not by subprocess
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its pidfd tells of its end
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its pidfd reports its end
             for packet in ({"do": "adopt", "pids": list(living)}, {"do": "prepare", "modules": self.preload}):
                 ours.sendall(json.dumps(packet).encode())
         return ForkServerProcess(child.pid, ours)

@@ -21,10 +21,10 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 class Store:
-    """Owns the listening socket. `renew` replaces the process that serves on it, and so does its death.
+    """Owns the listening socket. `renew` replaces the process that serves on it; one that dies is replaced too.
 
     Clients may connect at any time: until a process serves, they wait in the socket's backlog. `on_lost` is called with the
-    reason when no process can serve.
+    reason if no process can serve.
     """
 
     def __init__(self, forkserver: ForkServer, on_lost: Callable[[str], None], host: str = LOOPBACK) -> None:
@@ -49,7 +49,7 @@ class Store:
         return self._child.process
 
     def when_fresh(self, call: Callable[[], None]) -> None:
-        """Call now, or as soon as no process serves the keys from before `renew`."""
+        """Call as soon as no process serves the keys from before `renew`, perhaps now."""
         if self._stale:
             self._waiting.append(call)
         else:

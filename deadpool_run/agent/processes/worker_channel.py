@@ -7,14 +7,13 @@ from deadpool_run.coordinator.frame_stream import FrameStream
 from deadpool_run.wire.messages import MAX_FRAME_BYTES, Message, decode, encode
 
 MAX_UNSENT_BYTES = 8 << 20
-"""A worker with more than this in its queue is broken: orders are few, and the largest is one `Assign`."""
+"""A worker with more unread messages is broken: orders are few, and the largest is one `Assign`."""
 
 
 class WorkerChannel(FrameStream):
     """One control socket. `on_broken` is called with the reason if the worker breaks the protocol or does not read.
 
-    It is not called if the worker closes the socket: the pidfd tells the process's end, and a process that merely closed its
-    descriptors may live on.
+    It is not called if the worker closes the socket, since the process may live on. Its pidfd reports its end.
     """
 
     def __init__(

@@ -27,10 +27,10 @@ class _Worker:
 
 
 class Workforce:
-    """Every living worker by its id. Submits what happens to them as events.
+    """The living workers by id. Submits what happens to them as events.
 
-    `captured` returns what a dead worker's rank has captured. `on_captured` takes each snapshot that a worker has just
-    made, where workers report them (`DEADPOOL_REPLICATE=1`).
+    `captured` returns what a dead worker's rank has captured. `on_captured` takes each new snapshot, where workers report
+    them (`DEADPOOL_REPLICATE=1`).
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Workforce:
         self._forkserver.fork(child)
 
     def expect_rank(self, worker: WorkerId) -> None:
-        """Hold back messages to the worker until `assign`, which must come first."""
+        """Hold back messages to the worker until `assign`."""
         if found := self._workers.get(worker):
             found.awaits_rank = True
 
@@ -134,27 +134,25 @@ class Workforce:
     def suspend(self) -> None:
         """Stop every worker with SIGSTOP, also one that is being started."""
         self._suspended = True
-        for worker in list(self._workers):
-            self._signal_started(worker, SIGSTOP)
+        self._signal_all(SIGSTOP)
 
     def resume(self) -> None:
         """Let the stopped workers go on."""
         self._suspended = False
-        for worker in list(self._workers):
-            self._signal_started(worker, SIGCONT)
+        self._signal_all(SIGCONT)
 
     def close(self) -> None:
         """End every process at once. Their exits are still reaped by the loop."""
         for worker in self._workers.values():
             worker.child.kill()
 
-    def _signal_started(self, worker: WorkerId, number: int) -> None:
-        process = self._workers[worker].child.process
-        if process is not None:
-            process.signal(number)
+    def _signal_all(self, number: int) -> None:
+        for worker in self._workers.values():
+            if worker.child.process is not None:
+                worker.child.process.signal(number)
 
     def _process(self, worker: WorkerId) -> Process | None:
-        """Return the process of a living worker; one that does not exist yet will be killed."""
+        """Return the process of a living worker. If it does not exist yet, have it killed then."""
         found = self._workers.get(worker)
         if found is not None and found.child.process is None:
             found.child.kill()

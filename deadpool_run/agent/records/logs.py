@@ -69,7 +69,7 @@ class Logs:
         for local_rank in range(self._spec.nproc_per_node):
             (self._attempt / str(local_rank)).mkdir(parents=True, exist_ok=True)
         for stream in _STREAMS:
-            if self._needles[stream.name]:  # as torchrun: the file is there, whether or not a line goes to it
+            if self._needles[stream.name]:  # torchrun makes the file even if no line goes to it
                 os.close(_append(self._attempt / f"filtered_{stream.name}.log"))
 
     def error_file(self, local_rank: int) -> str:
@@ -89,27 +89,20 @@ class Logs:
 
     def _open(self, stream: _Stream, local_rank: int, rank: int) -> int | None:
         shown = self._spec.local_ranks_filter is None or local_rank in self._spec.local_ranks_filter
-        if self._attempt is not None:  # as torchrun: with logs off, output for files goes to the console
+        if self._attempt is not None:  # as in torchrun, output for files goes to the console if logs are off
             tee = stream.flag in self._spec.tee.get(local_rank, Streams.NONE)
             path = self._attempt / str(local_rank) / f"{stream.name}.log"
             if tee and shown:
-                return self._start_tee(
-                    stream, path, line_prefix(self._prefix_template, self._spec.role, local_rank, rank)
-                )
+                prefix = line_prefix(self._prefix_template, self._spec.role, local_rank, rank)
+                return self._start_tee(stream, path, self._attempt / f"filtered_{stream.name}.log", prefix)
             if tee or stream.flag in self._spec.redirects.get(local_rank, Streams.NONE):
                 return _append(path)
         return None if shown else os.open(os.devnull, os.O_WRONLY)
 
-    def _start_tee(self, stream: _Stream, path: Path, prefix: bytes) -> int:
-        assert self._attempt is not None
+    def _start_tee(self, stream: _Stream, path: Path, filtered: Path, prefix: bytes) -> int:
         reader, writer = os.pipe()
-        tee = _Tee(
-            reader,
-            _Copies(file=path, console_fd=stream.console_fd, filtered=self._attempt / f"filtered_{stream.name}.log"),
-            prefix=prefix,
-            needles=tuple(needle.encode() for needle in self._needles[stream.name]),
-            console=self._console,
-        )
+        needles = tuple(needle.encode() for needle in self._needles[stream.name])
+        tee = _Tee(reader, path, filtered, stream.console_fd, prefix=prefix, needles=needles, console=self._console)
         tee.start()
         self._tees = [other for other in self._tees if other.is_alive()] + [tee]
         return writer
@@ -121,31 +114,31 @@ def line_prefix(template: str, role: str, local_rank: int, rank: int) -> bytes:
     return Template(template or "[${role_name}${local_rank}]:").safe_substitute(macros).encode()
 
 
-@dataclass(frozen=True, slots=True)
-class _Copies:
-    file: Path
-    console_fd: int
-    filtered: Path
-
-
 class _Tee(threading.Thread):
     """Copies one stream of one worker until its last holder has closed it.
 
-    A thread, so that a console that blocks (a pager, a full pipe) blocks the worker, as it would without us, and never the
-    agent.
+    It is a thread, so that a blocked console, such as a pager, blocks the worker and never the agent.
     """
 
-    def __init__(
-        self, reader: int, copies: _Copies, *, prefix: bytes, needles: tuple[bytes, ...], console: threading.Lock
+    def __init__(  # noqa: PLR0913 - where a line comes from, where it goes, and how it looks there
+        self,
+        reader: int,
+        path: Path,
+        filtered: Path,
+        console_fd: int,
+        *,
+        prefix: bytes,
+        needles: tuple[bytes, ...],
+        console: threading.Lock,
     ) -> None:
-        super().__init__(name=f"deadpool-tee-{copies.file.parent.name}", daemon=True)
+        super().__init__(name=f"deadpool-tee-{path.parent.name}", daemon=True)
         self._reader = reader
         self._prefix = prefix
         self._needles = needles
         self._console = console
-        self._file: int | None = _append(copies.file)
-        self._filtered: int | None = _append(copies.filtered) if needles else None
-        self._console_fd: int | None = copies.console_fd
+        self._file: int | None = _append(path)
+        self._filtered: int | None = _append(filtered) if needles else None
+        self._console_fd: int | None = console_fd
 
     def run(self) -> None:
         rest = b""
@@ -175,13 +168,13 @@ def _append(path: Path) -> int:
 
 
 def _write(fd: int | None, data: bytes) -> int | None:
-    """Write all data; return the descriptor, or None if writing fails (the rest of the stream is then dropped)."""
+    """Write all data; return the descriptor, or None if that fails. Then the rest of the stream is dropped."""
     view = memoryview(data)
     while fd is not None and view:
         try:
             view = view[os.write(fd, view) :]
         except BlockingIOError:  # another holder of the console has made it non-blocking
             select.select([], [fd], [])
-        except OSError:  # the reader went away or the disk is full: the worker's other copy continues
+        except OSError:  # the reader is gone or the disk is full; the other copy of the stream continues
             return None
     return fd
