@@ -33,7 +33,7 @@ class Changes:
     placement: bool = False
     """The node of some rank."""
     vacancies: bool = False
-    """Vacant ranks, what is known of their copies, who waits for one, or who is ready to take one."""
+    """Vacant ranks, what is known of their copies, or the workers that can take one."""
 
 
 class Decision:

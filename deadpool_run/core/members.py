@@ -48,6 +48,12 @@ class Member:
     """It is ended because others failed it, which is no evidence against the script."""
 
     @property
+    def held_rank(self) -> Rank:
+        """Its rank; it must have one."""
+        assert self.rank is not None
+        return self.rank
+
+    @property
     def patience_from(self) -> float:
         """When the time limit of its phase begins: after the grace, if it is being ended."""
         return self.since + self.ending_grace_s
@@ -55,7 +61,7 @@ class Member:
 
 @dataclass(slots=True)
 class Seat:
-    """One rank: a place in the world, whoever holds it."""
+    """A rank, with or without a worker."""
 
     rank: Rank
     owner: WorkerId | None = None

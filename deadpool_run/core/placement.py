@@ -27,10 +27,7 @@ class Seating:
 
 def in_order(nodes: Iterable[NodeRecord]) -> list[NodeRecord]:
     """Return the living nodes in the order in which they are given ranks."""
-    return sorted(
-        nodes,
-        key=lambda node: (node.place.order is None, node.place.order or 0, node.arrival),
-    )
+    return sorted(nodes, key=lambda node: (node.place.order is None, node.place.order or 0, node.arrival))
 
 
 def spares_due(settings: Settings, state: State) -> float | None:

@@ -109,8 +109,7 @@ def setup_completed(decision: Decision, _member: Member, _event: ev.SetupComplet
 
 def sealed(decision: Decision, member: Member, event: ev.TranscriptSealed) -> None:
     """Note that a replacement can rehearse the rank."""
-    assert member.rank is not None
-    decision.set_seat(member.rank, sealed=True, like=event.like)
+    decision.set_seat(member.held_rank, sealed=True, like=event.like)
 
 
 def loop_finished(decision: Decision, event: ev.LoopFinished) -> None:
@@ -129,6 +128,6 @@ def rehearsed(decision: Decision, event: ev.ReplacementRehearsed) -> None:
 
 
 def collective_failed(decision: Decision, member: Member, event: ev.CollectiveFailed) -> None:
-    """Suspect a loss. The first suspicion of an epoch stands."""
+    """Suspect a loss. Only the first suspicion of an epoch counts."""
     if decision.state.suspicion is None:
         decision.state.suspicion = Suspicion(member.worker, decision.now, event.message)

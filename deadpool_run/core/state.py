@@ -1,4 +1,4 @@
-"""The coordinator's state, with the invariants beside the fields. Only `coordinator.step` changes it."""
+"""The coordinator's state, with invariants next to the fields. Only `coordinator.step` changes it."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet

@@ -59,11 +59,7 @@ class Commits:
         before, now = self._safe[rank], _Safe(frozenset(versions), transcript)
         self._safe[rank] = now
         self._transcripts += now.transcript - before.transcript
-        for version in before.versions - now.versions:
-            self._count[version] -= 1
-            self._full.discard(version)
-            if not self._count[version]:
-                del self._count[version]
+        self._count -= Counter(before.versions - now.versions)  # versions that no rank holds any more are left out
         for version in sorted(now.versions - before.versions):
             self._add(version)
         self._newest = max(self._newest, now.newest)
@@ -98,19 +94,16 @@ class Commits:
     @property
     def protected(self) -> bool:
         """Whether some version is safe for all ranks now, and every transcript is."""
-        return bool(self._full) and self._transcripts == self._world_size
+        return self._world_size in self._count.values() and self._transcripts == self._world_size
 
     def _forget_safe(self) -> None:
         self._safe = [_Safe()] * self._world_size
         self._count: Counter[Version] = Counter()
-        self._full: set[Version] = set()
         self._transcripts = 0
         self._newest = _NONE
 
     def _add(self, version: Version) -> None:
         self._count[version] += 1
-        if self._count[version] == self._world_size:
-            self._full.add(version)
         # This is the first report of the version: other ranks may have skipped it before.
         late = self._count[version] == 1 and self._committed < version < self._newest
         if late and any(version < safe.newest and version not in safe.versions for safe in self._safe):
@@ -135,9 +128,8 @@ class Commits:
             self._dropped = max(self._dropped, oldest)
 
     def _commit(self) -> None:
-        newest = max(
-            (each for each in self._full if each > self._dropped and each not in self._abandoned), default=_NONE
-        )
+        whole = {version for version, count in self._count.items() if count == self._world_size} - self._abandoned
+        newest = max((version for version in whole if version > self._dropped), default=_NONE)
         if newest > self._committed:
             self._committed = newest
             self._abandoned = {each for each in self._abandoned if each > newest}

@@ -11,7 +11,7 @@ KEPT = 20
 def finished(repair: Repair, epoch: Epoch, now: float) -> Incident:
     """Return the incident that ends now, its times in seconds after its first loss was known.
 
-    A phase that nobody went through (no replacement had to rehearse) took no time after the one before it.
+    A phase without members, such as rehearsing where there is no replacement, took no time after the one before it.
     """
     assert repair.resume is not None
 

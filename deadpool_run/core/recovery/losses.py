@@ -37,13 +37,11 @@ def worker_ended(decision: Decision, event: ev.WorkerExited | ev.WorkerStartFail
 
 def _left(decision: Decision, member: Member, event: ev.WorkerExited) -> None:
     """Note a rank whose script ran to its end."""
-    assert member.rank is not None
-    holders.left_behind(decision, member.rank, member.node, replicas.held_after_death(event))
-    decision.set_seat(member.rank, done=True)
+    holders.left_behind(decision, member.held_rank, member.node, replicas.held_after_death(event))
+    decision.set_seat(member.held_rank, done=True)
     if decision.state.phase is JobPhase.REPAIRING and member.phase not in ATTACHED:
-        shutdown.stop(
-            decision, 1, f"rank {member.rank} left the script while the world was repaired, so nobody can go on"
-        )
+        why = f"rank {member.rank} left the script while the world was repaired, so nobody can go on"
+        shutdown.stop(decision, 1, why)
 
 
 def _lost(decision: Decision, member: Member, event: ev.WorkerExited) -> None:
@@ -114,10 +112,9 @@ def _note_failures(decision: Decision, fallen: list[repair.LostRank]) -> None:
     """Count the losses against their places, unless others are to blame, or the node is gone."""
     state = decision.state
     for member in (one.member for one in fallen if one.left is not None):
-        assert member.rank is not None
         if member.injected_at is not None or member.blameless:
             continue
-        node, local_rank = member.node, state.seats[member.rank].local_rank
+        node, local_rank = member.node, state.seats[member.held_rank].local_rank
         was_bad = places.is_bad(state, node, local_rank)
         places.note_failure(state, node, local_rank)
         if len(state.nodes) > 1 and not was_bad and places.is_bad(state, node, local_rank):

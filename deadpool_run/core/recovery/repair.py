@@ -54,10 +54,9 @@ def lost(decision: Decision, fallen: Sequence[LostRank], why: str) -> None:
 def note_loss(decision: Decision, fallen: LostRank) -> None:
     """Note the loss in the repair, which it may begin."""
     member = fallen.member
-    assert member.rank is not None
     repair = _under_way(decision)
     injected = member.injected_at is not None
-    loss = LossSoFar(member.rank, member.worker, fallen.cause, injected, decision.now)
+    loss = LossSoFar(member.held_rank, member.worker, fallen.cause, injected, decision.now)
     repair.losses = (*repair.losses, loss)
     held = (*(fallen.left or ()), repair.dead_held)
     repair.dead_held = max((version for version in held if version is not None), default=None)
@@ -81,13 +80,12 @@ def _is_attempt(repair: Repair, lost: Member) -> bool:
 def _find_copies(decision: Decision, fallen: LostRank) -> None:
     """Note or search for the rank's copies. Those of a replacement's rank are known already."""
     member = fallen.member
-    assert member.rank is not None
     if decision.state.phase is not JobPhase.REPAIRING or member.replacement:
         return
     if fallen.left is None:
-        holders.ask(decision, member.rank)
+        holders.ask(decision, member.held_rank)
     else:
-        holders.left_behind(decision, member.rank, member.node, fallen.left)
+        holders.left_behind(decision, member.held_rank, member.node, fallen.left)
 
 
 def lost_after_release(decision: Decision, fallen: Sequence[LostRank], why: str) -> None:
@@ -160,9 +158,8 @@ def begin_epoch(decision: Decision, reason: str) -> None:
 
 def recall(decision: Decision, member: Member) -> None:
     """Order the member to drain towards this epoch, and forget what it reported in an older one."""
-    assert member.rank is not None
     if not member.replacement:  # what a replacement's rank holds is known: its dead owner left it
-        decision.set_seat(member.rank, held=None)
+        decision.set_seat(member.held_rank, held=None)
     if do.AbortStep in MEMBER_TRANSITIONS[member.phase]:
         decision.set_member(member.worker, stepped=False, finished=None)
         decision.order(do.AbortStep(member.worker, decision.state.epoch))
@@ -170,8 +167,7 @@ def recall(decision: Decision, member: Member) -> None:
 
 def drained(decision: Decision, member: Member, event: ev.SurvivorDrained) -> None:
     """Note what a survivor holds."""
-    assert member.rank is not None
-    decision.set_seat(member.rank, held=replicas.held_by_survivor(event), copies={}, asked=frozenset())
+    decision.set_seat(member.held_rank, held=replicas.held_by_survivor(event), copies={}, asked=frozenset())
     _note_completed(decision, event.completed)
 
 
@@ -222,8 +218,7 @@ def can_reenter(member: Member) -> bool:
 
 def reenter(decision: Decision, member: Member, why: str) -> None:
     """Have a survivor leave its run of the script and run it again from the top."""
-    assert member.rank is not None
-    decision.repair.reentered |= {member.rank}
+    decision.repair.reentered |= {member.held_rank}
     decision.announce(f"rank {member.rank} (worker {member.worker}) runs its script again", why)
     decision.set_member(member.worker, reentered=True)
     decision.order(do.ReEnter(member.worker, decision.state.epoch))
@@ -231,8 +226,7 @@ def reenter(decision: Decision, member: Member, why: str) -> None:
 
 def unwound(decision: Decision, member: Member, event: ev.RunUnwound) -> None:
     """Note the versions in the slots of a survivor that runs its script again: it can be restored to them."""
-    assert member.rank is not None
-    holders.left_behind(decision, member.rank, member.node, frozenset(event.captured))
+    holders.left_behind(decision, member.held_rank, member.node, frozenset(event.captured))
     _note_completed(decision, event.completed)
 
 
@@ -335,12 +329,11 @@ def _resume(decision: Decision) -> None:
     if resume is None:
         return
     for member in decision.state.in_phase(_M.DRAINED, _M.REHEARSED):
-        assert member.rank is not None
-        seat = decision.state.seats[member.rank]
+        seat = decision.state.seats[member.held_rank]
         source = holders.nearest(seat, member, resume) if member.replacement else None
         decision.order(do.ResumeFrom(member.worker, decision.state.epoch, resume, source))
         assert seat.held is not None
-        decision.set_seat(member.rank, held=replicas.held_after_resume(seat.held, resume))
+        decision.set_seat(member.held_rank, held=replicas.held_after_resume(seat.held, resume))
 
 
 def _attach(decision: Decision) -> None:
