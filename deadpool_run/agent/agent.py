@@ -1,7 +1,7 @@
-"""The process of `deadpool-run` itself: connects the parts of one machine's launch, and closes them in order.
+"""The agent: connects the parts of one machine's launch, and closes them in order.
 
-It leads a job (the coordinator runs in it) or follows a leader on another node. The coordinator decides, the node acts; this
-module only starts, connects and ends them. Never imports torch.
+It leads the job, with the coordinator in its process, or follows a leader on another node. The coordinator decides, the node
+acts; this module only starts, connects and ends them. It never imports torch.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
 
 _END_TIMEOUT_S = 10.0
-"""At the end: how long killed processes may take to be gone, before they are left to the kernel."""
+"""At the end: how long killed processes may take to end. Then they are left to the kernel."""
 _RETRY_S = 0.2
 """Pause before the node asks again to be admitted."""
 _EXIT_LAUNCH_FAILED = 1
@@ -63,7 +64,7 @@ def run(spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServe
 
 
 class _Agent:
-    """One launch. `main` makes everything in the running loop, and closes it in reverse order."""
+    """One launch. `main` makes its parts in the running loop, and closes them in reverse order."""
 
     def __init__(self, spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServerProcess) -> None:
         self._spec = spec
@@ -101,7 +102,7 @@ class _Agent:
     # --- one machine ------------------------------------------------------------------------------------------------
 
     async def _alone(self) -> int:
-        """Be leader and only node."""
+        """Be the leader and the only node."""
         spec = self._spec
         situation = Situation(ONLY_NODE, "127.0.0.1")
         exit_code, reason = _FAILED
@@ -141,7 +142,7 @@ class _Agent:
     # --- several machines -------------------------------------------------------------------------------------------
 
     async def _among_others(self, cluster: Cluster) -> int:
-        """Find the job or found it, and rejoin it after this node was declared lost."""
+        """Find or found the job, and rejoin it after this node was declared lost."""
         first, timeout_s = True, self._spec.settings.join_timeout_s
         loop = asyncio.get_running_loop()
         since = loop.time()
@@ -171,7 +172,7 @@ class _Agent:
                 return ended.end.exit_code
             except LostError as error:
                 found = None
-                if not self._was_member:  # that agent neither leads nor knows the leader: it may be searching itself
+                if not self._was_member:  # that agent does not know the leader either
                     if loop.time() - since > timeout_s:
                         self.found_nobody = True
                         tell(f"no leader admitted this node within {timeout_s:g} s ({error})")
@@ -182,26 +183,19 @@ class _Agent:
                 tell(f"{error}; this node ends its workers and asks to rejoin as a spare")
 
     async def _be_member(self, cluster: Cluster, found: rendezvous.Founder | rendezvous.Found) -> int:
-        """Be a node of the job to its end. Raises `LostError` if it continues without this node, `EndedError` if it refuses it."""
+        """Be a node of the job to its end. Raises `LostError` if the job continues without it, `EndedError` if it is refused."""
         self._was_member = False
-        server = PeerServer(found.listener, cluster.token, self._on_peer)
-        try:
+        with closing(PeerServer(found.listener, cluster.token, self._on_peer)) as server:
             place = Place(cluster.node_name, found.address, server.port, cluster.failure_domain, cluster.node_rank)
             if isinstance(found, rendezvous.Founder):
-                node_id = NodeId(cluster.node_name)
                 spec = self._spec
-                if found.term > 0:  # the run's directory still has the files of the time before
+                if found.term > 0:  # the run's directory still has the earlier files
                     spec = replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{found.term}"))
-                return await self._live(spec, Situation(node_id, found.address), place, found.term)
-            follower = Follower(found.sock, peers.Join(place, identity_of(self._spec)))
-            try:
+                return await self._live(spec, Situation(NodeId(cluster.node_name), found.address), place, found.term)
+            with closing(Follower(found.sock, peers.Join(place, identity_of(self._spec)))) as follower:
                 joined, agents = await follower.admitted(self._over)
                 situation = Situation(joined.node, found.address)
                 return await self._live(self._spec_of(cluster, joined), situation, place, (follower, joined, agents))
-            finally:
-                follower.close()
-        finally:
-            server.close()
 
     async def _live(
         self,
@@ -236,9 +230,9 @@ class _Agent:
             self._former_agents = member.others()
             raise
         except DeadpoolError:
-            raise  # another leader would meet it too
+            raise  # another leader would fail too
         except Exception:
-            failed = True  # a bug met this agent: if it leads, another one can
+            failed = True  # a bug in this agent: if it leads, another agent can lead
             raise
         finally:
             await member.end(exit_code, reason, fenced=fenced or failed)
@@ -252,7 +246,7 @@ class _Agent:
         return exit_code
 
     def _spec_of(self, cluster: Cluster, joined: peers.Joined) -> LaunchSpec:
-        """Return this node's launch with the job's settings in it."""
+        """Return this node's launch with the job's settings."""
         base = self._spec.run_dir if cluster.own_directory else self._spec.run_dir.parent / joined.run_name
         return replace(
             self._spec,
@@ -272,7 +266,7 @@ class _Agent:
     # --- signals, and failures of the parts -------------------------------------------------------------------------
 
     def _on_signal(self, number: int) -> None:
-        """Pass the signal to the coordinator as a request to stop; without one, just end."""
+        """Pass the signal to the coordinator as a request to stop. Without a job, end."""
         event: Event = StopRequested(number)
         if self._leader is not None:
             self._leader.submit(event)
@@ -282,9 +276,9 @@ class _Agent:
             self._on_stop(128 + number, f"ended by {signal.Signals(number).name} before it joined a job")
 
     def _on_preemption_notice(self) -> None:
-        """Have the job saved, if there is a place for it: SIGUSR1 announces its end.
+        """Have the job saved, if it is durable: SIGUSR1 announces its end, as with Slurm's `--signal=USR1@SECONDS`.
 
-        As with Slurm's `--signal=USR1@SECONDS`. A node that has not found its job yet stops searching.
+        A node that has not found its job yet stops searching.
         """
         durable = self._spec.durable
         if durable is None or not durable.target:
@@ -301,7 +295,7 @@ class _Agent:
             self._over.set_result((exit_code, reason))
 
     def _on_lost(self, reason: str) -> None:
-        """End the job: without a fork server or a store nothing can run."""
+        """End the job: nothing can run without a fork server or a store."""
         tell(reason)
         if self._leader is not None:
             self._leader.durable.close()
@@ -320,7 +314,7 @@ class _Agent:
         node = self._node
         if node is not None:
             node.end_workers()
-            await self._forkserver.settled(_END_TIMEOUT_S)  # no process is still being forked
+            await self._forkserver.settled(_END_TIMEOUT_S)  # then no process is being forked
             await children.wait_gone(self._forkserver.children(), _END_TIMEOUT_S)
         self._forkserver.kill_strangers(_END_TIMEOUT_S)
         output.close()
@@ -329,7 +323,7 @@ class _Agent:
         self._node = None
 
     async def _end(self) -> None:
-        """End all that is left, however the job ended. No process outlives this."""
+        """End all processes that are left, however the job ended."""
         self._forkserver.close()
         await children.wait_gone(self._forkserver.processes(), _END_TIMEOUT_S)
         children.kill_strangers(_END_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Files that appear as a whole: written as a draft beside them, then renamed or linked to their name."""
+"""Atomic creation and replacement of files: a draft in the same folder is written, then renamed or linked."""
 
 import contextlib
 import os
@@ -7,11 +7,11 @@ from pathlib import Path
 
 PRIVATE = 0o600
 PUBLIC = 0o666
-"""Modes; the second is subject to the umask."""
+"""Modes. The umask applies to the second."""
 
 
 def replace(path: Path, text: str, mode: int = PRIVATE) -> None:
-    """Write the file, in the place of one that has its name. Raises OSError."""
+    """Write the file; it replaces one of its name. Raises OSError."""
     draft = _draft(path, text, mode, durable=False)
     try:
         draft.replace(path)
@@ -57,7 +57,7 @@ def _draft(path: Path, text: str, mode: int, *, durable: bool) -> Path:
 
 
 def _is_linked(draft: Path) -> bool:
-    """Return whether the draft has a second name. An NFS client asks its server when a file is opened, not at a stat."""
+    """Return whether the draft has a second name. An NFS client asks its server at an open, not at a stat."""
     try:
         with draft.open("rb") as file:
             return os.fstat(file.fileno()).st_nlink > 1
@@ -66,7 +66,7 @@ def _is_linked(draft: Path) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Make the names in the folder survive a power failure, where the file system can do that for a folder."""
+    """Make the names in the folder survive a power failure, where the file system supports it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):

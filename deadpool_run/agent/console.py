@@ -1,4 +1,4 @@
-"""Lines for the user: on stderr, each with a prefix, never among the workers' standard output."""
+"""Lines for the user: on stderr, each with a prefix."""
 
 import contextlib
 import os
@@ -11,8 +11,8 @@ _STDERR = 2
 
 
 def tell(text: str) -> None:
-    """Print a line for the user. A job never fails because that fails."""
-    with contextlib.suppress(OSError):  # the terminal is gone, or takes nothing now
+    """Print a line for the user. A failure is ignored: it must not end a job."""
+    with contextlib.suppress(OSError):  # the terminal is gone or blocked
         os.write(_STDERR, f"deadpool-run: {text}\n".encode(errors="replace"))
 
 

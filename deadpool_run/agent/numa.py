@@ -25,13 +25,13 @@ class BindingMode(StrEnum):
     SOCKET = "socket"
     """All CPUs of the NUMA nodes of its socket."""
     EXCLUSIVE = "exclusive"
-    """Its share of the cores of its NUMA node, which no other GPU's rank has."""
+    """Its own share of the cores of its NUMA node."""
     CORE_COMPLEX = "core-complex"
-    """The CPUs of one last-level cache of its NUMA node, another one for each GPU where there are enough."""
+    """The CPUs of one last-level cache of its NUMA node. Each GPU has another cache if there are enough."""
 
 
 class Machine:
-    """The CPUs and GPUs below a root; `allowed` are the CPUs that may be used, `visible` is CUDA_VISIBLE_DEVICES."""
+    """The CPUs and GPUs of a file system root. `allowed` are the usable CPUs, `visible` is CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, visible: str | None, allowed: Iterable[int] | None = None, root: Path = Path("/")) -> None:
         self._root = root
@@ -109,7 +109,7 @@ class Machine:
         return (self._root / _CPUS / f"cpu{cpu}" / "topology" / name).read_text().strip()
 
     def _cache_of(self, cpu: int) -> int:
-        """Return the first CPU of those that share this one's last level of cache."""
+        """Return the first CPU with the same last level of cache."""
         levels = {}
         for index in (self._root / _CPUS / f"cpu{cpu}" / "cache").glob("index[0-9]*"):
             if (index / "type").read_text().strip() != "Instruction":
@@ -135,7 +135,7 @@ def _grouped(cpus: Iterable[int], group: Callable[[int], int]) -> Mapping[int, f
 
 
 def _share(cores: Sequence[frozenset[int]], place: int, among: int) -> Sequence[frozenset[int]]:
-    """Return one of `among` equal shares; the first ones have one more if it does not come out even."""
+    """Return one of `among` shares. They are equal, or the first ones have one more."""
     size, more = divmod(len(cores), among)
     start = place * size + min(place, more)
     return cores[start : start + size + (place < more)]

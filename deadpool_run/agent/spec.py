@@ -17,12 +17,12 @@ from deadpool_run.errors import UsageError
 from deadpool_run.wire.checkpoints import DurableSpec
 
 LOGS_OFF = Path(os.devnull)
-"""As `log_dir`: no log files and no error files (torchrun's meaning of /dev/null)."""
+"""A `log_dir` without log files and error files, as with torchrun."""
 
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 DEFAULT_HANG_TIMEOUT_S = 600.0
-"""As long as NCCL's own watchdog waits: rank 0 alone, at a long evaluation, looks just like a hang."""
+"""That of NCCL's watchdog. A long evaluation on rank 0 alone looks like a hang."""
 
 DEFAULT_PRELOAD = (
     "torch",
@@ -38,9 +38,9 @@ DEFAULT_PRELOAD = (
     "deadpool_run.worker.process.store_main",
     "deadpool_run.worker.job",
 )
-"""Modules of this package, and those of the first step of DDP, FSDP2 or tensor parallelism: workers import nothing.
+"""What a worker imports until the first step of DDP, FSDP2 or tensor parallelism is over.
 
-None of them starts a thread or touches a device. The fork server checks the former.
+None of these modules touches a device, or starts a thread, which the fork server checks.
 """
 
 
@@ -52,20 +52,20 @@ class Mode(StrEnum):
     MODULE = "module"
     """`argv[0]` is a module's name, as after `python -m`."""
     EXEC = "exec"
-    """`argv[0]` is a program; nothing of Python is assumed."""
+    """`argv[0]` is any program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The command of every rank, never empty. `${local_rank}` in an argument becomes the rank's local rank, as under torchrun."""
+    """The command of every rank, never empty. `${local_rank}` in an argument stands for the local rank, as under torchrun."""
 
     mode: Mode
     argv: tuple[str, ...]
 
     def to_json(self, copy: str = "") -> str:
-        """Return the value of DEADPOOL_TARGET, with the path of the script's copy, if there is one.
+        """Return the value of DEADPOOL_TARGET. Arguments are string templates, as under torchrun: `$$` is `$`.
 
-        In an argument, `${local_rank}` stands for the worker's own. torchrun has string templates there: `$local_rank` is the same, and `$$` is `$`.
+        `copy` is the path of the script's copy; empty if there is none.
         """
         first = 1 if self.mode is Mode.EXEC else 0  # a program's name is not an argument
         words = [Template(word).safe_substitute(local_rank="${local_rank}") for word in self.argv[first:]]
@@ -95,26 +95,26 @@ class Cluster:
     """How this node's agent finds the other nodes, and its place among them."""
 
     endpoints: tuple[tuple[str, int], ...]
-    """Hosts and ports on which the leader may listen. The agent on the first one founds the job. None: `authority` knows."""
+    """Hosts and ports on which the leader may listen. The agent on the first one founds the job. Empty: `authority` knows."""
     token: bytes = field(repr=False)
     """Proves that an agent belongs to the job."""
     node_name: str
     node_rank: int | None = None
-    """This node's place among those that hold ranks; None if arrival decides."""
+    """This node's place among the nodes that hold ranks; None if arrival decides."""
     failure_domain: str = ""
-    """Label of the nodes that fail together with this one, such as a switch."""
+    """Label of what this node fails together with, such as a switch."""
     node_timeout_s: float = 5.0
     """A node that is silent for longer has failed."""
     bandwidth: int | None = None
-    """Bytes per second for copies of snapshots; None: no limit."""
+    """Limit for copies of snapshots, in bytes per second; None: no limit."""
     streams: int | None = None
     """Connections that a large snapshot of one rank is sent over. None: four for all ranks of a machine."""
     own_directory: bool = False
-    """The user named a run directory; else it has the name of the leader's."""
+    """The user named a run directory. Else it gets the name of the leader's."""
     founds: bool = True
-    """False: another node is known to be the first, even if its address were ours too."""
+    """False: another node founds the job, even if its address is ours too."""
     authority: BoundedAuthority | None = None
-    """Records who leads the run, and decides between two machines. None: the agents decide among themselves."""
+    """Records which agent leads the run, and decides for two machines. None: the agents decide among themselves."""
     meeting: Path | None = None
     """Folder on a shared disk for the run's token and the authority's records; made if it is missing."""
 
@@ -136,32 +136,32 @@ class LaunchSpec:
     base_dir: Path | None = None
     """The run's directory where `run_dir` is this node's only."""
     log_dir: Path | None = None
-    """Base of torchrun's log tree. None: `run_dir / "logs"`. `LOGS_OFF`: no logs, no error files."""
+    """Base of torchrun's log tree. None: `run_dir / "logs"`. `LOGS_OFF`: no log files and no error files."""
     redirects: Mapping[int, Streams] = field(default_factory=dict)
     """Streams that go to files instead of the console, per local rank; none for a missing rank."""
     tee: Mapping[int, Streams] = field(default_factory=dict)
     """Streams that go to files and to the console with a prefix, per local rank."""
     log_line_prefix_template: str = ""
-    """Of that prefix. Empty: `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`, or torchrun's default."""
+    """Template of that prefix. Empty: `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`, or torchrun's default."""
     local_ranks_filter: frozenset[int] | None = None
-    """Only these local ranks show on the console. None: all."""
+    """The local ranks whose output is on the console. None: all."""
     duplicate_stdout_filters: tuple[str, ...] = ()
-    """Tee'd lines that hold one of these also go to `filtered_stdout.log`."""
+    """Tee'd lines with one of these also go to `filtered_stdout.log`."""
     duplicate_stderr_filters: tuple[str, ...] = ()
     role: str = "default"
     start_method: StartMethod = StartMethod.FORKSERVER
     preload: tuple[str, ...] = DEFAULT_PRELOAD
     """Modules that the fork server imports before it forks."""
     python: str = sys.executable
-    """Interpreter of spawned workers. The fork server's is always this process's own."""
+    """Interpreter of spawned workers. The fork server always uses that of this process."""
     virtual_local_rank: bool = False
     """LOCAL_RANK is 0 everywhere and CUDA_VISIBLE_DEVICES names one device."""
     cpus: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """The CPUs that a local rank's worker may use. A rank that is not named may use all that we may."""
+    """The CPUs that a local rank's worker may use. A missing rank may use all that the agent may."""
     signals_to_handle: tuple[int, ...] = DEFAULT_SIGNALS
-    """Signals that end the job in order."""
+    """Signals that stop the job."""
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
-    """Without progress of any rank for longer, the culprits are ended. 0: no detection."""
+    """If no rank makes progress for longer, the culprits are ended. 0: no detection."""
     cluster: Cluster | None = None
     """None: one machine."""
     durable: DurableSpec | None = None

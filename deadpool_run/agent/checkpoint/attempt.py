@@ -1,4 +1,4 @@
-"""One attempt at a durable checkpoint: its present step, and the nodes that have not finished it. No I/O."""
+"""An attempt at a durable checkpoint: its present step, and the nodes that have not finished it. No I/O."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ _STEPS = tuple(CheckpointStep)
 
 @dataclass(slots=True)
 class Attempt:
-    """`ranks` has every rank by its node; the leader may have none."""
+    """One attempt. `ranks` has every rank by its node; the leader may have none."""
 
     name: str
     ranks: Mapping[NodeId, tuple[Rank, ...]]

@@ -1,6 +1,6 @@
 """Checkpointers: processes that write durable checkpoints from a node's slots, and fill slots from them.
 
-A process that uses storage which stopped answering waits for ever. So each order has a timeout.
+Each order has a timeout, since a process waits for ever if its storage stops answering.
 """
 
 import asyncio
@@ -14,17 +14,11 @@ from deadpool_run.core.recovery.shutdown import describe_exit
 from deadpool_run.ids import Rank
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
-from deadpool_run.wire.checkpoints import (
-    CheckpointFailed,
-    LendSlots,
-    LendStatusPage,
-    TakeStep,
-    ToCheckpointer,
-)
+from deadpool_run.wire.checkpoints import CheckpointFailed, LendSlots, LendStatusPage, TakeStep, ToCheckpointer
 from deadpool_run.wire.messages import Message
 
 _DEATH_S = 5.0
-"""How long a killed process may take to end. After that it sleeps uninterruptibly in the kernel, with its memory."""
+"""How long a killed process may take to end. After that it hangs in the kernel."""
 
 OnAnswer = Callable[[Message], None]
 
@@ -85,7 +79,7 @@ class Checkpointer:
         channel.send(order)
 
     def let_go(self) -> None:
-        """Let it end: there are no more orders."""
+        """Let it end, as there are no more orders."""
         self._finish()
         if self._child.channel is not None:
             self._child.channel.close()
@@ -111,7 +105,7 @@ class Checkpointer:
         self._child.kill()
 
     def _deathless(self) -> None:
-        """Stop waiting for its end, and fork no other before it: each would sleep like this one, and hold its memory."""
+        """Stop waiting for its end, and fork no other before that: each would hang too, and hold memory."""
         assert self._child.process is not None
         self._vault.status_page.kept = EMPTY
         self._owner.stuck.append(self._child.process)
@@ -138,7 +132,7 @@ class Checkpointer:
 
     def _ended(self, end: Exit) -> None:
         self._owner.stuck = [process for process in self._owner.stuck if process is not self._child.process]
-        self._vault.status_page.kept = EMPTY  # one that was killed has not let go
+        self._vault.status_page.kept = EMPTY  # a killed one has not cleared it
         if not self._over:
             self._fail(self._why or describe_exit(end.code, end.signal))
 

@@ -1,4 +1,4 @@
-"""Initial load: the checkpoint that a world begins from, chosen once and loaded by every node before any rank starts."""
+"""Initial load: the checkpoint that a world begins from is chosen once, and loaded by every node before any rank starts."""
 
 import uuid
 from collections import defaultdict
@@ -36,7 +36,7 @@ class InitialLoad:
         self._checkpointer.ask(self.order)
 
     def seat(self, node: NodeId, rank: Rank, call: Callable[[], None]) -> None:
-        """Call once every rank can be assigned; this one will live on this node."""
+        """Note the rank's node, and call once every rank can be assigned."""
         self._seats.append(call)
         if self.homes.get(rank) != node:
             self.homes[rank] = node
@@ -57,7 +57,7 @@ class InitialLoad:
             self._begin(self._chosen)
 
     def stop(self) -> None:
-        """Load nothing more and call nobody."""
+        """Load nothing more, and assign no rank."""
         self._seats.clear()
         self._waiting.clear()
         if self._checkpointer is not None:

@@ -8,7 +8,7 @@ from deadpool_run.wire import peers
 
 
 class CheckpointedJob(Protocol):
-    """Its nodes and its coordinator."""
+    """A job with durable checkpoints: its nodes and its coordinator."""
 
     @property
     def here(self) -> NodeId:

@@ -1,8 +1,8 @@
-"""The leader of durable checkpoints: when one is written, and from which one a world begins.
+"""The leader of durable checkpoints: decides when one is written, and from which one a world begins.
 
-Every node copies and writes its own ranks' part (`participant`), in steps: each begins when all nodes have finished the one
-before. The only node of a job on one machine is leader and only participant. The failure of a node voids the attempt; the
-next attempt writes the version that is committed then.
+Every node copies and writes its own ranks' part (`participant`), in steps. A step begins when all nodes have finished the
+last one. On one machine the only node is leader and participant. If a node fails, the attempt is void, and the next attempt
+writes the version that is committed then.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from deadpool_run.wire import peers
 from deadpool_run.wire.checkpoints import CheckpointLoaded, ChooseCheckpoint, DurableSpec
 
 EXIT_QUEUE_AGAIN = 75
-"""EX_TEMPFAIL of sysexits.h: the job is not done, and continues from its checkpoint when it is started again."""
+"""EX_TEMPFAIL of sysexits.h: the job is not complete, and continues from its checkpoint when it is started again."""
 _RETRY_S = 0.5
 _MAX_VOID = 60
-"""Void attempts in a row, of failed nodes or overwritten versions, after which writing counts as failed."""
+"""Writing has failed after more void attempts in a row. An attempt is void if a node failed or a version was overwritten."""
 _WRITTEN_IN = frozenset({JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPED})
 _COMES_TO_RUN = frozenset({*_WRITTEN_IN, JobPhase.REPAIRING})
 
@@ -81,7 +81,7 @@ class CheckpointLeader:
     # --- a world begins --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Choose the checkpoint that the world begins from. Only a restarted world prefers this run's own."""
+        """Choose the checkpoint that the world begins from. A restarted world prefers this run's own."""
         self._void("the world begins again")
         if self._initial_load is not None:
             self._initial_load.stop()
@@ -94,7 +94,7 @@ class CheckpointLeader:
         self._initial_load.choose()
 
     def seat(self, node: NodeId, rank: Rank, call: Callable[[], None]) -> None:
-        """Call as soon as every rank's slots, on the nodes where they will live, hold what the world begins from."""
+        """Call as soon as the slots of every rank hold what the world begins from."""
         if self._initial_load is None:
             call()
         else:
@@ -118,18 +118,18 @@ class CheckpointLeader:
     # --- while it runs ---------------------------------------------------------------------------------------------
 
     def preemption_notice(self) -> None:
-        """Write now, since the end of the job was announced (SIGUSR1), and then, if so configured, end it."""
+        """Write a checkpoint, since the end of the job was announced (SIGUSR1). Then end the job, if so configured."""
         if self._spec is None or not self._spec.target or self._leaving or self._left:
             return
         if self._job.state.phase in (JobPhase.STOPPING, JobPhase.STOPPED):
-            return  # perhaps for that, by the last leader; a second request would kill workers outright
+            return  # perhaps for this reason; a second request to stop would kill the workers
         then = "then the job ends, to be queued again" if self._spec.exit_on_usr1 else "training continues"
         self._job.say(f"SIGUSR1: writing a durable checkpoint; {then}")
         self._wanted, self._leaving = True, self._spec.exit_on_usr1
         self.check()
 
     def decided(self) -> None:
-        """Check again: the coordinator's last decision may allow a checkpoint that is wanted."""
+        """Check again, as the coordinator's last decision may allow a checkpoint that is wanted."""
         if self._wanted:
             self.check()
 
@@ -147,13 +147,13 @@ class CheckpointLeader:
             self._begin_attempt()
 
     def _may_come(self, state: State, committed: Version | None) -> bool:
-        """Return whether there is a version to write, or will be: several nodes may not know yet what is committed."""
+        """Return whether there is a version to write, or may be one soon: several nodes may learn late what is committed."""
         if self._job.alone:
             return self._schedule.is_new(committed)
         return state.phase in _COMES_TO_RUN and (committed is None or self._schedule.is_new(committed))
 
     def _is_whole(self, state: State) -> bool:
-        """Return whether every rank's slots are on a node that can copy them, as one machine's always are."""
+        """Return whether a living node has the slots of every rank, as on one machine."""
         if self._job.alone:
             return True
         homes_live = all(seat.node in state.nodes for seat in state.seats)
@@ -267,7 +267,7 @@ class CheckpointLeader:
 
     async def finish(self, exit_code: int, reason: str) -> tuple[int, str]:
         """Write the last common version of the ended workers, and return how the run ended. `close` cuts it short."""
-        if exit_code == EXIT_QUEUE_AGAIN or (self._left and exit_code != 0):  # the former: the last leader's code
+        if exit_code == EXIT_QUEUE_AGAIN or (self._left and exit_code != 0):  # the last leader may have chosen the code
             step = max(self._schedule.written, 0)
             return EXIT_QUEUE_AGAIN, f"preempted: the job continues from step {step} when it is started again"
         if self._spec is None or not self._spec.target or self._initial_load is not None:
@@ -283,7 +283,7 @@ class CheckpointLeader:
         return exit_code, reason
 
     def close(self) -> None:
-        """Write and load nothing more, also not the last step."""
+        """Write and load nothing more, not even the last step."""
         self._closed = True
         self._schedule.stop()
         if self._initial_load is not None:

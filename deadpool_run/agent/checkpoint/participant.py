@@ -1,4 +1,4 @@
-"""A node's part in durable checkpoints: it copies, writes and loads its ranks' state, in steps that the leader orders."""
+"""A node's part in durable checkpoints: it copies, writes and loads its ranks' state in steps, on the leader's orders."""
 
 from collections.abc import Callable, Sequence
 
@@ -56,8 +56,8 @@ class CheckpointParticipant:
             self._answer(peers.Saved(order.attempt, order.step, "this node has given it up", "", 0, again=True))
             return
         if step is CheckpointStep.COPY and ranks:
-            # Over several nodes what is committed is told after this at the earliest, so that no rank has overwritten
-            # the version yet. On one machine a rank may just have begun to: then the copy fails, and another follows.
+            # With several nodes, a rank learns of a newer committed version only after this, and has not overwritten this
+            # one. On one machine a rank may have begun to overwrite it: then the copy fails, and another follows.
             self._vault.status_page.kept = order.version
         self._step, self._last = order.step, step is (CheckpointStep.COMPLETE if order.leads else CheckpointStep.PARTS)
         self._checkpointer.ask(
@@ -103,7 +103,7 @@ class CheckpointParticipant:
     # --- its checkpointer -----------------------------------------------------------------------------------------
 
     def void(self, attempt: str | None = None) -> None:
-        """End this attempt if it is under way; None: whatever is."""
+        """End this attempt, if it is under way. None: any attempt."""
         if self._checkpointer is not None and attempt in (None, self._attempt):
             self._checkpointer.kill()
             self._checkpointer = None

@@ -12,7 +12,7 @@ _CHECK_MIN_S = 0.02
 _CHECK_MAX_S = 2.0
 _NS_PER_S = 1e9
 _OBSERVED_RANK = 0
-"""Its steps tell when to check again: synchronous ranks are within one step of each other."""
+"""The rank whose steps are observed: synchronous ranks are within one step of each other."""
 
 
 class Schedule:

@@ -1,7 +1,7 @@
-"""The error file of the failure that came first, copied to where an outer launcher or a scheduler looks for it.
+"""The error file of the first failure, for an outer launcher or a scheduler.
 
-torchrun's convention: a worker's exception is in the error file that `TORCHELASTIC_ERROR_FILE` names in its environment,
-and the launcher copies that of the first failure to the file that the same variable names in its own, with the exit code.
+torchrun's convention: a worker writes its exception to the file that `TORCHELASTIC_ERROR_FILE` names in its environment. The
+launcher copies that of the first failure, with the exit code, to the file that the variable names in its own environment.
 """
 
 import json
@@ -27,7 +27,7 @@ class _Failure:
 
 
 class RootCause:
-    """The first failure of this node's workers that was not repaired. `own` is our own error file; empty: none is wanted."""
+    """The first failure of this node's workers that was not repaired. `own` is our own error file; empty for none."""
 
     def __init__(self, own: str) -> None:
         self._own = own
@@ -40,7 +40,7 @@ class RootCause:
         self._failures.clear()
 
     def assigned(self, worker: WorkerId, error_file: str) -> None:
-        """Record the worker's error file. The worker replaces the one that had the file before."""
+        """Record the worker's error file. The worker replaces the last one with this file."""
         self._files[worker] = error_file
         self._failures.pop(error_file, None)
 
@@ -79,7 +79,7 @@ def _read(file: str) -> Mapping[str, Any] | None:
 
 
 def _time_of(error: Mapping[str, Any] | None) -> float:
-    """Return the second of the failure: from its error file, else now."""
+    """Return the time of the failure in whole seconds: that of its error file, else now."""
     message = {} if error is None else error["message"]
     timestamp = (
         message.get("extraInfo", {}).get("timestamp") if isinstance(message, dict) else (error or {}).get("timestamp")

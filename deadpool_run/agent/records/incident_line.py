@@ -6,7 +6,7 @@ from deadpool_run.core.effects import Incident, Loss
 def incident_line(incident: Incident) -> str:
     """Return the failed and the new worker, the milliseconds of each part, and the steps repeated.
 
-    Parts overlap (a replacement rehearses while survivors drain): each is shown with what it added, so that they sum up.
+    Parts overlap, as a replacement rehearses while survivors drain. Each is shown with what it adds to the total.
     """
     detected_s = incident.detected_s or 0.0
     milestones = (

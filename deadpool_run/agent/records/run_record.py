@@ -30,7 +30,7 @@ def make_run_dir(run_dir: Path) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return a record; empty if it cannot be read: another user's, or cut short when its node failed."""
+    """Return a record; empty if it cannot be read, as another user's, or one that is incomplete."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -41,7 +41,7 @@ def read_record(path: Path) -> dict[str, Any]:
 def outcome(run_dir: Path) -> int | None:
     """Return the exit code of a run that has ended; None if no readable record has it.
 
-    Of several agents' records the one with the largest term counts: an agent that was cut off knows only its own end.
+    Of several agents' records, that of the latest term counts: an agent that was cut off knows only its own end.
     """
     records = [read_record(path) for place in _PLACES for path in run_dir.glob(place)]
     ended = [record for record in records if record.get("ended") and isinstance(record.get("exit_code"), int)]

@@ -1,4 +1,4 @@
-"""Options of a batch script, which alone show whether a running job was submitted with `--no-kill`. Pure."""
+"""Options in a batch script. Only they show whether a running job was submitted with `--no-kill`. Pure."""
 
 import shlex
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ def options(script: str) -> Iterator[str]:
         if line.startswith(_MARK):
             try:
                 yield from shlex.split(line[len(_MARK) :], comments=True)
-            except ValueError:  # a lone quote: sbatch has its own opinion, and has accepted it
+            except ValueError:  # an unmatched quote, which sbatch has accepted
                 yield from line[len(_MARK) :].split()
         elif line.strip() and not line.lstrip().startswith("#"):
             return

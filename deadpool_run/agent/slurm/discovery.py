@@ -45,7 +45,7 @@ class Discovery:
 
     job_id: str
     restarts: int
-    """Number of times that the job was requeued."""
+    """How often the job was requeued."""
     nodes: tuple[str, ...]
     """The job's at its start, in Slurm's order; the batch script runs on the first."""
     batch: bool
@@ -60,7 +60,7 @@ class Discovery:
     gpus: int
     """GPUs of this node; 0 if the job asked for none, or if Slurm does not say."""
     leaf: str
-    """The switches above this node, from the top, joined by dots; empty if Slurm does not know them."""
+    """The switches above this node, from the top, joined by dots; empty if they are unknown."""
 
     @property
     def run_id(self) -> str:
@@ -102,7 +102,7 @@ class Discovery:
 
 
 def discover(environment: Mapping[str, str]) -> Discovery | None:
-    """Return our place in a Slurm job; None outside any. Raises `UsageError` for values that Slurm does not write."""
+    """Return our place in a Slurm job; None outside any. Raises `UsageError` for values that Slurm does not set."""
     job_id = environment.get("SLURM_JOB_ID", "")
     names = environment.get("SLURM_JOB_NODELIST", "")
     if not job_id or not names:
@@ -157,7 +157,7 @@ def _array(environment: Mapping[str, str]) -> ArrayTask | None:
 def _first_host(environment: Mapping[str, str], nodes: tuple[str, ...], step: SlurmStep | None) -> tuple[str, ...]:
     """Return the addresses of the step's first node, the best first.
 
-    `srun` tells the address of its own machine: in a batch script the job's first node, else perhaps a login node.
+    `srun` gives the address of its own machine: in a batch script the job's first node, else perhaps a login node.
     """
     first = step.nodes[0] if step else nodes[0]
     launcher = environment.get("SLURM_LAUNCH_NODE_IPADDR") or environment.get("SLURM_SRUN_COMM_HOST", "")
@@ -172,7 +172,7 @@ def _leaf(environment: Mapping[str, str]) -> str:
     kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
     parts = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
     if len(kinds) != len(parts):
-        return ""  # a name with a dot in it: better no label than a wrong one
+        return ""  # a name has a dot in it: no label is better than a wrong one
     return ".".join(part for kind, part in zip(kinds, parts, strict=True) if kind == "switch")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from deadpool_run.errors import UsageError
 
 MAX_NODES = 1 << 16
-"""Slurm's own limit (MAX_SLURM_NODES of slurm_protocol_defs); beyond it a list is a typing error."""
+"""Slurm's own limit (MAX_SLURM_NODES of slurm_protocol_defs). A longer list is a typing error."""
 
 _PART = re.compile(r"[^\[\],\s]+|\[[^\[\]\s]*\]")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
