@@ -115,7 +115,7 @@ class SeatCounters:
         """Count a seat that is new or has changed."""
         if seat.is_vacant:
             self.vacant.add(seat.rank)
-        if seat.is_searched:
+        if seat.copies or seat.asked:
             self.searched.add(seat.rank)
         if seat.node is not None:
             self.by_node.setdefault(seat.node, set()).add(seat.rank)

@@ -89,11 +89,6 @@ class Seat:
         """Whether the rank needs a worker."""
         return self.owner is None and not self.done
 
-    @property
-    def is_searched(self) -> bool:
-        """Whether copies of the rank are known, or nodes were asked for some."""
-        return bool(self.copies or self.asked)
-
 
 def vacant_seats(world_size: int) -> tuple[Seat, ...]:
     """Return the seats of a world that begins."""

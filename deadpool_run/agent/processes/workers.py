@@ -14,7 +14,6 @@ from deadpool_run.core.events import Event, WorkerExited, WorkerStarted, WorkerS
 from deadpool_run.ids import Rank, Version, WorkerId
 from deadpool_run.wire.messages import Assign, Captured, Dismiss, ExitNow, Message, Stop
 
-Submit = Callable[[Event], None]
 _FOR_THE_PARKED = (Dismiss, ExitNow, Stop)
 
 
@@ -36,7 +35,7 @@ class Workforce:
     def __init__(
         self,
         forkserver: ForkServer,
-        submit: Submit,
+        submit: Callable[[Event], None],
         captured: Callable[[Rank], tuple[Version, ...]],
         on_captured: Callable[[Rank, Version], None],
     ) -> None:

@@ -111,11 +111,6 @@ def nearest(seat: Seat, member: Member, version: Version | None) -> NodeId | Non
     return holders[0]
 
 
-def is_known(seat: Seat) -> bool:
-    """Tell whether a replacement can get the rank: every node has answered, and one holds copies."""
-    return not seat.asked and bool(seat.copies)
-
-
 def describe_loss(state: State) -> str:
     """Return which ranks no node holds, for the user."""
     lost = [str(seat.rank) for seat in state.seats if seat.held is not None and not seat.held] if state.buddies else []

@@ -268,8 +268,9 @@ def _fill_vacancies(decision: Decision) -> None:
         return
     claimed = {member.claimed for member in state.members.values()} if state.member_counters.claiming else set()
     vacant = [seat for seat in state.vacant() if seat.rank not in claimed]
-    # Ranks of one node wait for one another: they go to one node together.
-    unknown = {seat.node for seat in vacant if not holders.is_known(seat)}
+    # A rank waits until every node has answered, and one holds copies. Ranks of one node wait for one another: they go to
+    # one node together.
+    unknown = {seat.node for seat in vacant if seat.asked or not seat.copies}
     for seating in placement.replacements(state, [seat for seat in vacant if seat.node not in unknown]):
         source = holders.nearest(state.seats[seating.rank], seating.member, None)
         decision.assign(seating, replacement=True, transcript_from=source)

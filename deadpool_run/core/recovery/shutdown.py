@@ -44,7 +44,8 @@ def stop_requested(decision: Decision, event: ev.StopRequested) -> None:
     """Stop the job; at the second request, kill every worker."""
     if decision.state.phase is JobPhase.STOPPING:
         if not _is_echo(decision):
-            kill_all(decision, "asked to stop a second time")
+            for worker in decision.state.members:
+                decision.kill(worker, "asked to stop a second time")
     elif decision.state.phase is not JobPhase.STOPPED:
         reason = f"stopped by {_name_of(event.signal)}" if event.signal else "asked to stop"
         stop(decision, event.exit_code, reason, event.signal or SIGTERM)
@@ -56,12 +57,6 @@ def _is_echo(decision: Decision) -> bool:
         return False
     began_at = max((member.since for member in decision.state.in_phase(MemberPhase.ENDING)), default=decision.now)
     return decision.now - began_at < ECHO_S
-
-
-def kill_all(decision: Decision, reason: str) -> None:
-    """Send SIGKILL to every worker that is left."""
-    for worker in decision.state.members:
-        decision.kill(worker, reason)
 
 
 def unreaped(decision: Decision, member: Member) -> None:
