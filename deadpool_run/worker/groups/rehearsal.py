@@ -7,7 +7,7 @@ or the same assignment of parameters to buckets.
 
 from deadpool_run.errors import RehearsalError
 from deadpool_run.worker.groups.transcript import Transcript
-from deadpool_run.worker.verify import sources
+from deadpool_run.worker.process import sources
 
 REHEARSAL_STEPS = 2
 """DDP rebuilds its buckets in the second forward; FSDP2's lazy parts, optimizer state and compilation come earlier."""

@@ -24,11 +24,10 @@ from deadpool_run.worker.groups.ddp_buckets import Wrappers
 from deadpool_run.worker.groups.registry import GroupState, Registry
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS, Rehearsal
 from deadpool_run.worker.groups.transcript import Transcript
-from deadpool_run.worker.process import rehearsal_output
+from deadpool_run.worker.process import rehearsal_output, sources
 from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.snapshot import Snapshots
-from deadpool_run.worker.verify import sources
 from deadpool_run.worker.verify.agreement import ReplicaDifference
 from deadpool_run.worker.verify.coverage import is_sampled
 from deadpool_run.worker.verify.script_names import current_line

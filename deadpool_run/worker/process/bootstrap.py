@@ -20,10 +20,9 @@ from typing import NoReturn
 
 from deadpool_run.errors import RefusedError, RunLeft, ScriptError
 from deadpool_run.wire.messages import PrepareBroke, Raised, Ready, ScriptRefused, encode
-from deadpool_run.worker.process import rehearsal_output, rerun, session
+from deadpool_run.worker.process import rehearsal_output, rerun, session, sources
 from deadpool_run.worker.process.agent_link import park
 from deadpool_run.worker.process.blame import blame, refusal
-from deadpool_run.worker.verify import sources
 
 
 def main(control_fd: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from deadpool_run.wire.messages import Unwound
 from deadpool_run.worker.process.session import Session, assume
-from deadpool_run.worker.verify.sources import own_modules
+from deadpool_run.worker.process.sources import own_modules
 
 
 class ProcessBaseline:

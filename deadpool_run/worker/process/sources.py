@@ -5,12 +5,12 @@ workers run a copy.) Imports nothing of torch.
 """
 
 import hashlib
-import os
 import sys
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from deadpool_run.worker.process.blame import is_library
 
 _OWN = __package__.partition(".")[0]
 _DIGEST_BYTES = 16
@@ -28,12 +28,11 @@ def begin(*, copied: bool) -> None:
 def own_modules(before: frozenset[str]) -> list[tuple[str, Path]]:
     """Return name and file of the script's modules that were not loaded before. Libraries and compiled modules are none."""
     found = []
-    libraries = tuple(str(Path(path).resolve()) + os.sep for path in set(sysconfig.get_paths().values()))
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
         if name not in before and file.endswith(".py") and name.partition(".")[0] != _OWN:
             where = Path(file).resolve()
-            if "site-packages" not in str(where) and not str(where).startswith(libraries):
+            if not is_library(str(where)):
                 found.append((name, where))
     return found
 
