@@ -22,6 +22,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -313,7 +314,8 @@ def _enter(order: _Request) -> None:
 
 def main() -> Callable[[], None] | None:
     """Serve until the agent goes away. Returns None in the fork server, and in a child its task."""
-    agent_fd, agent_pid = (int(word) for word in sys.argv[1:3])
+    agent_fd, agent_pid, open_files = map(int, sys.argv[1:4])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     agent = socket.socket(fileno=agent_fd)
     agent.set_inheritable(False)
     _ignore_signals()

@@ -3,11 +3,12 @@
 import contextlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deadpool_run.agent.processes.forkserver_main import COMMAND
 
@@ -27,6 +28,8 @@ class ForkServerSpec:
     preload: tuple[str, ...]
     """Modules to import before it forks."""
     environment: Mapping[str, str]
+    open_files: int = field(default_factory=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    """The soft limit on open files: the user's, which the agent raises for itself only."""
 
     def start(self, living: Iterable[int] = ()) -> ForkServerProcess:
         """Start one, which imports at once. `living`: processes that an earlier one forked, to be adopted."""
@@ -34,7 +37,7 @@ class ForkServerSpec:
         with theirs:
             command = [sys.executable, "-u", "-c", COMMAND]
             child = subprocess.Popen(  # noqa: S603 - our own module
-                [*command, str(theirs.fileno()), str(os.getpid())],
+                [*command, str(theirs.fileno()), str(os.getpid()), str(self.open_files)],
                 env=self.environment,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # a terminal's Ctrl-C is for the agent to handle

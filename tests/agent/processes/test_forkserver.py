@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -13,6 +14,7 @@ import pytest
 from kit.cluster import SCRIPTS
 
 from deadpool_run.agent.processes.forkserver_main import COMMAND, MARK
+from deadpool_run.agent.processes.forkserver_process import ForkServerSpec
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def member():
 @pytest.mark.parametrize("unread", [False, True])
 def test_it_ends_the_groups_also_when_the_agent_died_before_it_read_an_answer(member, unread):
     agent, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-u", "-c", COMMAND, str(ours.fileno()), str(os.getpid())]
+    command = [sys.executable, "-u", "-c", COMMAND, str(ours.fileno()), str(os.getpid()), "1000"]
     env = {**os.environ, MARK: uuid.uuid4().hex}  # the fork server ends every process that carries its mark
     with agent, subprocess.Popen(command, pass_fds=[ours.fileno()], env=env) as forkserver:
         ours.close()
@@ -59,3 +61,17 @@ def test_what_it_has_forked_is_no_stranger_though_nobody_needs_it_any_more():
 def test_of_several_that_are_made_at_once_none_holds_the_others_lines():
     """Else the end of one would not be seen: its socket is at its end when nobody has the other end any more."""
     assert said_by("litter.py") == ("ended b''\n" * 4 + "4 said 1\n", "")
+
+
+def test_its_processes_keep_the_users_limit_on_open_files():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (700, before[1]))
+    try:
+        spec = ForkServerSpec((), {**os.environ, MARK: uuid.uuid4().hex})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    forkserver = spec.start()
+    with forkserver.sock:
+        assert select.select([forkserver.sock], [], [], 30)[0]
+        assert resource.prlimit(forkserver.pid, resource.RLIMIT_NOFILE) == (700, before[1])
+    os.waitpid(forkserver.pid, 0)
