@@ -7,7 +7,7 @@ from deadpool_run.core.leadership.electorate import LogIndex
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
-from deadpool_run.wire.peers import LogEntry, LogState
+from deadpool_run.wire.peers import LogEntry, LogState, state_of
 
 
 @dataclass(slots=True)
@@ -25,10 +25,16 @@ class LogFollower:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.known: FollowedLog | None = None
+        self._parts: list[LogState] = []
 
     def begin(self, log: LogState) -> None:
-        """Begin with a whole state."""
-        self.known = FollowedLog(LogIndex(log.term, log.entries), log.now, log.state)
+        """Take in a part of a whole state, and begin with it after the last part. Raises `ProtocolError` if it is none."""
+        if self._parts and (self._parts[-1].term, self._parts[-1].entries) != (log.term, log.entries):
+            self._parts.clear()  # the leader that sent them is gone
+        self._parts.append(log)
+        if log.is_last:
+            parts, self._parts = self._parts, []
+            self.known = FollowedLog(LogIndex(log.term, log.entries), log.now, state_of(each.part for each in parts))
 
     def follow(self, entry: LogEntry) -> None:
         """Decide on the next event. Raises `ProtocolError` if one is missing."""

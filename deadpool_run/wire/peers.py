@@ -3,6 +3,7 @@
 A frame is a 4-byte big-endian length and a JSON object whose `type` names the message class.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from deadpool_run.core.effects import Effect
@@ -13,6 +14,7 @@ from deadpool_run.ids import NodeId, Rank
 from deadpool_run.structs import Tagged, Untagged
 from deadpool_run.wire.checkpoints import DurableSpec
 from deadpool_run.wire.frames import MessageFormat
+from deadpool_run.wire.typed import Decoder, to_json
 
 MAX_FRAME_BYTES = 16 << 20
 
@@ -171,12 +173,14 @@ class Agents(Tagged):
 
 
 class LogState(Tagged):
-    """Gives a log follower the whole state after `entries` events, the last of them decided at `now`."""
+    """Gives a log follower a part of the whole state after `entries` events, the last of them decided at `now`."""
 
     term: int
     entries: int
     now: float
-    state: State
+    part: bytes
+    """Of the state as JSON."""
+    is_last: bool
 
 
 class LogEntry(Tagged):
@@ -354,6 +358,24 @@ _OfJob = (
 ToNode = _OfJob | Heartbeat | Agents | LogState | LogEntry
 Between = VoteRequest | Vote | LeadershipClaim | Ended
 Message = ToLeader | ToNode | Between
+
+_STATE: Decoder[State] = Decoder(State, "a coordinator's state")
+_PART_BYTES = MAX_FRAME_BYTES // 2
+"""Bytes become a third more in JSON."""
+
+
+def log_state(term: int, entries: int, now: float, state: State) -> Iterator[LogState]:
+    """Yield the messages that give a log follower this state: one of ten thousand machines is too large for one."""
+    data = to_json(state)
+    for begin in range(0, len(data), _PART_BYTES):
+        part = data[begin : begin + _PART_BYTES]
+        yield LogState(term, entries, now, part, is_last=begin + _PART_BYTES >= len(data))
+
+
+def state_of(parts: Iterable[bytes]) -> State:
+    """Return the state of all its parts. Raises `ProtocolError`."""
+    return _STATE.decode(b"".join(parts))
+
 
 _FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message between agents", MAX_FRAME_BYTES)
 encode, decode = _FORMAT.encode, _FORMAT.decode

@@ -5,6 +5,7 @@ import json
 import random
 
 import pytest
+from msgspec import structs
 from simulator import nodes_simulation
 
 from deadpool_run.coordinator.journal import Journal
@@ -13,6 +14,7 @@ from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import coordinator
 from deadpool_run.core.events import TimeAdvanced
 from deadpool_run.core.leadership.electorate import LogIndex
+from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers, typed
@@ -37,7 +39,13 @@ def test_a_log_follower_knows_what_the_coordinator_knows(seed, monkeypatch):
     monkeypatch.setattr(coordinator, "step", step)
     begins = random.Random(seed).randrange(len(told))
     replica = LogFollower(job.settings)
-    replica.begin(over_the_wire(peers.LogState(1, begins, told[begins][2], typed.from_plain(State, told[begins][0]))))
+    monkeypatch.setattr(peers, "_PART_BYTES", 1000)
+    parts = list(peers.log_state(1, begins, told[begins][2], typed.from_plain(State, told[begins][0])))
+    replica.begin(over_the_wire(structs.replace(parts[0], entries=99, is_last=False)))  # of a leader that is gone
+    for part in parts:
+        assert replica.known is None
+        replica.begin(over_the_wire(part))
+    assert len(parts) > 1
     assert typed.to_plain(replica.known.state) == told[begins][0]
     for entries, (_, event, now) in enumerate(told[begins:], start=begins + 1):
         replica.follow(over_the_wire(peers.LogEntry(1, entries, now, event)))
@@ -52,7 +60,8 @@ def test_a_log_with_a_gap_is_refused():
     entry = peers.LogEntry(1, 1, 0.0, TimeAdvanced())
     with pytest.raises(ProtocolError):
         replica.follow(entry)
-    replica.begin(peers.LogState(1, 3, 0.0, job.state))
+    (whole,) = peers.log_state(1, 3, 0.0, job.state)
+    replica.begin(whole)
     for wrong in (entry, peers.LogEntry(2, 4, 0.0, TimeAdvanced())):
         with pytest.raises(ProtocolError):
             replica.follow(wrong)
@@ -63,7 +72,7 @@ def test_a_log_with_a_gap_is_refused():
 @pytest.mark.parametrize("state", [{}, {"phase": "running"}, {"phase": 7}])
 def test_what_is_no_state_is_refused(state):
     with pytest.raises(ProtocolError):
-        peers.decode(json.dumps({"type": "LogState", "term": 1, "entries": 0, "now": 0.0, "state": state}).encode())
+        LogFollower(Settings(world_size=1)).begin(peers.LogState(1, 0, 0.0, json.dumps(state).encode(), is_last=True))
 
 
 @pytest.mark.parametrize("offset_s", [-1e6, 1e6])

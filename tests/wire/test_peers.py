@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.settings import Settings
@@ -41,7 +40,6 @@ def _of(kind):
     free = {
         peers.Ask: {"request": st.dictionaries(st.text(), JSON, max_size=3)},
         peers.Joined: {"settings": st.just(a_job)},
-        peers.LogState: {"state": st.just(coordinator.new_state(a_job))},
         peers.Answer: {"answer": st.dictionaries(st.text(), JSON, max_size=3)},
     }
     return st.builds(kind, **free.get(kind, {}))

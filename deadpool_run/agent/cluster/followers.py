@@ -141,7 +141,8 @@ class Followers:
         for node in connected - self._log_followers:
             self._log_followers.add(node)
             server, term = self._leader.server, self._leadership.agent.term
-            self.send(node, peers.LogState(term, server.entries, server.now(), server.state))
+            for part in peers.log_state(term, server.entries, server.now(), server.state):
+                self.send(node, part)
 
     def seen(self) -> Mapping[NodeId, Seen]:
         """Return the last heartbeat ack of each node."""

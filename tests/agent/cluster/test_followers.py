@@ -5,7 +5,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from kit.ends import End, within_bound
+from kit.ends import Changes, End, within_bound
 
 from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.coordinator.journal import Journal
@@ -81,10 +81,11 @@ def test_losses_of_one_turn_of_the_loop_are_one_fact():
     within_bound(main())
 
 
-class FakeLeadership:
+class FakeLeadership(Changes):
     """Keeps whom it knows."""
 
     def __init__(self):
+        super().__init__()
         self.agent = election.first_leader("leader", 1000.0, 0.0)
         self.known, self.joined = [], []
         self.beat = None
@@ -103,6 +104,7 @@ class FakeLeadership:
 
     def handle(self, event):
         self.joined.append([each.agent for each in event.agents])
+        self.tell()
 
 
 def test_a_change_of_the_voters_asks_them_at_once_who_knows_it():
@@ -146,6 +148,7 @@ def test_nodes_that_come_in_one_turn_of_the_loop_are_taken_in_together():
             followers.accept(ours)
         for name, end in zip(("a", "b"), ends, strict=True):
             assert await end.hears(2) == [peers.Joined(name, "id", "name", SETTINGS, None), peers.Agents(())]
+        await leadership.until(lambda: leadership.joined)
         assert leadership.joined == [["a", "b"]]
         assert [event.node for event in leader.told] == leadership.known == ["a", "b"]
         await followers.end(peers.End(0, ""))
