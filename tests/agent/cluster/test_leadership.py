@@ -11,6 +11,7 @@ from deadpool_run.agent.spec import Cluster
 from deadpool_run.core.leadership import election
 from deadpool_run.core.leadership import electorate as el
 from deadpool_run.ids import NodeId
+from deadpool_run.wire import peers
 
 LONG_S = 1000.0
 """A node time-out within which nothing happens by itself."""
@@ -119,3 +120,29 @@ async def test_a_leader_alone_has_authority(body):
     leader = leadership(election.first_leader(NodeId("h"), 5.0, asyncio.get_running_loop().time() - 100), body)
     assert leader.has_authority()
     leader.close()
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_a_leader_tells_all_others_that_it_leads_through_some_if_they_are_many(body, count):
+    @in_loop
+    async def main():
+        said = []
+        leader = leadership(election.first_leader(NodeId("h"), LONG_S, asyncio.get_running_loop().time()), body)
+        leader.vote_links.send = lambda peers_, message: said.extend((peer.node, message) for peer in peers_)
+        others = [NodeId(f"n{number}") for number in range(count)]
+        for number, node in enumerate(others):
+            leader.know(peers.Peer(node, "127.0.0.1", 1 + number))
+        leader.claim(others)
+        told = [(to, claim, [peer.node for peer in claim.relay]) for to, claim in said]
+        assert sorted([to for to, _, _ in told] + [node for _, _, relay in told for node in relay]) == sorted(others)
+        assert len(told) <= min(count, 20)
+        to, claim, relay = told[0]
+        said.clear()
+        receiver = leadership(election.first_leader(to, LONG_S, asyncio.get_running_loop().time()), body)
+        receiver.vote_links.send = leader.vote_links.send
+        receiver._on_message(claim, lambda _: None)
+        assert [(node, each.agents, each.relay) for node, each in said] == [(node, claim.agents, ()) for node in relay]
+        leader.close()
+        receiver.close()
+
+    main()
