@@ -6,7 +6,6 @@ there the job has a `LoopMember`.
 
 import atexit
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from types import TracebackType
@@ -25,6 +24,7 @@ from deadpool_run.worker.loop.batches import NAME, Batches
 from deadpool_run.worker.loop.member import LoopMember
 from deadpool_run.worker.process import session
 from deadpool_run.worker.snapshot.checks import check_new
+from deadpool_run.worker.verify.script_names import warn
 
 _job: "Job | None" = None
 
@@ -237,11 +237,9 @@ def _init_unprotected(timeout: timedelta | None) -> None:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if os.environ["RANK"] == "0":
-            warnings.warn(
+            warn(
                 "this job does not run under deadpool-run, so a lost rank is not replaced.\n"
-                "Start it with deadpool-run in place of torchrun.",
-                RuntimeWarning,
-                stacklevel=4,
+                "Start it with deadpool-run in place of torchrun."
             )
         dist.init_process_group(backend, timeout=timeout)
     else:

@@ -5,7 +5,6 @@ and used indices are skipped without loading them. A loader with `state_dict` re
 """
 
 import hashlib
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from deadpool_run.worker.codec import has_state, raw_bytes
 from deadpool_run.worker.compat.modules import dismiss_workers, has_workers, tree_flatten, tree_unflatten, writes_of
 from deadpool_run.worker.loop.sampler_order import SamplerOrder, generators_of, isolated, samplers, set_epoch
 from deadpool_run.worker.state.rng import put_rng, take_rng
+from deadpool_run.worker.verify.script_names import warn
 
 NAME = "deadpool.batches"
 """The name under which a job protects its position in the data."""
@@ -58,12 +58,10 @@ class Batches:
         # Loading in the main process draws from the generators, so that a batch has to be loaded again.
         self._keeps = isinstance(loader, DataLoader) and loader.num_workers > 0
         if self._stateful and self._keeps:
-            warnings.warn(
+            warn(
                 f"batches(): the state_dict() of a {type(loader).__name__} does not hold the random state of its workers, so that "
                 "random augmentation differs after a repair.\nSeed augmentation with the sample's index and the epoch, or use "
-                "a DataLoader over a map-style dataset, whose workers are seeded again.",
-                RuntimeWarning,
-                stacklevel=3,
+                "a DataLoader over a map-style dataset, whose workers are seeded again."
             )
         self._order = SamplerOrder(loader) if is_by_index and not self._stateful else None
         self._kept: dict[tuple[int, int], _Kept] = {}

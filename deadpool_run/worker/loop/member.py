@@ -1,7 +1,6 @@
 """A rank's part in the job: its steps and its end. Everything here runs on the script's main thread."""
 
 import time
-import warnings
 from datetime import timedelta
 from typing import NoReturn
 
@@ -26,6 +25,7 @@ from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.state.redundancy import replica_leader
 from deadpool_run.worker.verify.agreement import any_rank
 from deadpool_run.worker.verify.coverage import Coverage, is_sampled
+from deadpool_run.worker.verify.script_names import warn
 
 _OUTSIDE_LOOP = (
     "this script updates weights outside of job.steps(): nothing protects it, and a lost rank restarts it from the beginning.\n"
@@ -122,7 +122,7 @@ class LoopMember(RepairParticipant):
             self._outside += 1
             if self._outside == _OUTSIDE:
                 self._link.send(messages.TrainsOutsideLoop())
-                warnings.warn(_OUTSIDE_LOOP, RuntimeWarning, stacklevel=3)
+                warn(_OUTSIDE_LOOP)
             return
         index = self.session.step
         if index is None:

@@ -1,6 +1,5 @@
 """Checks of objects that a script protects: unsupported state is an error there, not at a recovery."""
 
-import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -16,6 +15,7 @@ from deadpool_run.worker.snapshot.plan import describe
 from deadpool_run.worker.state import hooks
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
 from deadpool_run.worker.state.state import ModuleState
+from deadpool_run.worker.verify.script_names import warn
 
 
 def check_new(name: str, obj: object, names: Collection[str]) -> None:
@@ -36,11 +36,9 @@ def check_module(state: ModuleState) -> None:
     _check_tree(state.extra(), state.name)
     for ddp in state.replicated:
         for hook in filter(hooks.is_unknown, hook_states(ddp)):
-            warnings.warn(
+            warn(
                 f"protect(): DDP's communication hook in {state.name!r} keeps a {type(hook).__qualname__}, whose state is not "
-                "protected.\nAdd state_dict() and load_state_dict() to that class.",
-                RuntimeWarning,
-                stacklevel=5,
+                "protected.\nAdd state_dict() and load_state_dict() to that class."
             )
 
 

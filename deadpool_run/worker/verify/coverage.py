@@ -5,7 +5,6 @@ the loop begins, and sampled again later: if they changed, they are state.
 """
 
 import gc
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat.modules import buffers_of, local, parameters_of
 from deadpool_run.worker.state.digest import sample
 from deadpool_run.worker.state.state import Protected
-from deadpool_run.worker.verify.script_names import path_to
+from deadpool_run.worker.verify.script_names import path_to, warn
 
 _PLAIN = (Tensor, nn.Parameter)
 _BEFORE_LOOP = "before job.steps()"
@@ -243,9 +242,7 @@ def _line(where: str) -> str:
 
 
 def _warn_of_metric(module: Any, name: str) -> None:
-    warnings.warn(
+    warn(
         f"{type(module).__name__}.{name} changes in training and is not protected: after a loss it differs on the "
-        "replaced rank.\nProtect the module that has it, if it matters.",
-        RuntimeWarning,
-        stacklevel=2,
+        "replaced rank.\nProtect the module that has it, if it matters."
     )

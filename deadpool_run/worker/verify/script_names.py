@@ -1,7 +1,8 @@
-"""Names for messages: the script's variable for an object, its running line, the first of many tensors."""
+"""Names and places for messages: the script's variable for an object, its running line, the first of many tensors."""
 
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, FunctionType
 from typing import Any
@@ -27,6 +28,13 @@ def current_line() -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def warn(text: str) -> None:
+    """Warn at the script's running line."""
+    stack = enumerate(traceback.walk_stack(sys._getframe()), 1)  # noqa: SLF001 - as below
+    level = next((level for level, (frame, _) in stack if _is_scripts(frame)), 1)
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
+
+
 def shortened(names: Sequence[str]) -> str:
     """Return the first three names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -35,8 +43,12 @@ def shortened(names: Sequence[str]) -> str:
 
 def _frames() -> Iterator[FrameType]:
     for frame, _ in traceback.walk_stack(sys._getframe()):  # noqa: SLF001 - the documented way to the caller's variables
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in (_OWN, "torch", "runpy"):
+        if _is_scripts(frame):
             yield frame
+
+
+def _is_scripts(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in (_OWN, "torch", "runpy")
 
 
 def _paths(variables: Mapping[str, Any], obj: object) -> Iterator[str]:
