@@ -6,7 +6,6 @@ acts; this module only starts, connects and ends them. It never imports torch.
 
 import asyncio
 import os
-import resource
 import signal
 import socket
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN
 from deadpool_run.agent.cluster import rendezvous
+from deadpool_run.agent.cluster.capacity import raise_limits
 from deadpool_run.agent.cluster.follower import EndedError, Follower, LostError, NoLeader, RedirectError
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.participation import Participation
@@ -52,9 +52,8 @@ _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 def run(spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServerProcess) -> int:
     """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
     children.become_subreaper()
-    if spec.cluster is not None:  # a leader has a connection with every node
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if spec.cluster is not None:
+        raise_limits()
     agent = _Agent(spec, forkserver_spec, forkserver)
     exit_code = asyncio.run(agent.main())
     if agent.living is not None or agent.found_nobody:
