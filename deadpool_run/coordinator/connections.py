@@ -102,9 +102,10 @@ class Connections:
         self._send(node, peers.encode(message))
 
     def send_heartbeat(self, node: NodeId, frame: bytes) -> None:
-        """Send an encoded heartbeat to a node that is connected."""
+        """Send an encoded heartbeat to a node that is connected, at once: a turn of the loop may take long."""
         if found := self._by_node.get(node):
             found.send_frame(frame)
+            found.push()
 
     def broadcast(self, message: peers.ToNode, to: Collection[NodeId] | None = None) -> None:
         """Send a message to every node, or to these."""

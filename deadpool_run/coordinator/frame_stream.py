@@ -69,6 +69,11 @@ class FrameStream:
             self._scheduled = True
             self._loop.call_soon(self._write)
 
+    def push(self) -> None:
+        """Write queued frames now, and not after this turn of the loop."""
+        if self._scheduled:
+            self._write()
+
     async def flush(self, timeout_s: float) -> None:
         """Wait until the kernel has every queued frame, up to `timeout_s` seconds."""
         if self._unsent and self.open:

@@ -173,6 +173,8 @@ class Followers:
 
     def _heartbeat(self) -> None:
         agent = self._leadership.agent
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = self._loop.call_later(agent.timeout_s / HEARTBEATS, self._heartbeat)
         heartbeat = self._leadership.heartbeat()
         if heartbeat is None:
@@ -280,7 +282,9 @@ class Followers:
             self._send_heartbeat(node, heartbeat, confirms=self._leadership.has_authority())
 
     def submit(self, event: Event) -> None:
-        """Take in a fact."""
+        """Take in a fact; send heartbeats first, if they are due: the facts of one turn of the loop may take long."""
+        if self._timer is not None and self._loop.time() > self._timer.when():
+            self._heartbeat()
         self._leader.submit(event)
 
     def hung_up(self, node: NodeId) -> None:

@@ -135,6 +135,33 @@ def test_a_change_of_the_voters_asks_them_at_once_who_knows_it():
     within_bound(main())
 
 
+def test_a_heartbeat_that_is_due_goes_before_the_next_fact_and_at_once():
+    """A turn of the loop that handles ten thousand facts takes seconds, and nodes stop their workers when they hear nothing."""
+
+    async def main():
+        leader, leadership = FakeLeader(), FakeLeadership()
+        leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
+        followers = Followers(leader, leadership, LAUNCH)
+        ours, theirs = socket.socketpair()
+        end = End(theirs)
+        end.send(peers.Join(ev.Place("n"), LAUNCH))
+        followers.accept(ours)
+        await end.hears(2)
+        leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
+        followers.submit(ev.TimeAdvanced())
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1, socket.MSG_PEEK)
+        loop = asyncio.get_running_loop()
+        followers._timer.cancel()
+        followers._timer = loop.call_at(loop.time() - 1, lambda: None)
+        followers.submit(ev.TimeAdvanced())
+        assert b"Heartbeat" in theirs.recv(1 << 10, socket.MSG_PEEK), "and the loop has not turned"
+        await followers.end(peers.End(0, ""))
+        end.close()
+
+    within_bound(main())
+
+
 def test_nodes_that_come_in_one_turn_of_the_loop_are_taken_in_together():
     async def main():
         leader, leadership = FakeLeader(), FakeLeadership()
