@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LOGS_OFF, Cluster, LaunchSpec, Mode, Target
+from deadpool_run.coordinator import handshake
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import Effect
@@ -44,6 +46,15 @@ from deadpool_run.wire.auth import ConnectionRole
 TOKEN = b"of the benchmark"
 TIMEOUT_S = 600.0
 """`--node-timeout`: nothing happens by itself within a run, so that what is measured is what was asked for."""
+
+
+PATIENCE_S = 300.0
+"""For a connection: a few cores run all nodes, and what takes long here would not elsewhere."""
+
+
+def be_patient() -> None:
+    """Greet for as long."""
+    handshake.receive = partial(handshake.receive, timeout_s=PATIENCE_S)
 
 
 class MeasuredLeader(Leader):
@@ -304,6 +315,7 @@ def main() -> None:
     parser.add_argument("--join", type=int, help="the leader's port")
     options = parser.parse_args()
     raise_limits()
+    be_patient()
     participation.Leader = MeasuredLeader  # type: ignore[misc]
     participation.LocalNode = BenchNode  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:

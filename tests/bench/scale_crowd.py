@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scale_agent import TOKEN, node_spec
+from scale_agent import PATIENCE_S, TOKEN, be_patient, node_spec
 from scale_workers import BenchWorkers
 
 from deadpool_run.agent.cluster.peer_server import PeerServer
@@ -73,14 +73,14 @@ class CrowdNode:
 
     async def _relay(self, peer: peers.Peer, claim: peers.LeadershipClaim) -> None:
         async with self._crowd.dials:
-            sock = await handshake.connect(peer.address, peer.port, ConnectionRole.VOTE, TOKEN)
+            sock = await handshake.connect(peer.address, peer.port, ConnectionRole.VOTE, TOKEN, PATIENCE_S)
         link = PeerLink(sock, lambda _: None, lambda _, __: None)
         link.send(claim)
         link.close_when_flushed()
 
     async def _connect(self, address: str, port: int, first: peers.Join | peers.Rejoin) -> None:
         async with self._crowd.dials:
-            sock = await handshake.connect(address, port, ConnectionRole.MEMBER, TOKEN)
+            sock = await handshake.connect(address, port, ConnectionRole.MEMBER, TOKEN, PATIENCE_S)
         if self._link is not None:
             self._link.close()
         self._received = 0
@@ -129,8 +129,7 @@ class Crowd:
 
     async def join(self, port: int) -> None:
         """Have every node come."""
-        for node in self._nodes.values():
-            await node.join(port)
+        await asyncio.gather(*(node.join(port) for node in self._nodes.values()))
 
     def _come(self, role: ConnectionRole, sock: socket.socket) -> None:
         self._nodes[sock.getsockname()[0]].come(role, sock)
@@ -157,6 +156,7 @@ def main() -> None:
     )
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    be_patient()
     asyncio.run(serve(parser.parse_args()))
 
 
