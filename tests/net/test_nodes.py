@@ -68,9 +68,19 @@ def test_an_agent_that_is_killed_alone_is_found_by_its_machines_word(fleet, refe
 
 BUG = """
 import sys
+import time
 
 if "deadpool_run" in sys.orig_argv:
+    from deadpool_run.agent.cluster import leader_file
     from deadpool_run.core.recovery import repair
+
+    write = leader_file.write
+
+    def written_late(*args):
+        time.sleep(1.0)
+        write(*args)
+
+    leader_file.write = written_late
 
     def lost(*_):
         raise AssertionError("a bug in the leader's decisions")
@@ -80,7 +90,10 @@ if "deadpool_run" in sys.orig_argv:
 
 
 def test_a_leader_that_fails_by_a_bug_costs_its_host_and_not_the_job(fleet, reference):
-    """Rank 2 dies on another host, and the leader's coordinator fails at that."""
+    """Rank 2 dies on another host, and the leader's coordinator fails at that.
+
+    The founder holds rank 0, though its disk is slow and the others joined meanwhile.
+    """
     words = ("--layout", "ddp", "--steps", str(STEPS), *STEP, "--die", "rank=2,step=8,at=forward")
     job = fleet(*words, plant=BUG)
     job.wait_state(0, 5)

@@ -97,8 +97,8 @@ class Participation:
         self._leadership = Leadership(agent, [self._here], self, self._cluster)
         leader = self._lead(term)
         leader.begin()
+        leader.submit(JobSubmitted(here, self._place))  # first: nodes may join while the next line waits for a disk
         await self.advertisement.lead(leader, term)
-        leader.submit(JobSubmitted(here, self._place))
         await self._control.start()
 
     async def join(self, follower: Follower, agents: peers.Agents) -> None:
