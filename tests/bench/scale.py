@@ -23,6 +23,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import header, result, table
@@ -78,9 +79,10 @@ def measure(nodes: int, ranks_per_node: int, losses: list[int]) -> dict[str, Any
     spare_nodes = sum(losses) + 2  # a voter and the leader are lost too
     shape = ("--nodes", nodes, "--spare-nodes", spare_nodes, "--ranks-per-node", ranks_per_node)
     with ExitStack() as stack:
-        leader = stack.enter_context(started("scale_agent.py", *shape))
+        folder = ("--folder", stack.enter_context(TemporaryDirectory()))
+        leader = stack.enter_context(started("scale_agent.py", *shape, *folder))
         port = leader.read()["port"]
-        successor = stack.enter_context(started("scale_agent.py", *shape, "--join", port))
+        successor = stack.enter_context(started("scale_agent.py", *shape, *folder, "--join", port))
         successor_port = successor.read()["port"]
         others = nodes + spare_nodes - 2
         for first in range(0, others, CROWD):

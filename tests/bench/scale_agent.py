@@ -11,7 +11,6 @@ import asyncio
 import json
 import socket
 import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -123,7 +122,8 @@ class BenchNode(LocalNode):
 def node_spec(folder: Path, name: str, options: argparse.Namespace) -> LaunchSpec:
     """Return the launch of a node."""
     nodes, ranks_per_node = options.nodes, options.ranks_per_node
-    settings = Settings(world_size=nodes * ranks_per_node, nodes=nodes, spare_nodes=options.spare_nodes)
+    ranks = nodes * ranks_per_node
+    settings = Settings(world_size=ranks, nodes=nodes, spare_nodes=options.spare_nodes, node_timeout_s=TIMEOUT_S)
     endpoint = ("127.0.0.1", options.join or 1)
     cluster = Cluster(endpoints=(endpoint,), token=TOKEN, node_name=name, node_timeout_s=TIMEOUT_S)
     return LaunchSpec(
@@ -209,9 +209,9 @@ class BenchAgent:
         """Send one to every node, and have the answers handled."""
         followers, leadership = self.leader.followers, self._member._leadership
         assert followers is not None
+        followers._heartbeat()  # only who has answered one becomes a voter
         await self._until(self._is_settled)
         began, sent_at = time.process_time(), asyncio.get_running_loop().time()
-        followers._timer.cancel()
         followers._heartbeat()
         others = len(self.leader.state.nodes) - 1
         await self._until(lambda: sum(seen.at >= sent_at for seen in followers.seen().values()) == others)
@@ -287,11 +287,11 @@ class BenchAgent:
             await asyncio.sleep(0.02)
 
 
-async def serve(options: argparse.Namespace, folder: Path) -> None:
+async def serve(options: argparse.Namespace) -> None:
     """Take part, and obey commands until their end."""
     name = "leader" if options.join is None else "successor"
-    spec = node_spec(folder, name, options)
-    (folder / name).mkdir(mode=0o700)
+    spec = node_spec(options.folder, name, options)
+    spec.run_dir.mkdir(mode=0o700)
     agent = BenchAgent(spec)
     await (agent.found() if options.join is None else agent.join(options.join))
     tell({"port": agent.port})
@@ -313,13 +313,13 @@ def main() -> None:
     parser.add_argument("--spare-nodes", type=int, required=True)
     parser.add_argument("--ranks-per-node", type=int, required=True)
     parser.add_argument("--join", type=int, help="the leader's port")
+    parser.add_argument("--folder", type=Path, required=True, help="for records")
     options = parser.parse_args()
     raise_limits()
     be_patient()
     participation.Leader = MeasuredLeader  # type: ignore[misc]
     participation.LocalNode = BenchNode  # type: ignore[misc]
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(serve(options, Path(folder)))
+    asyncio.run(serve(options))
 
 
 if __name__ == "__main__":
