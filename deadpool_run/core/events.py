@@ -105,12 +105,14 @@ class WorkerFound(Untagged):
 class NodeResynced(Tagged):
     """The inventory of a node after the coordinator moved: every worker of this generation that was started there.
 
-    `discarded` is the epoch and the version of the last `DiscardAbove` that reached the node.
+    `discarded` is the epoch and the version of the last `DiscardAbove` that reached the node. `holds` are the ranks of which
+    its vault has anything, also of what arrives just now.
     """
 
     node: NodeId
     workers: tuple[WorkerFound, ...]
     discarded: tuple[Epoch, Version] = (_NO_EPOCH, Version(-1))
+    holds: tuple[Rank, ...] = ()
 
 
 class SnapshotCommitted(Tagged):

@@ -87,6 +87,8 @@ class Move:
     """Nodes that were lost meanwhile, with the reasons."""
     discarded: tuple[Epoch, Version] = (NO_EPOCH, NO_VERSION)
     """The newest `DiscardAbove` that reached any node."""
+    holds: dict[NodeId, tuple[Rank, ...]] = field(default_factory=dict)
+    """The ranks of which each node has anything."""
     deferred: list[Event] = field(default_factory=list)
     """Events that wait for the end of the takeover."""
 

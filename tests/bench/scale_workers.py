@@ -21,6 +21,7 @@ class BenchWorkers:
         self._ranks: dict[WorkerId, tuple[Rank, Epoch]] = {}
         self._started: list[WorkerId] = []
         self._rehearsing: set[WorkerId] = set()
+        self._copies: tuple[Rank, ...] = ()
 
     def obey(self, order: Effect) -> Iterator[ev.Event]:
         """Yield what the node reports after an order."""
@@ -43,7 +44,7 @@ class BenchWorkers:
             case do.AbortStep(worker, epoch):
                 yield ev.SurvivorDrained(worker, epoch, HELD[1], HELD[1], HELD)
             case do.ReportReplicas(_, rank, epoch):
-                yield ev.ReplicasReported(self.node, rank, epoch, HELD)
+                yield ev.ReplicasReported(self.node, rank, epoch, HELD if rank in self._copies else ())
             case do.ResumeFrom(worker, epoch):
                 self._rehearsing.discard(worker)
                 yield ev.RankRestored(worker, epoch)
@@ -55,6 +56,7 @@ class BenchWorkers:
 
     def copy(self, buddies: peers.Buddies) -> Iterator[peers.Safe]:
         """Yield what the node reports once its ranks' snapshots have arrived at their buddies."""
+        self._copies = buddies.keep
         for rank in buddies.mine:
             yield peers.Safe(self.timeline, rank, HELD, transcript=True)
 
@@ -69,4 +71,4 @@ class BenchWorkers:
             ev.WorkerFound(worker, 1000 + worker, *self._ranks.get(worker, nobody), ready=True, initialized=True)
             for worker in self._started
         ]
-        return ev.NodeResynced(self.node, tuple(found))
+        return ev.NodeResynced(self.node, tuple(found), holds=(*self.ranks(), *self._copies))

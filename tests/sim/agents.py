@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
+from storage import kept
 from workers import Worker
 
 from deadpool_run.core import coordinator
@@ -243,7 +244,7 @@ class Agent:
         if self.resynced < term:
             self.resynced = term
             workers = tuple(self.found.values())
-            told = ev.NodeResynced(self.name, workers, self.discarded)
+            told = ev.NodeResynced(self.name, workers, self.discarded, self.cluster.storage.nodes[self.name].ranks())
             self.send(leader, lambda a: a.told(told, term))
 
     def keep_beating(self) -> None:
@@ -368,6 +369,8 @@ class Agent:
                 pass
             case do.BeginGeneration() | do.SetBuddies() | do.DiscardAbove():
                 epoch = self.state.epoch
+                if isinstance(effect, do.SetBuddies):
+                    self.cluster.storage.keep[key] = kept(self.state)
                 for other in self.state.nodes:
                     self.order(other, effect, term, key, epoch)
             case do.StartWorker() | do.ReportReplicas():

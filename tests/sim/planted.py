@@ -268,6 +268,10 @@ def replacements_wait_for_the_store_of_a_leader_that_is_gone(patch):
     patch.setattr(reconcile, "_end_unrehearsed", lambda _decision, _truth: None)
 
 
+def what_vaults_hold_is_not_asked(patch):
+    patch.setattr(buddies, "inherit", lambda _decision, _holds: None)
+
+
 def agents_obey_the_old_leader_too(patch):
     patch.setattr(agents, "obeys", lambda _mine, _theirs: True)
 
@@ -285,6 +289,7 @@ LEADER_PLANTS: dict[Plant, tuple[str, ...]] = {
     a_new_term_raises_no_epoch: OUTAGES,
     a_new_term_raises_no_workers_number: OUTAGES,
     what_agents_find_is_ignored: OUTAGES,
+    what_vaults_hold_is_not_asked: OUTAGES,
     replacements_wait_for_the_store_of_a_leader_that_is_gone: ("repair, kill leader",),
     agents_obey_the_old_leader_too: ("cut pair leader", "repair, power leader"),
     the_new_leader_reads_its_own_clock: OUTAGES,

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 from machine import Clock
-from storage import Storage
+from storage import Storage, kept
 from workers import Gathering, Mode, Worker
 
 from deadpool_run.core import coordinator, places, timers
@@ -185,7 +185,7 @@ class Simulation:
                 self.send(effect)
             case do.SetBuddies():
                 self.check_buddies(effect)
-                self.storage.set_buddies(effect.buddies, self.state.epoch)
+                self.storage.set_buddies(effect.buddies, kept(self.state), self.state.epoch)
                 self.watch_commit(self.state.epoch)
             case do.ReportReplicas():
                 self.clock.after(self.rng.uniform(0.001, 0.1), lambda: self.report_replicas(effect))

@@ -6,8 +6,19 @@ import random
 
 from machine import Clock
 
+from deadpool_run.core.state import State
+
 Snapshot = tuple[int, int]
 """A version, and a token of its content: the same token is the same bytes."""
+
+Keep = list[frozenset[str]]
+"""Per rank, the nodes that keep copies."""
+
+
+def kept(state: State) -> Keep:
+    """Return what the leader tells the nodes to keep, when it tells them of buddies."""
+    either = (state.buddies, state.former_buddies)
+    return [frozenset(node for each in either if each for node in each[seat.rank]) for seat in state.seats]
 
 
 class Node:
@@ -22,6 +33,10 @@ class Node:
     def held(self, rank: int) -> dict[int, int]:
         """Return the rank's own snapshots here: version to token."""
         return dict(slot for slot in self.slots.get(rank, ()) if slot is not None)
+
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks of which there is anything."""
+        return tuple(sorted(self.slots.keys() | self.copies.keys()))
 
     def has(self, rank: int) -> dict[int, int]:
         """Return all that could be fetched from here. What was sent here is newer than what was left here."""
@@ -115,12 +130,12 @@ class Storage:
 
     # --- between nodes -------------------------------------------------------------------------------------------
 
-    def set_buddies(self, buddies: tuple[tuple[str, ...], ...], epoch: int) -> None:
-        """Copies of the last choice are kept until there is another: the new holders have nothing yet."""
-        before, self.buddies = self.buddies, buddies
-        for rank, holders in enumerate(buddies):
+    def set_buddies(self, buddies: tuple[tuple[str, ...], ...], keep: Keep, epoch: int) -> None:
+        """Former copies are kept as long as the coordinator counts on them: the new holders have nothing yet."""
+        self.buddies = buddies
+        for rank in range(len(buddies)):
             for node in self.nodes.values():
-                if node.name not in holders and (not before or node.name not in before[rank]):
+                if node.name not in keep[rank]:
                     node.copies.pop(rank, None)
             if rank in self.homes:
                 for version, token in self.held(rank).items():

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from machine import Clock
-from storage import Snapshot, Storage
+from storage import Keep, Snapshot, Storage
 from workers import Gathering, Worker
 
 Pair = tuple[str, str]
@@ -70,7 +70,8 @@ class CutStorage(Storage):
     def __init__(self, clock: Clock, rng: random.Random, world_size: int, net: Net) -> None:
         super().__init__(clock, rng, world_size)
         self._net = net
-        self._before: tuple[tuple[str, ...], ...] = ()
+        self.keep: dict[tuple[int, int, int], Keep] = {}
+        """By order, who was to keep copies then."""
         self._told = (0, 0, 0)
         self._begun = (0, 0, 0)
         self._assigned: dict[int, tuple[int, int, int]] = {}
@@ -85,7 +86,7 @@ class CutStorage(Storage):
     def clear_on(self, name: str, key: tuple[int, int, int]) -> None:
         if key > self._begun:
             self._begun = key
-            self.homes, self.buddies, self._before = {}, (), ()
+            self.homes, self.buddies = {}, ()
             self.skipped = [-1] * self._world_size
             self._moving.clear()
         self.nodes[name].slots, self.nodes[name].copies = {}, {}
@@ -120,11 +121,10 @@ class CutStorage(Storage):
     ) -> None:
         if key > self._told:
             self._told = key
-            if buddies != self.buddies:
-                self._before, self.buddies = self.buddies, buddies
+            self.buddies = buddies
         node = self.nodes[name]
         for rank in list(node.copies):
-            if all(not each or name not in each[rank] for each in (self._before, self.buddies)) and self.buddies:
+            if buddies and name not in self.keep[key][rank]:
                 node.copies.pop(rank)
         for rank, home in self.homes.items():
             if home == name:

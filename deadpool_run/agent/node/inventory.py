@@ -6,7 +6,7 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, NodeResynced, WorkerFound
-from deadpool_run.ids import Epoch, NodeId, Version, WorkerId
+from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 
 class Inventory:
@@ -57,9 +57,9 @@ class Inventory:
             case _:
                 pass
 
-    def report(self, node: NodeId) -> NodeResynced:
-        """Return the inventory as a fact."""
-        return NodeResynced(node, tuple(self._found.values()), self._discarded)
+    def report(self, node: NodeId, holds: tuple[Rank, ...]) -> NodeResynced:
+        """Return the inventory as a fact, with the ranks of which the node's vault has anything."""
+        return NodeResynced(node, tuple(self._found.values()), self._discarded, holds)
 
     def _change(self, worker: WorkerId, **changes: object) -> None:
         if worker in self._found:

@@ -301,7 +301,7 @@ class LocalNode:
 
     def resynced(self) -> NodeResynced:
         """Return the inventory, which a new leader asks for first."""
-        return self._inventory.report(self.situation.node)
+        return self._inventory.report(self.situation.node, () if self.copies is None else self.copies.ranks())
 
     # --- without a leader -----------------------------------------------------------------------------------------
 

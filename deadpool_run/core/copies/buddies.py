@@ -5,7 +5,7 @@ same parameters is best, since it is not sent what it has.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from msgspec.structs import replace
@@ -70,10 +70,32 @@ def update(decision: Decision) -> None:
         return
     chosen = choose(decision.settings, state)
     if chosen != state.buddies:
-        state.former_buddies, state.buddies, state.buddies_told = state.buddies, chosen, False
+        state.former_buddies = _joined(state.former_buddies, state.buddies)  # they hold the only copies for now
+        state.buddies, state.buddies_told = chosen, False
     if not state.buddies_told:
         state.buddies_told = True
         decision.effects.append(do.SetBuddies(chosen))
+
+
+def inherit(decision: Decision, holds: Mapping[NodeId, Iterable[Rank]]) -> None:
+    """Count every node that holds anything of a rank as its former buddy, after a takeover.
+
+    The last coordinator may have had copies sent there without this one's knowing.
+    """
+    state = decision.state
+    found: list[list[NodeId]] = [[] for _ in state.seats]
+    for node, ranks in holds.items():
+        for rank in ranks:
+            owner = state.owner(rank) if 0 <= rank < len(found) else None
+            if 0 <= rank < len(found) and (owner is None or owner.replacement or owner.node != node):
+                found[rank].append(node)
+    state.former_buddies = _joined(state.former_buddies, found)
+
+
+def _joined(*each: Sequence[Sequence[NodeId]]) -> tuple[tuple[NodeId, ...], ...]:
+    """Return for each rank the nodes that any of these has; nothing if none has any."""
+    joined = tuple(tuple(dict.fromkeys(chain(*holders))) for holders in zip(*filter(None, each), strict=True))
+    return joined if any(joined) else ()
 
 
 def _is_up_to_date(decision: Decision) -> bool:

@@ -20,10 +20,7 @@ def ask(decision: Decision, rank: Rank, but: NodeId | None = None) -> None:
     """Ask every node that may have copies of the rank, except `but`. The vault of the rank's own node is gone."""
     state = decision.state
     failed_sources = frozenset() if state.repair is None else state.repair.failed_sources
-    if state.term:  # copies may also be where the last coordinator had them sent, and nobody here knows of that
-        likely = [*state.nodes]
-    else:
-        likely = [node for buddies in (state.buddies, state.former_buddies) if buddies for node in buddies[rank]]
+    likely = [node for buddies in (state.buddies, state.former_buddies) if buddies for node in buddies[rank]]
     asked = [
         node
         for node in dict.fromkeys(likely)

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.copies import buddies
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.leadership import reconcile
 from deadpool_run.core.members import Member
@@ -93,6 +94,7 @@ def _noted(decision: Decision, move: Move, event: ev.Event) -> bool:
     match event:
         case ev.NodeResynced() if event.node in move.waiting:
             move.found[event.node] = event.workers
+            move.holds[event.node] = event.holds
             move.discarded = max(move.discarded, event.discarded)
             move.waiting.remove(event.node)
         case ev.NodeLost() if event.node in decision.state.nodes:
@@ -127,6 +129,8 @@ def _finish(decision: Decision, move: Move) -> None:
         if node not in lost
     }
     why = f"the coordinator moved to node {_name(decision, move.to)}"
-    reconcile.go_on(decision, reconcile.compare(decision, found, members), move.discarded, why)
+    truth = reconcile.compare(decision, found, members)
+    buddies.inherit(decision, move.holds)
+    reconcile.go_on(decision, truth, move.discarded, why)
     for member in decision.state.in_phase(MemberPhase.STARTING):
         decision.set_member(member.worker, since=decision.now)

@@ -149,6 +149,10 @@ class Replicator:
 
     # --- replacements -----------------------------------------------------------------------------------------------
 
+    def ranks(self) -> tuple[Rank, ...]:
+        """Return the ranks of which there is anything here: those that live here, and those with copies, or parts of them."""
+        return tuple(sorted({*self._vault.ranks(), *self._shared.replicas.held()}))
+
     def versions(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, the available versions of the rank; none without its transcript."""
         if not self._vault.lives_here(rank):

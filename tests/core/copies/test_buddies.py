@@ -11,9 +11,11 @@ from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.copies import buddies
+from deadpool_run.core.decision import Decision
 from deadpool_run.core.events import Place
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NodeRecord
+from deadpool_run.core.transitions import JobPhase
 
 
 def world(count, per_node, replicas, leaves=("",), shards=0):
@@ -164,3 +166,20 @@ def test_copies_go_elsewhere_once_all_have_said_whom_they_are_like():
     assert state.former_buddies, "they hold the only copies until others have them"
     assert tell(ev.SnapshotCommitted(0, state.epoch)) == []
     assert not state.former_buddies
+
+
+def test_the_only_copies_are_kept_while_the_choice_changes_again_and_again():
+    settings, state = world(6, 1, 1, leaves=("x", "y"))
+    state.phase, state.epoch = JobPhase.RUNNING, 1
+    state.buddies = first = tuple((f"n{(seat.rank + 2) % 6}",) for seat in state.seats)
+    chosen = [first]
+    for seats in (state.seats, [replace(seat, like=seat.rank // 2) for seat in state.seats]):
+        decision = Decision(settings, state, 0.0)
+        decision.changes.placement, state.seats = True, seats
+        buddies.update(decision)
+        assert state.buddies not in chosen
+        chosen.append(state.buddies)
+        for rank, (had,) in enumerate(first):
+            assert had in {*state.buddies[rank], *state.former_buddies[rank]}
+    buddies.committed(Decision(settings, state, 1.0), ev.SnapshotCommitted(0, 1))
+    assert state.former_buddies == ()
