@@ -21,8 +21,8 @@ from deadpool_run.ids import NodeId
 from deadpool_run.view.status_report import Seen
 from deadpool_run.wire import peers
 
-_TOGETHER_S = 0.02
-"""Nodes that come within this time are counted on together: the election copies what it knows of all nodes for each event."""
+_TOGETHER_S, _TOGETHER_A_NODE_S = 0.02, 20e-6
+"""Nodes that come within this time, or so much for each node, are counted on together: an event of the election costs that."""
 HEARTBEATS = 5
 """Heartbeats per node timeout."""
 
@@ -246,7 +246,8 @@ class Followers:
         """Count on a node, from a moment later on: it may vote."""
         self._leadership.know(peers.Peer(node, place.address, place.port))
         if not self._joined:
-            self._loop.call_later(_TOGETHER_S, self._count_on_joined)
+            together_s = max(_TOGETHER_S, _TOGETHER_A_NODE_S * len(self._leader.state.nodes))
+            self._loop.call_later(together_s, self._count_on_joined)
         self._joined[node] = electorate.Candidacy(node, place.failure_domain)
 
     def _count_on_joined(self) -> None:

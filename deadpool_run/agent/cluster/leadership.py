@@ -80,6 +80,7 @@ class Leadership:
         self._closed = False
         self._answers: list[HeardFromAgent] = []
         self._answers_due: asyncio.Handle | None = None
+        self._log: electorate.LogIndex | None = None
         self.vote_links = VoteLinks(
             cluster.token,
             agent.timeout_s,
@@ -134,7 +135,8 @@ class Leadership:
         self._addresses[peer.node] = peer
 
     def handle(self, event: Event) -> None:
-        """Handle a fact, after all answers that have come."""
+        """Handle a fact, after all answers and entries that have come."""
+        self._handle_log()
         if self._answers:
             self._handle_answers()
         self._handle(event)
@@ -209,10 +211,16 @@ class Leadership:
             claim = peers.LeadershipClaim(self._loop.time(), agents, tuple(told[first + 1 : first + size]))
             self.vote_links.send(told[first : first + 1], claim)
 
-    def know_log(self, entries: int) -> None:
-        """Note the length of this leader's own log: it may be elected again, and others may know more, or less."""
-        log = electorate.LogIndex(self._agent.term, entries)
-        self._loop.call_soon(self.handle, electorate.LogFollowed(log))
+    def know_log(self, log: electorate.LogIndex) -> None:
+        """Note the newest entry that is known here: before the next event, and once for all entries of a turn of the loop."""
+        if self._log is None:
+            self._loop.call_soon(self._handle_log)
+        self._log = log
+
+    def _handle_log(self) -> None:
+        if self._log is not None:
+            log, self._log = self._log, None
+            self._handle(electorate.LogFollowed(log))
 
     def suspect(self, node: NodeId) -> None:
         """Find out whether the host of an agent whose connection was closed refuses another."""

@@ -349,7 +349,7 @@ class Participation:
 
     def _log_followed(self) -> None:
         if (known := self._replica.known) is not None:
-            self._leadership.handle(electorate.LogFollowed(known.index))
+            self._leadership.know_log(known.index)
 
     def _cut(self, follower: Follower) -> None:
         if follower is self._follower and follower.was_answered:
@@ -363,7 +363,8 @@ class Participation:
             self.leader.server.resume()
         elif self.leader is not None:
             self.leader.server.hold()
-            self._leadership.know_log(self.leader.server.entries)
+            # It may be elected again, and others may know more, or less.
+            self._leadership.know_log(electorate.LogIndex(self._leadership.agent.term, self.leader.server.entries))
 
     def fence(self, reason: str) -> None:
         """End this node's workers first of all: other nodes have their ranks, or will."""
