@@ -10,13 +10,15 @@ import socket
 import threading
 from collections.abc import Callable
 
+from deadpool_run.core.events import DrainFailed
 from deadpool_run.errors import ProtocolError, RunLeft
+from deadpool_run.ids import Epoch
 from deadpool_run.wire.messages import (
+    THIS_WORKER,
     Abort,
     Assign,
     Attach,
     Dismiss,
-    DrainBroke,
     ExitNow,
     FrameBuffer,
     Message,
@@ -75,7 +77,7 @@ class AgentOrders:
     Each wait raises SystemExit when the job ends, and `RunLeft` when the script has to run again.
     """
 
-    def __init__(self, epoch: int, unwind: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, epoch: Epoch, unwind: Callable[[], None] = lambda: None) -> None:
         """`unwind` raises `RunLeft` in the main thread; it is called when the script has to run again."""
         self._changed = threading.Condition()
         self._unwind = unwind
@@ -153,18 +155,18 @@ class AgentOrders:
             self._changed.notify_all()
             return True
 
-    def wait_newer(self, epoch: int) -> int:
+    def wait_newer(self, epoch: Epoch) -> Epoch:
         """Block until an epoch newer than this is known; return it."""
         self._wait_for(lambda: self.epoch > epoch)
         return self.epoch
 
-    def wait_resume(self, epoch: int) -> int | None:
+    def wait_resume(self, epoch: Epoch) -> int | None:
         """Block until the resume version of this epoch is known; None if a newer epoch came first."""
         with self._changed:
             self._wait_for(lambda: self.epoch > epoch or self._resume is not None)
             return None if self.epoch > epoch or self._resume is None else self._resume.version
 
-    def wait_attach(self, epoch: int) -> Attach | None:
+    def wait_attach(self, epoch: Epoch) -> Attach | None:
         """Block until the order to attach in this epoch; None if a newer epoch came first."""
         with self._changed:
             self._wait_for(lambda: self.epoch > epoch or self._attach is not None)
@@ -178,7 +180,7 @@ class AgentOrders:
             threading.Event().wait(_END_S)
         raise RuntimeError(f"a peer was lost {_END_S:g} s ago, and the agent has not ended this process")
 
-    def wait_release(self, epoch: int) -> bool:
+    def wait_release(self, epoch: Epoch) -> bool:
         """Block until the loop may end; False if a newer epoch came first."""
         self._wait_for(lambda: self.epoch > epoch or self._released)
         return self._released
@@ -187,12 +189,12 @@ class AgentOrders:
 class AgentLink:
     """The socket and its reading thread."""
 
-    def __init__(self, control: socket.socket, epoch: int) -> None:
+    def __init__(self, control: socket.socket, epoch: Epoch) -> None:
         self._unwind = AsyncRaise()
         self.orders = AgentOrders(epoch, self._unwind.begin)
         self._control = control
         self._sending = threading.Lock()
-        self._on_abort: Callable[[int], None] | None = None
+        self._on_abort: Callable[[Epoch], None] | None = None
         self._on_interval: Callable[[int], None] | None = None
         self._interval: int | None = None
         self._fds: list[int] = []
@@ -204,7 +206,7 @@ class AgentLink:
         self._thread = threading.Thread(target=self._read, name="deadpool-link", daemon=True)
         self._thread.start()
 
-    def subscribe(self, *, on_abort: Callable[[int], None], on_interval: Callable[[int], None]) -> None:
+    def subscribe(self, *, on_abort: Callable[[Epoch], None], on_interval: Callable[[int], None]) -> None:
         """Set callbacks for the reading thread. `on_abort` is called after `orders` has the new epoch."""
         self._on_abort = on_abort
         self._on_interval = on_interval
@@ -249,7 +251,7 @@ class AgentLink:
             case Dismiss() if self.preparing is not None:
                 os._exit(0)
             case RunAgain(epoch=epoch) if not self.reentrant:
-                self.send(DrainBroke(epoch, "its process cannot run the script again"))
+                self.send(DrainFailed(THIS_WORKER, epoch, "its process cannot run the script again"))
             case RunAgain() | Resume() | Attach() | Release() | Stop():
                 self.orders.put(message)
             case SetInterval(interval=interval):

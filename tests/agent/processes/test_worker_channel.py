@@ -14,7 +14,8 @@ from kit.orders import assign
 from deadpool_run.agent.processes import children, worker_channel
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.worker_channel import WorkerChannel
-from deadpool_run.wire.messages import Abort, FrameBuffer, Raised, Ready, encode
+from deadpool_run.core.events import WorkerRaised, WorkerReady
+from deadpool_run.wire.messages import THIS_WORKER, Abort, FrameBuffer, encode
 
 TIMEOUT_S = 10
 
@@ -53,7 +54,7 @@ class Peer:
 def test_messages_arrive_whole_however_they_are_cut():
     async def main():
         with Peer() as peer:
-            sent = [Ready(), Raised(3, "ValueError", "x" * 100_000, "")]
+            sent = [WorkerReady(THIS_WORKER), WorkerRaised(THIS_WORKER, 3, "ValueError", "x" * 100_000, "")]
             data = b"".join(map(encode, sent))
             for start in range(0, len(data), 4001):
                 await asyncio.get_running_loop().sock_sendall(set_free(peer.sock), data[start : start + 4001])
@@ -138,10 +139,10 @@ def test_a_peer_that_talks_nonsense_is_broken():
 def test_a_worker_that_ended_is_heard_although_nothing_reaches_it():
     async def main():
         with Peer() as peer:
-            peer.sock.sendall(encode(Raised(3, "ValueError", "x", "")))
+            peer.sock.sendall(encode(WorkerRaised(THIS_WORKER, 3, "ValueError", "x", "")))
             peer.sock.close()
             peer.channel.send(Abort(1))
-            assert await peer.heard.get() == Raised(3, "ValueError", "x", "")
+            assert await peer.heard.get() == WorkerRaised(THIS_WORKER, 3, "ValueError", "x", "")
             assert not peer.broken
 
     run(main())

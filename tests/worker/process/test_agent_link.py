@@ -7,12 +7,13 @@ import threading
 import pytest
 from kit.orders import assign
 
+from deadpool_run.core.events import LoopFinished
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.messages import (
+    THIS_WORKER,
     Abort,
     Attach,
     Dismiss,
-    Finished,
     FrameBuffer,
     Release,
     Resume,
@@ -115,8 +116,8 @@ def test_link_calls_back_after_the_order_is_kept_and_sends(pair):
     agent.sendall(encode(Abort(2)))
     assert heard.wait(10)
     assert seen == [(2, 2)]
-    link.send(Finished(9))
-    assert list(FrameBuffer().feed(agent.recv(1000))) == [Finished(9)]
+    link.send(LoopFinished(THIS_WORKER, 9))
+    assert list(FrameBuffer().feed(agent.recv(1000))) == [LoopFinished(THIS_WORKER, 9)]
     # The thread ends the process when the agent is gone: give it a quiet end instead.
     link._owner_pid = 0
     agent.close()
