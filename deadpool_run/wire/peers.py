@@ -8,6 +8,7 @@ from typing import Any
 
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, NodeResynced, Place
+from deadpool_run.core.leadership.electorate import AgentEnded, Configuration, VoteAsked, VoteGiven
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank
@@ -157,19 +158,12 @@ class Heartbeat(Tagged):
     """The number of this node's messages that came."""
 
 
-class ConfigurationMessage(Untagged):
-    """An `electorate.Configuration` with the addresses of its voters."""
-
-    term: int
-    number: int
-    leader: NodeId
-    voters: tuple[Peer, ...]
-
-
 class Agents(Tagged):
     """Lists the configurations whose voters elect a leader, the newest last. A leader needs a majority of each."""
 
-    configurations: tuple[ConfigurationMessage, ...]
+    configurations: tuple[Configuration, ...]
+    peers: tuple[Peer, ...]
+    """The voters whose addresses are known."""
 
 
 class LogState(Tagged):
@@ -300,29 +294,6 @@ class End(Tagged):
 # --- between any two agents, in an election --------------------------------------------------------------------------
 
 
-class VoteRequest(Tagged):
-    """Asks for a vote, as an `electorate.VoteAsked`. `log_term` and `log_entries` are the index of the candidate's log."""
-
-    term: int
-    candidate: NodeId
-    configuration: tuple[int, int]
-    log_term: int
-    log_entries: int
-    promised: int
-    trial: bool
-
-
-class Vote(Tagged):
-    """Answers a `VoteRequest`, as an `electorate.VoteGiven`."""
-
-    term: int
-    voter: NodeId
-    trial: bool
-    granted: bool
-    promised: int
-    ended: NodeId | None
-
-
 class LeadershipClaim(Tagged):
     """Tells that the leader of these configurations was elected. Answered with a `HeartbeatAck`."""
 
@@ -330,12 +301,6 @@ class LeadershipClaim(Tagged):
     agents: Agents
     relay: tuple[Peer, ...] = ()
     """Other agents that the receiver is to tell."""
-
-
-class Ended(Tagged):
-    """Tells, from an agent's own machine, that the agent and all its workers ended."""
-
-    node: NodeId
 
 
 ToLeader = Join | Rejoin | ResumeLink | Fact | Safe | HeartbeatAck | PreemptionNotice | Saved | Loaded | Ask
@@ -356,7 +321,7 @@ _OfJob = (
     | End
 )
 ToNode = _OfJob | Heartbeat | Agents | LogState | LogEntry
-Between = VoteRequest | Vote | LeadershipClaim | Ended
+Between = VoteAsked | VoteGiven | AgentEnded | LeadershipClaim
 Message = ToLeader | ToNode | Between
 
 _STATE: Decoder[State] = Decoder(State, "a coordinator's state")

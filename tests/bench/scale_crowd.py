@@ -20,6 +20,7 @@ from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.coordinator import handshake
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.core import events as ev
+from deadpool_run.core.leadership.electorate import VoteAsked, VoteGiven
 from deadpool_run.ids import NodeId
 from deadpool_run.vault.status_page import WORDS
 from deadpool_run.wire import peers
@@ -56,8 +57,8 @@ class CrowdNode:
 
     def _vote(self, link: PeerLink, message: peers.Message) -> None:
         match message:
-            case peers.VoteRequest(term, trial=trial):
-                link.send(peers.Vote(term, self.workers.node, trial, granted=True, promised=term, ended=None))
+            case VoteAsked(term, trial=trial):
+                link.send(VoteGiven(term, self.workers.node, trial, granted=True, promised=term))
             case peers.LeadershipClaim(sent_at, agents, relay):
                 for peer in relay:
                     self._crowd.start(self._relay(peer, peers.LeadershipClaim(sent_at, agents)))
@@ -65,7 +66,7 @@ class CrowdNode:
                 link.send(peers.HeartbeatAck(newest.term, sent_at, newest.number, node=self.workers.node))
                 if newest.term > self._term:
                     self._term = newest.term
-                    (leader,) = (peer for peer in newest.voters if peer.node == newest.leader)
+                    (leader,) = (peer for peer in agents.peers if peer.node == newest.leader)
                     rejoin = peers.Rejoin(self.workers.node, self._place, self.workers.found())
                     self._crowd.start(self._connect(leader.address, leader.port, rejoin))
             case _:

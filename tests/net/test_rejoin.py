@@ -99,7 +99,7 @@ class Other(Changes):
 
 def agents(term, leader, *others):
     voters = (*(each.peer for each in (leader, *others)), ME)
-    return peers.Agents((peers.ConfigurationMessage(term, term + 1, leader.name, voters),))
+    return peers.Agents((Configuration(term, term + 1, leader.name, tuple(peer.node for peer in voters)),), voters)
 
 
 ME = Peer("me", LOOPBACK, 1)

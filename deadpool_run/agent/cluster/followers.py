@@ -107,7 +107,7 @@ class Followers:
         heartbeat = self._leadership.heartbeat()
         if heartbeat is not None:
             connected = self._connections.nodes()
-            for node in {peer.node for each in agents.configurations for peer in each.voters}.intersection(connected):
+            for node in {voter for each in agents.configurations for voter in each.voters}.intersection(connected):
                 self._send_heartbeat(node, heartbeat, confirms=self._leadership.has_authority())
         self._loop.call_soon(self.decided)  # there may be a new voter, and the caller is still at work
 

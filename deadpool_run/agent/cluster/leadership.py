@@ -177,7 +177,9 @@ class Leadership:
 
     def handle_configurations(self, agents: peers.Agents, sent_at: float | None = None) -> None:
         """Handle configurations that a leader, or an agent that is elected, has sent: to be answered if `sent_at` is given."""
-        self.handle(electorate.HeardFromLeader(self._learn(agents), sent_at))
+        for peer in agents.peers:
+            self.know(peer)
+        self.handle(electorate.HeardFromLeader(agents.configurations, sent_at))
 
     def handle_heartbeat(self, heartbeat: peers.Heartbeat) -> None:
         """Handle a heartbeat of the leader, which names the configurations that still count."""
@@ -232,26 +234,17 @@ class Leadership:
     def _act(self, output: Output) -> None:  # noqa: C901 - one case for each output
         match output:
             case electorate.RequestVotes(asked, voters):
-                ask = peers.VoteRequest(
-                    asked.term,
-                    asked.candidate,
-                    asked.configuration,
-                    asked.log.term,
-                    asked.log.entries,
-                    asked.promised,
-                    asked.trial,
-                )
-                self.vote_links.send(self._peers(voters), ask)
+                self.vote_links.send(self._peers(voters), asked)
             case electorate.AskAuthority(term, trial):
                 assert self._claimant is not None
                 self._claimant.ask(term, trial=trial)
             case electorate.GiveVote(_, vote):
                 if self._answer is not None:
-                    self._answer(peers.Vote(vote.term, vote.voter, vote.trial, vote.granted, vote.promised, vote.ended))
+                    self._answer(vote)
             case electorate.ClaimLeadership(configurations):
-                voting = dict.fromkeys(voter for each in configurations for voter in each.voters)
-                claim = peers.LeadershipClaim(self._loop.time(), self._with_addresses(configurations))
-                self.vote_links.send(self._peers(voting), claim)
+                agents = self._with_addresses(configurations)
+                claim = peers.LeadershipClaim(self._loop.time(), agents)
+                self.vote_links.send(self._peers(peer.node for peer in agents.peers), claim)
             case electorate.TakeOver(configuration):
                 self._owner.take_over(configuration.term)
             case electorate.ShareConfiguration(configurations):
@@ -271,13 +264,8 @@ class Leadership:
         """Handle a message of another agent on a vote connection."""
         self._answer = answer
         match message:
-            case peers.VoteRequest(term, candidate, configuration, log_term, log_entries, promised, trial):
-                log = electorate.LogIndex(log_term, log_entries)
-                self.handle(electorate.VoteAsked(term, candidate, configuration, log, promised, trial))
-            case peers.Vote(term, voter, trial, granted, promised, ended):
-                self.handle(electorate.VoteGiven(term, voter, trial, granted, promised, ended))
-            case peers.Ended(node):
-                self.handle(electorate.AgentEnded(node))
+            case electorate.VoteAsked() | electorate.VoteGiven() | electorate.AgentEnded():
+                self.handle(message)
             case peers.LeadershipClaim(sent_at, agents, relay):
                 self.vote_links.send(relay, peers.LeadershipClaim(sent_at, agents))
                 self.handle_configurations(agents, sent_at)
@@ -291,24 +279,13 @@ class Leadership:
                 pass  # no message for a vote connection
         self._answer = None
 
-    def _learn(self, agents: peers.Agents) -> tuple[Configuration, ...]:
-        """Record the voters' addresses; return the configurations without them."""
-        for configuration in agents.configurations:
-            for peer in configuration.voters:
-                if peer.port:  # else the sender does not know it
-                    self.know(peer)
-        return configurations_of(agents)
-
     def _peers(self, nodes: Iterable[NodeId]) -> list[Peer]:
         found = (self._addresses.get(node) for node in nodes if node != self._agent.me)
         return [peer for peer in found if peer is not None]
 
     def _with_addresses(self, configurations: tuple[Configuration, ...]) -> peers.Agents:
-        def listed(each: Configuration) -> peers.ConfigurationMessage:
-            voters = tuple(self._addresses.get(node, Peer(node, "", 0)) for node in each.voters)
-            return peers.ConfigurationMessage(each.term, each.number, each.leader, voters)
-
-        return peers.Agents(tuple(map(listed, configurations)))
+        voters = dict.fromkeys(voter for each in configurations for voter in each.voters)
+        return peers.Agents(configurations, tuple(self._addresses[each] for each in voters if each in self._addresses))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -323,11 +300,3 @@ def _authority_until(agent: Agent) -> float:
 
 def _decides(agent: Agent) -> bool:
     return agent.role is ElectionRole.LEADER and agent.lapsed_at is None
-
-
-def configurations_of(agents: peers.Agents) -> tuple[Configuration, ...]:
-    """Return the configurations without the addresses."""
-    return tuple(
-        Configuration(each.term, each.number, each.leader, tuple(peer.node for peer in each.voters))
-        for each in agents.configurations
-    )

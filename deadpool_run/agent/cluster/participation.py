@@ -14,7 +14,7 @@ from deadpool_run.agent.cluster.advertisement import Advertisement
 from deadpool_run.agent.cluster.follower import Follower, LostError, NoLeader
 from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.agent.cluster.leader import Leader
-from deadpool_run.agent.cluster.leadership import Leadership, configurations_of
+from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.agent.cluster.orders import carry_out, heartbeat_ack
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.assignment import Situation
@@ -103,11 +103,10 @@ class Participation:
 
     async def join(self, follower: Follower, agents: peers.Agents) -> None:
         """Follow the leader that has admitted this node."""
-        here, asked_at, configurations = self._situation.node, follower.asked_at, configurations_of(agents)
+        here, asked_at, configurations = self._situation.node, follower.asked_at, agents.configurations
         domain, claims = self._place.failure_domain, self._cluster.authority is not None
         agent = election.follower(here, self._timeout_s, configurations, asked_at, domain, claims=claims)
-        known = [peer for configuration in agents.configurations for peer in configuration.voters]
-        self._leadership = Leadership(agent, [*known, self._here], self, self._cluster)
+        self._leadership = Leadership(agent, [*agents.peers, self._here], self, self._cluster)
         self.advertisement.follow(self._output)
         self._attach(follower)
         self._keep_connected(follower, self._leadership.leader, agent.term)

@@ -97,7 +97,7 @@ class FakeLeadership(Changes):
         return True
 
     def agents(self):
-        return peers.Agents(())
+        return peers.Agents((), ())
 
     def know(self, peer):
         self.known.append(peer.node)
@@ -122,8 +122,7 @@ def test_a_change_of_the_voters_asks_them_at_once_who_knows_it():
             followers.accept(ours)
             await ends[name].hears(2)
         leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
-        voting = tuple(peers.Peer(node, "", 0) for node in ("leader", "voter"))
-        changed = peers.Agents((peers.ConfigurationMessage(0, 2, "leader", voting),))
+        changed = peers.Agents((electorate.Configuration(0, 2, "leader", ("leader", "voter")),), ())
         followers.share(changed)
         agents, beat = (await ends["voter"].hears(4))[2:]
         assert (agents, beat.newest, beat.sent_at) == (changed, 2, 5.0)
@@ -174,7 +173,7 @@ def test_nodes_that_come_in_one_turn_of_the_loop_are_taken_in_together():
             ends[-1].send(peers.Join(ev.Place(name), LAUNCH))
             followers.accept(ours)
         for name, end in zip(("a", "b"), ends, strict=True):
-            assert await end.hears(2) == [peers.Joined(name, "id", "name", SETTINGS, None), peers.Agents(())]
+            assert await end.hears(2) == [peers.Joined(name, "id", "name", SETTINGS, None), peers.Agents((), ())]
         await leadership.until(lambda: leadership.joined)
         assert leadership.joined == [["a", "b"]]
         assert [event.node for event in leader.told] == leadership.known == ["a", "b"]
