@@ -72,7 +72,7 @@ class Connections:
         connection = _Connection(
             sock,
             lambda message: self._handle(connection, message),
-            lambda _, __: self._lost(connection),
+            lambda why: self._lost(connection, why),
         )
         self._open.add(connection)
 
@@ -213,7 +213,7 @@ class Connections:
         self._taken.add(node)
         return node
 
-    def _lost(self, connection: _Connection) -> None:
+    def _lost(self, connection: _Connection, why: Exception) -> None:
         if connection in self._open:
             self._forget(connection)
             node = connection.node
@@ -221,7 +221,7 @@ class Connections:
                 return  # it was never announced
             if self._by_node.get(node) is connection:
                 del self._by_node[node]
-                if connection.broke_protocol:  # another connection would bring the same message
+                if isinstance(why, ProtocolError):  # another connection would bring the same message
                     del self._sessions[node]
                 self._owner.hung_up(node)
 

@@ -67,8 +67,8 @@ class GreetingRefused(Tagged):
 
 
 Greeting = Hello | Challenge | Proof | Welcome | GreetingRefused
-_FORMAT: MessageFormat[Greeting] = MessageFormat(Greeting, "a message of the greeting", MAX_BYTES)
-encode, decode = _FORMAT.encode, _FORMAT.decode
+FORMAT: MessageFormat[Greeting] = MessageFormat(Greeting, "a message of the greeting", MAX_BYTES)
+encode, decode = FORMAT.encode, FORMAT.decode
 
 WRONG_TOKEN = "the tokens differ"  # noqa: S105 - no password
 

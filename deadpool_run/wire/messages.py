@@ -4,13 +4,11 @@ A worker reports events of the coordinator about itself. A frame is a 4-byte big
 first byte of `Assign` (in the order of its `fds`), `LendStatusPage` and `LendSlots`, and of no other message.
 """
 
-from collections.abc import Iterator
-
 from deadpool_run.core import events as ev
 from deadpool_run.ids import Epoch, WorkerId
 from deadpool_run.structs import Tagged
 from deadpool_run.wire.checkpoints import FromCheckpointer, ToCheckpointer
-from deadpool_run.wire.frames import Frames, MessageFormat
+from deadpool_run.wire.frames import MessageFormat
 
 MAX_FRAME_BYTES = 4 << 20
 
@@ -142,21 +140,5 @@ ToWorker = Assign | Abort | RunAgain | Resume | Attach | SetInterval | Release |
 FromWorker = WorkerReport | Captured | StoreListening
 Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer
 
-_FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message of an agent or a worker", MAX_FRAME_BYTES)
-encode, decode = _FORMAT.encode, _FORMAT.decode
-
-
-class FrameBuffer:
-    """Cuts a byte stream into messages. Holds at most one frame and one read beyond it."""
-
-    def __init__(self) -> None:
-        self._frames = Frames(MAX_FRAME_BYTES)
-
-    @property
-    def missing(self) -> int:
-        """Bytes to read until the current frame, or at first its length, is complete. Never 0."""
-        return self._frames.missing
-
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield every message that is complete with `data`. Raises `ProtocolError`."""
-        return map(decode, self._frames.feed(data))
+FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message of an agent or a worker", MAX_FRAME_BYTES)
+encode, decode = FORMAT.encode, FORMAT.decode

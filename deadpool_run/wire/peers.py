@@ -342,5 +342,5 @@ def state_of(parts: Iterable[bytes]) -> State:
     return _STATE.decode(b"".join(parts))
 
 
-_FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message between agents", MAX_FRAME_BYTES)
-encode, decode = _FORMAT.encode, _FORMAT.decode
+FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message between agents", MAX_FRAME_BYTES)
+encode, decode = FORMAT.encode, FORMAT.decode

@@ -53,7 +53,7 @@ class CrowdNode:
     def come(self, role: ConnectionRole, sock: socket.socket) -> None:
         """Serve another agent."""
         assert role is ConnectionRole.VOTE, role
-        link = PeerLink(sock, lambda message: self._vote(link, message), lambda _, __: None)
+        link = PeerLink(sock, lambda message: self._vote(link, message))
 
     def _vote(self, link: PeerLink, message: peers.Message) -> None:
         match message:
@@ -75,7 +75,7 @@ class CrowdNode:
     async def _relay(self, peer: peers.Peer, claim: peers.LeadershipClaim) -> None:
         async with self._crowd.dials:
             sock = await handshake.connect(peer.address, peer.port, ConnectionRole.VOTE, TOKEN, PATIENCE_S)
-        link = PeerLink(sock, lambda _: None, lambda _, __: None)
+        link = PeerLink(sock, lambda _: None)
         link.send(claim)
         link.close_when_flushed()
 
@@ -85,7 +85,7 @@ class CrowdNode:
         if self._link is not None:
             self._link.close()
         self._received = 0
-        self._link = PeerLink(sock, self._hear, lambda _, __: None)
+        self._link = PeerLink(sock, self._hear)
         self._link.send(first)
 
     def _hear(self, message: peers.Message) -> None:

@@ -77,7 +77,7 @@ class Follower:
         self._asked = 0
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._on_message: Callable[[peers.Message], None] | None = None
-        self._on_lost: Callable[[str, bool], None] | None = None
+        self._on_lost: Callable[[], None] | None = None
         self._session = LinkSession()
         self._closed = False
         self._resumed = True
@@ -107,19 +107,17 @@ class Follower:
         """
         return await self._answered
 
-    def begin(self, on_message: Callable[[peers.Message], None], on_lost: Callable[[str, bool], None]) -> None:
-        """Handle messages, those that came before included; `on_lost` as of a `PeerLink`."""
+    def begin(self, on_message: Callable[[peers.Message], None], on_lost: Callable[[], None]) -> None:
+        """Handle messages, those that came before included. `on_lost` is called when the connection ends."""
         self._on_message, self._on_lost = on_message, on_lost
         early, self._early = self._early, []
         try:
             for message in early:
                 on_message(message)
-        except ProtocolError as error:
+        except ProtocolError:
             self._link.close()
-            on_lost(f"protocol error: {error}", False)
-            return
         if not self._link.open:
-            on_lost("its connection was closed", True)
+            on_lost()
 
     def keep_connected(
         self, node: NodeId, term: int, dial: Callable[[], Awaitable[socket.socket]], silence_s: float
@@ -262,12 +260,12 @@ class Follower:
         for number in self._answers:
             self.take_answer(number, _UNREACHED)
 
-    def _broken(self, why: str, closed: bool) -> None:
+    def _broken(self, why: Exception) -> None:
         self._heard.set()
         self._fail_requests()
         if not self._answered.done():
             self._answered.set_result(False)
         if self._on_lost is not None:
-            self._on_lost(why, closed)
+            self._on_lost()
         elif not self._taken.done():
             self._taken.set_exception(LostError(f"the leader cannot be reached: {why}"))

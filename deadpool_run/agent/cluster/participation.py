@@ -129,7 +129,7 @@ class Participation:
     def _redirect(self, sock: socket.socket) -> None:
         """Redirect a node that wants to join to the leader, if that is known."""
         leader = self._leadership.leader
-        link = PeerLink(sock, lambda _: None, lambda _, __: None)
+        link = PeerLink(sock, lambda _: None)
         if leader is not None and leader.node != self._situation.node:
             link.send(peers.Redirect(leader, self._leadership.agents()))
         link.close_when_flushed()
@@ -297,7 +297,7 @@ class Participation:
     def _attach(self, follower: Follower) -> None:
         self._follower = follower
         self._above(follower)
-        follower.begin(lambda message: self._handle(follower, message), lambda _, __: self._cut(follower))
+        follower.begin(lambda message: self._handle(follower, message), lambda: self._cut(follower))
 
     def _above(self, above: Follower | Leader) -> None:
         self.node.above = above

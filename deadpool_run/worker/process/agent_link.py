@@ -14,13 +14,13 @@ from deadpool_run.core.events import DrainFailed
 from deadpool_run.errors import ProtocolError, RunLeft
 from deadpool_run.ids import Epoch
 from deadpool_run.wire.messages import (
+    FORMAT,
     THIS_WORKER,
     Abort,
     Assign,
     Attach,
     Dismiss,
     ExitNow,
-    FrameBuffer,
     Message,
     Release,
     Resume,
@@ -61,7 +61,7 @@ def receive(control: socket.socket) -> tuple[Message, list[int]] | None:
 
     Reads not one byte beyond the message: the rest may belong to another reader, or carry other descriptors.
     """
-    frames, fds = FrameBuffer(), list[int]()
+    frames, fds = FORMAT.frames(), list[int]()
     while True:
         data, more, _, _ = socket.recv_fds(control, frames.missing, _MAX_FDS)
         fds += more
@@ -225,7 +225,7 @@ class AgentLink:
             self._control.sendall(encode(message))
 
     def _read(self) -> None:
-        frames = FrameBuffer()
+        frames = FORMAT.frames()
         while data := self._receive():
             for message in frames.feed(data):
                 self._obey(message)

@@ -15,7 +15,7 @@ from deadpool_run.agent.processes import children, worker_channel
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.worker_channel import WorkerChannel
 from deadpool_run.core.events import WorkerRaised, WorkerReady
-from deadpool_run.wire.messages import THIS_WORKER, Abort, FrameBuffer, encode
+from deadpool_run.wire.messages import FORMAT, THIS_WORKER, Abort, encode
 
 TIMEOUT_S = 10
 
@@ -75,7 +75,7 @@ def test_descriptors_come_with_their_message_only():
             peer.channel.send(Abort(1))
             peer.channel.send(assign(fds=("stdout",)), [writer])
             os.close(writer)
-            frames, got, heard = FrameBuffer(), [], []
+            frames, got, heard = FORMAT.frames(), [], []
             while len(heard) < 2:
                 data, fds, _, _ = await asyncio.to_thread(socket.recv_fds, peer.sock, 1 << 16, 4)
                 got += fds
@@ -96,7 +96,7 @@ def test_what_the_peer_does_not_take_yet_waits_in_order():
             orders = [assign(env={"A": letter * 300_000}) for letter in "abc"]
             for order in orders:
                 peer.channel.send(order)
-            frames, heard = FrameBuffer(), []
+            frames, heard = FORMAT.frames(), []
             loop = asyncio.get_running_loop()
             while len(heard) < len(orders):
                 heard += frames.feed(await loop.sock_recv(set_free(peer.sock), 1 << 16))
@@ -116,7 +116,7 @@ def test_a_peer_that_never_reads_is_broken(monkeypatch):
                 peer.channel.send(assign(env={"A": "a" * 600_000}, fds=("stdout",)), [writer])
             os.close(writer)
             assert len(peer.broken) == 1
-            assert "does not read" in peer.broken[0]
+            assert "does not read" in str(peer.broken[0])
             peer.channel.send(Abort(1))  # of no effect
             peer.sock.close()
             assert os.read(reader, 1) == b"", "a descriptor that was never sent is still open"
@@ -131,7 +131,7 @@ def test_a_peer_that_talks_nonsense_is_broken():
             peer.sock.sendall(b"\x00\x00\x00\x02{}")
             while not peer.broken:
                 await turn()
-            assert "not a message" in peer.broken[0]
+            assert "not a message" in str(peer.broken[0])
 
     run(main())
 

@@ -10,11 +10,11 @@ from kit.orders import assign
 from deadpool_run.core.events import LoopFinished
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.messages import (
+    FORMAT,
     THIS_WORKER,
     Abort,
     Attach,
     Dismiss,
-    FrameBuffer,
     Release,
     Resume,
     Stop,
@@ -42,7 +42,7 @@ def test_park_takes_the_rank_its_descriptors_and_not_one_byte_more(pair):
     assert taken == order
     os.write(write_end, b"x")
     assert os.read(fds[0], 1) == b"x"
-    assert list(FrameBuffer().feed(worker.recv(1000))) == [Abort(4)]
+    assert list(FORMAT.frames().feed(worker.recv(1000))) == [Abort(4)]
     for fd in (read_end, write_end, *fds):
         os.close(fd)
 
@@ -117,7 +117,7 @@ def test_link_calls_back_after_the_order_is_kept_and_sends(pair):
     assert heard.wait(10)
     assert seen == [(2, 2)]
     link.send(LoopFinished(THIS_WORKER, 9))
-    assert list(FrameBuffer().feed(agent.recv(1000))) == [LoopFinished(THIS_WORKER, 9)]
+    assert list(FORMAT.frames().feed(agent.recv(1000))) == [LoopFinished(THIS_WORKER, 9)]
     # The thread ends the process when the agent is gone: give it a quiet end instead.
     link._owner_pid = 0
     agent.close()
@@ -128,4 +128,4 @@ def test_link_calls_back_after_the_order_is_kept_and_sends(pair):
 @pytest.mark.parametrize("junk", [b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x10" + b"x" * 16, b"\xff\xff\xff\xff"])
 def test_junk_is_a_protocol_error(junk):
     with pytest.raises(ProtocolError):
-        list(FrameBuffer().feed(junk))
+        list(FORMAT.frames().feed(junk))
