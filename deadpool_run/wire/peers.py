@@ -13,7 +13,7 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank
 from deadpool_run.structs import Tagged, Untagged
-from deadpool_run.wire.checkpoints import DurableSpec
+from deadpool_run.wire.checkpoints import CheckpointFailed, DurableSpec, StepTaken, TakeStep
 from deadpool_run.wire.frames import MessageFormat
 from deadpool_run.wire.typed import Decoder, to_json
 
@@ -105,15 +105,10 @@ class PreemptionNotice(Tagged):
 
 
 class Saved(Tagged):
-    """Answers a `Save`. `failure` is empty if the step is done; after the last step, `where` is the checkpoint's path or URL."""
+    """Answers a `TakeStep` of this attempt."""
 
     attempt: str
-    step: str
-    failure: str
-    where: str
-    nbytes: int
-    again: bool = False
-    """The ranks no longer hold this version, and a later one may be written instead."""
+    answer: StepTaken | CheckpointFailed
 
 
 class Loaded(Tagged):
@@ -218,23 +213,6 @@ class Committed(Tagged):
     abandoned: tuple[int, ...]
 
 
-class Save(Tagged):
-    """Orders a step (a `checkpoint_format.CheckpointStep`) of writing a durable checkpoint, for these ranks of the node.
-
-    `attempt` is unique. `firsts` has the first rank of each node that writes. One node `leads`: it does what is done once. Every
-    rank holds the version until it is copied.
-    """
-
-    attempt: str
-    step: str
-    ranks: tuple[int, ...]
-    firsts: tuple[int, ...]
-    target: str
-    version: int
-    keep: int
-    leads: bool
-
-
 class Void(Tagged):
     """Cancels an attempt at a durable checkpoint."""
 
@@ -247,7 +225,6 @@ class Load(Tagged):
     attempt: str
     ranks: tuple[int, ...]
     where: str
-    version: int
 
 
 class Durable(Tagged):
@@ -310,7 +287,7 @@ _OfJob = (
     | Order
     | Buddies
     | Committed
-    | Save
+    | TakeStep
     | Void
     | Load
     | Durable

@@ -33,6 +33,7 @@ from deadpool_run.ids import NodeId, Rank, Version, WorkerId
 from deadpool_run.view.plan import outline
 from deadpool_run.view.status_report import NodeReports, Seen, status_object
 from deadpool_run.wire import peers
+from deadpool_run.wire.checkpoints import TakeStep
 
 JOURNAL_NAME = "journal.jsonl"
 _EXIT_LAUNCH_FAILED = 1
@@ -172,7 +173,7 @@ class Leader:
         if node != self.here:
             if self.followers is not None:
                 self.followers.send(node, message)
-        elif isinstance(message, peers.Save | peers.Void | peers.Load | peers.Durable):
+        elif isinstance(message, TakeStep | peers.Void | peers.Load | peers.Durable):
             self.node.durable_order(message)
 
     def publish_durable(self, newest: peers.Durable) -> None:

@@ -37,7 +37,7 @@ from deadpool_run.vault.status_page import create_status_page
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages, peers
-from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S
+from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S, TakeStep
 from deadpool_run.wire.peers import Buddies, Committed, Loaded, Peer, PreemptionNotice, Safe, Saved, Traffic, World
 
 
@@ -86,9 +86,7 @@ class LocalNode:
         self._workforce = Workforce(forkserver, self._submit, vault.captured, self._captured)
         timeout_s = DEFAULT_DURABLE_TIMEOUT_S if spec.durable is None else spec.durable.timeout_s
         self.checkpointers = Checkpointers(forkserver, vault, timeout_s)
-        self._participant = CheckpointParticipant(
-            self.checkpointers, vault, spec.run_id, self._durable_news, self._captured
-        )
+        self._participant = CheckpointParticipant(self.checkpointers, vault, self._durable_news, self._captured)
         self.newest_durable: peers.Durable | None = None
         """The newest durable checkpoint of the job, as its leader has reported it."""
 
@@ -268,11 +266,11 @@ class LocalNode:
         """End the part in durable checkpoints that the last leader ordered."""
         self._participant.void()
 
-    def durable_order(self, order: peers.Save | peers.Void | peers.Load | peers.Durable) -> None:
+    def durable_order(self, order: TakeStep | peers.Void | peers.Load | peers.Durable) -> None:
         """Do this node's part of durable checkpoints."""
         match order:
-            case peers.Save():
-                self._participant.save(order)
+            case TakeStep():
+                self._participant.take_step(order)
             case peers.Void(attempt):
                 self._participant.void(attempt)
             case peers.Load():
