@@ -280,8 +280,10 @@ class LeadershipClaim(Tagged):
     """Other agents that the receiver is to tell."""
 
 
-ToLeader = Join | Rejoin | ResumeLink | Fact | Safe | HeartbeatAck | PreemptionNotice | Saved | Loaded | Ask
-_OfJob = (
+NodeReport = Fact | Safe | Saved | Loaded | PreemptionNotice
+"""What a node reports, also to the leader in its own process."""
+ToLeader = Join | Rejoin | ResumeLink | HeartbeatAck | NodeReport | Ask
+ToNode = (
     Joined
     | World
     | Order
@@ -296,8 +298,11 @@ _OfJob = (
     | LinkResumed
     | Evict
     | End
+    | Heartbeat
+    | Agents
+    | LogState
+    | LogEntry
 )
-ToNode = _OfJob | Heartbeat | Agents | LogState | LogEntry
 Between = VoteAsked | VoteGiven | AgentEnded | LeadershipClaim
 Message = ToLeader | ToNode | Between
 

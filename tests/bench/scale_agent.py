@@ -103,12 +103,12 @@ class BenchNode(LocalNode):
     def perform(self, effect: Effect, _capture_interval: int, _source: peers.Peer | None) -> None:
         """Obey, and report in the next turn of the loop."""
         for answer in self._workers.obey(effect):
-            asyncio.get_running_loop().call_soon(self.above.fact, answer)
+            asyncio.get_running_loop().call_soon(self.above.report, peers.Fact(answer))
 
     def set_buddies(self, news: peers.Buddies) -> None:
         """Report that the copies are made."""
         for answer in self._workers.copy(news):
-            asyncio.get_running_loop().call_soon(self.above.safe, answer)
+            asyncio.get_running_loop().call_soon(self.above.report, answer)
 
     def set_world(self, world: peers.World) -> None:
         """Note the timeline."""

@@ -244,7 +244,7 @@ class CheckpointLeader:
 
     def _set_newest(self, newest: peers.Durable) -> None:
         self.newest = newest
-        self._job.publish_durable(newest)
+        self._job.tell_all(newest)
 
     def _end_job_if_leaving(self) -> None:
         if self._leaving and not self._left:

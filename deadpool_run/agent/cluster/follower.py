@@ -9,7 +9,7 @@ from typing import Any
 
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.link_session import LinkSession
-from deadpool_run.core.events import Event, StopRequested
+from deadpool_run.core.events import StopRequested
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
@@ -46,18 +46,12 @@ class NoLeader:
     """Stands for the leader while there is none. Drops what the next leader will ask for anyway."""
 
     def __init__(self) -> None:
-        self.requests: list[StopRequested] = []
+        self.requests: list[peers.Fact] = []
 
-    def fact(self, event: Event) -> None:
-        """Keep a user's request for the next leader."""
-        if isinstance(event, StopRequested):
-            self.requests.append(event)
-
-    def safe(self, news: peers.Safe) -> None:
-        """Drop it: the node sends all of it again."""
-
-    def durable_news(self, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Drop it: the next leader starts new attempts, and gets the preemption notice again."""
+    def report(self, report: peers.NodeReport) -> None:
+        """Keep a user's request for the next leader, which asks for all facts and starts new attempts at checkpoints."""
+        if isinstance(report, peers.Fact) and isinstance(report.event, StopRequested):
+            self.requests.append(report)
 
 
 class Follower:
@@ -160,7 +154,7 @@ class Follower:
         try:
             if not self._link.open:
                 return _UNREACHED
-            self._send(peers.Ask(number, dict(request)))
+            self.report(peers.Ask(number, dict(request)))
             async with asyncio.timeout(_ANSWER_S):
                 return await answer
         except TimeoutError:
@@ -196,19 +190,8 @@ class Follower:
         """Answer a heartbeat, by the present connection or not at all."""
         self._link.send(ack)
 
-    def fact(self, event: Event) -> None:
-        """Send a fact of this node."""
-        self._send(peers.Fact(event))
-
-    def safe(self, news: peers.Safe) -> None:
-        """Send what other nodes hold of a rank that lives here."""
-        self._send(news)
-
-    def durable_news(self, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Send news of durable checkpoints."""
-        self._send(news)
-
-    def _send(self, message: peers.ToLeader) -> None:
+    def report(self, message: peers.ToLeader) -> None:
+        """Send a message to the leader, now or when there is a connection again."""
         frame = peers.encode(message)
         self._session.sent(frame)
         if self._resumed:

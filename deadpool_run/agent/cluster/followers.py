@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Iterable, Mapping
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from msgspec import structs
 
@@ -33,25 +33,20 @@ class Leading(Protocol):
     request_handler: RequestHandler
     durable: CheckpointLeader
 
+    server: CoordinatorServer
+
     @property
     def state(self) -> State:
         """The job's state, to read only."""
 
-    @property
-    def server(self) -> CoordinatorServer:
-        """The shell of the coordinator."""
-
     def submit(self, event: Event) -> None:
         """Take in a fact."""
 
-    def safe(self, safe: peers.Safe) -> None:
-        """Handle which copies are complete."""
+    def heard(self, node: NodeId, report: peers.NodeReport) -> None:
+        """Handle what has happened on a node."""
 
     def mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
         """Publish the status pages of another node."""
-
-    def durable_news_of(self, node: NodeId, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Handle a node's news of durable checkpoints."""
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
         """Return the first messages for a node that joins."""
@@ -254,24 +249,22 @@ class Followers:
         self._leadership.handle(electorate.AgentsJoined(joined))
 
     def heard(self, node: NodeId, message: peers.ToLeader) -> None:
-        """Handle an agent's message that is not a fact."""
+        """Handle a message of an agent that is admitted."""
         match message:
-            case peers.Safe():
-                self._leader.safe(message)
             case peers.HeartbeatAck(term, sent_at, configuration):
                 self._leadership.answered(electorate.HeardFromAgent(node, term, sent_at, configuration))
                 self._connections.confirmed(node, message.received)
                 self._confirm(node, sent_at)
                 self._leader.mirror(node, message.rank_entries)
                 self._seen[node] = Seen(self._loop.time(), message.traffic)
-            case peers.Saved() | peers.Loaded() | peers.PreemptionNotice():
-                self._leader.durable_news_of(node, message)
             case peers.Ask(number, request):
                 self.send(node, peers.Answer(number, dict(self._leader.request_handler.answer(request))))
-            case peers.Join() | peers.Rejoin() | peers.ResumeLink() | peers.Fact():
+            case peers.Join() | peers.Rejoin() | peers.ResumeLink():
                 pass  # handled by the connections
             case _:
-                assert_never(message)
+                if self._timer is not None and self._loop.time() > self._timer.when():
+                    self._heartbeat()  # first, as it is due: the reports of one turn of the loop may take long
+                self._leader.heard(node, message)
 
     def _confirm(self, node: NodeId, sent_at: float) -> None:
         """Note the node's answer. After its first one it hears of that at once: until then its workers may be stopped."""
@@ -280,12 +273,6 @@ class Followers:
         heartbeat = self._leadership.heartbeat() if first else None
         if heartbeat is not None:
             self._send_heartbeat(node, heartbeat, confirms=self._leadership.has_authority())
-
-    def submit(self, event: Event) -> None:
-        """Take in a fact; send heartbeats first, if they are due: the facts of one turn of the loop may take long."""
-        if self._timer is not None and self._loop.time() > self._timer.when():
-            self._heartbeat()
-        self._leader.submit(event)
 
     def hung_up(self, node: NodeId) -> None:
         """Handle the end of a connection: if there is no other, its agent may have ended."""

@@ -141,7 +141,7 @@ class Participation:
     def request(self, event: Event) -> None:
         """Pass a user's request to the leader; keep it while it is uncertain who leads."""
         unsure = self._follower is not None and not self._follower.was_answered
-        (self._no_leader if unsure else self.node.above).fact(event)
+        (self._no_leader if unsure else self.node.above).report(peers.Fact(event))
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer a viewer of this node, as the leader would."""
@@ -305,12 +305,12 @@ class Participation:
             self._loop.call_soon(self._send_preemption_notice)
 
     def _send_preemption_notice(self) -> None:
-        self.node.above.durable_news(peers.PreemptionNotice())
+        self.node.above.report(peers.PreemptionNotice())
 
     def _pass_on_requests(self, above: Follower | Leader) -> None:
         requests, self._no_leader.requests = self._no_leader.requests, []
         for request in requests:
-            above.fact(request)
+            above.report(request)
 
     def _handle(self, follower: Follower, message: peers.Message) -> None:  # noqa: C901, PLR0912 - one case for each message
         match message:

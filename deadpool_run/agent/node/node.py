@@ -38,20 +38,14 @@ from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages, peers
 from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S, TakeStep
-from deadpool_run.wire.peers import Buddies, Committed, Loaded, Peer, PreemptionNotice, Safe, Saved, Traffic, World
+from deadpool_run.wire.peers import Buddies, Committed, Fact, NodeReport, Peer, Safe, Traffic, World
 
 
 class Above(Protocol):
     """The leader, seen from a node."""
 
-    def fact(self, event: Event) -> None:
+    def report(self, report: NodeReport) -> None:
         """Handle what has happened on the node."""
-
-    def safe(self, safe: Safe) -> None:
-        """Handle what other nodes hold of one of the node's ranks."""
-
-    def durable_news(self, news: Saved | Loaded | PreemptionNotice) -> None:
-        """Handle the node's news of durable checkpoints."""
 
 
 class LocalNode:
@@ -86,7 +80,7 @@ class LocalNode:
         self._workforce = Workforce(forkserver, self._submit, vault.captured, self._captured)
         timeout_s = DEFAULT_DURABLE_TIMEOUT_S if spec.durable is None else spec.durable.timeout_s
         self.checkpointers = Checkpointers(forkserver, vault, timeout_s)
-        self._participant = CheckpointParticipant(self.checkpointers, vault, self._durable_news, self._captured)
+        self._participant = CheckpointParticipant(self.checkpointers, vault, self._report, self._captured)
         self.newest_durable: peers.Durable | None = None
         """The newest durable checkpoint of the job, as its leader has reported it."""
 
@@ -341,14 +335,14 @@ class LocalNode:
         if timeline != self.timeline:
             return
         safe = self._safe[rank] = Safe(timeline, rank, versions, transcript)
-        self.above.safe(safe)
+        self._report(safe)
         waiting = self._finished.get(rank)
         if waiting is not None and waiting.version in versions:
             del self._finished[rank]
-            self.above.fact(waiting)
+            self._report(Fact(waiting))
 
-    def _durable_news(self, news: peers.Saved | peers.Loaded) -> None:
-        self.above.durable_news(news)
+    def _report(self, report: NodeReport) -> None:
+        self.above.report(report)  # to the leader of this moment
 
     def _captured(self, rank: Rank, version: Version) -> None:
         if self.copies is not None:
@@ -370,4 +364,4 @@ class LocalNode:
                     if safe is None or version not in safe.versions:
                         self._finished[rank] = event
                         return
-        self.above.fact(event)
+        self._report(Fact(event))

@@ -31,6 +31,9 @@ class FakeLeader:
     def submit(self, event):
         self.told.append(event)
 
+    def heard(self, _, report):
+        self.submit(report.event)
+
 
 LAUNCH = {"--authority": "agents", "argument 1": "--lr", "argument 2": "3"}
 
@@ -147,13 +150,13 @@ def test_a_heartbeat_that_is_due_goes_before_the_next_fact_and_at_once():
         followers.accept(ours)
         await end.hears(2)
         leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
-        followers.submit(ev.TimeAdvanced())
+        followers.heard("n", peers.Fact(ev.TimeAdvanced()))
         with pytest.raises(BlockingIOError):
             theirs.recv(1, socket.MSG_PEEK)
         loop = asyncio.get_running_loop()
         followers._timer.cancel()
         followers._timer = loop.call_at(loop.time() - 1, lambda: None)
-        followers.submit(ev.TimeAdvanced())
+        followers.heard("n", peers.Fact(ev.TimeAdvanced()))
         assert b"Heartbeat" in theirs.recv(1 << 10, socket.MSG_PEEK), "and the loop has not turned"
         await followers.end(peers.End(0, ""))
         end.close()
