@@ -123,9 +123,11 @@ class BenchNode(LocalNode):
 def node_spec(folder: Path, name: str, options: argparse.Namespace) -> LaunchSpec:
     """Return the launch of a node."""
     nodes, ranks_per_node = options.nodes, options.ranks_per_node
-    settings = Settings(world_size=nodes * ranks_per_node, nodes=nodes, spare_nodes=options.spare_nodes)
+    settings = Settings(
+        world_size=nodes * ranks_per_node, nodes=nodes, spare_nodes=options.spare_nodes, node_timeout_s=TIMEOUT_S
+    )
     endpoint = ("127.0.0.1", options.join or 1)
-    cluster = Cluster(endpoints=(endpoint,), token=TOKEN, node_name=name, node_timeout_s=TIMEOUT_S)
+    cluster = Cluster(endpoints=(endpoint,), token=TOKEN, node_name=name)
     return LaunchSpec(
         settings=settings,
         target=Target(Mode.PATH, ("train.py",)),

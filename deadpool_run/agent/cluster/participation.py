@@ -62,7 +62,7 @@ class Participation:
         self._spec, self._situation, self._place = spec, situation, place
         self._forkserver = forkserver
         self._output = output
-        self._token, self._timeout_s = spec.cluster.token, spec.cluster.node_timeout_s
+        self._token, self._timeout_s = spec.cluster.token, spec.settings.node_timeout_s
         self._cluster, self._here = spec.cluster, Peer(situation.node, place.address, place.port)
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[tuple[int, str]] = self._loop.create_future()
