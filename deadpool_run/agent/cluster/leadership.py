@@ -9,6 +9,7 @@ from typing import Protocol, assert_never
 from deadpool_run.agent.authority.claimant import Claimant
 from deadpool_run.agent.cluster.vote_links import VoteLinks
 from deadpool_run.agent.spec import Cluster
+from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.leadership import election, electorate, quorum
 from deadpool_run.core.leadership.electorate import Agent, Configuration, ElectionRole, Event, HeardFromAgent, Output
 from deadpool_run.ids import NodeId
@@ -88,14 +89,11 @@ class Leadership:
         )
         self._claimant: Claimant | None = None
         if cluster.authority is not None:
-            here = self._addresses[agent.me]
-            self._claimant = Claimant(
-                cluster.authority,
-                here.node,
-                here.address,
-                here.port,
-                lambda *answer: self.handle(electorate.AuthorityAnswered(*answer)),
-            )
+            alone = "neither of the two machines may go on without the other"
+            self._claimant = Claimant(cluster.authority, self._addresses[agent.me], alone)
+        self._asking: set[tuple[int, bool]] = set()
+        """Claims, and whether they are trials, that the authority has not answered."""
+        self._tasks = Tasks()
         owner.node.voters_are(self.others())
         self._set_timer()
 
@@ -228,16 +226,14 @@ class Leadership:
         if self._answers_due is not None:
             self._answers_due.cancel()
         self.vote_links.close()
-        if self._claimant is not None:
-            self._claimant.close()
+        self._tasks.cancel()
 
     def _act(self, output: Output) -> None:  # noqa: C901 - one case for each output
         match output:
             case electorate.RequestVotes(asked, voters):
                 self.vote_links.send(self._peers(voters), asked)
             case electorate.AskAuthority(term, trial):
-                assert self._claimant is not None
-                self._claimant.ask(term, trial=trial)
+                self._tasks.start(self._ask_authority(term, trial=trial))
             case electorate.GiveVote(_, vote):
                 if self._answer is not None:
                     self._answer(vote)
@@ -259,6 +255,16 @@ class Leadership:
                 self._owner.fence(reason)
             case _:
                 assert_never(output)
+
+    async def _ask_authority(self, term: int, *, trial: bool) -> None:
+        assert self._claimant is not None
+        if (term, trial) in self._asking:
+            return
+        self._asking.add((term, trial))
+        granted = await self._claimant.claim(term, trial=trial)
+        self._asking.discard((term, trial))
+        if granted is not None:  # else the election asks again
+            self.handle(electorate.AuthorityAnswered(term, trial, granted))
 
     def _on_message(self, message: peers.Message, answer: Callable[[peers.Message], None]) -> None:
         """Handle a message of another agent on a vote connection."""

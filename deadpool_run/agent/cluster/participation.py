@@ -75,7 +75,7 @@ class Participation:
         self._callers: list[socket.socket] = []  # nodes that came before this one knew that it leads
         self._tasks = Tasks(self._failed)
         self._leadership: Leadership
-        self.advertisement = Advertisement(spec, situation.node, situation.address, place.port, self.fence)
+        self.advertisement = Advertisement(spec, self._here, self.fence)
         self.node = LocalNode(spec, situation, forkserver=forkserver, output=output, above=self._no_leader)
         self._replicator = Replicator(
             self.node.vault,
