@@ -1,8 +1,6 @@
 """A service with compare-and-swap as the authority: one record for each run, replaced as a whole."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -40,40 +38,30 @@ class RecordAuthority(Generic[Version]):
     """Records the claims of a run in a `RecordStore`."""
 
     def __init__(self, store: RecordStore[Version]) -> None:
-        self.where = store.where
+        self.where, self.advice = store.where, store.advice
         self._store = store
 
     def claim(self, claim: LeaderClaim) -> bool:
         """Record the claim; return whether it is the newest."""
-        with self._blame(f"claim term {claim.term}"):
-            for _ in range(_SWAPS):
-                record, version = self._store.read()
-                if (answer := record.answer(claim)) is not None:
-                    return answer
-                if self._store.swap(replace(record, claim=claim), version):
-                    return True
+        for _ in range(_SWAPS):
+            record, version = self._store.read()
+            if (answer := record.answer(claim)) is not None:
+                return answer
+            if self._store.swap(replace(record, claim=claim), version):
+                return True
         raise self._contended()
 
     def read(self) -> AuthorityRecord:
         """Return what is recorded."""
-        with self._blame("read the run's record"):
-            return self._store.read()[0]
+        return self._store.read()[0]
 
     def close_run(self, end: RunEnd) -> None:
         """Record how the run ended, unless that is recorded."""
-        with self._blame("record the run's end"):
-            for _ in range(_SWAPS):
-                record, version = self._store.read()
-                if record.end is not None or self._store.swap(replace(record, end=end), version):
-                    return
+        for _ in range(_SWAPS):
+            record, version = self._store.read()
+            if record.end is not None or self._store.swap(replace(record, end=end), version):
+                return
         raise self._contended()
-
-    @contextmanager
-    def _blame(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError, KeyError) as error:
-            raise AuthorityError(f"cannot {what} at {self.where}: {error}\n{self._store.advice}") from error
 
     def _contended(self) -> AuthorityError:
         return AuthorityError(f"{self.where}: the run's record changed {_SWAPS} times in a row\ntry again")
