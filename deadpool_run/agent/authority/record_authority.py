@@ -14,7 +14,7 @@ Version = TypeVar("Version")
 """Whatever a service compares before it replaces the record."""
 
 
-class RecordStore(ABC, Generic[Version]):
+class RecordAuthority(ABC, Generic[Version]):
     """The record of one run in a service. Methods raise OSError or ValueError if the service gives no useful answer."""
 
     where: str
@@ -23,7 +23,7 @@ class RecordStore(ABC, Generic[Version]):
     """What to do if the service gives no useful answer."""
 
     @abstractmethod
-    def read(self) -> tuple[AuthorityRecord, Version]:
+    def fetch(self) -> tuple[AuthorityRecord, Version]:
         """Return the record and its version. A record that nobody wrote yet is empty, and has a version too."""
 
     @abstractmethod
@@ -33,33 +33,25 @@ class RecordStore(ABC, Generic[Version]):
         False may also mean that the record was replaced by this call, and that the service's answer was lost.
         """
 
-
-class RecordAuthority(Generic[Version]):
-    """Records the claims of a run in a `RecordStore`."""
-
-    def __init__(self, store: RecordStore[Version]) -> None:
-        self.where, self.advice = store.where, store.advice
-        self._store = store
-
     def claim(self, claim: LeaderClaim) -> bool:
         """Record the claim; return whether it is the newest."""
         for _ in range(_SWAPS):
-            record, version = self._store.read()
+            record, version = self.fetch()
             if (answer := record.answer(claim)) is not None:
                 return answer
-            if self._store.swap(replace(record, claim=claim), version):
+            if self.swap(replace(record, claim=claim), version):
                 return True
         raise self._contended()
 
     def read(self) -> AuthorityRecord:
         """Return what is recorded."""
-        return self._store.read()[0]
+        return self.fetch()[0]
 
     def close_run(self, end: RunEnd) -> None:
         """Record how the run ended, unless that is recorded."""
         for _ in range(_SWAPS):
-            record, version = self._store.read()
-            if record.end is not None or self._store.swap(replace(record, end=end), version):
+            record, version = self.fetch()
+            if record.end is not None or self.swap(replace(record, end=end), version):
                 return
         raise self._contended()
 
