@@ -1,9 +1,12 @@
 """Messages between an agent and its workers, and their frames. No sockets here.
 
-A worker reports events of the coordinator about itself. A frame is a 4-byte big-endian length and a JSON object whose `type` names the message class. File descriptors travel with the
+Most orders are effects of the coordinator, and most reports its events, of which the worker is the subject.
+
+A frame is a 4-byte big-endian length and a JSON object whose `type` names the message class. File descriptors travel with the
 first byte of `Assign` (in the order of its `fds`), `LendStatusPage` and `LendSlots`, and of no other message.
 """
 
+from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.ids import Epoch, WorkerId
 from deadpool_run.structs import Tagged
@@ -24,30 +27,17 @@ class Assign(Tagged):
 
     rank: int
     local_rank: int
-    world_size: int
     epoch: Epoch
-    replacement: bool
-    store_host: str
-    store_port: int
-    capture_interval: int
     env: dict[str, str]
     fds: tuple[str, ...] = ()
     prepare: bool = False
-    """Only rehearse as this rank, ahead of need, and report `Prepared`. Status page and slots are scratch; another `Assign` follows."""
-    resume: int = -1
-    """The version of a durable checkpoint that slot0 holds, to resume from after set-up and a rehearsal. -1: none."""
-
-
-class Abort(Tagged):
-    """Orders to drain towards this epoch, as a member was lost, and to report `Drained`."""
-
-    epoch: Epoch
+    """Only rehearse as this rank, ahead of need, and report `SparePrepared`. Status page and slots are scratch; another `Assign` follows."""
 
 
 class RunAgain(Tagged):
-    """Orders to leave this run of the script, report `Unwound`, and run it again as a replacement.
+    """Orders to leave this run of the script, report `RunUnwound`, and run it again as a replacement.
 
-    A worker that cannot answers `DrainBroke`. An empty `store_host`: the store has not moved.
+    A worker that cannot answers `DrainFailed`. An empty `store_host`: the store has not moved.
     """
 
     epoch: Epoch
@@ -55,29 +45,12 @@ class RunAgain(Tagged):
     store_port: int = 0
 
 
-class Resume(Tagged):
-    """Orders to bring the objects to this version and report `Restored`."""
-
-    epoch: Epoch
-    version: int
-
-
 class Attach(Tagged):
-    """Orders to build the communicators of this epoch and report `Attached`. An empty `store_host`: the store has not moved."""
+    """Orders to build the communicators of this epoch and report `RankAttached`. An empty `store_host`: the store has not moved."""
 
     epoch: Epoch
     store_host: str = ""
     store_port: int = 0
-
-
-class SetInterval(Tagged):
-    """Orders to capture only versions that this number divides."""
-
-    interval: int
-
-
-class Release(Tagged):
-    """Allows the step loop to end."""
 
 
 class Dismiss(Tagged):
@@ -136,7 +109,18 @@ class StoreListening(Tagged):
     port: int
 
 
-ToWorker = Assign | Abort | RunAgain | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
+ToWorker = (
+    Assign
+    | do.AbortStep
+    | RunAgain
+    | do.ResumeFrom
+    | Attach
+    | do.SetCaptureInterval
+    | do.ReleaseWorker
+    | Dismiss
+    | Stop
+    | ExitNow
+)
 FromWorker = WorkerReport | Captured | StoreListening
 Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer
 

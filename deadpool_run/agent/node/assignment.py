@@ -1,4 +1,4 @@
-"""The message that gives a worker its rank, and the environment, with torchrun's variables and our own. Pure."""
+"""The environment that gives a worker its rank, with torchrun's variables and our own. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from deadpool_run.agent.records import script_copy
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.core.effects import AssignRank
 from deadpool_run.ids import NodeId
-from deadpool_run.wire.messages import Assign
 from deadpool_run.wire.peers import World
 
 
@@ -33,25 +32,6 @@ class Assignment:
     """The file for the script's exception; empty for none."""
     resume: int
     """The version in its first slot, loaded from a checkpoint; -1 for none."""
-    prepare: bool = False
-    """The worker only rehearses as this rank."""
-
-    def message(self, spec: LaunchSpec, environment: dict[str, str], fds: tuple[str, ...]) -> Assign:
-        """Return the message for the worker. `fds` names the descriptors that go with it."""
-        return Assign(
-            rank=self.order.rank,
-            local_rank=self.order.local_rank,
-            world_size=spec.settings.world_size,
-            epoch=self.order.epoch,
-            replacement=self.order.replacement,
-            store_host=self.world.store_host,
-            store_port=self.world.store_port,
-            capture_interval=self.capture_interval,
-            env=environment,
-            fds=fds,
-            prepare=self.prepare,
-            resume=self.resume,
-        )
 
 
 def worker_environment(spec: LaunchSpec, assignment: Assignment, shared: Mapping[str, str]) -> dict[str, str]:

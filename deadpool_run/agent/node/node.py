@@ -114,18 +114,14 @@ class LocalNode:
                 self._seat(effect, capture_interval, source)
             case do.PrepareSpare():
                 self._prepare(effect, capture_interval)
-            case do.AbortStep(worker, epoch):
-                workers.send(worker, messages.Abort(epoch))
+            case do.AbortStep(worker) | do.SetCaptureInterval(worker) | do.ReleaseWorker(worker):
+                workers.send(worker, effect)
             case do.ReEnter(worker, epoch):
                 workers.send(worker, messages.RunAgain(epoch, *self._moved_store()))
             case do.ResumeFrom():
                 self._resume(effect, source)
             case do.AttachGroups(worker, epoch):
                 workers.send(worker, messages.Attach(epoch, *self._moved_store()))
-            case do.SetCaptureInterval(worker, interval):
-                workers.send(worker, messages.SetInterval(interval))
-            case do.ReleaseWorker(worker):
-                workers.send(worker, messages.Release())
             case do.DismissWorker(worker):
                 workers.dismiss(worker, self._spec.settings.shutdown_timeout_s)
             case do.AbandonWorker(worker):
@@ -175,8 +171,7 @@ class LocalNode:
     def _resume(self, order: do.ResumeFrom, source: Peer | None) -> None:
         """Send the order once the snapshot is here."""
         rank = self._workforce.rank(order.worker)
-        resume = messages.Resume(order.epoch, order.version)
-        done = self._fetched(order, source, lambda: self._workforce.send(order.worker, resume))
+        done = self._fetched(order, source, lambda: self._workforce.send(order.worker, order))
         if source is None or self.copies is None or rank is None:
             done(None)
         else:
@@ -228,14 +223,14 @@ class LocalNode:
             capture_interval=capture_interval,
             error_file=self._output.error_file(order.local_rank),
             resume=-1 if order.replacement else self._participant.resume,
-            prepare=prepare,
         )
         environment = worker_environment(self._spec, assignment, self._environment)
         streams = self._output.open(order.local_rank, order.rank)
         fds = {**memory, **streams}
         if cpus := self._spec.cpus.get(order.local_rank):
             self._workforce.bind(order.worker, cpus)
-        self._workforce.assign(order.worker, assignment.message(self._spec, environment, tuple(fds)), fds)
+        message = messages.Assign(order.rank, order.local_rank, order.epoch, environment, tuple(fds), prepare)
+        self._workforce.assign(order.worker, message, fds)
         for fd in streams.values():
             os.close(fd)
 

@@ -10,22 +10,19 @@ import socket
 import threading
 from collections.abc import Callable
 
+from deadpool_run.core.effects import AbortStep, ReleaseWorker, ResumeFrom, SetCaptureInterval
 from deadpool_run.core.events import DrainFailed
 from deadpool_run.errors import ProtocolError, RunLeft
 from deadpool_run.ids import Epoch
 from deadpool_run.wire.messages import (
     FORMAT,
     THIS_WORKER,
-    Abort,
     Assign,
     Attach,
     Dismiss,
     ExitNow,
     Message,
-    Release,
-    Resume,
     RunAgain,
-    SetInterval,
     Stop,
     encode,
 )
@@ -82,7 +79,7 @@ class AgentOrders:
         self._changed = threading.Condition()
         self._unwind = unwind
         self.epoch = epoch  # the newest known epoch; never falls
-        self._resume: Resume | None = None
+        self._resume: ResumeFrom | None = None
         self._attach: Attach | None = None
         self._released = False
         self._assigned: tuple[Assign, list[int]] | None = None
@@ -132,23 +129,23 @@ class AgentOrders:
         with self._changed:
             self._leaving = False
 
-    def put(self, order: Abort | RunAgain | Resume | Attach | Release | Stop) -> bool:
+    def put(self, order: AbortStep | RunAgain | ResumeFrom | Attach | ReleaseWorker | Stop) -> bool:
         """Keep the order; return False if it belongs to an older epoch and is void."""
         with self._changed:
             match order:
-                case Release():
+                case ReleaseWorker():
                     self._released = True
                 case Stop():
                     self._stopping = True
-                case Abort(epoch=epoch) | Resume(epoch=epoch) | Attach(epoch=epoch) if epoch < self.epoch:
+                case AbortStep(epoch=epoch) | ResumeFrom(epoch=epoch) | Attach(epoch=epoch) if epoch < self.epoch:
                     return False
                 case RunAgain(store_host=host, store_port=port):
                     self._leave()
                     self.moved_store = (host, port) if host else None
-                case Abort(epoch=epoch):
+                case AbortStep(epoch=epoch):
                     self.epoch = epoch
                     self._resume = self._attach = None
-                case Resume():
+                case ResumeFrom():
                     self._resume = order
                 case Attach():
                     self._attach = order
@@ -242,7 +239,7 @@ class AgentLink:
 
     def _obey(self, message: Message) -> None:
         match message:
-            case Abort(epoch=epoch):
+            case AbortStep(epoch=epoch):
                 if self.orders.put(message) and self._on_abort is not None:
                     self._on_abort(epoch)
             case Assign() if self.preparing is not None:
@@ -252,9 +249,9 @@ class AgentLink:
                 os._exit(0)
             case RunAgain(epoch=epoch) if not self.reentrant:
                 self.send(DrainFailed(THIS_WORKER, epoch, "its process cannot run the script again"))
-            case RunAgain() | Resume() | Attach() | Release() | Stop():
+            case RunAgain() | ResumeFrom() | Attach() | ReleaseWorker() | Stop():
                 self.orders.put(message)
-            case SetInterval(interval=interval):
+            case SetCaptureInterval(interval=interval):
                 self._interval = interval
                 if self._on_interval is not None:
                     self._on_interval(interval)

@@ -14,10 +14,13 @@ from kit.orders import assign
 from deadpool_run.agent.processes import children, worker_channel
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.worker_channel import WorkerChannel
+from deadpool_run.core.effects import AbortStep
 from deadpool_run.core.events import WorkerRaised, WorkerReady
-from deadpool_run.wire.messages import FORMAT, THIS_WORKER, Abort, encode
+from deadpool_run.ids import WorkerId
+from deadpool_run.wire.messages import FORMAT, THIS_WORKER, encode
 
 TIMEOUT_S = 10
+WORKER = WorkerId(7)
 
 
 def run(coroutine):
@@ -72,7 +75,7 @@ def test_descriptors_come_with_their_message_only():
     async def main():
         with Peer() as peer:
             reader, writer = os.pipe()
-            peer.channel.send(Abort(1))
+            peer.channel.send(AbortStep(WORKER, 1))
             peer.channel.send(assign(fds=("stdout",)), [writer])
             os.close(writer)
             frames, got, heard = FORMAT.frames(), [], []
@@ -80,7 +83,7 @@ def test_descriptors_come_with_their_message_only():
                 data, fds, _, _ = await asyncio.to_thread(socket.recv_fds, peer.sock, 1 << 16, 4)
                 got += fds
                 heard += frames.feed(data)
-            assert heard == [Abort(1), assign(fds=("stdout",))]
+            assert heard == [AbortStep(WORKER, 1), assign(fds=("stdout",))]
             (given,) = got
             os.write(given, b"here")
             os.close(given)
@@ -117,7 +120,7 @@ def test_a_peer_that_never_reads_is_broken(monkeypatch):
             os.close(writer)
             assert len(peer.broken) == 1
             assert "does not read" in str(peer.broken[0])
-            peer.channel.send(Abort(1))  # of no effect
+            peer.channel.send(AbortStep(WORKER, 1))  # of no effect
             peer.sock.close()
             assert os.read(reader, 1) == b"", "a descriptor that was never sent is still open"
             os.close(reader)
@@ -141,7 +144,7 @@ def test_a_worker_that_ended_is_heard_although_nothing_reaches_it():
         with Peer() as peer:
             peer.sock.sendall(encode(WorkerRaised(THIS_WORKER, 3, "ValueError", "x", "")))
             peer.sock.close()
-            peer.channel.send(Abort(1))
+            peer.channel.send(AbortStep(WORKER, 1))
             assert await peer.heard.get() == WorkerRaised(THIS_WORKER, 3, "ValueError", "x", "")
             assert not peer.broken
 
@@ -151,7 +154,7 @@ def test_a_worker_that_ended_is_heard_although_nothing_reaches_it():
 def test_the_rest_can_be_read_after_the_peer_is_gone():
     async def main():
         with Peer() as peer:
-            peer.sock.sendall(b"".join(encode(Abort(epoch)) for epoch in range(1000)))
+            peer.sock.sendall(b"".join(encode(AbortStep(WORKER, epoch)) for epoch in range(1000)))
             peer.sock.close()
             peer.channel.read_rest()
             assert peer.heard.qsize() == 1000

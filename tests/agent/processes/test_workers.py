@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from deadpool_run.agent.processes.children import Exit
 from deadpool_run.agent.processes.workers import Workforce, _Worker
+from deadpool_run.core.effects import AbortStep, SetCaptureInterval
 from deadpool_run.core.events import SetupCompleted, WorkerExited
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version, WorkerId
@@ -84,13 +85,13 @@ def test_what_is_for_the_owner_of_a_rank_waits_until_it_has_it():
     workforce, channel, worker = Workforce(None, lambda _: None, lambda _: (), None), Recorder(), WorkerId(3)
     workforce._workers[worker] = _Worker(SimpleNamespace(channel=channel))
     workforce.expect_rank(worker)
-    workforce.send(worker, messages.Abort(3))
-    workforce.send(worker, messages.SetInterval(4))
+    workforce.send(worker, AbortStep(worker, 3))
+    workforce.send(worker, SetCaptureInterval(worker, 4))
     assert channel.messages == []
-    order = assign(replacement=True, fds=("slot0",))
+    order = assign(fds=("slot0",))
     workforce.assign(worker, order, {"slot0": 9})
-    workforce.send(worker, messages.Abort(4))
-    later = [messages.Abort(3), messages.SetInterval(4), messages.Abort(4)]
+    workforce.send(worker, AbortStep(worker, 4))
+    later = [AbortStep(worker, 3), SetCaptureInterval(worker, 4), AbortStep(worker, 4)]
     assert channel.messages == [(order, [9]), *((message, []) for message in later)]
 
 
