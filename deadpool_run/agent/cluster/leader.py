@@ -170,13 +170,13 @@ class Leader:
         if node == self.here:
             carry_out(self.node, message)
         elif self.followers is not None:
-            self.followers.send(node, message)
+            self.followers.connections.send(node, message)
 
     def tell_all(self, message: peers.ToNode) -> None:
         """Send a message to every node."""
         carry_out(self.node, message)
         if self.followers is not None:
-            self.followers.broadcast(message)
+            self.followers.connections.broadcast(message)
 
     def say(self, line: str) -> None:
         """Print a line for the user."""
@@ -322,7 +322,7 @@ class Leader:
     def _nodes(self) -> NodeReports | None:
         if self.followers is None:
             return None
-        seen = {**self.followers.seen(), self.here: Seen(None, self.node.traffic())}
+        seen = {**self.followers.seen, self.here: Seen(None, self.node.traffic())}
         now = asyncio.get_running_loop().time()
         return NodeReports(self.here, self.followers.term, self.followers.voters, seen, now, self.server.now())
 

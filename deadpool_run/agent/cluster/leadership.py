@@ -72,7 +72,8 @@ class Leadership:
         cluster: Cluster,
     ) -> None:
         """`known` are agents' addresses, this one's among them."""
-        self._agent, self._authority_until = agent, _authority_until(agent)
+        self.agent, self._authority_until = agent, _authority_until(agent)
+        """To read, never to change: what this agent knows, and until when it has authority."""
         self._addresses = {peer.node: peer for peer in known}
         self._owner = owner
         self._loop = asyncio.get_running_loop()
@@ -97,11 +98,6 @@ class Leadership:
         owner.node.voters_are(self.others())
         self._set_timer()
 
-    @property
-    def agent(self) -> Agent:
-        """To read, never to change."""
-        return self._agent
-
     def has_authority(self) -> bool:
         """Return whether this agent leads, and nobody else can have been elected.
 
@@ -110,22 +106,22 @@ class Leadership:
         """
         if self._loop.time() < self._authority_until:
             return True
-        if self._agent.role is ElectionRole.LEADER:
+        if self.agent.role is ElectionRole.LEADER:
             self.handle(electorate.Tick())
-        return quorum.has_authority(self._agent, self._loop.time())
+        return quorum.has_authority(self.agent, self._loop.time())
 
     def has_followers(self) -> bool:
         """Return whether any other node may follow this leader."""
-        return not self._agent.ruled_out.issuperset(self._agent.answered_at)
+        return not self.agent.ruled_out.issuperset(self.agent.answered_at)
 
     @property
     def leader(self) -> Peer | None:
         """The leader's address, as far as it is known here."""
-        return self._addresses.get(self._agent.configuration.leader)
+        return self._addresses.get(self.agent.configuration.leader)
 
     def others(self) -> list[Peer]:
         """Return the other voters whose addresses are known."""
-        return self._peers(self._agent.configuration.voters)
+        return self._peers(self.agent.configuration.voters)
 
     def know(self, peer: Peer) -> None:
         """Record an agent's address."""
@@ -140,11 +136,11 @@ class Leadership:
     def answered(self, answer: HeardFromAgent) -> None:
         """Handle an agent's answer. A leader gets one of each agent for each heartbeat, so it handles many together."""
         self._answers.append(answer)
-        if self._agent.role is not ElectionRole.LEADER:
+        if self.agent.role is not ElectionRole.LEADER:
             self._handle_answers()
         elif self._answers_due is None:
             # The sooner a majority knows the last change of the configuration, the sooner the older one stops counting.
-            delay_s = self._agent.timeout_s / LOOKS if len(self._agent.configurations) == 1 else 0.0
+            delay_s = self.agent.timeout_s / LOOKS if len(self.agent.configurations) == 1 else 0.0
             self._answers_due = self._loop.call_later(delay_s, self._handle_answers)
 
     def _handle_answers(self) -> None:
@@ -157,9 +153,9 @@ class Leadership:
     def _handle(self, event: Event) -> None:
         if self._closed:
             return
-        before = self._agent
-        after, outputs = election.step(self._agent, event, self._loop.time())
-        self._agent, self._authority_until = after, _authority_until(after)
+        before = self.agent
+        after, outputs = election.step(self.agent, event, self._loop.time())
+        self.agent, self._authority_until = after, _authority_until(after)
         if _decides(before) and not _decides(after):
             self._owner.authority_changed(regained=False)
         if after.configuration.voters != before.configuration.voters:
@@ -181,21 +177,21 @@ class Leadership:
 
     def handle_heartbeat(self, heartbeat: peers.Heartbeat) -> None:
         """Handle a heartbeat of the leader, which names the configurations that still count."""
-        counting = tuple(each for each in self._agent.configurations if each.number >= heartbeat.oldest)
+        counting = tuple(each for each in self.agent.configurations if each.number >= heartbeat.oldest)
         if counting and counting[-1].index == (heartbeat.term, heartbeat.newest):
             self.handle(electorate.HeardFromLeader(counting, heartbeat.sent_at, heartbeat.confirmed))
 
     def agents(self) -> peers.Agents:
         """Return the configurations that count, with addresses."""
-        return self._with_addresses(self._agent.configurations)
+        return self._with_addresses(self.agent.configurations)
 
     def heartbeat(self) -> peers.Heartbeat | None:
         """Return this leader's heartbeat, which confirms nothing yet; None if it is to be silent."""
         now = self._loop.time()
-        if not quorum.speaks(self._agent, now):
+        if not quorum.speaks(self.agent, now):
             return None
-        configurations = self._agent.configurations
-        return peers.Heartbeat(self._agent.term, now, configurations[0].number, configurations[-1].number)
+        configurations = self.agent.configurations
+        return peers.Heartbeat(self.agent.term, now, configurations[0].number, configurations[-1].number)
 
     def claim(self, others: Iterable[NodeId]) -> None:
         """Tell agents that are not connected that this one leads. Of very many it tells some, each of which tells others.
@@ -211,7 +207,7 @@ class Leadership:
 
     def know_log(self, entries: int) -> None:
         """Note the length of this leader's own log: it may be elected again, and others may know more, or less."""
-        log = electorate.LogIndex(self._agent.term, entries)
+        log = electorate.LogIndex(self.agent.term, entries)
         self._loop.call_soon(self.handle, electorate.LogFollowed(log))
 
     def suspect(self, node: NodeId) -> None:
@@ -276,9 +272,9 @@ class Leadership:
                 self.vote_links.send(relay, peers.LeadershipClaim(sent_at, agents))
                 self.handle_configurations(agents, sent_at)
                 term = agents.configurations[-1].term
-                if election.follows(self._agent, term):
-                    known = self._agent.configuration.number
-                    answer(peers.HeartbeatAck(term, sent_at, known, node=self._agent.me))
+                if election.follows(self.agent, term):
+                    known = self.agent.configuration.number
+                    answer(peers.HeartbeatAck(term, sent_at, known, node=self.agent.me))
             case peers.HeartbeatAck(term, sent_at, configuration, node=node) if node:
                 self.answered(HeardFromAgent(NodeId(node), term, sent_at, configuration))
             case _:
@@ -286,7 +282,7 @@ class Leadership:
         self._answer = None
 
     def _peers(self, nodes: Iterable[NodeId]) -> list[Peer]:
-        found = (self._addresses.get(node) for node in nodes if node != self._agent.me)
+        found = (self._addresses.get(node) for node in nodes if node != self.agent.me)
         return [peer for peer in found if peer is not None]
 
     def _with_addresses(self, configurations: tuple[Configuration, ...]) -> peers.Agents:
@@ -296,7 +292,7 @@ class Leadership:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        deadline = None if self._closed else election.next_deadline(self._agent)
+        deadline = None if self._closed else election.next_deadline(self.agent)
         self._timer = None if deadline is None else self._loop.call_at(deadline, self.handle, electorate.Tick())
 
 

@@ -120,7 +120,7 @@ class Participation:
         elif purpose is ConnectionRole.VOTE:
             self._leadership.vote_links.accept(sock)
         elif role is ElectionRole.LEADER and self.leader is not None and self.leader.followers is not None:
-            self.leader.followers.accept(sock)
+            self.leader.followers.connections.accept(sock)
         elif role is ElectionRole.ELECTED:
             self._callers.append(sock)
         else:

@@ -122,7 +122,7 @@ def test_a_change_of_the_voters_asks_them_at_once_who_knows_it():
             ours, theirs = socket.socketpair()
             ends[name] = End(theirs)
             ends[name].send(peers.Join(ev.Place(name), LAUNCH))
-            followers.accept(ours)
+            followers.connections.accept(ours)
             await ends[name].hears(2)
         leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
         changed = peers.Agents((electorate.Configuration(0, 2, "leader", ("leader", "voter")),), ())
@@ -147,7 +147,7 @@ def test_a_heartbeat_that_is_due_goes_before_the_next_fact_and_at_once():
         ours, theirs = socket.socketpair()
         end = End(theirs)
         end.send(peers.Join(ev.Place("n"), LAUNCH))
-        followers.accept(ours)
+        followers.connections.accept(ours)
         await end.hears(2)
         leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
         followers.heard("n", peers.Fact(ev.TimeAdvanced()))
@@ -174,7 +174,7 @@ def test_nodes_that_come_in_one_turn_of_the_loop_are_taken_in_together():
             ours, theirs = socket.socketpair()
             ends.append(End(theirs))
             ends[-1].send(peers.Join(ev.Place(name), LAUNCH))
-            followers.accept(ours)
+            followers.connections.accept(ours)
         for name, end in zip(("a", "b"), ends, strict=True):
             assert await end.hears(2) == [peers.Joined(name, "id", "name", SETTINGS, None), peers.Agents((), ())]
         await leadership.until(lambda: leadership.joined)
