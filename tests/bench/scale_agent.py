@@ -26,7 +26,6 @@ from deadpool_run.agent.cluster.follower import Follower
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
-from deadpool_run.agent.node.assignment import Situation
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
@@ -96,9 +95,9 @@ class MeasuredLeader(Leader):
 class BenchNode(LocalNode):
     """The agent's own node."""
 
-    def __init__(self, spec: LaunchSpec, situation: Situation, **others: Any) -> None:
-        super().__init__(spec, situation, **others)
-        self._workers = BenchWorkers(situation.node)
+    def __init__(self, spec: LaunchSpec, here: peers.Peer, **others: Any) -> None:
+        super().__init__(spec, here, **others)
+        self._workers = BenchWorkers(here.node)
 
     def perform(self, effect: Effect, _capture_interval: int, _source: peers.Peer | None) -> None:
         """Obey, and report in the next turn of the loop."""
@@ -154,9 +153,7 @@ class BenchAgent:
         )
         place = ev.Place(self._node, "127.0.0.1", self._server.port)
         self._place = place
-        self._make = lambda node: Participation(
-            spec, Situation(node, "127.0.0.1"), place, forkserver=forkserver, output=Logs(spec)
-        )
+        self._make = lambda node: Participation(spec, node, place, forkserver=forkserver, output=Logs(spec))
         self._member: Participation
 
     def _come(self, role: ConnectionRole, sock: socket.socket) -> None:

@@ -50,7 +50,7 @@ class Mine(Participation):
         self._loop = asyncio.get_running_loop()
         self.over = self._loop.create_future()
         self.leader = None
-        self._token, self._place, self._situation = TOKEN, Place("me"), SimpleNamespace(node="me")
+        self._token, self._place, self._here = TOKEN, Place("me"), ME
         self._follower, self._no_leader, self._preemption_notice, self._tasks = (
             None,
             NoLeader(),

@@ -19,6 +19,7 @@ from deadpool_run.agent.console import tell
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.errors import AuthorityError, UsageError
 from deadpool_run.wire.peers import Peer
 
@@ -36,14 +37,14 @@ class Advertisement:
         self._record: RunRecord | None = None
         self._leader: Leader | None = None
         self._on_superseded = on_superseded
-        self._claiming: asyncio.Task[None] | None = None
+        self._claiming = Tasks()
         assert spec.cluster is not None
         self._cluster = spec.cluster
 
     def follow(self, output: Logs) -> None:
         """Publish this node as a follower."""
         self._leader = None
-        self._stop_claiming()
+        self._claiming.cancel()
         try:
             self._record = RunRecord(self._spec, output.root, leader=False)
         except OSError as error:
@@ -58,11 +59,11 @@ class Advertisement:
         except OSError as error:
             tell(f"cannot write the leader file: {error} (other nodes still find this one over the network)")
         if self._cluster.authority is not None:
-            self._claiming = loop.create_task(self._claim(self._cluster.authority, term))
+            self._claiming.start(self._claim(self._cluster.authority, term))
 
     def close(self, exit_code: int, reason: str, *, fenced: bool) -> None:
         """Complete the records; the last call."""
-        self._stop_claiming()
+        self._claiming.cancel()
         if self._record is not None:
             self._record.end(exit_code, reason)
         if self._leader is None:
@@ -95,11 +96,6 @@ class Advertisement:
             granted = await claimant.claim(term)
         if not granted:
             self._on_superseded("the authority has recorded a later leader, or the end of the run")
-
-    def _stop_claiming(self) -> None:
-        if self._claiming is not None:
-            self._claiming.cancel()
-        self._claiming = None
 
     def _leave(self, authority: BoundedAuthority) -> None:
         """Record that nobody leads, and that the run may be founded again."""

@@ -15,7 +15,7 @@ from deadpool_run.agent.console import announcement, report_request, tell
 from deadpool_run.agent.node.hang_detector import HangDetector, sights_of
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes.forkserver import ForkServer
-from deadpool_run.agent.processes.store import LOOPBACK, Store
+from deadpool_run.agent.processes.store import Store
 from deadpool_run.agent.records.incident_line import incident_line
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
@@ -65,17 +65,16 @@ class Leader:
         self.node = node
         """The leader's own."""
         self._spec = spec
-        self.here = node.situation.node
+        self.here = node.here.node
         self.alone = spec.cluster is None
         """Whether there is no other node."""
         self._on_over = on_over
         self._over = False
-        self._plan_printed = known is not None or spec.cluster is None
+        self._plan_printed = known is not None or self.alone
         """The plan has been printed, or need not be."""
         self._timeline = 0
         self._ranks_moved = False
-        cluster = spec.cluster
-        self._store = Store(forkserver, on_lost, LOOPBACK if cluster is None else node.situation.address)
+        self._store = Store(forkserver, on_lost, node.here.address)
         if known is not None:
             set_aside(spec.run_dir / JOURNAL_NAME, term)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
@@ -84,7 +83,7 @@ class Leader:
         self.server = CoordinatorServer(
             spec.settings, self.perform, self._journal, self._decided, known, may_decide=may_decide
         )
-        self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
+        self._tracking = None if self.alone else Tracking(spec.settings.world_size)
         self.followers: Followers | None = None
         """The other nodes; None on one machine. Set before `begin`."""
         self.durable = CheckpointLeader(

@@ -17,7 +17,6 @@ from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.agent.cluster.orders import carry_out, heartbeat_ack
 from deadpool_run.agent.console import tell
-from deadpool_run.agent.node.assignment import Situation
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.records.launch_identity import identity_of
@@ -52,18 +51,18 @@ class Participation:
     def __init__(
         self,
         spec: LaunchSpec,
-        situation: Situation,
+        node: NodeId,
         place: Place,
         *,
         forkserver: ForkServer,
         output: Logs,
     ) -> None:
         assert spec.cluster is not None
-        self._spec, self._situation, self._place = spec, situation, place
+        self._spec, self._place = spec, place
         self._forkserver = forkserver
         self._output = output
         self._token, self._timeout_s = spec.cluster.token, spec.settings.node_timeout_s
-        self._cluster, self._here = spec.cluster, Peer(situation.node, place.address, place.port)
+        self._cluster, self._here = spec.cluster, Peer(node, place.address, place.port)
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self.leader: Leader | None = None
@@ -76,7 +75,7 @@ class Participation:
         self._tasks = Tasks(self._failed)
         self._leadership: Leadership
         self.advertisement = Advertisement(spec, self._here, self.fence)
-        self.node = LocalNode(spec, situation, forkserver=forkserver, output=output, above=self._no_leader)
+        self.node = LocalNode(spec, self._here, forkserver=forkserver, output=output, above=self._no_leader)
         self._replicator = Replicator(
             self.node.vault,
             self._loop,
@@ -91,7 +90,7 @@ class Participation:
 
     async def found(self, term: int) -> None:
         """Lead a new job, from this term on."""
-        here, now = self._situation.node, self._loop.time()
+        here, now = self._here.node, self._loop.time()
         domain, claims = self._place.failure_domain, self._cluster.authority is not None
         agent = election.first_leader(here, self._timeout_s, now, domain, term, claims=claims)
         self._leadership = Leadership(agent, [self._here], self, self._cluster)
@@ -103,7 +102,7 @@ class Participation:
 
     async def join(self, follower: Follower, agents: peers.Agents) -> None:
         """Follow the leader that has admitted this node."""
-        here, asked_at, configurations = self._situation.node, follower.asked_at, agents.configurations
+        here, asked_at, configurations = self._here.node, follower.asked_at, agents.configurations
         domain, claims = self._place.failure_domain, self._cluster.authority is not None
         agent = election.follower(here, self._timeout_s, configurations, asked_at, domain, claims=claims)
         self._leadership = Leadership(agent, [*agents.peers, self._here], self, self._cluster)
@@ -130,7 +129,7 @@ class Participation:
         """Redirect a node that wants to join to the leader, if that is known."""
         leader = self._leadership.leader
         link = PeerLink(sock, lambda _: None)
-        if leader is not None and leader.node != self._situation.node:
+        if leader is not None and leader.node != self._here.node:
             link.send(peers.Redirect(leader, self._leadership.agents()))
         link.close_when_flushed()
 
@@ -177,7 +176,7 @@ class Participation:
         if leader.state.phase is JobPhase.STOPPED:
             self._tasks.start(self._lead_to_the_end(leader, term))
         else:
-            leader.submit(CoordinatorMoved(term, self._situation.node))
+            leader.submit(CoordinatorMoved(term, self._here.node))
             leader.submit(self.node.resynced())
             self._replicator.report_all()
             leader.begin()
@@ -190,7 +189,7 @@ class Participation:
         """Lead in a later term, from the own log. The others, if any are left, follow as they would another leader."""
         leader.server.resume()
         if self._leadership.has_followers():
-            leader.submit(CoordinatorMoved(term, self._situation.node))
+            leader.submit(CoordinatorMoved(term, self._here.node))
             leader.submit(self.node.resynced())
             self._replicator.report_all()
             self.share(self._leadership.agents())
@@ -269,7 +268,7 @@ class Participation:
         if not self._is_awaited(term):
             sock.close()
             return False
-        follower = Follower(sock, peers.Rejoin(self._situation.node, self._place, self.node.resynced()))
+        follower = Follower(sock, peers.Rejoin(self._here.node, self._place, self.node.resynced()))
         self._attach(follower)
         self._replicator.report_all()
         if await follower.answered():
@@ -289,7 +288,7 @@ class Participation:
                 leader.address, leader.port, ConnectionRole.MEMBER, self._token, _SILENCE * self._timeout_s
             )
 
-        follower.keep_connected(self._situation.node, term, dial, _SILENCE * self._timeout_s)
+        follower.keep_connected(self._here.node, term, dial, _SILENCE * self._timeout_s)
 
     def _is_awaited(self, term: int) -> bool:
         return not self.over.done() and self._leadership.agent.term == term and self._follower is None

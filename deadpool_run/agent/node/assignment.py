@@ -7,17 +7,7 @@ from signal import Signals
 from deadpool_run.agent.records import script_copy
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.core.effects import AssignRank
-from deadpool_run.ids import NodeId
-from deadpool_run.wire.peers import World
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """This node's place in the job."""
-
-    node: NodeId
-    address: str
-    """The address at which others reach this node's workers: an IP literal."""
+from deadpool_run.wire.peers import Peer, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +16,7 @@ class Assignment:
 
     order: AssignRank
     world: World
-    situation: Situation
+    here: Peer
     capture_interval: int
     error_file: str
     """The file for the script's exception; empty for none."""
@@ -39,7 +29,7 @@ def worker_environment(spec: LaunchSpec, assignment: Assignment, shared: Mapping
 
     GROUP_RANK is the number of the rank's first node. It stays the same when the rank moves.
     """
-    order, world, situation = assignment.order, assignment.world, assignment.situation
+    order, world, here = assignment.order, assignment.world, assignment.here
     world_size = str(spec.settings.world_size)
     env = {
         **shared,
@@ -73,8 +63,8 @@ def worker_environment(spec: LaunchSpec, assignment: Assignment, shared: Mapping
     }
     if spec.cluster is not None:
         env |= {
-            "DEADPOOL_NODE": situation.node,
-            "DEADPOOL_NODE_ADDR": situation.address,
+            "DEADPOOL_NODE": here.node,
+            "DEADPOOL_NODE_ADDR": here.address,
             "DEADPOOL_REPLICATE": "1",  # snapshots are copied to other nodes, so workers report each one
         }
     if spec.virtual_local_rank:

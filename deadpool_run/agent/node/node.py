@@ -11,7 +11,7 @@ from typing import Protocol, assert_never
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.agent.console import tell
-from deadpool_run.agent.node.assignment import Assignment, Situation, worker_environment
+from deadpool_run.agent.node.assignment import Assignment, worker_environment
 from deadpool_run.agent.node.inventory import Inventory
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.workers import Workforce
@@ -54,14 +54,15 @@ class LocalNode:
     def __init__(
         self,
         spec: LaunchSpec,
-        situation: Situation,
+        here: Peer,
         *,
         forkserver: ForkServer,
         output: Logs,
         above: Above,
     ) -> None:
         self.above = above
-        self.situation = situation
+        self.here = here
+        """Where others reach this node's agent, and by its address, an IP literal, its workers."""
         self._spec = spec
         self._output = output
         self._forkserver, self._environment = forkserver, forkserver.environment
@@ -186,7 +187,7 @@ class LocalNode:
             if failure is None:
                 then()
             else:
-                node = self.situation.node if source is None else source.node
+                node = self.here.node if source is None else source.node
                 self._submit(FetchFailed(order.worker, order.epoch, node, failure))
 
         return done
@@ -219,7 +220,7 @@ class LocalNode:
         assignment = Assignment(
             order=order,
             world=self._world,
-            situation=self.situation,
+            here=self.here,
             capture_interval=capture_interval,
             error_file=self._output.error_file(order.local_rank),
             resume=-1 if order.replacement else self._participant.resume,
@@ -288,7 +289,7 @@ class LocalNode:
 
     def resynced(self) -> NodeResynced:
         """Return the inventory, which a new leader asks for first."""
-        return self._inventory.report(self.situation.node)
+        return self._inventory.report(self.here.node)
 
     # --- without a leader -----------------------------------------------------------------------------------------
 
@@ -296,7 +297,7 @@ class LocalNode:
         """Have the fork server tell these agents when this one and its workers have ended."""
         assert self._spec.cluster is not None
         addresses = [(peer.address, peer.port) for peer in voters]
-        self._forkserver.testify(self.situation.node, self._spec.cluster.token, addresses)
+        self._forkserver.testify(self.here.node, self._spec.cluster.token, addresses)
 
     def suspend(self) -> None:
         """Stop every worker."""
