@@ -26,7 +26,7 @@ class Claimant:
         claim = LeaderClaim(term, self._here.node, self._here.address, self._here.port, self._authority.run_id)
         ask = self._authority.would_grant if trial else self._authority.claim
         try:
-            return await asyncio.get_running_loop().run_in_executor(None, ask, claim)
+            return await asyncio.to_thread(ask, claim)
         except AuthorityError as error:
             if self._told != str(error):
                 self._told = str(error)

@@ -53,9 +53,8 @@ class Advertisement:
     async def lead(self, leader: Leader, term: int) -> None:
         """Publish this node as the leader of this term."""
         self._record, self._leader = None, leader  # the leader keeps the record now
-        loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(None, self._write_leader_file, term)
+            await asyncio.to_thread(self._write_leader_file, term)
         except OSError as error:
             tell(f"cannot write the leader file: {error} (other nodes still find this one over the network)")
         if self._cluster.authority is not None:

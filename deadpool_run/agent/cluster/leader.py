@@ -107,7 +107,7 @@ class Leader:
         self._hang_detector = HangDetector(
             self._spec.hang_timeout_s,
             look=lambda: () if self.node.suspended else sights_of(self.state, self.node.vault.status_page),
-            pid=self.node.pid,
+            pid=self.node.workforce.pid,
             submit=self.submit,
             say=tell,
             protected=lambda: self.state.phase is JobPhase.RUNNING,

@@ -29,7 +29,13 @@ def carry_out(node: LocalNode, message: peers.Message) -> None:
             node.set_buddies(message)
         case peers.Committed():
             node.committed(message)
-        case TakeStep() | peers.Void() | peers.Load() | peers.Durable():
-            node.durable_order(message)
+        case TakeStep():
+            node.participant.take_step(message)
+        case peers.Void(attempt):
+            node.participant.void(attempt)
+        case peers.Load():
+            node.participant.load(message)
+        case peers.Durable():
+            node.newest_durable = message
         case _:
             raise ProtocolError(f"a leader does not send {type(message).__name__}")

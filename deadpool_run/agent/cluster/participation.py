@@ -169,7 +169,7 @@ class Participation:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
-        self.node.void_checkpoints()
+        self.node.participant.void()  # what the last leader ordered
         leader = self._lead(term)
         leader.resume()
         tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
@@ -247,7 +247,7 @@ class Participation:
             self._follower.close()
             self._follower = None
         self.node.above = self._no_leader
-        self.node.void_checkpoints()
+        self.node.participant.void()  # what the last leader ordered
         self._tasks.start(self._rejoin(leader, term))
 
     async def _rejoin(self, leader: Peer, term: int) -> None:

@@ -80,12 +80,11 @@ async def find(  # noqa: PLR0913 - where to look, and for how long
     in the job; each of them redirects to the leader. Raises `UsageError` if the tokens differ, or no endpoint can be
     resolved, and `AuthorityError` if the external authority cannot be asked.
     """
-    loop = asyncio.get_running_loop()
     search = _Search(cluster, node_timeout_s, base, known, may_found=may_found)
     began, pause, reported = time.monotonic(), _FIRST_PAUSE_S, False
     while True:
         try:
-            tried = await loop.run_in_executor(None, search.once)
+            tried = await asyncio.to_thread(search.once)
         except AuthorityError as error:
             if may_found:
                 raise
@@ -291,7 +290,7 @@ async def redirect(cluster: Cluster, address: str, port: int) -> Found | None:
         except OSError:
             return None
 
-    return await asyncio.get_running_loop().run_in_executor(None, connect)
+    return await asyncio.to_thread(connect)
 
 
 def _found(sock: socket.socket, cluster: Cluster) -> Found:

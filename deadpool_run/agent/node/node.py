@@ -6,7 +6,7 @@ The leader is above it, in this process or on another node: facts go up, orders 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from signal import Signals
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
@@ -31,13 +31,13 @@ from deadpool_run.core.events import (
 )
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import Rank, Version, WorkerId
+from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import create_memory
 from deadpool_run.vault.status_page import create_status_page
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages, peers
-from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S, TakeStep
+from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S
 from deadpool_run.wire.peers import Buddies, Committed, Fact, NodeReport, Peer, Safe, Traffic, World
 
 
@@ -78,10 +78,11 @@ class LocalNode:
         self._inventory = Inventory()
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
-        self._workforce = Workforce(forkserver, self._submit, vault.captured, self._captured)
+        self.workforce = Workforce(forkserver, self._submit, vault.captured, self._captured)
         timeout_s = DEFAULT_DURABLE_TIMEOUT_S if spec.durable is None else spec.durable.timeout_s
         self.checkpointers = Checkpointers(forkserver, vault, timeout_s)
-        self._participant = CheckpointParticipant(self.checkpointers, vault, self._report, self._captured)
+        self.participant = CheckpointParticipant(self.checkpointers, vault, self._report, self._captured)
+        """This node's part in durable checkpoints."""
         self.newest_durable: peers.Durable | None = None
         """The newest durable checkpoint of the job, as its leader has reported it."""
 
@@ -96,7 +97,7 @@ class LocalNode:
     def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901, PLR0912 - one case for each order
         """Carry out one order for this node. The leader's own orders never come here."""
         self._inventory.ordered(effect)
-        workers = self._workforce
+        workers = self.workforce
         match effect:
             case do.BeginGeneration(generation):
                 self._begin_generation(generation)
@@ -148,7 +149,7 @@ class LocalNode:
         if self.copies is not None:
             self.copies.renew(self._world.timeline)
             self.vault.status_page.publish(None, ())  # with several nodes the leader reports what is committed
-        self._participant.begin()
+        self.participant.begin()
         self._output.begin(generation)
 
     def _begin_timeline(self, timeline: int) -> None:
@@ -162,7 +163,7 @@ class LocalNode:
         if self.copies is None or not order.replacement:
             self.vault.vacate(order.rank)
             if not order.replacement:
-                self._participant.seated(order.rank)
+                self.participant.seated(order.rank)
             self._assign(order, capture_interval)
             return
 
@@ -171,8 +172,8 @@ class LocalNode:
 
     def _resume(self, order: do.ResumeFrom, source: Peer | None) -> None:
         """Send the order once the snapshot is here."""
-        rank = self._workforce.rank(order.worker)
-        done = self._fetched(order, source, lambda: self._workforce.send(order.worker, order))
+        rank = self.workforce.rank(order.worker)
+        done = self._fetched(order, source, lambda: self.workforce.send(order.worker, order))
         if source is None or self.copies is None or rank is None:
             done(None)
         else:
@@ -223,15 +224,15 @@ class LocalNode:
             here=self.here,
             capture_interval=capture_interval,
             error_file=self._output.error_file(order.local_rank),
-            resume=-1 if order.replacement else self._participant.resume,
+            resume=-1 if order.replacement else self.participant.resume,
         )
         environment = worker_environment(self._spec, assignment, self._environment)
         streams = self._output.open(order.local_rank, order.rank)
         fds = {**memory, **streams}
         if cpus := self._spec.cpus.get(order.local_rank):
-            self._workforce.bind(order.worker, cpus)
+            self.workforce.bind(order.worker, cpus)
         message = messages.Assign(order.rank, order.local_rank, order.epoch, environment, tuple(fds), prepare)
-        self._workforce.assign(order.worker, message, fds)
+        self.workforce.assign(order.worker, message, fds)
         for fd in streams.values():
             os.close(fd)
 
@@ -252,33 +253,11 @@ class LocalNode:
                 Version(committed.version) if committed.version >= 0 else None, committed.abandoned
             )
 
-    def void_checkpoints(self) -> None:
-        """End the part in durable checkpoints that the last leader ordered."""
-        self._participant.void()
-
-    def durable_order(self, order: TakeStep | peers.Void | peers.Load | peers.Durable) -> None:
-        """Do this node's part of durable checkpoints."""
-        match order:
-            case TakeStep():
-                self._participant.take_step(order)
-            case peers.Void(attempt):
-                self._participant.void(attempt)
-            case peers.Load():
-                self._participant.load(order)
-            case peers.Durable():
-                self.newest_durable = order
-            case _:
-                assert_never(order)
-
     # --- status -------------------------------------------------------------------------------------------------
-
-    def pid(self, worker: WorkerId) -> int | None:
-        """Return the process of a worker that lives here."""
-        return self._workforce.pid(worker)
 
     def rank_entries(self) -> tuple[tuple[int, ...], ...]:
         """Return the status page's entries of the ranks here: each the rank, then the entry's words."""
-        return tuple((rank, *self.vault.status_page.rank_entries[rank].words()) for rank in self._workforce.ranks())
+        return tuple((rank, *self.vault.status_page.rank_entries[rank].words()) for rank in self.workforce.ranks())
 
     def traffic(self) -> Traffic | None:
         """Return the traffic of copies between this node and others; None if nothing is copied."""
@@ -303,20 +282,20 @@ class LocalNode:
         """Stop every worker."""
         self.suspended = True
         tell("no leader is heard of: this node's workers are stopped until there is one")
-        self._workforce.suspend()
+        self.workforce.suspend()
 
     def resume(self) -> None:
         """Let the stopped workers continue."""
         self.suspended = False
         tell("a leader counts on this node again: its workers go on")
-        self._workforce.resume()
+        self.workforce.resume()
 
     # --- the end ------------------------------------------------------------------------------------------------
 
     def end_workers(self) -> None:
         """End every worker at once. Their exits are still reaped by the loop."""
-        self._workforce.close()
-        self._participant.void()
+        self.workforce.close()
+        self.participant.void()
 
     def close(self) -> None:
         """Free all memory, after the last worker is gone."""
@@ -353,9 +332,9 @@ class LocalNode:
             match event:
                 case CaptureSkipped():
                     self.copies.skipped()
-                case TranscriptSealed(worker) if (rank := self._workforce.rank(worker)) is not None:
+                case TranscriptSealed(worker) if (rank := self.workforce.rank(worker)) is not None:
                     self.copies.sealed(rank)
-                case LoopFinished(worker, version) if (rank := self._workforce.rank(worker)) is not None:
+                case LoopFinished(worker, version) if (rank := self.workforce.rank(worker)) is not None:
                     safe = self._safe.get(rank)
                     if safe is None or version not in safe.versions:
                         self._finished[rank] = event
