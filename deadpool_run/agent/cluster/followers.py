@@ -31,7 +31,6 @@ class Leading(Protocol):
 
     request_handler: RequestHandler
     durable: CheckpointLeader
-
     server: CoordinatorServer
 
     @property
@@ -213,9 +212,7 @@ class Followers:
         self.connections.send(rejoin.node, self._leadership.agents())
         self.connections.send(rejoin.node, self._leader.world())
         self._join(rejoin.node, rejoin.place)
-        if (
-            rejoin.node not in self._leader.state.leaves
-        ):  # the last leader admitted it, and failed before it could log that
+        if rejoin.node not in self._leader.state.leaves:  # the last leader failed before it could log its admission
             self._leader.submit(NodeJoined(rejoin.node, rejoin.place))
         self._leader.submit(rejoin.found)
 

@@ -3,11 +3,12 @@
 import asyncio
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol, assert_never
 
 from deadpool_run.agent.authority.claimant import Claimant
 from deadpool_run.agent.cluster.vote_links import VoteLinks
+from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.leadership import election, electorate, quorum
@@ -22,24 +23,11 @@ LOOKS = 20
 """How often a leader handles answers within a node timeout. They count from the time of the request, so late is fine."""
 
 
-class ElectionNode(Protocol):
-    """A node, as far as elections concern it."""
-
-    def voters_are(self, voters: Sequence[Peer]) -> None:
-        """Note the other voters: they are to hear of the end of this agent."""
-
-    def suspend(self) -> None:
-        """Stop the workers: another node may have their ranks soon."""
-
-    def resume(self) -> None:
-        """Let the workers go on."""
-
-
 class LeadershipOwner(Protocol):
     """Acts on the outcome of elections."""
 
     @property
-    def node(self) -> ElectionNode:
+    def node(self) -> LocalNode:
         """This node."""
 
     def take_over(self, term: int) -> None:
