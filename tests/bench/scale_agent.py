@@ -213,7 +213,7 @@ class BenchAgent:
         followers._timer.cancel()
         followers._heartbeat()
         others = len(self.leader.state.nodes) - 1
-        await self._until(lambda: sum(seen.at >= sent_at for seen in followers.seen().values()) == others)
+        await self._until(lambda: sum(seen.at >= sent_at for seen in followers.seen.values()) == others)
         leadership.handle(electorate.Tick())  # which has it look at all answers
         return {"cpu_s": time.process_time() - began}
 
