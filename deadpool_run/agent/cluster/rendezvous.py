@@ -152,12 +152,8 @@ class _Search:
                 continue
             if founder is not None and (address, port) == founder.listener.getsockname()[:2]:
                 continue  # another name of this node
-            if (
-                self._may_found
-                and self._cluster.founds
-                and place == 0
-                and (listener := _bind(address, port)) is not None
-            ):
+            founds = place == 0 and self._may_found and self._cluster.founds
+            if founds and (listener := _bind(address, port)) is not None:
                 founder = Founder(address, listener)
                 continue  # unless another endpoint leads the job already
             try:
@@ -192,9 +188,8 @@ class _Search:
         later = None if self._base is None else leader_file.read(self._base)
         if later is not None:
             try:
-                return _found(
-                    dial(ConnectionRole.MEMBER, later.address, later.port, self._cluster.token), self._cluster
-                )
+                sock = dial(ConnectionRole.MEMBER, later.address, later.port, self._cluster.token)
+                return _found(sock, self._cluster)
             except OSError as failure:
                 error = failure
         for address, port in self._known:
@@ -283,14 +278,10 @@ def _for_others(host: str, address: str) -> str:
 
 async def redirect(cluster: Cluster, address: str, port: int) -> Found | None:
     """Return a connection to the leader that another agent named; None if it does not answer."""
-
-    def connect() -> Found | None:
-        try:
-            return _found(_dial_or_advise(address, port, cluster.token, handshake.TIMEOUT_S), cluster)
-        except OSError:
-            return None
-
-    return await asyncio.to_thread(connect)
+    with contextlib.suppress(OSError):
+        sock = await asyncio.to_thread(_dial_or_advise, address, port, cluster.token, handshake.TIMEOUT_S)
+        return await asyncio.to_thread(_found, sock, cluster)
+    return None
 
 
 def _found(sock: socket.socket, cluster: Cluster) -> Found:
