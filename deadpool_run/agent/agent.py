@@ -24,11 +24,11 @@ from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.cluster.slurm_cancel import cancel_if_abandoned, cancel_if_srun_is_gone
 from deadpool_run.agent.console import announcement, tell
 from deadpool_run.agent.environment import omp_banner
-from deadpool_run.agent.node.assignment import Situation
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
+from deadpool_run.agent.processes.store import LOOPBACK
 from deadpool_run.agent.records import script_copy
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
@@ -107,12 +107,12 @@ class _Agent:
     async def _alone(self) -> int:
         """Be the leader and the only node."""
         spec = self._spec
-        situation = Situation(ONLY_NODE, "127.0.0.1")
+        here = peers.Peer(ONLY_NODE, LOOPBACK, 0)
         exit_code, reason = _FAILED
         output = Logs(spec)
         control = ControlServer(spec.run_dir, self._answer)
         try:
-            node = self._node = LocalNode(spec, situation, forkserver=self._forkserver, output=output, above=NoLeader())
+            node = self._node = LocalNode(spec, here, forkserver=self._forkserver, output=output, above=NoLeader())
             leader = self._leader = Leader(
                 spec,
                 node,
@@ -157,6 +157,7 @@ class _Agent:
                     self._over,
                     may_found=first,
                     timeout_s=timeout_s,
+                    node_timeout_s=self._spec.settings.node_timeout_s,
                     base=self.base,
                     known=[(peer.address, peer.port) for peer in self._former_agents],
                 )
@@ -194,16 +195,15 @@ class _Agent:
                 spec = self._spec
                 if found.term > 0:  # the run's directory still has the earlier files
                     spec = replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{found.term}"))
-                return await self._live(spec, Situation(NodeId(cluster.node_name), found.address), place, found.term)
+                return await self._live(spec, NodeId(cluster.node_name), place, found.term)
             with closing(Follower(found.sock, peers.Join(place, identity_of(self._spec)))) as follower:
                 joined, agents = await follower.admitted(self._over)
-                situation = Situation(joined.node, found.address)
-                return await self._live(self._spec_of(cluster, joined), situation, place, (follower, joined, agents))
+                return await self._live(self._spec_of(cluster, joined), joined.node, place, (follower, joined, agents))
 
     async def _live(
         self,
         spec: LaunchSpec,
-        situation: Situation,
+        node: NodeId,
         place: Place,
         began: int | tuple[Follower, peers.Joined, peers.Agents],
     ) -> int:
@@ -213,7 +213,7 @@ class _Agent:
         script_copy.write(spec)
         self.base = spec.base_dir or spec.run_dir
         output = Logs(spec)
-        member = self._member = Participation(spec, situation, place, forkserver=self._forkserver, output=output)
+        member = self._member = Participation(spec, node, place, forkserver=self._forkserver, output=output)
         self._node, self._was_member = member.node, True
         try:
             if isinstance(began, int):

@@ -103,8 +103,6 @@ class Cluster:
     """This node's place among the nodes that hold ranks; None if arrival decides."""
     failure_domain: str = ""
     """Label of what this node fails together with, such as a switch."""
-    node_timeout_s: float = 5.0
-    """A node that is silent for longer has failed."""
     bandwidth: int | None = None
     """Limit for copies of snapshots, in bytes per second; None: no limit."""
     streams: int | None = None

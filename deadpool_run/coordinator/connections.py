@@ -9,7 +9,6 @@ from typing import Protocol
 
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.link_session import LinkSession
-from deadpool_run.core.events import Event
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
@@ -35,10 +34,7 @@ class ConnectionOwner(Protocol):
         """Go on with a node that a former leader took in. Messages can be sent to it."""
 
     def heard(self, node: NodeId, message: peers.ToLeader) -> None:
-        """Handle any message of an agent but `Fact`."""
-
-    def submit(self, event: Event) -> None:
-        """Handle an event."""
+        """Handle a message of an agent that is admitted."""
 
     def hung_up(self, node: NodeId) -> None:
         """Note that the connection of a node that is not given up has ended."""
@@ -72,7 +68,7 @@ class Connections:
         connection = _Connection(
             sock,
             lambda message: self._handle(connection, message),
-            lambda _, __: self._lost(connection),
+            lambda why: self._lost(connection, why),
         )
         self._open.add(connection)
 
@@ -149,9 +145,11 @@ class Connections:
             raise ProtocolError(f"it sent {type(message).__name__} before it was admitted")
         elif isinstance(message, peers.HeartbeatAck):
             self._owner.heard(connection.node, message)
-        else:
+        elif isinstance(message, peers.NodeReport | peers.Ask):
             self._sessions[connection.node].received += 1
-            self._handle_next(connection.node, message)
+            self._owner.heard(connection.node, message)
+        else:
+            raise ProtocolError(f"a node does not send {type(message).__name__}")
 
     def _handle_first(self, connection: _Connection, message: peers.Message) -> None:
         if isinstance(message, peers.Join | peers.Rejoin):
@@ -160,14 +158,6 @@ class Connections:
             self._resume(connection, message)
         else:
             raise ProtocolError(f"its first message is {type(message).__name__}, not Join, Rejoin or ResumeLink")
-
-    def _handle_next(self, node: NodeId, message: peers.Message) -> None:
-        if isinstance(message, peers.Fact):
-            self._owner.submit(message.event)
-        elif isinstance(message, peers.Safe | peers.Ask | peers.Saved | peers.Loaded | peers.PreemptionNotice):
-            self._owner.heard(node, message)
-        else:
-            raise ProtocolError(f"a node does not send {type(message).__name__}")
 
     def _resume(self, connection: _Connection, resume: peers.ResumeLink) -> None:
         """Go on with an admitted node over this connection; send what it did not get by the last one."""
@@ -213,7 +203,7 @@ class Connections:
         self._taken.add(node)
         return node
 
-    def _lost(self, connection: _Connection) -> None:
+    def _lost(self, connection: _Connection, why: Exception) -> None:
         if connection in self._open:
             self._forget(connection)
             node = connection.node
@@ -221,7 +211,7 @@ class Connections:
                 return  # it was never announced
             if self._by_node.get(node) is connection:
                 del self._by_node[node]
-                if connection.broke_protocol:  # another connection would bring the same message
+                if isinstance(why, ProtocolError):  # another connection would bring the same message
                     del self._sessions[node]
                 self._owner.hung_up(node)
 

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import auth
 from deadpool_run.wire.auth import Caller, ConnectionRole, GreetingRefused, GreetingRefusedError, Listener, Welcome
-from deadpool_run.wire.frames import Frames
 
 TIMEOUT_S = 5.0
 """Limit for making a connection, and again for the whole greeting."""
@@ -84,13 +83,13 @@ def _prepare(sock: socket.socket) -> None:
 
 async def _read(sock: socket.socket) -> auth.Greeting:
     """Return the next message without a byte beyond it, which belongs to the role. Raises OSError, EOFError and `ProtocolError`."""
-    frames = Frames(auth.MAX_BYTES)
+    frames = auth.FORMAT.frames()
     while True:
         data = await asyncio.get_running_loop().sock_recv(sock, min(frames.missing, auth.MAX_BYTES))
         if not data:
             raise EOFError("the peer closed the connection")
-        for body in frames.feed(data):
-            return auth.decode(body)
+        for message in frames.feed(data):
+            return message
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,6 @@ from deadpool_run.core import coordinator
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, TimeAdvanced
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import State
 
 
 class CoordinatorServer:
@@ -41,7 +40,8 @@ class CoordinatorServer:
         self._may_decide = may_decide
         self._held_at: float | None = None
         self._loop = asyncio.get_running_loop()
-        self._state = coordinator.new_state(settings) if known is None else known.state
+        self.state = coordinator.new_state(settings) if known is None else known.state
+        """To read, never to change. It changes with each event, so keep a copy to compare it later."""
         self._ahead_s = 0.0 if known is None else known.now - self._loop.time()
         self.entries = 0 if known is None else known.index.entries
         """The number of events that led to the state."""
@@ -51,11 +51,6 @@ class CoordinatorServer:
         self._deciding = False
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
-
-    @property
-    def state(self) -> State:
-        """To read, never to change. It changes with each event, so keep a copy to compare it later."""
-        return self._state
 
     def now(self) -> float:
         """Return the time of a decision made now: seconds, monotonic, also over a takeover from another machine."""
@@ -67,7 +62,7 @@ class CoordinatorServer:
         A decision that raises leaves the state half changed. The error ends the job, and nothing more is decided.
         """
         self._events.append(event)
-        if self._deciding or self._state.is_void:
+        if self._deciding or self.state.is_void:
             return
         self._deciding = True
         try:
@@ -100,7 +95,7 @@ class CoordinatorServer:
 
     def _decide(self, event: Event) -> None:
         now = self.now()
-        effects = coordinator.step(self._settings, self._state, event, now)
+        effects = coordinator.step(self._settings, self.state, event, now)
         self._journal.append(now, event, effects)
         self.entries += 1
         if self.on_entry is not None:
@@ -115,7 +110,7 @@ class CoordinatorServer:
 
     def _set_timer(self) -> None:
         """Keep one timer, for the state's next deadline."""
-        deadline = None if self._held_at is not None else coordinator.next_deadline(self._settings, self._state)
+        deadline = None if self._held_at is not None else coordinator.next_deadline(self._settings, self.state)
         at = None if deadline is None else deadline - self._ahead_s
         if self._timer is not None:
             if self._timer.when() == at:

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from deadpool_run.coordinator.address import POINTER_NAME, SOCKET_NAME, control_address
 from deadpool_run.errors import DeadpoolError, NoSuchRunError, ProtocolError
+from deadpool_run.wire.typed import read_object
 
 ANSWER_S = 5.0
 """Timeout of an answer. A live agent answers in milliseconds."""
@@ -93,7 +94,7 @@ def connect(run_dir: Path | None, state_dir: Path) -> ControlClient:
     try:
         return ControlClient(run_dir)
     except NoSuchRunError:
-        leader = _read(run_dir / POINTER_NAME).get("run_dir")
+        leader = read_object(run_dir / POINTER_NAME).get("run_dir")
         others = ([Path(leader)] if isinstance(leader, str) else []) + _newest(run_dir.glob(f"node-*/{SOCKET_NAME}"))
         found = _first_live(others)
         if found is None:
@@ -135,13 +136,4 @@ def _why_not(run_dir: Path, error: OSError) -> str:
 
 
 def _agent(run_dir: Path) -> str:
-    return f"pid {_read(run_dir / 'run.json').get('pid', 'unknown')}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if there is none."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return f"pid {read_object(run_dir / 'run.json').get('pid', 'unknown')}"

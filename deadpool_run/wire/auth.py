@@ -17,7 +17,7 @@ from enum import StrEnum
 from deadpool_run.structs import Tagged
 from deadpool_run.wire.frames import MessageFormat
 
-VERSION = 3
+VERSION = 4
 """Version of all messages between agents. Agents of different versions refuse each other."""
 MAX_BYTES = 4096
 """Limit of a frame until the peer has proved itself."""
@@ -67,8 +67,8 @@ class GreetingRefused(Tagged):
 
 
 Greeting = Hello | Challenge | Proof | Welcome | GreetingRefused
-_FORMAT: MessageFormat[Greeting] = MessageFormat(Greeting, "a message of the greeting", MAX_BYTES)
-encode, decode = _FORMAT.encode, _FORMAT.decode
+FORMAT: MessageFormat[Greeting] = MessageFormat(Greeting, "a message of the greeting", MAX_BYTES)
+encode, decode = FORMAT.encode, FORMAT.decode
 
 WRONG_TOKEN = "the tokens differ"  # noqa: S105 - no password
 

@@ -1,4 +1,7 @@
-"""Messages between an agent and its checkpointer. `wire.messages` has their encoding."""
+"""Messages between an agent and its checkpointer. `wire.messages` has their encoding.
+
+The leader's orders to write pass through the nodes' agents as they are.
+"""
 
 from deadpool_run.structs import Tagged, Untagged
 
@@ -54,14 +57,14 @@ class FillSlots(Tagged):
     """Orders to fill every lent rank's first slot from this checkpoint."""
 
     where: str
-    version: int
     world_size: int
 
 
 class TakeStep(Tagged):
     """Orders a step (a `checkpoint_format.CheckpointStep`) of a checkpoint that all nodes write together.
 
-    `attempt` is unique. `firsts` has the first rank of each node that writes. `leads`: this node does what is done once.
+    `attempt` is unique, and `ranks` are the node's own. `firsts` has the first rank of each node that writes. One node `leads`:
+    it does what is done once. Every rank holds the version until it is copied.
     """
 
     step: str
@@ -71,8 +74,9 @@ class TakeStep(Tagged):
     version: int
     keep: int
     world_size: int
-    firsts: list[int]
+    firsts: tuple[int, ...]
     leads: bool
+    ranks: tuple[int, ...]
 
 
 class StepTaken(Tagged):
@@ -96,7 +100,7 @@ class CheckpointLoaded(Tagged):
 
 
 class CheckpointFailed(Tagged):
-    """Reports that an order failed. `again`: it may succeed with a later version."""
+    """Reports that an order failed. `again`: the ranks no longer hold this version, and a later one may be written."""
 
     why: str
     again: bool = False

@@ -1,7 +1,7 @@
 """Frames of a byte stream: a 4-byte big-endian length, then the body, such as a message as JSON. No sockets here."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from deadpool_run.errors import ProtocolError
@@ -18,11 +18,12 @@ def pack(body: bytes, limit: int) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Frames:
-    """Cuts a byte stream into bodies. Holds one frame and one read at most."""
+class Frames(Generic[T]):
+    """Cuts a byte stream into bodies of up to `limit` bytes, and decodes them. Holds one frame and one read at most."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, decode: Callable[[bytes], T]) -> None:
         self._limit = limit
+        self._decode = decode
         self._bytes = bytearray()
 
     @property
@@ -33,8 +34,8 @@ class Frames:
         (length,) = _LENGTH.unpack_from(self._bytes)
         return int(_LENGTH.size + length - len(self._bytes))
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield every body that is complete with `data`. Raises `ProtocolError`."""
+    def feed(self, data: bytes) -> Iterator[T]:
+        """Yield every message that is complete with `data`. Raises `ProtocolError`."""
         self._bytes += data
         while len(self._bytes) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._bytes)
@@ -45,7 +46,7 @@ class Frames:
                 return
             body = bytes(self._bytes[_LENGTH.size : end])
             del self._bytes[:end]
-            yield body
+            yield self._decode(body)
 
 
 class MessageFormat(Generic[T]):
@@ -63,3 +64,7 @@ class MessageFormat(Generic[T]):
     def decode(self, body: bytes) -> T:
         """Return the message of one frame's body. Raises `ProtocolError`."""
         return self._decoder.decode(body)
+
+    def frames(self) -> Frames[T]:
+        """Return a new cutter of a stream of these messages."""
+        return Frames(self._limit, self.decode)

@@ -1,15 +1,17 @@
 """Messages between an agent and its workers, and their frames. No sockets here.
 
+Most orders are effects of the coordinator, and most reports its events, of which the worker is the subject.
+
 A frame is a 4-byte big-endian length and a JSON object whose `type` names the message class. File descriptors travel with the
 first byte of `Assign` (in the order of its `fds`), `LendStatusPage` and `LendSlots`, and of no other message.
 """
 
-from collections.abc import Iterator
-
-from deadpool_run.errors import Blame
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+from deadpool_run.ids import Epoch, WorkerId
 from deadpool_run.structs import Tagged
 from deadpool_run.wire.checkpoints import FromCheckpointer, ToCheckpointer
-from deadpool_run.wire.frames import Frames, MessageFormat
+from deadpool_run.wire.frames import MessageFormat
 
 MAX_FRAME_BYTES = 4 << 20
 
@@ -25,60 +27,30 @@ class Assign(Tagged):
 
     rank: int
     local_rank: int
-    world_size: int
-    epoch: int
-    replacement: bool
-    store_host: str
-    store_port: int
-    capture_interval: int
+    epoch: Epoch
     env: dict[str, str]
     fds: tuple[str, ...] = ()
     prepare: bool = False
-    """Only rehearse as this rank, ahead of need, and report `Prepared`. Status page and slots are scratch; another `Assign` follows."""
-    resume: int = -1
-    """The version of a durable checkpoint that slot0 holds, to resume from after set-up and a rehearsal. -1: none."""
-
-
-class Abort(Tagged):
-    """Orders to drain towards this epoch, as a member was lost, and to report `Drained`."""
-
-    epoch: int
+    """Only rehearse as this rank, ahead of need, and report `SparePrepared`. Status page and slots are scratch; another `Assign` follows."""
 
 
 class RunAgain(Tagged):
-    """Orders to leave this run of the script, report `Unwound`, and run it again as a replacement.
+    """Orders to leave this run of the script, report `RunUnwound`, and run it again as a replacement.
 
-    A worker that cannot answers `DrainBroke`. An empty `store_host`: the store has not moved.
+    A worker that cannot answers `DrainFailed`. An empty `store_host`: the store has not moved.
     """
 
-    epoch: int
+    epoch: Epoch
     store_host: str = ""
     store_port: int = 0
-
-
-class Resume(Tagged):
-    """Orders to bring the objects to this version and report `Restored`."""
-
-    epoch: int
-    version: int
 
 
 class Attach(Tagged):
-    """Orders to build the communicators of this epoch and report `Attached`. An empty `store_host`: the store has not moved."""
+    """Orders to build the communicators of this epoch and report `RankAttached`. An empty `store_host`: the store has not moved."""
 
-    epoch: int
+    epoch: Epoch
     store_host: str = ""
     store_port: int = 0
-
-
-class SetInterval(Tagged):
-    """Orders to capture only versions that this number divides."""
-
-    interval: int
-
-
-class Release(Tagged):
-    """Allows the step loop to end."""
 
 
 class Dismiss(Tagged):
@@ -97,137 +69,36 @@ class ExitNow(Tagged):
 
 # --- worker to agent ---------------------------------------------------------------------------------------------
 
+THIS_WORKER = WorkerId(-1)
+"""The worker of an event that a worker reports: its own. A parked one does not know its id, and the agent fills it in."""
 
-class Ready(Tagged):
-    """Reports that the worker is parked and can be given a rank."""
-
-
-class Prepared(Tagged):
-    """Reports that the spare has rehearsed ahead of need and can be given a rank."""
-
-
-class PrepareBroke(Tagged):
-    """Reports that the rehearsal ahead of need failed. The process exits next."""
-
-    message: str
-
-
-class Initialized(Tagged):
-    """Reports that the script called `init()`."""
-
-
-class SetupDone(Tagged):
-    """Reports that the script is in its step loop and snapshot 0 is captured."""
-
-
-class Sealed(Tagged):
-    """Reports that the transcript of set-up and the first two steps is complete. `like` is that of `events.TranscriptSealed`."""
-
-    like: int | None
-
-
-class Raised(Tagged):
-    """Reports the exception that ended the script."""
-
-    step: int | None
-    kind: str
-    message: str
-    traceback: str
-    blame: Blame = Blame.SCRIPT
-
-
-class ScriptRefused(Tagged):
-    """Reports that the library cannot keep the weights exact. The job stops with this exit code."""
-
-    message: str
-    exit_code: int
-
-
-class TrainsOutsideLoop(Tagged):
-    """Reports that the script called `init()` and updates weights outside `job.steps()`, where nothing protects it."""
-
-
-class Drained(Tagged):
-    """Reports an `events.SurvivorDrained`."""
-
-    epoch: int
-    completed: int
-    live: int | None
-    captured: list[int]
-
-
-class DrainBroke(Tagged):
-    """Reports an `events.DrainFailed`."""
-
-    epoch: int
-    message: str
-    again: bool = False
-    step: int | None = None
-    kind: str = ""
-    error: str = ""
-    traceback: str = ""
-    blame: Blame = Blame.SCRIPT
-
-
-class Unwound(Tagged):
-    """Reports an `events.RunUnwound`."""
-
-    completed: int
-    captured: list[int]
-
-
-class Rehearsed(Tagged):
-    """Reports that set-up and two rehearsal steps are done."""
-
-    epoch: int
-
-
-class Restored(Tagged):
-    """Reports that the objects hold the resume version."""
-
-    epoch: int
-
-
-class Attached(Tagged):
-    """Reports that every communicator is attached."""
-
-    epoch: int
-
-
-class AttachBroke(Tagged):
-    """Reports that the communicators could not be built."""
-
-    epoch: int
-    message: str
-
-
-class FirstStep(Tagged):
-    """Reports that the first step of this epoch is complete."""
-
-    epoch: int
-
-
-class PeerSuspected(Tagged):
-    """Reports that a collective failed without an order to abort."""
-
-    epoch: int
-    message: str
+WorkerReport = (
+    ev.WorkerReady
+    | ev.SparePrepared
+    | ev.PrepareFailed
+    | ev.ScriptInitialized
+    | ev.SetupCompleted
+    | ev.TranscriptSealed
+    | ev.WorkerRaised
+    | ev.JobRefused
+    | ev.LoopBypassed
+    | ev.SurvivorDrained
+    | ev.DrainFailed
+    | ev.RunUnwound
+    | ev.ReplacementRehearsed
+    | ev.RankRestored
+    | ev.RankAttached
+    | ev.AttachFailed
+    | ev.FirstStepCompleted
+    | ev.CollectiveFailed
+    | ev.CaptureSkipped
+    | ev.LoopFinished
+)
+"""The events that a worker reports."""
 
 
 class Captured(Tagged):
     """Reports that a slot holds this version complete. Sent where snapshots are replicated, to the agent only."""
-
-    version: int
-
-
-class Skipped(Tagged):
-    """Reports that no slot was free for this version."""
-
-    version: int
-
-
-class Finished(Tagged):
-    """Reports that the last step is done and captured."""
 
     version: int
 
@@ -238,48 +109,20 @@ class StoreListening(Tagged):
     port: int
 
 
-ToWorker = Assign | Abort | RunAgain | Resume | Attach | SetInterval | Release | Dismiss | Stop | ExitNow
-FromWorker = (
-    Ready
-    | Prepared
-    | PrepareBroke
-    | Initialized
-    | SetupDone
-    | Sealed
-    | Raised
-    | ScriptRefused
-    | TrainsOutsideLoop
-    | Drained
-    | DrainBroke
-    | Unwound
-    | Rehearsed
-    | Restored
-    | Attached
-    | AttachBroke
-    | FirstStep
-    | PeerSuspected
-    | Captured
-    | Skipped
-    | Finished
-    | StoreListening
+ToWorker = (
+    Assign
+    | do.AbortStep
+    | RunAgain
+    | do.ResumeFrom
+    | Attach
+    | do.SetCaptureInterval
+    | do.ReleaseWorker
+    | Dismiss
+    | Stop
+    | ExitNow
 )
+FromWorker = WorkerReport | Captured | StoreListening
 Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer
 
-_FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message of an agent or a worker", MAX_FRAME_BYTES)
-encode, decode = _FORMAT.encode, _FORMAT.decode
-
-
-class FrameBuffer:
-    """Cuts a byte stream into messages. Holds at most one frame and one read beyond it."""
-
-    def __init__(self) -> None:
-        self._frames = Frames(MAX_FRAME_BYTES)
-
-    @property
-    def missing(self) -> int:
-        """Bytes to read until the current frame, or at first its length, is complete. Never 0."""
-        return self._frames.missing
-
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield every message that is complete with `data`. Raises `ProtocolError`."""
-        return map(decode, self._frames.feed(data))
+FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message of an agent or a worker", MAX_FRAME_BYTES)
+encode, decode = FORMAT.encode, FORMAT.decode

@@ -8,11 +8,12 @@ from typing import Any
 
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, NodeResynced, Place
+from deadpool_run.core.leadership.electorate import AgentEnded, Configuration, VoteAsked, VoteGiven
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank
 from deadpool_run.structs import Tagged, Untagged
-from deadpool_run.wire.checkpoints import DurableSpec
+from deadpool_run.wire.checkpoints import CheckpointFailed, DurableSpec, StepTaken, TakeStep
 from deadpool_run.wire.frames import MessageFormat
 from deadpool_run.wire.typed import Decoder, to_json
 
@@ -104,15 +105,10 @@ class PreemptionNotice(Tagged):
 
 
 class Saved(Tagged):
-    """Answers a `Save`. `failure` is empty if the step is done; after the last step, `where` is the checkpoint's path or URL."""
+    """Answers a `TakeStep` of this attempt."""
 
     attempt: str
-    step: str
-    failure: str
-    where: str
-    nbytes: int
-    again: bool = False
-    """The ranks no longer hold this version, and a later one may be written instead."""
+    answer: StepTaken | CheckpointFailed
 
 
 class Loaded(Tagged):
@@ -157,19 +153,12 @@ class Heartbeat(Tagged):
     """The number of this node's messages that came."""
 
 
-class ConfigurationMessage(Untagged):
-    """An `electorate.Configuration` with the addresses of its voters."""
-
-    term: int
-    number: int
-    leader: NodeId
-    voters: tuple[Peer, ...]
-
-
 class Agents(Tagged):
     """Lists the configurations whose voters elect a leader, the newest last. A leader needs a majority of each."""
 
-    configurations: tuple[ConfigurationMessage, ...]
+    configurations: tuple[Configuration, ...]
+    peers: tuple[Peer, ...]
+    """The voters whose addresses are known."""
 
 
 class LogState(Tagged):
@@ -224,23 +213,6 @@ class Committed(Tagged):
     abandoned: tuple[int, ...]
 
 
-class Save(Tagged):
-    """Orders a step (a `checkpoint_format.CheckpointStep`) of writing a durable checkpoint, for these ranks of the node.
-
-    `attempt` is unique. `firsts` has the first rank of each node that writes. One node `leads`: it does what is done once. Every
-    rank holds the version until it is copied.
-    """
-
-    attempt: str
-    step: str
-    ranks: tuple[int, ...]
-    firsts: tuple[int, ...]
-    target: str
-    version: int
-    keep: int
-    leads: bool
-
-
 class Void(Tagged):
     """Cancels an attempt at a durable checkpoint."""
 
@@ -253,7 +225,6 @@ class Load(Tagged):
     attempt: str
     ranks: tuple[int, ...]
     where: str
-    version: int
 
 
 class Durable(Tagged):
@@ -300,29 +271,6 @@ class End(Tagged):
 # --- between any two agents, in an election --------------------------------------------------------------------------
 
 
-class VoteRequest(Tagged):
-    """Asks for a vote, as an `electorate.VoteAsked`. `log_term` and `log_entries` are the index of the candidate's log."""
-
-    term: int
-    candidate: NodeId
-    configuration: tuple[int, int]
-    log_term: int
-    log_entries: int
-    promised: int
-    trial: bool
-
-
-class Vote(Tagged):
-    """Answers a `VoteRequest`, as an `electorate.VoteGiven`."""
-
-    term: int
-    voter: NodeId
-    trial: bool
-    granted: bool
-    promised: int
-    ended: NodeId | None
-
-
 class LeadershipClaim(Tagged):
     """Tells that the leader of these configurations was elected. Answered with a `HeartbeatAck`."""
 
@@ -332,20 +280,16 @@ class LeadershipClaim(Tagged):
     """Other agents that the receiver is to tell."""
 
 
-class Ended(Tagged):
-    """Tells, from an agent's own machine, that the agent and all its workers ended."""
-
-    node: NodeId
-
-
-ToLeader = Join | Rejoin | ResumeLink | Fact | Safe | HeartbeatAck | PreemptionNotice | Saved | Loaded | Ask
-_OfJob = (
+NodeReport = Fact | Safe | Saved | Loaded | PreemptionNotice
+"""What a node reports, also to the leader in its own process."""
+ToLeader = Join | Rejoin | ResumeLink | HeartbeatAck | NodeReport | Ask
+ToNode = (
     Joined
     | World
     | Order
     | Buddies
     | Committed
-    | Save
+    | TakeStep
     | Void
     | Load
     | Durable
@@ -354,9 +298,12 @@ _OfJob = (
     | LinkResumed
     | Evict
     | End
+    | Heartbeat
+    | Agents
+    | LogState
+    | LogEntry
 )
-ToNode = _OfJob | Heartbeat | Agents | LogState | LogEntry
-Between = VoteRequest | Vote | LeadershipClaim | Ended
+Between = VoteAsked | VoteGiven | AgentEnded | LeadershipClaim
 Message = ToLeader | ToNode | Between
 
 _STATE: Decoder[State] = Decoder(State, "a coordinator's state")
@@ -377,5 +324,5 @@ def state_of(parts: Iterable[bytes]) -> State:
     return _STATE.decode(b"".join(parts))
 
 
-_FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message between agents", MAX_FRAME_BYTES)
-encode, decode = _FORMAT.encode, _FORMAT.decode
+FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message between agents", MAX_FRAME_BYTES)
+encode, decode = FORMAT.encode, FORMAT.decode

@@ -4,6 +4,7 @@ Text from a file or a network is not trusted: every value is checked before anyt
 """
 
 import json
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -39,6 +40,15 @@ def from_plain(kind: type[T], parts: Any) -> T:
         return msgspec.convert(parts, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not a {kind.__name__}: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if it cannot be read, as another user's, or one that is incomplete."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class Decoder(Generic[T]):

@@ -14,8 +14,10 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
+from deadpool_run.core.events import ScriptInitialized
 from deadpool_run.errors import ScriptError
-from deadpool_run.wire.messages import Initialized
+from deadpool_run.ids import Version
+from deadpool_run.wire.messages import THIS_WORKER
 from deadpool_run.worker.check import probe
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import gloo
@@ -66,7 +68,7 @@ class Job:
             self.device = torch.device("cpu")
         if session.under_deadpool():
             worker = session.current()
-            worker.link.send(Initialized())
+            worker.link.send(ScriptInitialized(THIS_WORKER))
             self._member = LoopMember(worker, timeout, verify=verify)
             self._member.set_up_groups(timeout)
             atexit.register(self._member.close)
@@ -76,7 +78,7 @@ class Job:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
 
-    def _leave(self) -> tuple[int, list[int]]:
+    def _leave(self) -> tuple[Version, tuple[Version, ...]]:
         """Tear down this run of the script, before the next. Returns the steps completed and the versions held."""
         global _job  # noqa: PLW0603 - see `init`
         assert self._member is not None

@@ -30,6 +30,7 @@ from common import header, result, table
 from scale_agent import TOKEN
 
 from deadpool_run.coordinator import handshake
+from deadpool_run.core.leadership.electorate import AgentEnded
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
@@ -99,7 +100,7 @@ def measure(nodes: int, ranks_per_node: int, losses: list[int]) -> dict[str, Any
         before = successor.ask("followed", leader.ask("protected")["entries"])["cpu_s"]
         leader.process.kill()
         with handshake.dial("127.0.0.1", successor_port, ConnectionRole.VOTE, TOKEN) as sock:
-            sock.sendall(peers.encode(peers.Ended(NodeId("leader"))))
+            sock.sendall(peers.encode(AgentEnded(NodeId("leader"))))
             found["leader"] = successor.ask("led", before)
         note(f"{nodes} nodes: leader lost")
         return found | {"memory_mib": memory_mib(successor.process.pid)}

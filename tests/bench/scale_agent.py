@@ -25,7 +25,6 @@ from deadpool_run.agent.cluster.follower import Follower
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
-from deadpool_run.agent.node.assignment import Situation
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
@@ -95,19 +94,19 @@ class MeasuredLeader(Leader):
 class BenchNode(LocalNode):
     """The agent's own node."""
 
-    def __init__(self, spec: LaunchSpec, situation: Situation, **others: Any) -> None:
-        super().__init__(spec, situation, **others)
-        self._workers = BenchWorkers(situation.node)
+    def __init__(self, spec: LaunchSpec, here: peers.Peer, **others: Any) -> None:
+        super().__init__(spec, here, **others)
+        self._workers = BenchWorkers(here.node)
 
     def perform(self, effect: Effect, _capture_interval: int, _source: peers.Peer | None) -> None:
         """Obey, and report in the next turn of the loop."""
         for answer in self._workers.obey(effect):
-            asyncio.get_running_loop().call_soon(self.above.fact, answer)
+            asyncio.get_running_loop().call_soon(self.above.report, peers.Fact(answer))
 
     def set_buddies(self, news: peers.Buddies) -> None:
         """Report that the copies are made."""
         for answer in self._workers.copy(news):
-            asyncio.get_running_loop().call_soon(self.above.safe, answer)
+            asyncio.get_running_loop().call_soon(self.above.report, answer)
 
     def set_world(self, world: peers.World) -> None:
         """Note the timeline."""
@@ -125,7 +124,7 @@ def node_spec(folder: Path, name: str, options: argparse.Namespace) -> LaunchSpe
     ranks = nodes * ranks_per_node
     settings = Settings(world_size=ranks, nodes=nodes, spare_nodes=options.spare_nodes, node_timeout_s=TIMEOUT_S)
     endpoint = ("127.0.0.1", options.join or 1)
-    cluster = Cluster(endpoints=(endpoint,), token=TOKEN, node_name=name, node_timeout_s=TIMEOUT_S)
+    cluster = Cluster(endpoints=(endpoint,), token=TOKEN, node_name=name)
     return LaunchSpec(
         settings=settings,
         target=Target(Mode.PATH, ("train.py",)),
@@ -152,9 +151,7 @@ class BenchAgent:
         )
         place = ev.Place(self._node, "127.0.0.1", self._server.port)
         self._place = place
-        self._make = lambda node: Participation(
-            spec, Situation(node, "127.0.0.1"), place, forkserver=forkserver, output=Logs(spec)
-        )
+        self._make = lambda node: Participation(spec, node, place, forkserver=forkserver, output=Logs(spec))
         self._member: Participation
 
     def _come(self, role: ConnectionRole, sock: socket.socket) -> None:
@@ -214,7 +211,7 @@ class BenchAgent:
         began, sent_at = time.process_time(), asyncio.get_running_loop().time()
         followers._heartbeat()
         others = len(self.leader.state.nodes) - 1
-        await self._until(lambda: sum(seen.at >= sent_at for seen in followers.seen().values()) == others)
+        await self._until(lambda: sum(seen.at >= sent_at for seen in followers.seen.values()) == others)
         leadership.handle(electorate.Tick())  # which has it look at all answers
         return {"cpu_s": time.process_time() - began}
 

@@ -20,6 +20,7 @@ from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.coordinator import handshake
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.core import events as ev
+from deadpool_run.core.leadership.electorate import VoteAsked, VoteGiven
 from deadpool_run.ids import NodeId
 from deadpool_run.vault.status_page import WORDS
 from deadpool_run.wire import peers
@@ -52,12 +53,12 @@ class CrowdNode:
     def come(self, role: ConnectionRole, sock: socket.socket) -> None:
         """Serve another agent."""
         assert role is ConnectionRole.VOTE, role
-        link = PeerLink(sock, lambda message: self._vote(link, message), lambda _, __: None)
+        link = PeerLink(sock, lambda message: self._vote(link, message))
 
     def _vote(self, link: PeerLink, message: peers.Message) -> None:
         match message:
-            case peers.VoteRequest(term, trial=trial):
-                link.send(peers.Vote(term, self.workers.node, trial, granted=True, promised=term, ended=None))
+            case VoteAsked(term, trial=trial):
+                link.send(VoteGiven(term, self.workers.node, trial, granted=True, promised=term))
             case peers.LeadershipClaim(sent_at, agents, relay):
                 for peer in relay:
                     self._crowd.start(self._relay(peer, peers.LeadershipClaim(sent_at, agents)))
@@ -65,7 +66,7 @@ class CrowdNode:
                 link.send(peers.HeartbeatAck(newest.term, sent_at, newest.number, node=self.workers.node))
                 if newest.term > self._term:
                     self._term = newest.term
-                    (leader,) = (peer for peer in newest.voters if peer.node == newest.leader)
+                    (leader,) = (peer for peer in agents.peers if peer.node == newest.leader)
                     rejoin = peers.Rejoin(self.workers.node, self._place, self.workers.found())
                     self._crowd.start(self._connect(leader.address, leader.port, rejoin))
             case _:
@@ -74,7 +75,7 @@ class CrowdNode:
     async def _relay(self, peer: peers.Peer, claim: peers.LeadershipClaim) -> None:
         async with self._crowd.dials:
             sock = await handshake.connect(peer.address, peer.port, ConnectionRole.VOTE, TOKEN, PATIENCE_S)
-        link = PeerLink(sock, lambda _: None, lambda _, __: None)
+        link = PeerLink(sock, lambda _: None)
         link.send(claim)
         link.close_when_flushed()
 
@@ -84,7 +85,7 @@ class CrowdNode:
         if self._link is not None:
             self._link.close()
         self._received = 0
-        self._link = PeerLink(sock, self._hear, lambda _, __: None)
+        self._link = PeerLink(sock, self._hear)
         self._link.send(first)
 
     def _hear(self, message: peers.Message) -> None:

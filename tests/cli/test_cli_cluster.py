@@ -115,7 +115,6 @@ def test_where_they_meet(given, expected):
         ({"rdzv_endpoint": "[::1]x"}, "'x' is not a port"),
         ({"rdzv_endpoint": "", "master_addr": "g", "master_port": "x"}, "--master-port 'x'"),
         ({"node_rank": "-1"}, "--node-rank '-1'"),
-        ({"node_timeout": "0"}, "--node-timeout '0'"),
         ({"replica_bandwidth": "fast"}, "--replica-bandwidth 'fast'"),
         ({"replica_bandwidth": "0"}, "--replica-bandwidth '0'"),
         ({"replica_bandwidth": "0.0001K"}, "--replica-bandwidth '0.0001K'"),
@@ -150,8 +149,8 @@ def test_the_connections_of_a_snapshot():
 
 
 def test_what_a_node_is_among_the_others():
-    found = clustered(node_rank="3", topology="leaf1", node_name="gpu7", node_timeout="0.5", run_dir="there")
-    assert (found.node_rank, found.failure_domain, found.node_name, found.node_timeout_s) == (3, "leaf1", "gpu7", 0.5)
+    found = clustered(node_rank="3", topology="leaf1", node_name="gpu7", run_dir="there")
+    assert (found.node_rank, found.failure_domain, found.node_name) == (3, "leaf1", "gpu7")
     assert found.own_directory
     plain = clustered()
     assert (plain.node_rank, plain.failure_domain, plain.node_name, plain.bandwidth) == (None, "", "here", None)

@@ -123,6 +123,10 @@ def test_what_else_is_passed_on():
     assert spec.virtual_local_rank
 
 
+def test_all_nodes_have_the_node_timeout_of_the_job():
+    assert planned(node_timeout="0.5").spec.settings.node_timeout_s == 0.5
+
+
 def test_the_runs_name_and_place():
     assert planned(rdzv_id="job/7").spec.run_id == "job/7"
     assert planned(rdzv_id="job/7").spec.run_dir == Path("/state/job-7-fresh")
@@ -238,6 +242,7 @@ def test_an_endpoint_on_this_machine_is_accepted(endpoint):
         ({"signals_to_handle": "NOPE"}, "NOPE cannot be handled"),
         ({"start_method": "thread"}, "--start-method 'thread'"),
         ({"capture_interval": "0"}, "--capture-interval '0'"),
+        ({"node_timeout": "0"}, "--node-timeout '0'"),
         ({"max_restarts": "-1"}, "--max-restarts '-1'"),
     ],
 )

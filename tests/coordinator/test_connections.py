@@ -47,7 +47,10 @@ class Owner(Changes):
         self.tell()
 
     def heard(self, node, message):
-        self.words.append((node, message))
+        if isinstance(message, peers.Fact):
+            self.submit(message.event)
+        else:
+            self.words.append((node, message))
         self.tell()
 
     def submit(self, event):

@@ -43,8 +43,8 @@ class End(Changes):
         self.heard.append(message)
         self.tell()
 
-    def _lose(self, why, closed):
-        self.lost.append((why, closed))
+    def _lose(self, why):
+        self.lost.append((str(why), isinstance(why, ConnectionResetError)))
         self.tell()
 
     def send(self, *messages):

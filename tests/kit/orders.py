@@ -10,12 +10,7 @@ def assign(**changed: Any) -> Assign:
     fields: dict[str, Any] = {
         "rank": 0,
         "local_rank": 0,
-        "world_size": 1,
         "epoch": 1,
-        "replacement": False,
-        "store_host": "127.0.0.1",
-        "store_port": 1,
-        "capture_interval": 1,
         "env": {},
     }
     return Assign(**fields | changed)

@@ -32,9 +32,7 @@ class Node:
 
     def __init__(self, above):
         self.above = above
-
-    def void_checkpoints(self):
-        pass
+        self.participant = SimpleNamespace(void=lambda: None)
 
     def voters_are(self, voters):
         pass
@@ -50,7 +48,7 @@ class Mine(Participation):
         self._loop = asyncio.get_running_loop()
         self.over = self._loop.create_future()
         self.leader = None
-        self._token, self._place, self._situation = TOKEN, Place("me"), SimpleNamespace(node="me")
+        self._token, self._place, self._here = TOKEN, Place("me"), ME
         self._follower, self._no_leader, self._preemption_notice, self._tasks = (
             None,
             NoLeader(),
@@ -99,7 +97,7 @@ class Other(Changes):
 
 def agents(term, leader, *others):
     voters = (*(each.peer for each in (leader, *others)), ME)
-    return peers.Agents((peers.ConfigurationMessage(term, term + 1, leader.name, voters),))
+    return peers.Agents((Configuration(term, term + 1, leader.name, tuple(peer.node for peer in voters)),), voters)
 
 
 ME = Peer("me", LOOPBACK, 1)

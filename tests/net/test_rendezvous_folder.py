@@ -19,12 +19,12 @@ def authority(folder):
     return parse_authority(f"file:{folder}", "run")
 
 
-def cluster(folder, **more):
-    return Cluster(endpoints=(), authority=authority(folder), meeting=folder, token=TOKEN, node_name="n", **more)
+def cluster(folder):
+    return Cluster(endpoints=(), authority=authority(folder), meeting=folder, token=TOKEN, node_name="n")
 
 
 def look(folder, *, may_found=True, timeout_s=LONG_S, **more):
-    return find(cluster(folder, **more), never(), may_found=may_found, timeout_s=timeout_s)
+    return find(cluster(folder), never(), may_found=may_found, timeout_s=timeout_s, **more)
 
 
 def let_go(found):
@@ -105,10 +105,10 @@ def test_the_first_node_of_a_run_that_nobody_took_over_founds_it_again_at_its_ow
     (tmp_path / "m").mkdir()
 
     async def main():
-        where = {"endpoints": (("127.0.0.1", free_port()),), "token": TOKEN, "node_name": "n", "node_timeout_s": 0.05}
+        where = {"endpoints": (("127.0.0.1", free_port()),), "token": TOKEN, "node_name": "n"}
         for term in range(2):
             place = Cluster(**where, authority=authority(tmp_path / "m"))
-            found = await find(place, never(), may_found=True, timeout_s=LONG_S)
+            found = await find(place, never(), may_found=True, timeout_s=LONG_S, node_timeout_s=0.05)
             found.listener.close()
             assert (type(found), found.term) == (Founder, term)
 

@@ -17,23 +17,20 @@ _Answer = TypeVar("_Answer")
 
 
 class BoundedAuthority:
-    """Calls an authority of one run in threads that may be abandoned."""
+    """Calls an authority of one run in threads that may be abandoned. Every method raises `AuthorityError`."""
 
     def __init__(self, authority: ExternalAuthority, run_id: str, timeout_s: float = TIMEOUT_S) -> None:
         self._authority = authority
+        self.where = authority.where
+        """The authority's place, as `--authority` names it."""
         self.run_id = run_id
         self._timeout_s = timeout_s
         self._free = threading.BoundedSemaphore(_MAX_PENDING)
 
-    @property
-    def where(self) -> str:
-        """The authority's place, as `--authority` names it."""
-        return self._authority.where
-
     def claim(self, claim: LeaderClaim) -> bool:
         """Record the claim; return whether it is the newest."""
         assert claim.run_id == self.run_id, "an authority has the claims of one run"
-        return self._within(lambda: self._authority.claim(claim))
+        return self._within(f"claim term {claim.term}", lambda: self._authority.claim(claim))
 
     def would_grant(self, claim: LeaderClaim) -> bool:
         """Return whether the claim would be recorded now. Another may be recorded before it."""
@@ -41,13 +38,13 @@ class BoundedAuthority:
 
     def read(self) -> AuthorityRecord:
         """Return what is recorded."""
-        return self._within(self._authority.read)
+        return self._within("read the run's record", self._authority.read)
 
     def close_run(self, end: RunEnd) -> None:
         """Record how the run ended, unless that is recorded."""
-        self._within(lambda: self._authority.close_run(end))
+        self._within("record the run's end", lambda: self._authority.close_run(end))
 
-    def _within(self, call: Callable[[], _Answer]) -> _Answer:
+    def _within(self, what: str, call: Callable[[], _Answer]) -> _Answer:
         if not self._free.acquire(blocking=False):
             raise AuthorityError(
                 f"{self.where}: {_MAX_PENDING} earlier requests have no answer yet\n"
@@ -73,6 +70,8 @@ class BoundedAuthority:
                 "check that the storage or service answers on this machine"
             ) from None
         thread.join()  # it has nothing left to do
+        if isinstance(answer, OSError | ValueError | KeyError):
+            raise AuthorityError(f"cannot {what} at {self.where}: {answer}\n{self._authority.advice}") from answer
         if isinstance(answer, BaseException):
             raise answer
         return answer[0]

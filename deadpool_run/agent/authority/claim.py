@@ -68,13 +68,14 @@ class AuthorityRecord:
 class ExternalAuthority(Protocol):
     """Records the claims of one run outside its agents. Methods block for a few seconds at most; any thread may call them.
 
-    All raise `AuthorityError` if the authority cannot be asked. Then a claim may have been recorded or not: the same
-    claim, made again, tells.
+    All raise OSError, ValueError, KeyError or `AuthorityError` if the authority gives no useful answer. Then a claim may have
+    been recorded or not: the same claim, made again, tells.
     """
 
-    @property
-    def where(self) -> str:
-        """The authority's place, as `--authority` names it."""
+    where: str
+    """The authority's place, as `--authority` names it."""
+    advice: str
+    """What to do if it gives no useful answer."""
 
     def claim(self, claim: LeaderClaim) -> bool:
         """Record the claim; return whether it is the newest. False: one of the same or a larger term is, or the run is over."""

@@ -1,14 +1,11 @@
 """A folder on a shared disk as the authority: one folder for each run, one file for each term."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from deadpool_run.agent import atomic_file
 from deadpool_run.agent.authority.claim import AuthorityRecord, LeaderClaim, RunEnd, from_json, name_of, to_json
 from deadpool_run.agent.authority.term_files import TermFiles
-from deadpool_run.errors import AuthorityError
 
 _END = "end"
 
@@ -18,30 +15,24 @@ class FileAuthority:
 
     def __init__(self, base: Path, run_id: str) -> None:
         self.where = f"file:{base}"
-        self._base = base
+        self.advice = f"{base} must be a writable folder, with hard links, on a disk that all machines of the run share"
         self._folder = base / name_of(run_id)
         self._terms = TermFiles(self._folder, "leader")
 
     def claim(self, claim: LeaderClaim) -> bool:
         """Record the claim; return whether it is the newest."""
-        with self._blame(f"claim term {claim.term}"):
-            if (answer := self._read().answer(claim)) is not None:
-                return answer
-            self._terms.claim(claim.term, to_json(claim))
-            return bool(self._read().answer(claim))
-
-    def read(self) -> AuthorityRecord:
-        """Return what is recorded."""
-        with self._blame("read the run's record"):
-            return self._read()
+        if (answer := self.read().answer(claim)) is not None:
+            return answer
+        self._terms.claim(claim.term, to_json(claim))
+        return bool(self.read().answer(claim))
 
     def close_run(self, end: RunEnd) -> None:
         """Record how the run ended, unless that is recorded."""
-        with self._blame("record the run's end"):
-            self._enter()
-            atomic_file.create(self._folder / _END, to_json(end))
+        self._enter()
+        atomic_file.create(self._folder / _END, to_json(end))
 
-    def _read(self) -> AuthorityRecord:
+    def read(self) -> AuthorityRecord:
+        """Return what is recorded."""
         self._enter()
         newest = self._terms.newest()
         try:
@@ -55,13 +46,3 @@ class FileAuthority:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         if self._folder.stat().st_uid != os.getuid():
             raise PermissionError(f"{self._folder} is owned by another user, who could change the claims")
-
-    @contextmanager
-    def _blame(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            raise AuthorityError(
-                f"cannot {what} in {self._folder}: {error}\n"
-                f"{self._base} must be a writable folder, with hard links, on a disk that all machines of the run share"
-            ) from error

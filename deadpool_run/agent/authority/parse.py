@@ -6,7 +6,6 @@ from pathlib import Path
 
 from deadpool_run.agent.authority.bounded import BoundedAuthority
 from deadpool_run.agent.authority.file_authority import FileAuthority
-from deadpool_run.agent.authority.record_authority import RecordAuthority
 from deadpool_run.errors import UsageError
 
 AGENTS = "agents"
@@ -22,15 +21,13 @@ def parse_authority(text: str, run_id: str, environment: Mapping[str, str] = os.
     if kind == "file":
         return BoundedAuthority(FileAuthority(_folder(rest), run_id), run_id)
     if kind in {"etcd", "etcds"}:
-        from deadpool_run.agent.authority import etcd_store  # noqa: PLC0415 - ssl and http.client: 15 ms of each launch
+        from deadpool_run.agent.authority import etcd_authority  # noqa: PLC0415 - ssl, http.client: 15 ms of each launch
 
-        etcd = etcd_store.parse(rest, run_id, environment, tls=kind == "etcds")
-        return BoundedAuthority(RecordAuthority(etcd), run_id)
+        return BoundedAuthority(etcd_authority.parse(rest, run_id, environment, tls=kind == "etcds"), run_id)
     if kind == "k8s":
-        from deadpool_run.agent.authority import lease_store  # noqa: PLC0415 - as above
+        from deadpool_run.agent.authority import lease_authority  # noqa: PLC0415 - as above
 
-        lease = lease_store.parse(rest, run_id, environment)
-        return BoundedAuthority(RecordAuthority(lease), run_id)
+        return BoundedAuthority(lease_authority.parse(rest, run_id, environment), run_id)
     raise UsageError(f"not an authority\nwrite {_FORMS}")
 
 

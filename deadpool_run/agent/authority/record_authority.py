@@ -1,8 +1,6 @@
 """A service with compare-and-swap as the authority: one record for each run, replaced as a whole."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -16,7 +14,7 @@ Version = TypeVar("Version")
 """Whatever a service compares before it replaces the record."""
 
 
-class RecordStore(ABC, Generic[Version]):
+class RecordAuthority(ABC, Generic[Version]):
     """The record of one run in a service. Methods raise OSError or ValueError if the service gives no useful answer."""
 
     where: str
@@ -25,7 +23,7 @@ class RecordStore(ABC, Generic[Version]):
     """What to do if the service gives no useful answer."""
 
     @abstractmethod
-    def read(self) -> tuple[AuthorityRecord, Version]:
+    def fetch(self) -> tuple[AuthorityRecord, Version]:
         """Return the record and its version. A record that nobody wrote yet is empty, and has a version too."""
 
     @abstractmethod
@@ -35,45 +33,27 @@ class RecordStore(ABC, Generic[Version]):
         False may also mean that the record was replaced by this call, and that the service's answer was lost.
         """
 
-
-class RecordAuthority(Generic[Version]):
-    """Records the claims of a run in a `RecordStore`."""
-
-    def __init__(self, store: RecordStore[Version]) -> None:
-        self.where = store.where
-        self._store = store
-
     def claim(self, claim: LeaderClaim) -> bool:
         """Record the claim; return whether it is the newest."""
-        with self._blame(f"claim term {claim.term}"):
-            for _ in range(_SWAPS):
-                record, version = self._store.read()
-                if (answer := record.answer(claim)) is not None:
-                    return answer
-                if self._store.swap(replace(record, claim=claim), version):
-                    return True
+        for _ in range(_SWAPS):
+            record, version = self.fetch()
+            if (answer := record.answer(claim)) is not None:
+                return answer
+            if self.swap(replace(record, claim=claim), version):
+                return True
         raise self._contended()
 
     def read(self) -> AuthorityRecord:
         """Return what is recorded."""
-        with self._blame("read the run's record"):
-            return self._store.read()[0]
+        return self.fetch()[0]
 
     def close_run(self, end: RunEnd) -> None:
         """Record how the run ended, unless that is recorded."""
-        with self._blame("record the run's end"):
-            for _ in range(_SWAPS):
-                record, version = self._store.read()
-                if record.end is not None or self._store.swap(replace(record, end=end), version):
-                    return
+        for _ in range(_SWAPS):
+            record, version = self.fetch()
+            if record.end is not None or self.swap(replace(record, end=end), version):
+                return
         raise self._contended()
-
-    @contextmanager
-    def _blame(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError, KeyError) as error:
-            raise AuthorityError(f"cannot {what} at {self.where}: {error}\n{self._store.advice}") from error
 
     def _contended(self) -> AuthorityError:
         return AuthorityError(f"{self.where}: the run's record changed {_SWAPS} times in a row\ntry again")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.checkpoint_format import NOTHING, CheckpointStep
-from deadpool_run.wire import peers
+from deadpool_run.wire.checkpoints import StepTaken, TakeStep
 
 _STEPS = tuple(CheckpointStep)
 
@@ -17,6 +17,7 @@ class Attempt:
     name: str
     ranks: Mapping[NodeId, tuple[Rank, ...]]
     leader: NodeId
+    run: str
     target: str
     keep: int
     version: Version = NOTHING
@@ -31,7 +32,7 @@ class Attempt:
         """The nodes that take part."""
         return {*self.ranks, self.leader}
 
-    def orders(self) -> Iterator[tuple[NodeId, peers.Save]]:
+    def orders(self) -> Iterator[tuple[NodeId, TakeStep]]:
         """Yield each node's order for this step, and wait for its answer."""
         firsts = tuple(sorted(min(ranks) for ranks in self.ranks.values()))
         match self.step:
@@ -42,26 +43,26 @@ class Attempt:
             case _:
                 self.waiting = set(self.ranks)
         for node in sorted(self.waiting):
-            yield (
-                node,
-                peers.Save(
-                    attempt=self.name,
-                    step=self.step,
-                    ranks=self.ranks.get(node, ()),
-                    firsts=firsts,
-                    target=self.target,
-                    version=self.version,
-                    keep=self.keep,
-                    leads=node == self.leader,
-                ),
+            order = TakeStep(
+                step=self.step,
+                target=self.target,
+                run=self.run,
+                attempt=self.name,
+                version=self.version,
+                keep=self.keep,
+                world_size=sum(map(len, self.ranks.values())),
+                firsts=firsts,
+                leads=node == self.leader,
+                ranks=self.ranks.get(node, ()),
             )
+            yield node, order
 
-    def taken(self, node: NodeId, saved: peers.Saved) -> bool:
+    def taken(self, node: NodeId, taken: StepTaken) -> bool:
         """Record that a node has finished the step; return whether all have."""
-        if saved.step == self.step and node in self.waiting:
+        if taken.step == self.step and node in self.waiting:
             self.waiting.discard(node)
-            self.nbytes += saved.nbytes
-            self.where = saved.where or self.where
+            self.nbytes += taken.nbytes
+            self.where = taken.where or self.where
             return not self.waiting
         return False
 

@@ -25,8 +25,8 @@ class CheckpointedJob(Protocol):
     def tell_node(self, node: NodeId, message: peers.ToNode) -> None:
         """Send a message to a node, the leader's own included."""
 
-    def publish_durable(self, newest: peers.Durable) -> None:
-        """Send every node the newest checkpoint."""
+    def tell_all(self, message: peers.ToNode) -> None:
+        """Send a message to every node."""
 
     def say(self, line: str) -> None:
         """Print a line for the user."""

@@ -25,7 +25,7 @@ from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
-from deadpool_run.wire.checkpoints import CheckpointLoaded, ChooseCheckpoint, DurableSpec
+from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, ChooseCheckpoint, DurableSpec, StepTaken
 
 EXIT_QUEUE_AGAIN = 75
 """EX_TEMPFAIL of sysexits.h: the job is not complete, and continues from its checkpoint when it is started again."""
@@ -167,7 +167,7 @@ class CheckpointLeader:
         for seat in seats:
             ranks[here if self._job.alone or seat.node is None else seat.node].append(seat.rank)
         parts = {node: tuple(own) for node, own in ranks.items()}
-        self._attempt = Attempt(uuid.uuid4().hex[:8], parts, here, self._spec.target, self._spec.keep)
+        self._attempt = Attempt(uuid.uuid4().hex[:8], parts, here, self._run, self._spec.target, self._spec.keep)
         over = self._over = self._loop.create_future()
         self._order()
         return over
@@ -184,12 +184,13 @@ class CheckpointLeader:
         attempt = self._attempt
         if attempt is None or answer.attempt != attempt.name:
             return
-        if answer.failure and answer.again:
-            self._void(answer.failure)
-        elif answer.failure:
-            self._fail(answer.failure if self._job.alone else f"node {node}: {answer.failure}")
-        elif attempt.taken(node, answer):
-            self._advance(attempt)
+        match answer.answer:
+            case CheckpointFailed(why, again=True):
+                self._void(why)
+            case CheckpointFailed(why):
+                self._fail(why if self._job.alone else f"node {node}: {why}")
+            case StepTaken() as taken if attempt.taken(node, taken):
+                self._advance(attempt)
 
     def _advance(self, attempt: Attempt) -> None:
         if not attempt.next_step():
@@ -243,7 +244,7 @@ class CheckpointLeader:
 
     def _set_newest(self, newest: peers.Durable) -> None:
         self.newest = newest
-        self._job.publish_durable(newest)
+        self._job.tell_all(newest)
 
     def _end_job_if_leaving(self) -> None:
         if self._leaving and not self._left:

@@ -19,16 +19,14 @@ class CheckpointParticipant:
         self,
         checkpointers: Checkpointers,
         vault: Vault,
-        run: str,
         answer: Callable[[peers.Saved | peers.Loaded], None],
         on_held: Callable[[Rank, Version], None],
     ) -> None:
         self._checkpointers = checkpointers
         self._vault = vault
-        self._run = run
         self._answer = answer
         self._on_held = on_held
-        self._attempt = self._step = ""
+        self._attempt = ""
         self._last = False
         self._checkpointer: Checkpointer | None = None
         self.resume = NOTHING
@@ -47,39 +45,26 @@ class CheckpointParticipant:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def save(self, order: peers.Save) -> None:
+    def take_step(self, order: TakeStep) -> None:
         """Take one step of an attempt."""
         step, ranks = CheckpointStep(order.step), [Rank(rank) for rank in order.ranks]
         if step is CheckpointStep.PREPARE:
-            self._start(order.attempt, ranks, lambda answer: self._saved(order.attempt, answer))
+            self._start(order.attempt, ranks, lambda answer: self._step_taken(order.attempt, answer))
         if self._checkpointer is None or order.attempt != self._attempt:
-            self._answer(peers.Saved(order.attempt, order.step, "this node has given it up", "", 0, again=True))
+            self._answer(peers.Saved(order.attempt, CheckpointFailed("this node has given it up", again=True)))
             return
         if step is CheckpointStep.COPY and ranks:
             # With several nodes, a rank learns of a newer committed version only after this, and has not overwritten this
             # one. On one machine a rank may have begun to overwrite it: then the copy fails, and another follows.
             self._vault.status_page.kept = order.version
-        self._step, self._last = order.step, step is (CheckpointStep.COMPLETE if order.leads else CheckpointStep.PARTS)
-        self._checkpointer.ask(
-            TakeStep(
-                step=order.step,
-                target=order.target,
-                run=self._run,
-                attempt=order.attempt,
-                version=order.version,
-                keep=order.keep,
-                world_size=self._vault.world_size,
-                firsts=list(order.firsts),
-                leads=order.leads,
-            )
-        )
+        self._last = step is (CheckpointStep.COMPLETE if order.leads else CheckpointStep.PARTS)
+        self._checkpointer.ask(order)
 
-    def _saved(self, attempt: str, answer: Message) -> None:
-        where, nbytes = (answer.where, answer.nbytes) if isinstance(answer, StepTaken) else ("", 0)
-        failure, again = (answer.why, answer.again) if isinstance(answer, CheckpointFailed) else ("", False)
-        if failure or self._last:
+    def _step_taken(self, attempt: str, answer: Message) -> None:
+        assert isinstance(answer, StepTaken | CheckpointFailed)
+        if isinstance(answer, CheckpointFailed) or self._last:
             self._let_go()
-        self._answer(peers.Saved(attempt, self._step, failure, where, nbytes, again))
+        self._answer(peers.Saved(attempt, answer))
 
     # --- loading --------------------------------------------------------------------------------------------------
 
@@ -91,7 +76,7 @@ class CheckpointParticipant:
             self._vault.status_page.rank_entries[rank].set_slot(0, EMPTY)
         self._start(order.attempt, ranks, lambda answer: self._loaded(order, answer))
         assert self._checkpointer is not None
-        self._checkpointer.ask(FillSlots(order.where, order.version, self._vault.world_size))
+        self._checkpointer.ask(FillSlots(order.where, self._vault.world_size))
 
     def _loaded(self, order: peers.Load, answer: Message) -> None:
         self._let_go()
@@ -111,7 +96,7 @@ class CheckpointParticipant:
 
     def _start(self, attempt: str, ranks: Sequence[Rank], on_answer: Callable[[Message], None]) -> None:
         self.void()
-        self._attempt, self._step, self._last = attempt, str(CheckpointStep.PREPARE), False
+        self._attempt, self._last = attempt, False
         self._checkpointer = self._checkpointers.start(ranks, on_answer)
 
     def _let_go(self) -> None:

@@ -9,16 +9,19 @@ from collections.abc import Callable
 
 from deadpool_run.agent.authority.bounded import BoundedAuthority
 from deadpool_run.agent.authority.claim import LeaderClaim, RunEnd
+from deadpool_run.agent.authority.claimant import Claimant
 from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN
 from deadpool_run.agent.cluster import leader_file
 from deadpool_run.agent.cluster.leader import Leader
+from deadpool_run.agent.cluster.leader_file import LeaderFile
 from deadpool_run.agent.cluster.shared_folder import SharedFolder
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.errors import AuthorityError, UsageError
-from deadpool_run.ids import NodeId
+from deadpool_run.wire.peers import Peer
 
 _CLAIM_AGAIN_S = 2.0
 """Pause before a claim is repeated that the authority did not answer."""
@@ -27,25 +30,21 @@ _CLAIM_AGAIN_S = 2.0
 class Advertisement:
     """What one membership of a node publishes, in the running loop."""
 
-    def __init__(
-        self, spec: LaunchSpec, node: NodeId, address: str, port: int, on_superseded: Callable[[str], None]
-    ) -> None:
-        """`address` and `port` are where others reach this agent. `on_superseded`: the authority has a later leader."""
+    def __init__(self, spec: LaunchSpec, here: Peer, on_superseded: Callable[[str], None]) -> None:
+        """Publish nothing yet. `here` is where others reach this agent. `on_superseded`: the authority has a later leader."""
         self._spec = spec
-        self._node = node
-        self._address = address
-        self._port = port
+        self._here = here
         self._record: RunRecord | None = None
         self._leader: Leader | None = None
         self._on_superseded = on_superseded
-        self._claiming: asyncio.Task[None] | None = None
+        self._claiming = Tasks()
         assert spec.cluster is not None
         self._cluster = spec.cluster
 
     def follow(self, output: Logs) -> None:
         """Publish this node as a follower."""
         self._leader = None
-        self._stop_claiming()
+        self._claiming.cancel()
         try:
             self._record = RunRecord(self._spec, output.root, leader=False)
         except OSError as error:
@@ -54,17 +53,16 @@ class Advertisement:
     async def lead(self, leader: Leader, term: int) -> None:
         """Publish this node as the leader of this term."""
         self._record, self._leader = None, leader  # the leader keeps the record now
-        loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(None, self._write_leader_file, term)
+            await asyncio.to_thread(self._write_leader_file, term)
         except OSError as error:
             tell(f"cannot write the leader file: {error} (other nodes still find this one over the network)")
         if self._cluster.authority is not None:
-            self._claiming = loop.create_task(self._claim(self._cluster.authority, term))
+            self._claiming.start(self._claim(self._cluster.authority, term))
 
     def close(self, exit_code: int, reason: str, *, fenced: bool) -> None:
         """Complete the records; the last call."""
-        self._stop_claiming()
+        self._claiming.cancel()
         if self._record is not None:
             self._record.end(exit_code, reason)
         if self._leader is None:
@@ -84,32 +82,22 @@ class Advertisement:
 
     def _write_leader_file(self, term: int) -> None:
         base = self._spec.base_dir or self._spec.run_dir
-        here = (socket.gethostname(), self._address, self._port)
-        leader_file.write(base, leader_file.LeaderFile(term, self._node, *here, str(self._spec.run_dir)))
+        here = self._here
+        found = LeaderFile(term, here.node, socket.gethostname(), here.address, here.port, str(self._spec.run_dir))
+        leader_file.write(base, found)
 
     async def _claim(self, authority: BoundedAuthority, term: int) -> None:
         """Record that this node leads: for machines that come later, and so that no older leader is taken for this one."""
-        claim = LeaderClaim(term, self._node, self._address, self._port, authority.run_id)
-        told = False
-        while True:
-            try:
-                granted = await asyncio.get_running_loop().run_in_executor(None, authority.claim, claim)
-                break
-            except AuthorityError as error:
-                if not told:
-                    tell(f"{error}\nuntil the authority answers, a machine that restarts may not find the job")
-                told = True
+        claimant = Claimant(authority, self._here, "a machine that restarts may not find the job")
+        granted = await claimant.claim(term)
+        while granted is None:
             await asyncio.sleep(_CLAIM_AGAIN_S)
+            granted = await claimant.claim(term)
         if not granted:
             self._on_superseded("the authority has recorded a later leader, or the end of the run")
-
-    def _stop_claiming(self) -> None:
-        if self._claiming is not None:
-            self._claiming.cancel()
-        self._claiming = None
 
     def _leave(self, authority: BoundedAuthority) -> None:
         """Record that nobody leads, and that the run may be founded again."""
         last = authority.read().claim
         if last is not None and last.port:
-            authority.claim(LeaderClaim(last.term + 1, self._node, "", 0, authority.run_id))
+            authority.claim(LeaderClaim(last.term + 1, self._here.node, "", 0, authority.run_id))

@@ -9,7 +9,7 @@ from typing import Any
 
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.link_session import LinkSession
-from deadpool_run.core.events import Event, StopRequested
+from deadpool_run.core.events import StopRequested
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
@@ -46,18 +46,12 @@ class NoLeader:
     """Stands for the leader while there is none. Drops what the next leader will ask for anyway."""
 
     def __init__(self) -> None:
-        self.requests: list[StopRequested] = []
+        self.requests: list[peers.Fact] = []
 
-    def fact(self, event: Event) -> None:
-        """Keep a user's request for the next leader."""
-        if isinstance(event, StopRequested):
-            self.requests.append(event)
-
-    def safe(self, news: peers.Safe) -> None:
-        """Drop it: the node sends all of it again."""
-
-    def durable_news(self, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Drop it: the next leader starts new attempts, and gets the preemption notice again."""
+    def report(self, report: peers.NodeReport) -> None:
+        """Keep a user's request for the next leader, which asks for all facts and starts new attempts at checkpoints."""
+        if isinstance(report, peers.Fact) and isinstance(report.event, StopRequested):
+            self.requests.append(report)
 
 
 class Follower:
@@ -77,7 +71,7 @@ class Follower:
         self._asked = 0
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._on_message: Callable[[peers.Message], None] | None = None
-        self._on_lost: Callable[[str, bool], None] | None = None
+        self._on_lost: Callable[[], None] | None = None
         self._session = LinkSession()
         self._closed = False
         self._resumed = True
@@ -107,19 +101,17 @@ class Follower:
         """
         return await self._answered
 
-    def begin(self, on_message: Callable[[peers.Message], None], on_lost: Callable[[str, bool], None]) -> None:
-        """Handle messages, those that came before included; `on_lost` as of a `PeerLink`."""
+    def begin(self, on_message: Callable[[peers.Message], None], on_lost: Callable[[], None]) -> None:
+        """Handle messages, those that came before included. `on_lost` is called when the connection ends."""
         self._on_message, self._on_lost = on_message, on_lost
         early, self._early = self._early, []
         try:
             for message in early:
                 on_message(message)
-        except ProtocolError as error:
+        except ProtocolError:
             self._link.close()
-            on_lost(f"protocol error: {error}", False)
-            return
         if not self._link.open:
-            on_lost("its connection was closed", True)
+            on_lost()
 
     def keep_connected(
         self, node: NodeId, term: int, dial: Callable[[], Awaitable[socket.socket]], silence_s: float
@@ -162,7 +154,7 @@ class Follower:
         try:
             if not self._link.open:
                 return _UNREACHED
-            self._send(peers.Ask(number, dict(request)))
+            self.report(peers.Ask(number, dict(request)))
             async with asyncio.timeout(_ANSWER_S):
                 return await answer
         except TimeoutError:
@@ -198,19 +190,8 @@ class Follower:
         """Answer a heartbeat, by the present connection or not at all."""
         self._link.send(ack)
 
-    def fact(self, event: Event) -> None:
-        """Send a fact of this node."""
-        self._send(peers.Fact(event))
-
-    def safe(self, news: peers.Safe) -> None:
-        """Send what other nodes hold of a rank that lives here."""
-        self._send(news)
-
-    def durable_news(self, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Send news of durable checkpoints."""
-        self._send(news)
-
-    def _send(self, message: peers.ToLeader) -> None:
+    def report(self, message: peers.ToLeader) -> None:
+        """Send a message to the leader, now or when there is a connection again."""
         frame = peers.encode(message)
         self._session.sent(frame)
         if self._resumed:
@@ -262,12 +243,12 @@ class Follower:
         for number in self._answers:
             self.take_answer(number, _UNREACHED)
 
-    def _broken(self, why: str, closed: bool) -> None:
+    def _broken(self, why: Exception) -> None:
         self._heard.set()
         self._fail_requests()
         if not self._answered.done():
             self._answered.set_result(False)
         if self._on_lost is not None:
-            self._on_lost(why, closed)
+            self._on_lost()
         elif not self._taken.done():
             self._taken.set_exception(LostError(f"the leader cannot be reached: {why}"))

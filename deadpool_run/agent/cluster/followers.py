@@ -1,9 +1,8 @@
 """The leader's followers: connections, heartbeats, admission, and the log for the other voters."""
 
 import asyncio
-import socket
 from collections.abc import Iterable, Mapping
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from msgspec import structs
 
@@ -32,26 +31,20 @@ class Leading(Protocol):
 
     request_handler: RequestHandler
     durable: CheckpointLeader
+    server: CoordinatorServer
 
     @property
     def state(self) -> State:
         """The job's state, to read only."""
 
-    @property
-    def server(self) -> CoordinatorServer:
-        """The shell of the coordinator."""
-
     def submit(self, event: Event) -> None:
         """Take in a fact."""
 
-    def safe(self, safe: peers.Safe) -> None:
-        """Handle which copies are complete."""
+    def heard(self, node: NodeId, report: peers.NodeReport) -> None:
+        """Handle what has happened on a node."""
 
     def mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
         """Publish the status pages of another node."""
-
-    def durable_news_of(self, node: NodeId, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Handle a node's news of durable checkpoints."""
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
         """Return the first messages for a node that joins."""
@@ -68,7 +61,7 @@ class Followers:
         self._leader = leader
         self._leadership = leadership
         self._launch = launch
-        self._connections = Connections(
+        self.connections = Connections(
             self, {NodeId(name) for name in (*leader.state.leaves, leadership.agent.me) if name}
         )
         self._log_followers: set[NodeId] = set()
@@ -79,7 +72,8 @@ class Followers:
         """Nodes that the election does not count on yet."""
         self._confirmed: dict[NodeId, float] = {}
         """When the newest heartbeat was sent that each node has answered."""
-        self._seen: dict[NodeId, Seen] = {}
+        self.seen: dict[NodeId, Seen] = {}
+        """The last answer of each node to a heartbeat."""
         self._lost: set[NodeId] = set()
         """Nodes that were given up. The coordinator may not know yet."""
         self._losses: list[NodeLost] = []
@@ -93,21 +87,13 @@ class Followers:
 
     # --- speaking -------------------------------------------------------------------------------------------------
 
-    def send(self, node: NodeId, message: peers.ToNode) -> None:
-        """Send a message to a node, unless it is lost."""
-        self._connections.send(node, message)
-
-    def broadcast(self, message: peers.ToNode) -> None:
-        """Send a message to every node."""
-        self._connections.broadcast(message)
-
     def share(self, agents: peers.Agents) -> None:
         """Send every node the configurations, and ask the voters at once who knows them: the next change waits for that."""
-        self.broadcast(agents)
+        self.connections.broadcast(agents)
         heartbeat = self._leadership.heartbeat()
         if heartbeat is not None:
-            connected = self._connections.nodes()
-            for node in {peer.node for each in agents.configurations for peer in each.voters}.intersection(connected):
+            connected = self.connections.nodes()
+            for node in {voter for each in agents.configurations for voter in each.voters}.intersection(connected):
                 self._send_heartbeat(node, heartbeat, confirms=self._leadership.has_authority())
         self._loop.call_soon(self.decided)  # there may be a new voter, and the caller is still at work
 
@@ -116,12 +102,12 @@ class Followers:
 
         Where a switch breaks, many connections end at once; each loss alone would be a repair of its own.
         """
-        self._connections.evict(node, reason)
+        self.connections.evict(node, reason)
         self._lost.add(node)
         self._joined.pop(node, None)
         self._log_followers.discard(node)
         self._confirmed.pop(node, None)
-        self._seen.pop(node, None)
+        self.seen.pop(node, None)
         self._leader.durable.node_lost(node)
         if not self._losses:
             self._loop.call_soon(self._submit_losses)
@@ -135,25 +121,19 @@ class Followers:
         """Send the state to nodes that newly follow the log."""
         if self._leader.state.move is not None:
             return  # deferred facts are not in the log; a decision follows the move
-        nodes = self._connections.nodes()  # the others would miss the beginning
+        nodes = self.connections.nodes()  # the others would miss the beginning
         connected = {voter for voter in self._leadership.agent.configuration.voters if voter in nodes}
         self._log_followers &= connected
         for node in connected - self._log_followers:
             self._log_followers.add(node)
             server, term = self._leader.server, self._leadership.agent.term
             for part in peers.log_state(term, server.entries, server.now(), server.state):
-                self.send(node, part)
-
-    def seen(self) -> Mapping[NodeId, Seen]:
-        """Return the last heartbeat ack of each node."""
-        return self._seen
+                self.connections.send(node, part)
 
     def is_whole(self) -> bool:
         """Return whether every node that the leader counts on is connected."""
         agent = self._leadership.agent
-        return {*self._leader.state.nodes, *agent.answered_at} - agent.ended - {agent.me} <= {
-            *self._connections.nodes()
-        }
+        return {*self._leader.state.nodes, *agent.answered_at} - agent.ended - {agent.me} <= {*self.connections.nodes()}
 
     @property
     def term(self) -> int:
@@ -169,7 +149,7 @@ class Followers:
         """Send a last message, if there is one, and close all connections."""
         if self._timer is not None:
             self._timer.cancel()
-        await self._connections.end(message)
+        await self.connections.end(message)
 
     def _heartbeat(self) -> None:
         agent = self._leadership.agent
@@ -180,28 +160,24 @@ class Followers:
         if heartbeat is None:
             return
         confirms = self._leadership.has_authority()
-        for node in self._connections.nodes():
+        for node in self.connections.nodes():
             self._send_heartbeat(node, heartbeat, confirms=confirms)
         if agent.term > 0:  # nodes that the last leader admitted may not know this one
-            nodes = self._connections.nodes()
+            nodes = self.connections.nodes()
             self._leadership.claim(node for node in self._leader.state.nodes if node not in nodes)
 
     def _send_heartbeat(self, node: NodeId, heartbeat: peers.Heartbeat, *, confirms: bool) -> None:
         """Send the heartbeat. It `confirms` the node's newest answer, unless another leader may be elected."""
         confirmed = self._confirmed.get(node) if confirms else None
-        own = structs.replace(heartbeat, confirmed=confirmed, received=self._connections.received(node))
-        self._connections.send_heartbeat(node, peers.encode(own))
+        own = structs.replace(heartbeat, confirmed=confirmed, received=self.connections.received(node))
+        self.connections.send_heartbeat(node, peers.encode(own))
 
     def _log(self, now: float, event: Event) -> None:
         if self._log_followers:
             entry = peers.LogEntry(self._leadership.agent.term, self._leader.server.entries, now, event)
-            self._connections.broadcast(entry, self._log_followers)
+            self.connections.broadcast(entry, self._log_followers)
 
     # --- receiving: what the connections ask ----------------------------------------------------------------------
-
-    def accept(self, sock: socket.socket) -> None:
-        """Serve an authenticated connection."""
-        self._connections.accept(sock)
 
     def refusal(self, join: peers.Join | peers.Rejoin) -> str:
         """Return why a node is refused; empty if it is not."""
@@ -218,12 +194,12 @@ class Followers:
         self._joining[node] = join
 
     def _admit_joining(self) -> None:
-        joining = {node: join for node, join in self._joining.items() if self._connections.admit(node)}
+        joining = {node: join for node, join in self._joining.items() if self.connections.admit(node)}
         self._joining.clear()
         for node in joining:
             for message in self._leader.welcome(node):
-                self.send(node, message)
-            self.send(node, self._leadership.agents())
+                self.connections.send(node, message)
+            self.connections.send(node, self._leadership.agents())
         for node, join in joining.items():
             self._join(node, join.place)
             self._leader.submit(NodeJoined(node, join.place))
@@ -233,12 +209,10 @@ class Followers:
         if rejoin.found.node != rejoin.node:
             raise ProtocolError(f"node {rejoin.node} rejoins without its inventory")
         self._log_followers.discard(rejoin.node)
-        self.send(rejoin.node, self._leadership.agents())
-        self.send(rejoin.node, self._leader.world())
+        self.connections.send(rejoin.node, self._leadership.agents())
+        self.connections.send(rejoin.node, self._leader.world())
         self._join(rejoin.node, rejoin.place)
-        if (
-            rejoin.node not in self._leader.state.leaves
-        ):  # the last leader admitted it, and failed before it could log that
+        if rejoin.node not in self._leader.state.leaves:  # the last leader failed before it could log its admission
             self._leader.submit(NodeJoined(rejoin.node, rejoin.place))
         self._leader.submit(rejoin.found)
 
@@ -255,24 +229,22 @@ class Followers:
         self._leadership.handle(electorate.AgentsJoined(joined))
 
     def heard(self, node: NodeId, message: peers.ToLeader) -> None:
-        """Handle an agent's message that is not a fact."""
+        """Handle a message of an agent that is admitted."""
         match message:
-            case peers.Safe():
-                self._leader.safe(message)
             case peers.HeartbeatAck(term, sent_at, configuration):
                 self._leadership.answered(electorate.HeardFromAgent(node, term, sent_at, configuration))
-                self._connections.confirmed(node, message.received)
+                self.connections.confirmed(node, message.received)
                 self._confirm(node, sent_at)
                 self._leader.mirror(node, message.rank_entries)
-                self._seen[node] = Seen(self._loop.time(), message.traffic)
-            case peers.Saved() | peers.Loaded() | peers.PreemptionNotice():
-                self._leader.durable_news_of(node, message)
+                self.seen[node] = Seen(self._loop.time(), message.traffic)
             case peers.Ask(number, request):
-                self.send(node, peers.Answer(number, dict(self._leader.request_handler.answer(request))))
-            case peers.Join() | peers.Rejoin() | peers.ResumeLink() | peers.Fact():
+                self.connections.send(node, peers.Answer(number, dict(self._leader.request_handler.answer(request))))
+            case peers.Join() | peers.Rejoin() | peers.ResumeLink():
                 pass  # handled by the connections
             case _:
-                assert_never(message)
+                if self._timer is not None and self._loop.time() > self._timer.when():
+                    self._heartbeat()  # first, as it is due: the reports of one turn of the loop may take long
+                self._leader.heard(node, message)
 
     def _confirm(self, node: NodeId, sent_at: float) -> None:
         """Note the node's answer. After its first one it hears of that at once: until then its workers may be stopped."""
@@ -281,12 +253,6 @@ class Followers:
         heartbeat = self._leadership.heartbeat() if first else None
         if heartbeat is not None:
             self._send_heartbeat(node, heartbeat, confirms=self._leadership.has_authority())
-
-    def submit(self, event: Event) -> None:
-        """Take in a fact; send heartbeats first, if they are due: the facts of one turn of the loop may take long."""
-        if self._timer is not None and self._loop.time() > self._timer.when():
-            self._heartbeat()
-        self._leader.submit(event)
 
     def hung_up(self, node: NodeId) -> None:
         """Handle the end of a connection: if there is no other, its agent may have ended."""

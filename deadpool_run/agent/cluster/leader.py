@@ -9,12 +9,13 @@ from typing import Any, assert_never
 
 from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN, CheckpointLeader
 from deadpool_run.agent.cluster.followers import Followers
+from deadpool_run.agent.cluster.orders import carry_out
 from deadpool_run.agent.cluster.tracking import Tracking
 from deadpool_run.agent.console import announcement, report_request, tell
 from deadpool_run.agent.node.hang_detector import HangDetector, sights_of
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes.forkserver import ForkServer
-from deadpool_run.agent.processes.store import LOOPBACK, Store
+from deadpool_run.agent.processes.store import Store
 from deadpool_run.agent.records.incident_line import incident_line
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
@@ -64,26 +65,25 @@ class Leader:
         self.node = node
         """The leader's own."""
         self._spec = spec
-        self.here = node.situation.node
+        self.here = node.here.node
         self.alone = spec.cluster is None
         """Whether there is no other node."""
         self._on_over = on_over
         self._over = False
-        self._plan_printed = known is not None or spec.cluster is None
+        self._plan_printed = known is not None or self.alone
         """The plan has been printed, or need not be."""
         self._timeline = 0
         self._ranks_moved = False
-        cluster = spec.cluster
-        self._store = Store(forkserver, on_lost, LOOPBACK if cluster is None else node.situation.address)
+        self._store = Store(forkserver, on_lost, node.here.address)
         if known is not None:
             set_aside(spec.run_dir / JOURNAL_NAME, term)
         self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
         self.request_handler = RequestHandler(spec.settings.world_size, self)
         self._on_news = on_news
-        self._server = CoordinatorServer(
+        self.server = CoordinatorServer(
             spec.settings, self.perform, self._journal, self._decided, known, may_decide=may_decide
         )
-        self._tracking = None if cluster is None else Tracking(spec.settings.world_size)
+        self._tracking = None if self.alone else Tracking(spec.settings.world_size)
         self.followers: Followers | None = None
         """The other nodes; None on one machine. Set before `begin`."""
         self.durable = CheckpointLeader(
@@ -100,19 +100,14 @@ class Leader:
     @property
     def state(self) -> State:
         """To read, never to change."""
-        return self._server.state
-
-    @property
-    def server(self) -> CoordinatorServer:
-        """The shell of the coordinator."""
-        return self._server
+        return self.server.state
 
     def begin(self) -> None:
         """Watch for hung ranks."""
         self._hang_detector = HangDetector(
             self._spec.hang_timeout_s,
             look=lambda: () if self.node.suspended else sights_of(self.state, self.node.vault.status_page),
-            pid=self.node.pid,
+            pid=self.node.workforce.pid,
             submit=self.submit,
             say=tell,
             protected=lambda: self.state.phase is JobPhase.RUNNING,
@@ -131,12 +126,30 @@ class Leader:
             if member is not None and member.rank is not None:
                 self._tracking.commits.skipped(member.rank, event.version)
                 self._publish_committed()
-        self._server.submit(event)
+        self.server.submit(event)
 
-    fact = submit
+    def report(self, report: peers.NodeReport) -> None:
+        """Handle what has happened on the own node."""
+        self.heard(self.here, report)
 
-    def safe(self, safe: peers.Safe) -> None:
-        """Handle which copies of a rank other nodes hold."""
+    def heard(self, node: NodeId, report: peers.NodeReport) -> None:
+        """Handle what has happened on a node."""
+        match report:
+            case peers.Fact(event):
+                self.submit(event)
+            case peers.Safe():
+                self._safe(report)
+            case peers.Saved():
+                self.durable.saved(node, report)
+            case peers.Loaded():
+                self.durable.loaded(node, report)
+            case peers.PreemptionNotice():
+                self.durable.preemption_notice()
+            case _:
+                assert_never(report)
+
+    def _safe(self, safe: peers.Safe) -> None:
+        """Count which copies of a rank other nodes hold."""
         assert self._tracking is not None
         commits = self._tracking.commits
         commits.safe(
@@ -151,35 +164,18 @@ class Leader:
             if moved:
                 self._publish_buddies()
 
-    def durable_news(self, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Handle the own node's news of durable checkpoints."""
-        self.durable_news_of(self.here, news)
-
-    def durable_news_of(self, node: NodeId, news: peers.Saved | peers.Loaded | peers.PreemptionNotice) -> None:
-        """Handle a node's news of durable checkpoints."""
-        match news:
-            case peers.Saved():
-                self.durable.saved(node, news)
-            case peers.Loaded():
-                self.durable.loaded(node, news)
-            case peers.PreemptionNotice():
-                self.durable.preemption_notice()
-            case _:
-                assert_never(news)
-
     def tell_node(self, node: NodeId, message: peers.ToNode) -> None:
-        """Send a message about durable checkpoints to a node, the own one included."""
-        if node != self.here:
-            if self.followers is not None:
-                self.followers.send(node, message)
-        elif isinstance(message, peers.Save | peers.Void | peers.Load | peers.Durable):
-            self.node.durable_order(message)
+        """Send a message to a node, the own one included."""
+        if node == self.here:
+            carry_out(self.node, message)
+        elif self.followers is not None:
+            self.followers.connections.send(node, message)
 
-    def publish_durable(self, newest: peers.Durable) -> None:
-        """Send every node the newest checkpoint: any of them may lead next."""
-        self.node.durable_order(newest)
+    def tell_all(self, message: peers.ToNode) -> None:
+        """Send a message to every node."""
+        carry_out(self.node, message)
         if self.followers is not None:
-            self.followers.broadcast(newest)
+            self.followers.connections.broadcast(message)
 
     def say(self, line: str) -> None:
         """Print a line for the user."""
@@ -274,15 +270,10 @@ class Leader:
         peer = None if source is None else self._peer(source)
         if source is not None and peer is None:
             return  # its loss is the next fact, and another order follows
-        if node == self.here:
-            self.node.perform(effect, self.state.capture_interval, peer)
-        elif self.followers is not None:
-            self.followers.send(node, peers.Order(effect, self.state.capture_interval, peer))
+        self.tell_node(node, peers.Order(effect, self.state.capture_interval, peer))
 
     def _to_all(self, effect: Effect) -> None:
-        self.node.perform(effect, self.state.capture_interval, None)
-        if self.followers is not None:
-            self.followers.broadcast(peers.Order(effect, self.state.capture_interval))
+        self.tell_all(peers.Order(effect, self.state.capture_interval))
 
     def _peer(self, node: NodeId) -> peers.Peer | None:
         found = self.state.nodes.get(node)
@@ -302,10 +293,7 @@ class Leader:
     def _new_timeline(self, timeline: int, rollback: Version | None) -> None:
         """Restart counting what is safe: earlier reports are of a timeline that was abandoned."""
         self._timeline = timeline
-        world = self.world()
-        self.node.set_world(world)
-        if self.followers is not None:
-            self.followers.broadcast(world)
+        self.tell_all(self.world())
         self.durable.new_timeline()
         if self._tracking is not None:
             self._tracking.new_timeline(self._timeline, rollback)
@@ -314,19 +302,14 @@ class Leader:
     def _publish_committed(self) -> None:
         assert self._tracking is not None
         if (committed := self._tracking.committed_news(self._timeline)) is not None:
-            self.node.committed(committed)
-            if self.followers is not None:
-                self.followers.broadcast(committed)
+            self.tell_all(committed)
 
     def _publish_buddies(self) -> None:
         """Send buddies to the nodes for which they changed."""
         if self._tracking is None:
             return
         for node, news in self._tracking.buddies_news(self.state, self._peer):
-            if node == self.here:
-                self.node.set_buddies(news)
-            elif self.followers is not None:
-                self.followers.send(node, news)
+            self.tell_node(node, news)
 
     # --- what there is to see -------------------------------------------------------------------------------------
 
@@ -338,9 +321,9 @@ class Leader:
     def _nodes(self) -> NodeReports | None:
         if self.followers is None:
             return None
-        seen = {**self.followers.seen(), self.here: Seen(None, self.node.traffic())}
+        seen = {**self.followers.seen, self.here: Seen(None, self.node.traffic())}
         now = asyncio.get_running_loop().time()
-        return NodeReports(self.here, self.followers.term, self.followers.voters, seen, now, self._server.now())
+        return NodeReports(self.here, self.followers.term, self.followers.voters, seen, now, self.server.now())
 
     def holder(self, rank: Rank) -> tuple[WorkerId, int] | None:
         """Return the worker that holds the rank, with its pid."""
@@ -372,7 +355,7 @@ class Leader:
         self.retire()
         if self._hang_detector is not None:
             self._hang_detector.close()
-        self._server.close()
+        self.server.close()
         if self.followers is not None:
             await self.followers.end(message)
         self._store.close()

@@ -3,16 +3,16 @@
 Each new leader replaces it. Where the disk is not shared the file has no use and does no harm.
 """
 
-import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from deadpool_run.agent import atomic_file
 from deadpool_run.coordinator.address import POINTER_NAME
+from deadpool_run.errors import ProtocolError
+from deadpool_run.structs import Untagged
+from deadpool_run.wire.typed import Decoder, to_json
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderFile:
+class LeaderFile(Untagged):
     """Where the leader runs and listens."""
 
     term: int
@@ -25,17 +25,19 @@ class LeaderFile:
     """Holds the leader's control socket."""
 
 
+_DECODER: Decoder[LeaderFile] = Decoder(LeaderFile, "a leader file")
+
+
 def write(base: Path, leader: LeaderFile) -> None:
     """Write the file in the run's directory, unless one of a later term is there. Raises OSError."""
     before = read(base)
     if before is None or before.term <= leader.term:
-        atomic_file.replace(base / POINTER_NAME, json.dumps(asdict(leader)))
+        atomic_file.replace(base / POINTER_NAME, to_json(leader).decode())
 
 
 def read(base: Path) -> LeaderFile | None:
     """Return the file's content; None if there is no file, or none that can be read."""
     try:
-        found = json.loads((base / POINTER_NAME).read_text(encoding="utf-8"))
-        return LeaderFile(**{**found, "term": int(found["term"]), "port": int(found["port"])})
-    except (OSError, ValueError, KeyError, TypeError):
+        return _DECODER.decode((base / POINTER_NAME).read_bytes())
+    except (OSError, ProtocolError):
         return None

@@ -3,12 +3,14 @@
 import asyncio
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol, assert_never
 
 from deadpool_run.agent.authority.claimant import Claimant
 from deadpool_run.agent.cluster.vote_links import VoteLinks
+from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.spec import Cluster
+from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.leadership import election, electorate, quorum
 from deadpool_run.core.leadership.electorate import Agent, Configuration, ElectionRole, Event, HeardFromAgent, Output
 from deadpool_run.ids import NodeId
@@ -21,24 +23,11 @@ LOOKS = 20
 """How often a leader handles answers within a node timeout. They count from the time of the request, so late is fine."""
 
 
-class ElectionNode(Protocol):
-    """A node, as far as elections concern it."""
-
-    def voters_are(self, voters: Sequence[Peer]) -> None:
-        """Note the other voters: they are to hear of the end of this agent."""
-
-    def suspend(self) -> None:
-        """Stop the workers: another node may have their ranks soon."""
-
-    def resume(self) -> None:
-        """Let the workers go on."""
-
-
 class LeadershipOwner(Protocol):
     """Acts on the outcome of elections."""
 
     @property
-    def node(self) -> ElectionNode:
+    def node(self) -> LocalNode:
         """This node."""
 
     def take_over(self, term: int) -> None:
@@ -71,7 +60,8 @@ class Leadership:
         cluster: Cluster,
     ) -> None:
         """`known` are agents' addresses, this one's among them."""
-        self._agent, self._authority_until = agent, _authority_until(agent)
+        self.agent, self._authority_until = agent, _authority_until(agent)
+        """To read, never to change: what this agent knows, and until when it has authority."""
         self._addresses = {peer.node: peer for peer in known}
         self._owner = owner
         self._loop = asyncio.get_running_loop()
@@ -89,21 +79,13 @@ class Leadership:
         )
         self._claimant: Claimant | None = None
         if cluster.authority is not None:
-            here = self._addresses[agent.me]
-            self._claimant = Claimant(
-                cluster.authority,
-                here.node,
-                here.address,
-                here.port,
-                lambda *answer: self.handle(electorate.AuthorityAnswered(*answer)),
-            )
+            alone = "neither of the two machines may go on without the other"
+            self._claimant = Claimant(cluster.authority, self._addresses[agent.me], alone)
+        self._asking: set[tuple[int, bool]] = set()
+        """Claims, and whether they are trials, that the authority has not answered."""
+        self._tasks = Tasks()
         owner.node.voters_are(self.others())
         self._set_timer()
-
-    @property
-    def agent(self) -> Agent:
-        """To read, never to change."""
-        return self._agent
 
     def has_authority(self) -> bool:
         """Return whether this agent leads, and nobody else can have been elected.
@@ -113,22 +95,22 @@ class Leadership:
         """
         if self._loop.time() < self._authority_until:
             return True
-        if self._agent.role is ElectionRole.LEADER:
+        if self.agent.role is ElectionRole.LEADER:
             self.handle(electorate.Tick())
-        return quorum.has_authority(self._agent, self._loop.time())
+        return quorum.has_authority(self.agent, self._loop.time())
 
     def has_followers(self) -> bool:
         """Return whether any other node may follow this leader."""
-        return not self._agent.ruled_out.issuperset(self._agent.answered_at)
+        return not self.agent.ruled_out.issuperset(self.agent.answered_at)
 
     @property
     def leader(self) -> Peer | None:
         """The leader's address, as far as it is known here."""
-        return self._addresses.get(self._agent.configuration.leader)
+        return self._addresses.get(self.agent.configuration.leader)
 
     def others(self) -> list[Peer]:
         """Return the other voters whose addresses are known."""
-        return self._peers(self._agent.configuration.voters)
+        return self._peers(self.agent.configuration.voters)
 
     def know(self, peer: Peer) -> None:
         """Record an agent's address."""
@@ -144,11 +126,11 @@ class Leadership:
     def answered(self, answer: HeardFromAgent) -> None:
         """Handle an agent's answer. A leader gets one of each agent for each heartbeat, so it handles many together."""
         self._answers.append(answer)
-        if self._agent.role is not ElectionRole.LEADER:
+        if self.agent.role is not ElectionRole.LEADER:
             self._handle_answers()
         elif self._answers_due is None:
             # The sooner a majority knows the last change of the configuration, the sooner the older one stops counting.
-            delay_s = self._agent.timeout_s / LOOKS if len(self._agent.configurations) == 1 else 0.0
+            delay_s = self.agent.timeout_s / LOOKS if len(self.agent.configurations) == 1 else 0.0
             self._answers_due = self._loop.call_later(delay_s, self._handle_answers)
 
     def _handle_answers(self) -> None:
@@ -161,9 +143,9 @@ class Leadership:
     def _handle(self, event: Event) -> None:
         if self._closed:
             return
-        before = self._agent
-        after, outputs = election.step(self._agent, event, self._loop.time())
-        self._agent, self._authority_until = after, _authority_until(after)
+        before = self.agent
+        after, outputs = election.step(self.agent, event, self._loop.time())
+        self.agent, self._authority_until = after, _authority_until(after)
         if _decides(before) and not _decides(after):
             self._owner.authority_changed(regained=False)
         if after.configuration.voters != before.configuration.voters:
@@ -179,25 +161,27 @@ class Leadership:
 
     def handle_configurations(self, agents: peers.Agents, sent_at: float | None = None) -> None:
         """Handle configurations that a leader, or an agent that is elected, has sent: to be answered if `sent_at` is given."""
-        self.handle(electorate.HeardFromLeader(self._learn(agents), sent_at))
+        for peer in agents.peers:
+            self.know(peer)
+        self.handle(electorate.HeardFromLeader(agents.configurations, sent_at))
 
     def handle_heartbeat(self, heartbeat: peers.Heartbeat) -> None:
         """Handle a heartbeat of the leader, which names the configurations that still count."""
-        counting = tuple(each for each in self._agent.configurations if each.number >= heartbeat.oldest)
+        counting = tuple(each for each in self.agent.configurations if each.number >= heartbeat.oldest)
         if counting and counting[-1].index == (heartbeat.term, heartbeat.newest):
             self.handle(electorate.HeardFromLeader(counting, heartbeat.sent_at, heartbeat.confirmed))
 
     def agents(self) -> peers.Agents:
         """Return the configurations that count, with addresses."""
-        return self._with_addresses(self._agent.configurations)
+        return self._with_addresses(self.agent.configurations)
 
     def heartbeat(self) -> peers.Heartbeat | None:
         """Return this leader's heartbeat, which confirms nothing yet; None if it is to be silent."""
         now = self._loop.time()
-        if not quorum.speaks(self._agent, now):
+        if not quorum.speaks(self.agent, now):
             return None
-        configurations = self._agent.configurations
-        return peers.Heartbeat(self._agent.term, now, configurations[0].number, configurations[-1].number)
+        configurations = self.agent.configurations
+        return peers.Heartbeat(self.agent.term, now, configurations[0].number, configurations[-1].number)
 
     def claim(self, others: Iterable[NodeId]) -> None:
         """Tell agents that are not connected that this one leads. Of very many it tells some, each of which tells others.
@@ -234,32 +218,21 @@ class Leadership:
         if self._answers_due is not None:
             self._answers_due.cancel()
         self.vote_links.close()
-        if self._claimant is not None:
-            self._claimant.close()
+        self._tasks.cancel()
 
     def _act(self, output: Output) -> None:  # noqa: C901 - one case for each output
         match output:
             case electorate.RequestVotes(asked, voters):
-                ask = peers.VoteRequest(
-                    asked.term,
-                    asked.candidate,
-                    asked.configuration,
-                    asked.log.term,
-                    asked.log.entries,
-                    asked.promised,
-                    asked.trial,
-                )
-                self.vote_links.send(self._peers(voters), ask)
+                self.vote_links.send(self._peers(voters), asked)
             case electorate.AskAuthority(term, trial):
-                assert self._claimant is not None
-                self._claimant.ask(term, trial=trial)
+                self._tasks.start(self._ask_authority(term, trial=trial))
             case electorate.GiveVote(_, vote):
                 if self._answer is not None:
-                    self._answer(peers.Vote(vote.term, vote.voter, vote.trial, vote.granted, vote.promised, vote.ended))
+                    self._answer(vote)
             case electorate.ClaimLeadership(configurations):
-                voting = dict.fromkeys(voter for each in configurations for voter in each.voters)
-                claim = peers.LeadershipClaim(self._loop.time(), self._with_addresses(configurations))
-                self.vote_links.send(self._peers(voting), claim)
+                agents = self._with_addresses(configurations)
+                claim = peers.LeadershipClaim(self._loop.time(), agents)
+                self.vote_links.send(self._peers(peer.node for peer in agents.peers), claim)
             case electorate.TakeOver(configuration):
                 self._owner.take_over(configuration.term)
             case electorate.ShareConfiguration(configurations):
@@ -275,53 +248,47 @@ class Leadership:
             case _:
                 assert_never(output)
 
+    async def _ask_authority(self, term: int, *, trial: bool) -> None:
+        assert self._claimant is not None
+        if (term, trial) in self._asking:
+            return
+        self._asking.add((term, trial))
+        granted = await self._claimant.claim(term, trial=trial)
+        self._asking.discard((term, trial))
+        if granted is not None:  # else the election asks again
+            self.handle(electorate.AuthorityAnswered(term, trial, granted))
+
     def _on_message(self, message: peers.Message, answer: Callable[[peers.Message], None]) -> None:
         """Handle a message of another agent on a vote connection."""
         self._answer = answer
         match message:
-            case peers.VoteRequest(term, candidate, configuration, log_term, log_entries, promised, trial):
-                log = electorate.LogIndex(log_term, log_entries)
-                self.handle(electorate.VoteAsked(term, candidate, configuration, log, promised, trial))
-            case peers.Vote(term, voter, trial, granted, promised, ended):
-                self.handle(electorate.VoteGiven(term, voter, trial, granted, promised, ended))
-            case peers.Ended(node):
-                self.handle(electorate.AgentEnded(node))
+            case electorate.VoteAsked() | electorate.VoteGiven() | electorate.AgentEnded():
+                self.handle(message)
             case peers.LeadershipClaim(sent_at, agents, relay):
                 self.vote_links.send(relay, peers.LeadershipClaim(sent_at, agents))
                 self.handle_configurations(agents, sent_at)
                 term = agents.configurations[-1].term
-                if election.follows(self._agent, term):
-                    known = self._agent.configuration.number
-                    answer(peers.HeartbeatAck(term, sent_at, known, node=self._agent.me))
+                if election.follows(self.agent, term):
+                    known = self.agent.configuration.number
+                    answer(peers.HeartbeatAck(term, sent_at, known, node=self.agent.me))
             case peers.HeartbeatAck(term, sent_at, configuration, node=node) if node:
                 self.answered(HeardFromAgent(NodeId(node), term, sent_at, configuration))
             case _:
                 pass  # no message for a vote connection
         self._answer = None
 
-    def _learn(self, agents: peers.Agents) -> tuple[Configuration, ...]:
-        """Record the voters' addresses; return the configurations without them."""
-        for configuration in agents.configurations:
-            for peer in configuration.voters:
-                if peer.port:  # else the sender does not know it
-                    self.know(peer)
-        return configurations_of(agents)
-
     def _peers(self, nodes: Iterable[NodeId]) -> list[Peer]:
-        found = (self._addresses.get(node) for node in nodes if node != self._agent.me)
+        found = (self._addresses.get(node) for node in nodes if node != self.agent.me)
         return [peer for peer in found if peer is not None]
 
     def _with_addresses(self, configurations: tuple[Configuration, ...]) -> peers.Agents:
-        def listed(each: Configuration) -> peers.ConfigurationMessage:
-            voters = tuple(self._addresses.get(node, Peer(node, "", 0)) for node in each.voters)
-            return peers.ConfigurationMessage(each.term, each.number, each.leader, voters)
-
-        return peers.Agents(tuple(map(listed, configurations)))
+        voters = dict.fromkeys(voter for each in configurations for voter in each.voters)
+        return peers.Agents(configurations, tuple(self._addresses[each] for each in voters if each in self._addresses))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        deadline = None if self._closed else election.next_deadline(self._agent)
+        deadline = None if self._closed else election.next_deadline(self.agent)
         self._timer = None if deadline is None else self._loop.call_at(deadline, self.handle, electorate.Tick())
 
 
@@ -331,11 +298,3 @@ def _authority_until(agent: Agent) -> float:
 
 def _decides(agent: Agent) -> bool:
     return agent.role is ElectionRole.LEADER and agent.lapsed_at is None
-
-
-def configurations_of(agents: peers.Agents) -> tuple[Configuration, ...]:
-    """Return the configurations without the addresses."""
-    return tuple(
-        Configuration(each.term, each.number, each.leader, tuple(peer.node for peer in each.voters))
-        for each in agents.configurations
-    )

@@ -3,6 +3,7 @@
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
+from deadpool_run.wire.checkpoints import TakeStep
 
 
 def heartbeat_ack(node: LocalNode, heartbeat: peers.Heartbeat, configuration: int, received: int) -> peers.HeartbeatAck:
@@ -28,7 +29,13 @@ def carry_out(node: LocalNode, message: peers.Message) -> None:
             node.set_buddies(message)
         case peers.Committed():
             node.committed(message)
-        case peers.Save() | peers.Void() | peers.Load() | peers.Durable():
-            node.durable_order(message)
+        case TakeStep():
+            node.participant.take_step(message)
+        case peers.Void(attempt):
+            node.participant.void(attempt)
+        case peers.Load():
+            node.participant.load(message)
+        case peers.Durable():
+            node.newest_durable = message
         case _:
             raise ProtocolError(f"a leader does not send {type(message).__name__}")

@@ -14,10 +14,9 @@ from deadpool_run.agent.cluster.advertisement import Advertisement
 from deadpool_run.agent.cluster.follower import Follower, LostError, NoLeader
 from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.agent.cluster.leader import Leader
-from deadpool_run.agent.cluster.leadership import Leadership, configurations_of
+from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.agent.cluster.orders import carry_out, heartbeat_ack
 from deadpool_run.agent.console import tell
-from deadpool_run.agent.node.assignment import Situation
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.records.launch_identity import identity_of
@@ -52,18 +51,18 @@ class Participation:
     def __init__(
         self,
         spec: LaunchSpec,
-        situation: Situation,
+        node: NodeId,
         place: Place,
         *,
         forkserver: ForkServer,
         output: Logs,
     ) -> None:
         assert spec.cluster is not None
-        self._spec, self._situation, self._place = spec, situation, place
+        self._spec, self._place = spec, place
         self._forkserver = forkserver
         self._output = output
-        self._token, self._timeout_s = spec.cluster.token, spec.cluster.node_timeout_s
-        self._cluster, self._here = spec.cluster, Peer(situation.node, place.address, place.port)
+        self._token, self._timeout_s = spec.cluster.token, spec.settings.node_timeout_s
+        self._cluster, self._here = spec.cluster, Peer(node, place.address, place.port)
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self.leader: Leader | None = None
@@ -75,8 +74,8 @@ class Participation:
         self._callers: list[socket.socket] = []  # nodes that came before this one knew that it leads
         self._tasks = Tasks(self._failed)
         self._leadership: Leadership
-        self.advertisement = Advertisement(spec, situation.node, situation.address, place.port, self.fence)
-        self.node = LocalNode(spec, situation, forkserver=forkserver, output=output, above=self._no_leader)
+        self.advertisement = Advertisement(spec, self._here, self.fence)
+        self.node = LocalNode(spec, self._here, forkserver=forkserver, output=output, above=self._no_leader)
         self._replicator = Replicator(
             self.node.vault,
             self._loop,
@@ -91,7 +90,7 @@ class Participation:
 
     async def found(self, term: int) -> None:
         """Lead a new job, from this term on."""
-        here, now = self._situation.node, self._loop.time()
+        here, now = self._here.node, self._loop.time()
         domain, claims = self._place.failure_domain, self._cluster.authority is not None
         agent = election.first_leader(here, self._timeout_s, now, domain, term, claims=claims)
         self._leadership = Leadership(agent, [self._here], self, self._cluster)
@@ -103,11 +102,10 @@ class Participation:
 
     async def join(self, follower: Follower, agents: peers.Agents) -> None:
         """Follow the leader that has admitted this node."""
-        here, asked_at, configurations = self._situation.node, follower.asked_at, configurations_of(agents)
+        here, asked_at, configurations = self._here.node, follower.asked_at, agents.configurations
         domain, claims = self._place.failure_domain, self._cluster.authority is not None
         agent = election.follower(here, self._timeout_s, configurations, asked_at, domain, claims=claims)
-        known = [peer for configuration in agents.configurations for peer in configuration.voters]
-        self._leadership = Leadership(agent, [*known, self._here], self, self._cluster)
+        self._leadership = Leadership(agent, [*agents.peers, self._here], self, self._cluster)
         self.advertisement.follow(self._output)
         self._attach(follower)
         self._keep_connected(follower, self._leadership.leader, agent.term)
@@ -121,7 +119,7 @@ class Participation:
         elif purpose is ConnectionRole.VOTE:
             self._leadership.vote_links.accept(sock)
         elif role is ElectionRole.LEADER and self.leader is not None and self.leader.followers is not None:
-            self.leader.followers.accept(sock)
+            self.leader.followers.connections.accept(sock)
         elif role is ElectionRole.ELECTED:
             self._callers.append(sock)
         else:
@@ -130,8 +128,8 @@ class Participation:
     def _redirect(self, sock: socket.socket) -> None:
         """Redirect a node that wants to join to the leader, if that is known."""
         leader = self._leadership.leader
-        link = PeerLink(sock, lambda _: None, lambda _, __: None)
-        if leader is not None and leader.node != self._situation.node:
+        link = PeerLink(sock, lambda _: None)
+        if leader is not None and leader.node != self._here.node:
             link.send(peers.Redirect(leader, self._leadership.agents()))
         link.close_when_flushed()
 
@@ -142,7 +140,7 @@ class Participation:
     def request(self, event: Event) -> None:
         """Pass a user's request to the leader; keep it while it is uncertain who leads."""
         unsure = self._follower is not None and not self._follower.was_answered
-        (self._no_leader if unsure else self.node.above).fact(event)
+        (self._no_leader if unsure else self.node.above).report(peers.Fact(event))
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer a viewer of this node, as the leader would."""
@@ -171,14 +169,14 @@ class Participation:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
-        self.node.void_checkpoints()
+        self.node.participant.void()  # what the last leader ordered
         leader = self._lead(term)
         leader.resume()
         tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
         if leader.state.phase is JobPhase.STOPPED:
             self._tasks.start(self._lead_to_the_end(leader, term))
         else:
-            leader.submit(CoordinatorMoved(term, self._situation.node))
+            leader.submit(CoordinatorMoved(term, self._here.node))
             leader.submit(self.node.resynced())
             self._replicator.report_all()
             leader.begin()
@@ -191,7 +189,7 @@ class Participation:
         """Lead in a later term, from the own log. The others, if any are left, follow as they would another leader."""
         leader.server.resume()
         if self._leadership.has_followers():
-            leader.submit(CoordinatorMoved(term, self._situation.node))
+            leader.submit(CoordinatorMoved(term, self._here.node))
             leader.submit(self.node.resynced())
             self._replicator.report_all()
             self.share(self._leadership.agents())
@@ -249,7 +247,7 @@ class Participation:
             self._follower.close()
             self._follower = None
         self.node.above = self._no_leader
-        self.node.void_checkpoints()
+        self.node.participant.void()  # what the last leader ordered
         self._tasks.start(self._rejoin(leader, term))
 
     async def _rejoin(self, leader: Peer, term: int) -> None:
@@ -270,7 +268,7 @@ class Participation:
         if not self._is_awaited(term):
             sock.close()
             return False
-        follower = Follower(sock, peers.Rejoin(self._situation.node, self._place, self.node.resynced()))
+        follower = Follower(sock, peers.Rejoin(self._here.node, self._place, self.node.resynced()))
         self._attach(follower)
         self._replicator.report_all()
         if await follower.answered():
@@ -290,7 +288,7 @@ class Participation:
                 leader.address, leader.port, ConnectionRole.MEMBER, self._token, _SILENCE * self._timeout_s
             )
 
-        follower.keep_connected(self._situation.node, term, dial, _SILENCE * self._timeout_s)
+        follower.keep_connected(self._here.node, term, dial, _SILENCE * self._timeout_s)
 
     def _is_awaited(self, term: int) -> bool:
         return not self.over.done() and self._leadership.agent.term == term and self._follower is None
@@ -298,7 +296,7 @@ class Participation:
     def _attach(self, follower: Follower) -> None:
         self._follower = follower
         self._above(follower)
-        follower.begin(lambda message: self._handle(follower, message), lambda _, __: self._cut(follower))
+        follower.begin(lambda message: self._handle(follower, message), lambda: self._cut(follower))
 
     def _above(self, above: Follower | Leader) -> None:
         self.node.above = above
@@ -306,12 +304,12 @@ class Participation:
             self._loop.call_soon(self._send_preemption_notice)
 
     def _send_preemption_notice(self) -> None:
-        self.node.above.durable_news(peers.PreemptionNotice())
+        self.node.above.report(peers.PreemptionNotice())
 
     def _pass_on_requests(self, above: Follower | Leader) -> None:
         requests, self._no_leader.requests = self._no_leader.requests, []
         for request in requests:
-            above.fact(request)
+            above.report(request)
 
     def _handle(self, follower: Follower, message: peers.Message) -> None:  # noqa: C901, PLR0912 - one case for each message
         match message:

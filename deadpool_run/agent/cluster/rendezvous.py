@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from deadpool_run.agent.authority.bounded import BoundedAuthority
 from deadpool_run.agent.authority.claim import LeaderClaim
 from deadpool_run.agent.cluster import leader_file
 from deadpool_run.agent.cluster.shared_folder import SharedFolder
@@ -69,6 +70,7 @@ async def find(  # noqa: PLR0913 - where to look, and for how long
     *,
     may_found: bool,
     timeout_s: float,
+    node_timeout_s: float = 5.0,
     base: Path | None = None,
     known: Sequence[tuple[str, int]] = (),
 ) -> Founder | Found | Over:
@@ -78,12 +80,11 @@ async def find(  # noqa: PLR0913 - where to look, and for how long
     in the job; each of them redirects to the leader. Raises `UsageError` if the tokens differ, or no endpoint can be
     resolved, and `AuthorityError` if the external authority cannot be asked.
     """
-    loop = asyncio.get_running_loop()
-    search = _ByEndpoint(cluster, may_found, base, known) if cluster.endpoints else _ByRecord(cluster, may_found)
+    search = _Search(cluster, node_timeout_s, base, known, may_found=may_found)
     began, pause, reported = time.monotonic(), _FIRST_PAUSE_S, False
     while True:
         try:
-            tried = await loop.run_in_executor(None, search.once)
+            tried = await asyncio.to_thread(search.once)
         except AuthorityError as error:
             if may_found:
                 raise
@@ -101,20 +102,45 @@ async def find(  # noqa: PLR0913 - where to look, and for how long
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
-class _ByEndpoint:
-    """Searches the endpoints of the user or the scheduler. `once` blocks, and returns why it found nothing."""
+class _Search:
+    """Searches the endpoints of the user or the scheduler; without any, only the authority's record names an address."""
 
-    def __init__(self, cluster: Cluster, may_found: bool, base: Path | None, known: Sequence[tuple[str, int]]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        node_timeout_s: float,
+        base: Path | None,
+        known: Sequence[tuple[str, int]],
+        *,
+        may_found: bool,
+    ) -> None:
         self._cluster = cluster
         self._may_found = may_found
-        self._known = known[:_MAX_PROBED]
-        self._founds = may_found and cluster.founds
         self._base = base
-        self._record = None if cluster.authority is None else _Record(cluster)
+        self._known = known[:_MAX_PROBED]
+        authority = cluster.authority
+        self._record = None if authority is None else _Record(cluster, authority, node_timeout_s)
         self._refusals = 0
-        self.where = ", ".join(f"{host}:{port}" for host, port in cluster.endpoints)
+        endpoints = ", ".join(f"{host}:{port}" for host, port in cluster.endpoints)
+        self.where = endpoints if authority is None else endpoints or authority.where
 
     def once(self) -> Founder | Found | Over | OSError:
+        """Search, or found the job; return why neither was possible. Blocks."""
+        return self._at_endpoints() if self._cluster.endpoints else self._by_record()
+
+    def _by_record(self) -> Founder | Found | Over | OSError:
+        assert self._record is not None
+        found = self._record.find()
+        if found is not None:
+            return found
+        if not self._may_found:
+            return OSError("the run has no leader now")
+        address = own_address()
+        listener = _bind(address, 0)
+        assert listener is not None, "the address is this node's, and any port will do"
+        return self._record.claim(Founder(address, listener))
+
+    def _at_endpoints(self) -> Founder | Found | Over | OSError:
         founder: Founder | None = None
         error = OSError("no endpoint")
         unknown: list[UsageError] = []
@@ -126,7 +152,8 @@ class _ByEndpoint:
                 continue
             if founder is not None and (address, port) == founder.listener.getsockname()[:2]:
                 continue  # another name of this node
-            if self._founds and place == 0 and (listener := _bind(address, port)) is not None:
+            founds = place == 0 and self._may_found and self._cluster.founds
+            if founds and (listener := _bind(address, port)) is not None:
                 founder = Founder(address, listener)
                 continue  # unless another endpoint leads the job already
             try:
@@ -161,9 +188,8 @@ class _ByEndpoint:
         later = None if self._base is None else leader_file.read(self._base)
         if later is not None:
             try:
-                return _found(
-                    dial(ConnectionRole.MEMBER, later.address, later.port, self._cluster.token), self._cluster
-                )
+                sock = dial(ConnectionRole.MEMBER, later.address, later.port, self._cluster.token)
+                return _found(sock, self._cluster)
             except OSError as failure:
                 error = failure
         for address, port in self._known:
@@ -180,13 +206,12 @@ class _ByEndpoint:
 class _Record:
     """Finds or founds the run by the external authority's record. Methods block; they raise `AuthorityError`."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        assert cluster.authority is not None
-        self._authority = cluster.authority
+    def __init__(self, cluster: Cluster, authority: BoundedAuthority, node_timeout_s: float) -> None:
+        self._authority = authority
         self._cluster = cluster
         self._last: LeaderClaim | None = None
         self._refused: tuple[LeaderClaim, float] | None = None
-        self._patience_s = max(_ABANDONED_S, _ABANDONED_TIMEOUTS * cluster.node_timeout_s)
+        self._patience_s = max(_ABANDONED_S, _ABANDONED_TIMEOUTS * node_timeout_s)
         if cluster.meeting is not None:
             SharedFolder(cluster.meeting)  # it is there from now on
 
@@ -230,27 +255,6 @@ class _Record:
         return time.monotonic() - self._refused[1] > self._patience_s
 
 
-class _ByRecord:
-    """Searches where no address is known: only the authority's record names one. Blocks, like the other."""
-
-    def __init__(self, cluster: Cluster, may_found: bool) -> None:
-        self._record = _Record(cluster)
-        self._may_found = may_found
-        assert cluster.authority is not None
-        self.where = cluster.authority.where
-
-    def once(self) -> Founder | Found | Over | OSError:
-        found = self._record.find()
-        if found is not None:
-            return found
-        if not self._may_found:
-            return OSError("the run has no leader now")
-        address = own_address()
-        listener = _bind(address, 0)
-        assert listener is not None, "the address is this node's, and any port will do"
-        return self._record.claim(Founder(address, listener))
-
-
 def own_address() -> str:
     """Return the address by which other machines reach this one: of its name, else of its default route.
 
@@ -274,14 +278,10 @@ def _for_others(host: str, address: str) -> str:
 
 async def redirect(cluster: Cluster, address: str, port: int) -> Found | None:
     """Return a connection to the leader that another agent named; None if it does not answer."""
-
-    def connect() -> Found | None:
-        try:
-            return _found(_dial_or_advise(address, port, cluster.token, handshake.TIMEOUT_S), cluster)
-        except OSError:
-            return None
-
-    return await asyncio.get_running_loop().run_in_executor(None, connect)
+    with contextlib.suppress(OSError):
+        sock = await asyncio.to_thread(_dial_or_advise, address, port, cluster.token, handshake.TIMEOUT_S)
+        return await asyncio.to_thread(_found, sock, cluster)
+    return None
 
 
 def _found(sock: socket.socket, cluster: Cluster) -> Found:

@@ -6,7 +6,6 @@ node).
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from deadpool_run.agent.slurm import hostlist
 from deadpool_run.agent.slurm.command import run_command
 from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.errors import UsageError
+from deadpool_run.wire.typed import read_object
 
 _CONNECT_TIMEOUT_S = 3.0
 
@@ -51,9 +51,10 @@ async def cancel_if_abandoned(place: Discovery | None, base: Path, say: Callable
         return False
     leads = leader_file.read(base)
     name = "" if leads is None else leads.node.partition("~")[0]  # a node that rejoined has a number after that
+    has_ended = leads is not None and bool(read_object(Path(leads.run_dir) / RECORD_NAME).get("ended"))
     if leads is None:
         why = f"other nodes may be training, and the leader file in {base} cannot be read here"
-    elif name != place.nodes[0] and not _has_ended(Path(leads.run_dir)) and await _may_live(place, name):
+    elif name != place.nodes[0] and not has_ended and await _may_live(place, name):
         why = f"node {leads.node} may be training"
     else:
         return await cancel_if_srun_is_gone(place, (), say)
@@ -63,15 +64,6 @@ async def cancel_if_abandoned(place: Discovery | None, base: Path, say: Callable
             f"if no node is, run `scancel {place.job_id}`"
         )
     return False
-
-
-def _has_ended(run_dir: Path) -> bool:
-    """Return whether the agent recorded its end."""
-    try:
-        record = json.loads((run_dir / RECORD_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(record, dict) and bool(record.get("ended"))
 
 
 async def _may_live(place: Discovery, name: str) -> bool:

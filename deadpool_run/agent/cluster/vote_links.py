@@ -116,5 +116,5 @@ class VoteLinks:
         return True
 
     def _link(self, sock: socket.socket) -> PeerLink:
-        link = PeerLink(sock, lambda message: self._on_message(message, link.send), lambda _, __: None)
+        link = PeerLink(sock, lambda message: self._on_message(message, link.send))
         return link

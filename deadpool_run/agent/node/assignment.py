@@ -1,4 +1,4 @@
-"""The message that gives a worker its rank, and the environment, with torchrun's variables and our own. Pure."""
+"""The environment that gives a worker its rank, with torchrun's variables and our own. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,18 +7,7 @@ from signal import Signals
 from deadpool_run.agent.records import script_copy
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.core.effects import AssignRank
-from deadpool_run.ids import NodeId
-from deadpool_run.wire.messages import Assign
-from deadpool_run.wire.peers import World
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """This node's place in the job."""
-
-    node: NodeId
-    address: str
-    """The address at which others reach this node's workers: an IP literal."""
+from deadpool_run.wire.peers import Peer, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,31 +16,12 @@ class Assignment:
 
     order: AssignRank
     world: World
-    situation: Situation
+    here: Peer
     capture_interval: int
     error_file: str
     """The file for the script's exception; empty for none."""
     resume: int
     """The version in its first slot, loaded from a checkpoint; -1 for none."""
-    prepare: bool = False
-    """The worker only rehearses as this rank."""
-
-    def message(self, spec: LaunchSpec, environment: dict[str, str], fds: tuple[str, ...]) -> Assign:
-        """Return the message for the worker. `fds` names the descriptors that go with it."""
-        return Assign(
-            rank=self.order.rank,
-            local_rank=self.order.local_rank,
-            world_size=spec.settings.world_size,
-            epoch=self.order.epoch,
-            replacement=self.order.replacement,
-            store_host=self.world.store_host,
-            store_port=self.world.store_port,
-            capture_interval=self.capture_interval,
-            env=environment,
-            fds=fds,
-            prepare=self.prepare,
-            resume=self.resume,
-        )
 
 
 def worker_environment(spec: LaunchSpec, assignment: Assignment, shared: Mapping[str, str]) -> dict[str, str]:
@@ -59,7 +29,7 @@ def worker_environment(spec: LaunchSpec, assignment: Assignment, shared: Mapping
 
     GROUP_RANK is the number of the rank's first node. It stays the same when the rank moves.
     """
-    order, world, situation = assignment.order, assignment.world, assignment.situation
+    order, world, here = assignment.order, assignment.world, assignment.here
     world_size = str(spec.settings.world_size)
     env = {
         **shared,
@@ -93,8 +63,8 @@ def worker_environment(spec: LaunchSpec, assignment: Assignment, shared: Mapping
     }
     if spec.cluster is not None:
         env |= {
-            "DEADPOOL_NODE": situation.node,
-            "DEADPOOL_NODE_ADDR": situation.address,
+            "DEADPOOL_NODE": here.node,
+            "DEADPOOL_NODE_ADDR": here.address,
             "DEADPOOL_REPLICATE": "1",  # snapshots are copied to other nodes, so workers report each one
         }
     if spec.virtual_local_rank:

@@ -6,12 +6,12 @@ The leader is above it, in this process or on another node: facts go up, orders 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from signal import Signals
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.agent.console import tell
-from deadpool_run.agent.node.assignment import Assignment, Situation, worker_environment
+from deadpool_run.agent.node.assignment import Assignment, worker_environment
 from deadpool_run.agent.node.inventory import Inventory
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.workers import Workforce
@@ -31,27 +31,21 @@ from deadpool_run.core.events import (
 )
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import Rank, Version, WorkerId
+from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import create_memory
 from deadpool_run.vault.status_page import create_status_page
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages, peers
 from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S
-from deadpool_run.wire.peers import Buddies, Committed, Loaded, Peer, PreemptionNotice, Safe, Saved, Traffic, World
+from deadpool_run.wire.peers import Buddies, Committed, Fact, NodeReport, Peer, Safe, Traffic, World
 
 
 class Above(Protocol):
     """The leader, seen from a node."""
 
-    def fact(self, event: Event) -> None:
+    def report(self, report: NodeReport) -> None:
         """Handle what has happened on the node."""
-
-    def safe(self, safe: Safe) -> None:
-        """Handle what other nodes hold of one of the node's ranks."""
-
-    def durable_news(self, news: Saved | Loaded | PreemptionNotice) -> None:
-        """Handle the node's news of durable checkpoints."""
 
 
 class LocalNode:
@@ -60,14 +54,15 @@ class LocalNode:
     def __init__(
         self,
         spec: LaunchSpec,
-        situation: Situation,
+        here: Peer,
         *,
         forkserver: ForkServer,
         output: Logs,
         above: Above,
     ) -> None:
         self.above = above
-        self.situation = situation
+        self.here = here
+        """Where others reach this node's agent, and by its address, an IP literal, its workers."""
         self._spec = spec
         self._output = output
         self._forkserver, self._environment = forkserver, forkserver.environment
@@ -83,12 +78,11 @@ class LocalNode:
         self._inventory = Inventory()
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
-        self._workforce = Workforce(forkserver, self._submit, vault.captured, self._captured)
+        self.workforce = Workforce(forkserver, self._submit, vault.captured, self._captured)
         timeout_s = DEFAULT_DURABLE_TIMEOUT_S if spec.durable is None else spec.durable.timeout_s
         self.checkpointers = Checkpointers(forkserver, vault, timeout_s)
-        self._participant = CheckpointParticipant(
-            self.checkpointers, vault, spec.run_id, self._durable_news, self._captured
-        )
+        self.participant = CheckpointParticipant(self.checkpointers, vault, self._report, self._captured)
+        """This node's part in durable checkpoints."""
         self.newest_durable: peers.Durable | None = None
         """The newest durable checkpoint of the job, as its leader has reported it."""
 
@@ -103,7 +97,7 @@ class LocalNode:
     def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901, PLR0912 - one case for each order
         """Carry out one order for this node. The leader's own orders never come here."""
         self._inventory.ordered(effect)
-        workers = self._workforce
+        workers = self.workforce
         match effect:
             case do.BeginGeneration(generation):
                 self._begin_generation(generation)
@@ -122,18 +116,14 @@ class LocalNode:
                 self._seat(effect, capture_interval, source)
             case do.PrepareSpare():
                 self._prepare(effect, capture_interval)
-            case do.AbortStep(worker, epoch):
-                workers.send(worker, messages.Abort(epoch))
+            case do.AbortStep(worker) | do.SetCaptureInterval(worker) | do.ReleaseWorker(worker):
+                workers.send(worker, effect)
             case do.ReEnter(worker, epoch):
                 workers.send(worker, messages.RunAgain(epoch, *self._moved_store()))
             case do.ResumeFrom():
                 self._resume(effect, source)
             case do.AttachGroups(worker, epoch):
                 workers.send(worker, messages.Attach(epoch, *self._moved_store()))
-            case do.SetCaptureInterval(worker, interval):
-                workers.send(worker, messages.SetInterval(interval))
-            case do.ReleaseWorker(worker):
-                workers.send(worker, messages.Release())
             case do.DismissWorker(worker):
                 workers.dismiss(worker, self._spec.settings.shutdown_timeout_s)
             case do.AbandonWorker(worker):
@@ -159,7 +149,7 @@ class LocalNode:
         if self.copies is not None:
             self.copies.renew(self._world.timeline)
             self.vault.status_page.publish(None, ())  # with several nodes the leader reports what is committed
-        self._participant.begin()
+        self.participant.begin()
         self._output.begin(generation)
 
     def _begin_timeline(self, timeline: int) -> None:
@@ -173,7 +163,7 @@ class LocalNode:
         if self.copies is None or not order.replacement:
             self.vault.vacate(order.rank)
             if not order.replacement:
-                self._participant.seated(order.rank)
+                self.participant.seated(order.rank)
             self._assign(order, capture_interval)
             return
 
@@ -182,9 +172,8 @@ class LocalNode:
 
     def _resume(self, order: do.ResumeFrom, source: Peer | None) -> None:
         """Send the order once the snapshot is here."""
-        rank = self._workforce.rank(order.worker)
-        resume = messages.Resume(order.epoch, order.version)
-        done = self._fetched(order, source, lambda: self._workforce.send(order.worker, resume))
+        rank = self.workforce.rank(order.worker)
+        done = self._fetched(order, source, lambda: self.workforce.send(order.worker, order))
         if source is None or self.copies is None or rank is None:
             done(None)
         else:
@@ -199,7 +188,7 @@ class LocalNode:
             if failure is None:
                 then()
             else:
-                node = self.situation.node if source is None else source.node
+                node = self.here.node if source is None else source.node
                 self._submit(FetchFailed(order.worker, order.epoch, node, failure))
 
         return done
@@ -232,18 +221,18 @@ class LocalNode:
         assignment = Assignment(
             order=order,
             world=self._world,
-            situation=self.situation,
+            here=self.here,
             capture_interval=capture_interval,
             error_file=self._output.error_file(order.local_rank),
-            resume=-1 if order.replacement else self._participant.resume,
-            prepare=prepare,
+            resume=-1 if order.replacement else self.participant.resume,
         )
         environment = worker_environment(self._spec, assignment, self._environment)
         streams = self._output.open(order.local_rank, order.rank)
         fds = {**memory, **streams}
         if cpus := self._spec.cpus.get(order.local_rank):
-            self._workforce.bind(order.worker, cpus)
-        self._workforce.assign(order.worker, assignment.message(self._spec, environment, tuple(fds)), fds)
+            self.workforce.bind(order.worker, cpus)
+        message = messages.Assign(order.rank, order.local_rank, order.epoch, environment, tuple(fds), prepare)
+        self.workforce.assign(order.worker, message, fds)
         for fd in streams.values():
             os.close(fd)
 
@@ -264,33 +253,11 @@ class LocalNode:
                 Version(committed.version) if committed.version >= 0 else None, committed.abandoned
             )
 
-    def void_checkpoints(self) -> None:
-        """End the part in durable checkpoints that the last leader ordered."""
-        self._participant.void()
-
-    def durable_order(self, order: peers.Save | peers.Void | peers.Load | peers.Durable) -> None:
-        """Do this node's part of durable checkpoints."""
-        match order:
-            case peers.Save():
-                self._participant.save(order)
-            case peers.Void(attempt):
-                self._participant.void(attempt)
-            case peers.Load():
-                self._participant.load(order)
-            case peers.Durable():
-                self.newest_durable = order
-            case _:
-                assert_never(order)
-
     # --- status -------------------------------------------------------------------------------------------------
-
-    def pid(self, worker: WorkerId) -> int | None:
-        """Return the process of a worker that lives here."""
-        return self._workforce.pid(worker)
 
     def rank_entries(self) -> tuple[tuple[int, ...], ...]:
         """Return the status page's entries of the ranks here: each the rank, then the entry's words."""
-        return tuple((rank, *self.vault.status_page.rank_entries[rank].words()) for rank in self._workforce.ranks())
+        return tuple((rank, *self.vault.status_page.rank_entries[rank].words()) for rank in self.workforce.ranks())
 
     def traffic(self) -> Traffic | None:
         """Return the traffic of copies between this node and others; None if nothing is copied."""
@@ -301,7 +268,7 @@ class LocalNode:
 
     def resynced(self) -> NodeResynced:
         """Return the inventory, which a new leader asks for first."""
-        return self._inventory.report(self.situation.node, () if self.copies is None else self.copies.ranks())
+        return self._inventory.report(self.here.node, () if self.copies is None else self.copies.ranks())
 
     # --- without a leader -----------------------------------------------------------------------------------------
 
@@ -309,26 +276,26 @@ class LocalNode:
         """Have the fork server tell these agents when this one and its workers have ended."""
         assert self._spec.cluster is not None
         addresses = [(peer.address, peer.port) for peer in voters]
-        self._forkserver.testify(self.situation.node, self._spec.cluster.token, addresses)
+        self._forkserver.testify(self.here.node, self._spec.cluster.token, addresses)
 
     def suspend(self) -> None:
         """Stop every worker."""
         self.suspended = True
         tell("no leader is heard of: this node's workers are stopped until there is one")
-        self._workforce.suspend()
+        self.workforce.suspend()
 
     def resume(self) -> None:
         """Let the stopped workers continue."""
         self.suspended = False
         tell("a leader counts on this node again: its workers go on")
-        self._workforce.resume()
+        self.workforce.resume()
 
     # --- the end ------------------------------------------------------------------------------------------------
 
     def end_workers(self) -> None:
         """End every worker at once. Their exits are still reaped by the loop."""
-        self._workforce.close()
-        self._participant.void()
+        self.workforce.close()
+        self.participant.void()
 
     def close(self) -> None:
         """Free all memory, after the last worker is gone."""
@@ -343,14 +310,14 @@ class LocalNode:
         if timeline != self.timeline:
             return
         safe = self._safe[rank] = Safe(timeline, rank, versions, transcript)
-        self.above.safe(safe)
+        self._report(safe)
         waiting = self._finished.get(rank)
         if waiting is not None and waiting.version in versions:
             del self._finished[rank]
-            self.above.fact(waiting)
+            self._report(Fact(waiting))
 
-    def _durable_news(self, news: peers.Saved | peers.Loaded) -> None:
-        self.above.durable_news(news)
+    def _report(self, report: NodeReport) -> None:
+        self.above.report(report)  # to the leader of this moment
 
     def _captured(self, rank: Rank, version: Version) -> None:
         if self.copies is not None:
@@ -365,11 +332,11 @@ class LocalNode:
             match event:
                 case CaptureSkipped():
                     self.copies.skipped()
-                case TranscriptSealed(worker) if (rank := self._workforce.rank(worker)) is not None:
+                case TranscriptSealed(worker) if (rank := self.workforce.rank(worker)) is not None:
                     self.copies.sealed(rank)
-                case LoopFinished(worker, version) if (rank := self._workforce.rank(worker)) is not None:
+                case LoopFinished(worker, version) if (rank := self.workforce.rank(worker)) is not None:
                     safe = self._safe.get(rank)
                     if safe is None or version not in safe.versions:
                         self._finished[rank] = event
                         return
-        self.above.fact(event)
+        self._report(Fact(event))

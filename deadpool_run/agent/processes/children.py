@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
+_OUT_OF_REACH = (ProcessLookupError, PermissionError)
+"""No signal reaches a process that is gone, or runs a setuid program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,13 @@ class Process:
     def signal(self, number: int) -> None:
         """Send a signal to the process alone."""
         if self.alive:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(*_OUT_OF_REACH):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the process and all that it started."""
         if self.alive:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(*_OUT_OF_REACH):
                 os.killpg(self.pid, number)
 
     def kill_after(self, grace_s: float) -> None:
@@ -113,7 +115,7 @@ def kill_strangers(timeout_s: float, but: Collection[int] = ()) -> None:
     due = time.monotonic() + timeout_s
     while (strangers := _children().difference(but)) and time.monotonic() < due:
         for pid in strangers:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(*_OUT_OF_REACH):
                 os.kill(pid, signal.SIGKILL)
         for pid in strangers:
             _wait(pid, due)

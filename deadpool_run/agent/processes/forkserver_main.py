@@ -266,10 +266,11 @@ def _have_ended(mark: bytes) -> bool:
 def _testify(witness: Mapping[str, Any]) -> None:
     """Tell other agents that this one and its workers have ended. An agent that cannot be told waits for its timeout."""
     from deadpool_run.coordinator import handshake  # noqa: PLC0415 - not before: it keeps the fork server small
+    from deadpool_run.core.leadership.electorate import AgentEnded  # noqa: PLC0415
     from deadpool_run.wire import peers  # noqa: PLC0415
     from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError  # noqa: PLC0415
 
-    frame = peers.encode(peers.Ended(witness["node"]))
+    frame = peers.encode(AgentEnded(witness["node"]))
     for address, port in witness["agents"]:
         with contextlib.suppress(OSError, GreetingRefusedError):
             token = bytes.fromhex(witness["token"])

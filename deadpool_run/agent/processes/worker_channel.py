@@ -1,37 +1,26 @@
 """The agent's end of a worker's control socket: messages of `wire.messages`."""
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from deadpool_run.coordinator.frame_stream import FrameStream
-from deadpool_run.wire.messages import MAX_FRAME_BYTES, Message, decode, encode
+from deadpool_run.coordinator.message_stream import MessageStream
+from deadpool_run.wire.messages import FORMAT, Message
 
 MAX_UNSENT_BYTES = 8 << 20
 """A worker with more unread messages is broken: orders are few, and the largest is one `Assign`."""
 
 
-class WorkerChannel(FrameStream):
+class WorkerChannel(MessageStream[Message]):
     """One control socket. `on_broken` is called with the reason if the worker breaks the protocol or does not read.
 
     It is not called if the worker closes the socket, since the process may live on. Its pidfd reports its end.
     """
 
     def __init__(
-        self, sock: socket.socket, on_message: Callable[[Message], None], on_broken: Callable[[str], None]
+        self, sock: socket.socket, on_message: Callable[[Message], None], on_broken: Callable[[Exception], None]
     ) -> None:
-        def ended(why: str, closed: bool) -> None:
-            if not closed:
+        def ended(why: Exception) -> None:
+            if not isinstance(why, ConnectionResetError):
                 on_broken(why)
 
-        super().__init__(
-            sock,
-            max_frame_bytes=MAX_FRAME_BYTES,
-            max_unsent_bytes=MAX_UNSENT_BYTES,
-            on_frame=lambda body: on_message(decode(body)),
-            on_end=ended,
-        )
-
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Queue the message, unless the socket is closed. Duplicates of the descriptors go with its first byte."""
-        if self.open:
-            self.send_frame(encode(message), fds)
+        super().__init__(sock, FORMAT, MAX_UNSENT_BYTES, on_message, ended)

@@ -6,13 +6,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
+from msgspec.structs import replace
+
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.controlled_process import ControlledProcess
 from deadpool_run.agent.processes.forkserver import ForkServer
-from deadpool_run.agent.processes.worker_events import to_event
 from deadpool_run.core.events import Event, WorkerExited, WorkerStarted, WorkerStartFailed
+from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version, WorkerId
-from deadpool_run.wire.messages import Assign, Captured, Dismiss, ExitNow, Message, Stop
+from deadpool_run.wire.messages import Assign, Captured, Dismiss, ExitNow, Message, Stop, WorkerReport
 
 _FOR_THE_PARKED = (Dismiss, ExitNow, Stop)
 
@@ -165,11 +167,11 @@ class Workforce:
         self._submit(WorkerStarted(worker, process.pid))
 
     def _handle(self, worker: WorkerId, message: Message) -> None:
-        if not isinstance(message, Captured):
-            self._submit(to_event(worker, message))
-            return
-        rank = self._workers[worker].rank
-        if rank is not None:
+        if isinstance(message, WorkerReport):
+            self._submit(replace(message, worker=worker))
+        elif not isinstance(message, Captured):
+            raise ProtocolError(f"worker {worker} sent {type(message).__name__}, which no worker may send")
+        elif (rank := self._workers[worker].rank) is not None:
             self._on_captured(rank, Version(message.version))
 
     def _start_failed(self, worker: WorkerId, why: str) -> None:

@@ -3,10 +3,10 @@
 import hashlib
 import platform
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 from deadpool_run.agent.authority.parse import AGENTS
+from deadpool_run.agent.console import installed_version
 from deadpool_run.agent.spec import LaunchSpec
 
 _DIGEST_CHARACTERS = 12
@@ -24,7 +24,7 @@ def identity_of(spec: LaunchSpec) -> dict[str, str]:
         "script": Path(target.argv[0]).name,
         **{f"argument {number}": word for number, word in enumerate(target.argv[1:], 1)},
         "Python": ".".join(platform.python_version_tuple()[:2]),
-        **{package: _version(package) for package in ("torch", "deadpool-run")},
+        **{package: installed_version(package) for package in ("torch", "deadpool-run")},
     }
     if spec.script is not None:
         found["the script's SHA-256"] = hashlib.sha256(spec.script).hexdigest()[:_DIGEST_CHARACTERS]
@@ -39,10 +39,3 @@ def difference(node: str, theirs: Mapping[str, str], ours: Mapping[str, str]) ->
         if their != our:
             return f"{name} is {their} on node {node}, but {our} in the job: start every node with the same"
     return ""
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return _NOTHING

@@ -11,6 +11,7 @@ from deadpool_run.agent import atomic_file
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.address import SOCKET_NAME
 from deadpool_run.errors import UsageError
+from deadpool_run.wire.typed import read_object
 
 RECORD_NAME = "run.json"
 SCHEMA_VERSION = 1
@@ -29,21 +30,12 @@ def make_run_dir(run_dir: Path) -> None:
         raise UsageError(f"{run_dir} holds another run\ngive this run another --run-id, or a --run-dir of its own")
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Return a record; empty if it cannot be read, as another user's, or one that is incomplete."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
 def outcome(run_dir: Path) -> int | None:
     """Return the exit code of a run that has ended; None if no readable record has it.
 
     Of several agents' records, that of the latest term counts: an agent that was cut off knows only its own end.
     """
-    records = [read_record(path) for place in _PLACES for path in run_dir.glob(place)]
+    records = [read_object(path) for place in _PLACES for path in run_dir.glob(place)]
     ended = [record for record in records if record.get("ended") and isinstance(record.get("exit_code"), int)]
     last = max(ended, key=lambda record: (bool(record.get("leader", True)), record.get("term") or 0), default=None)
     return None if last is None else int(last["exit_code"])

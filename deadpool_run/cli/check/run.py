@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deadpool_run.agent.records.run_record import RECORD_NAME, read_record
+from deadpool_run.agent.records.run_record import RECORD_NAME
 from deadpool_run.wire import typed
 from deadpool_run.wire.check import FAULT_FILE, LOOP_FILE, VARIABLE, CheckPlan, Fault
+from deadpool_run.wire.typed import read_object
 
 OUTPUT = "output.log"
 _STATES = "states"
@@ -45,15 +46,15 @@ class CheckRun:
 
     def fault_happened(self) -> bool | None:
         """Return whether the fault happened in its phase; None if it did not happen at all."""
-        return read_record(self.states / FAULT_FILE).get("met")
+        return read_object(self.states / FAULT_FILE).get("met")
 
     def steps(self) -> int | None:
         """Return the number of steps of the loop; None if there was no loop."""
-        return read_record(self.states / LOOP_FILE).get("steps")
+        return read_object(self.states / LOOP_FILE).get("steps")
 
     def ranks(self) -> int:
         """Return the number of ranks."""
-        return int(read_record(self.folder / _RUN_DIR / RECORD_NAME).get("world_size", 0))
+        return int(read_object(self.folder / _RUN_DIR / RECORD_NAME).get("world_size", 0))
 
 
 @dataclass(slots=True)
@@ -94,7 +95,7 @@ class CheckRunner:
             code = self._wait(self._process)
             self._process = None
         seconds = time.monotonic() - began
-        reason = str(read_record(folder / _RUN_DIR / RECORD_NAME).get("reason") or "")
+        reason = str(read_object(folder / _RUN_DIR / RECORD_NAME).get("reason") or "")
         if code is None:
             reason = f"it did not end within {self.timeout_s:g} s (--timeout)"
         elif code and not reason:

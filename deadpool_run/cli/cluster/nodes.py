@@ -59,7 +59,6 @@ def cluster(values: Values, machines: int, host_name: str, token: Callable[[str]
         node_name=values.text("node_name") or host_name,
         node_rank=values.optional_count("node_rank", 0),
         failure_domain=values.text("topology"),
-        node_timeout_s=values.seconds("node_timeout"),
         bandwidth=_bandwidth(values),
         streams=_streams(values),
         own_directory=bool(values.text("run_dir")),

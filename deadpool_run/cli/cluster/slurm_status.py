@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent.records.run_record import RECORD_NAME, read_record
+from deadpool_run.agent.records.run_record import RECORD_NAME
 from deadpool_run.agent.slurm.hostlist import expand
 from deadpool_run.cli.cluster.slurm_start import own_command
 from deadpool_run.cli.options.machine import state_dir
 from deadpool_run.errors import NoSuchRunError, UsageError
+from deadpool_run.wire.typed import read_object
 
 _ANSWERS = (0, 3)
 """Exit codes of `status` if there is a run."""
@@ -43,7 +44,7 @@ def _live_records(run_dir: Path | None, environment: Mapping[str, str]) -> list[
     """Return directory and record of the runs of Slurm jobs that have not ended, newest first."""
     patterns = (f"*/{RECORD_NAME}",) if run_dir is None else (RECORD_NAME, f"node-*/{RECORD_NAME}")
     top = run_dir or state_dir(environment)
-    records = [(path.parent, read_record(path)) for pattern in patterns for path in top.glob(pattern)]
+    records = [(path.parent, read_object(path)) for pattern in patterns for path in top.glob(pattern)]
     live = [each for each in records if each[1].get("slurm_job") and each[1].get("ended", "unknown") is None]
     return sorted(live, key=lambda each: str(each[1].get("started")), reverse=True)
 

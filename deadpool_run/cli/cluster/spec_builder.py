@@ -47,6 +47,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         replicas=values.count("replicas", 0),
         durable=durable is not None and bool(durable.target),
         join_timeout_s=accepted_only.join_timeout_s(values),
+        node_timeout_s=values.seconds("node_timeout"),
         max_restarts=values.optional_count("max_restarts", 0),
         hot_spares=_hot_spares(values, start_method),
         drain_timeout_s=values.seconds("drain_timeout"),

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from deadpool_run.agent.environment import base_environment
-from deadpool_run.agent.node.assignment import Assignment, Situation, worker_environment
+from deadpool_run.agent.node.assignment import Assignment, worker_environment
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode
 from deadpool_run.cli.options.option import Option
 from deadpool_run.cli.options.resolve import Values
@@ -15,7 +15,7 @@ from deadpool_run.core.events import Place
 from deadpool_run.core.state import NodeRecord
 from deadpool_run.ids import ONLY_NODE, Epoch, NodeId, Rank, WorkerId
 from deadpool_run.view.plan import outline
-from deadpool_run.wire.peers import World
+from deadpool_run.wire.peers import Peer, World
 
 _CHOSEN_AT_START = {
     "MASTER_PORT": "<a free port>",
@@ -89,7 +89,7 @@ def _environment_lines(spec: LaunchSpec, outer: Mapping[str, str]) -> Iterator[s
     assignment = Assignment(
         order=AssignRank(WorkerId(0), Rank(0), Epoch(1), replacement=False, local_rank=0),
         world=World(0, 0, "127.0.0.1", 0),
-        situation=Situation(ONLY_NODE, "127.0.0.1"),
+        here=Peer(ONLY_NODE, "127.0.0.1", 0),
         capture_interval=spec.settings.capture_interval,
         error_file="" if spec.log_dir == LOGS_OFF else os.devnull,
         resume=-1,

@@ -1,10 +1,14 @@
-"""What agents tell one another in an election, and what each of them knows. See `election`."""
+"""What agents tell one another in an election, and what each of them knows. See `election`.
+
+Agents send each other what is `Tagged`.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from deadpool_run.ids import NodeId
+from deadpool_run.structs import Tagged
 
 MAX_VOTERS = 5
 NEVER, FOREVER = float("-inf"), float("inf")
@@ -96,8 +100,7 @@ class AgentsJoined:
     agents: tuple[Candidacy, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AgentEnded:
+class AgentEnded(Tagged):
     """An agent's machine has said that the agent and its workers ended."""
 
     agent: NodeId
@@ -128,8 +131,7 @@ class LogFollowed:
     log: LogIndex
 
 
-@dataclass(frozen=True, slots=True)
-class VoteAsked:
+class VoteAsked(Tagged):
     """A voter would take over. `configuration` is the index of its newest one, `promised` the largest term it voted in before.
 
     `trial`: the question is only who would vote for it.
@@ -143,8 +145,7 @@ class VoteAsked:
     trial: bool
 
 
-@dataclass(frozen=True, slots=True)
-class VoteGiven:
+class VoteGiven(Tagged):
     """An agent's answer. `ended` is the leader that it followed, if that certainly ended.
 
     `promised` is the largest term that it voted in.

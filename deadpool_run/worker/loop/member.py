@@ -6,11 +6,12 @@ from typing import NoReturn
 
 import torch
 
+from deadpool_run.core import events as ev
 from deadpool_run.errors import StepAborted
 from deadpool_run.ids import Version
 from deadpool_run.vault.segments import write_blob
 from deadpool_run.vault.status_page import Phase
-from deadpool_run.wire import messages
+from deadpool_run.wire.messages import THIS_WORKER
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.groups import backend
@@ -75,7 +76,7 @@ class LoopMember(RepairParticipant):
             if not self.practising:
                 self._live = self.completed
                 self.snapshots.capture_now(self.completed)
-            self._link.send(messages.SetupDone())
+            self._link.send(ev.SetupCompleted(THIS_WORKER))
         self._rank_entry.phase = Phase.BETWEEN
 
     def begin_step(self, index: int) -> None:
@@ -121,7 +122,7 @@ class LoopMember(RepairParticipant):
         if not self._in_loop:
             self._outside += 1
             if self._outside == _OUTSIDE:
-                self._link.send(messages.TrainsOutsideLoop())
+                self._link.send(ev.LoopBypassed(THIS_WORKER))
                 warn(_OUTSIDE_LOOP)
             return
         index = self.session.step
@@ -248,7 +249,7 @@ class LoopMember(RepairParticipant):
         self.snapshots.end_early(look=is_sampled(self.completed - 1))
         if self._first_of_epoch:
             self._first_of_epoch = False
-            self._link.send(messages.FirstStep(self._epoch))
+            self._link.send(ev.FirstStepCompleted(THIS_WORKER, self._epoch))
         if self.completed >= REHEARSAL_STEPS:
             self._seal()
 
@@ -259,7 +260,7 @@ class LoopMember(RepairParticipant):
         if transcript is not None:
             self._rehearsal.write_into(transcript)
             write_blob(self.session.transcript_fd, transcript.to_bytes())
-            self._link.send(messages.Sealed(replica_leader(self.snapshots.protected.modules.values())))
+            self._link.send(ev.TranscriptSealed(THIS_WORKER, replica_leader(self.snapshots.protected.modules.values())))
 
     def _stop_recording(self) -> None:
         self._transcript = self.registry.recording or self._transcript
@@ -317,13 +318,13 @@ class LoopMember(RepairParticipant):
         if self.loss_pending():
             self._report_failure("it left its loop")
 
-    def leave(self) -> tuple[int, list[int]]:
+    def leave(self) -> tuple[Version, tuple[Version, ...]]:
         """Tear down this run of the script, before the next. Returns the steps completed and the versions held."""
         self.session.capture_interval = self.snapshots.interval
         self.session.store = self._store_address
         self.close()
         backend.uninstall(self.registry)
-        held: list[int] = list(self._rank_entry.held)
+        held = self._rank_entry.held
         self._rank_entry.clear(keep_slots=True)
         return self.completed, held
 
@@ -361,7 +362,7 @@ class LoopMember(RepairParticipant):
         if self.completed not in self.snapshots.held():
             self.snapshots.capture_now(self.completed)
         self._rank_entry.phase = Phase.FINISHED
-        self._link.send(messages.Finished(self.completed))
+        self._link.send(ev.LoopFinished(THIS_WORKER, self.completed))
         self._released = self._link.orders.wait_release(self._epoch)
         return self._released
 

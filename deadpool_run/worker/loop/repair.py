@@ -13,10 +13,11 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch.distributed.distributed_c10d import PrefixStore
 
+from deadpool_run.core import events as ev
 from deadpool_run.errors import AttachError, RefusedError, ReplicasDifferError
-from deadpool_run.ids import Rank, Version
+from deadpool_run.ids import Epoch, Rank, Version
 from deadpool_run.vault.status_page import Phase, StatusPage
-from deadpool_run.wire import messages
+from deadpool_run.wire.messages import THIS_WORKER, Attach, Captured
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import backend
 from deadpool_run.worker.groups.connect import Source
@@ -50,7 +51,7 @@ class RepairParticipant:
         self._link = session.link
         self._epoch = session.epoch  # attached to; of a replacement: to join
         self._live: Version | None = None  # the version that the live objects hold, if any
-        self._failure: messages.DrainBroke | None = None  # of this run of the script
+        self._failure: ev.DrainFailed | None = None  # of this run of the script
         self._rehearsal = Rehearsal()
         self._first_of_epoch = False
         self._take_rank_entry()
@@ -62,7 +63,7 @@ class RepairParticipant:
             slot_fds=session.slot_fds,
             status_page=self._status_page,
             rank=Rank(session.rank),
-            on_skip=lambda version: self._link.send(messages.Skipped(version)),
+            on_skip=lambda version: self._link.send(ev.CaptureSkipped(THIS_WORKER, version)),
             on_captured=self._on_captured,
             interval=session.capture_interval,
             interrupted=lambda: self.interrupted,
@@ -109,24 +110,31 @@ class RepairParticipant:
         """Stop the job, because its weights could not be kept exact. Any thread. Raises `kind`."""
         where = current_line()
         why = f"{why}\nFound by rank {self.session.rank}{' at ' if where else ''}{where}."
-        self._link.send(messages.ScriptRefused(why, kind.exit_code))
+        self._link.send(ev.JobRefused(THIS_WORKER, why, kind.exit_code))
         error = kind(why)
         error.reported = True
         raise error
 
     def _report_failure(self, why: str | BaseException) -> None:
         if isinstance(why, str):
-            self._failure = messages.DrainBroke(0, why)
+            self._failure = ev.DrainFailed(THIS_WORKER, self._epoch, why)
         else:
             kind, text = type(why).__name__, "".join(traceback.format_exception(why))
-            self._failure = messages.DrainBroke(
-                0, f"{kind}: {why}", step=self.session.step, kind=kind, error=str(why), traceback=text, blame=blame(why)
+            self._failure = ev.DrainFailed(
+                THIS_WORKER,
+                self._epoch,
+                f"{kind}: {why}",
+                step=self.session.step,
+                kind=kind,
+                error=str(why),
+                traceback=text,
+                blame=blame(why),
             )
         self._repeat_failure(self._link.orders.epoch)
 
     # --- called by other threads ---------------------------------------------------------------------------------
 
-    def _on_abort(self, epoch: int) -> None:
+    def _on_abort(self, epoch: Epoch) -> None:
         self.registry.abort()
         self._repeat_failure(epoch)
 
@@ -140,10 +148,10 @@ class RepairParticipant:
 
     def _on_captured(self, version: Version) -> None:
         if self.session.replicate:
-            self._link.send(messages.Captured(version))
+            self._link.send(Captured(version))
 
     def _on_failure(self, message: str) -> None:
-        self._link.send(messages.PeerSuspected(self._epoch, message))
+        self._link.send(ev.CollectiveFailed(THIS_WORKER, self._epoch, message))
 
     # --- the repair ----------------------------------------------------------------------------------------------
 
@@ -215,7 +223,7 @@ class RepairParticipant:
 
     def _wait_for_rank(self) -> None:
         """Wait, as a spare that has rehearsed early, for the rank; take over its memory."""
-        self._link.send(messages.Prepared())
+        self._link.send(ev.SparePrepared(THIS_WORKER))
         self.session.take(*self._link.orders.wait_assigned())
         self._take_rank_entry()
         self._epoch = self.session.epoch
@@ -223,20 +231,22 @@ class RepairParticipant:
         self.snapshots.move(self.session.slot_fds, self._status_page, Rank(self.session.rank))
         self.registry.count_in(self._rank_entry)
 
-    def _negotiate(self, epoch: int, *, has_state: bool) -> None:
+    def _negotiate(self, epoch: Epoch, *, has_state: bool) -> None:
         """Report, restore, attach; begin again whenever a newer epoch comes in between."""
         orders = self._link.orders
         while True:
             if has_state:
                 self.snapshots.wait()
-                self._link.send(messages.Drained(epoch, self.completed, self._live, list(self.snapshots.held())))
+                self._link.send(
+                    ev.SurvivorDrained(THIS_WORKER, epoch, self.completed, self._live, tuple(self.snapshots.held()))
+                )
             else:
-                self._link.send(messages.Rehearsed(epoch))
+                self._link.send(ev.ReplacementRehearsed(THIS_WORKER, epoch))
             version = orders.wait_resume(epoch)
             if version is not None:
                 self._bring_to(Version(version))
                 has_state = True
-                self._link.send(messages.Restored(epoch))
+                self._link.send(ev.RankRestored(THIS_WORKER, epoch))
                 order = orders.wait_attach(epoch)
                 if order is not None and self._attach(order):
                     return
@@ -256,7 +266,7 @@ class RepairParticipant:
         if version not in self.snapshots.held():
             self.snapshots.begin(version)
 
-    def _attach(self, order: messages.Attach) -> bool:
+    def _attach(self, order: Attach) -> bool:
         """Attach in the order's epoch; False if that failed or a newer epoch came in between."""
         epoch = order.epoch
         self._rank_entry.phase = Phase.ATTACHING
@@ -267,7 +277,7 @@ class RepairParticipant:
             )
         except AttachError as error:
             if self._link.orders.epoch == epoch:
-                self._link.send(messages.AttachBroke(epoch, str(error)))
+                self._link.send(ev.AttachFailed(THIS_WORKER, epoch, str(error)))
             return False
         self._epoch = epoch
         if self.rehearsing:
@@ -279,10 +289,10 @@ class RepairParticipant:
         self._rank_entry.epoch = epoch
         self._rank_entry.phase = Phase.BETWEEN
         self._first_of_epoch = True
-        self._link.send(messages.Attached(epoch))
+        self._link.send(ev.RankAttached(THIS_WORKER, epoch))
         return True
 
-    def _follow_store(self, order: messages.Attach) -> None:
+    def _follow_store(self, order: Attach) -> None:
         """Use the store's new address. The attach connects to it, because an attach can be interrupted."""
         address = (order.store_host, order.store_port)
         if order.store_host and address != self._store_address:

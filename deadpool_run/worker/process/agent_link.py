@@ -10,20 +10,19 @@ import socket
 import threading
 from collections.abc import Callable
 
+from deadpool_run.core.effects import AbortStep, ReleaseWorker, ResumeFrom, SetCaptureInterval
+from deadpool_run.core.events import DrainFailed
 from deadpool_run.errors import ProtocolError, RunLeft
+from deadpool_run.ids import Epoch
 from deadpool_run.wire.messages import (
-    Abort,
+    FORMAT,
+    THIS_WORKER,
     Assign,
     Attach,
     Dismiss,
-    DrainBroke,
     ExitNow,
-    FrameBuffer,
     Message,
-    Release,
-    Resume,
     RunAgain,
-    SetInterval,
     Stop,
     encode,
 )
@@ -59,7 +58,7 @@ def receive(control: socket.socket) -> tuple[Message, list[int]] | None:
 
     Reads not one byte beyond the message: the rest may belong to another reader, or carry other descriptors.
     """
-    frames, fds = FrameBuffer(), list[int]()
+    frames, fds = FORMAT.frames(), list[int]()
     while True:
         data, more, _, _ = socket.recv_fds(control, frames.missing, _MAX_FDS)
         fds += more
@@ -75,12 +74,12 @@ class AgentOrders:
     Each wait raises SystemExit when the job ends, and `RunLeft` when the script has to run again.
     """
 
-    def __init__(self, epoch: int, unwind: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, epoch: Epoch, unwind: Callable[[], None] = lambda: None) -> None:
         """`unwind` raises `RunLeft` in the main thread; it is called when the script has to run again."""
         self._changed = threading.Condition()
         self._unwind = unwind
         self.epoch = epoch  # the newest known epoch; never falls
-        self._resume: Resume | None = None
+        self._resume: ResumeFrom | None = None
         self._attach: Attach | None = None
         self._released = False
         self._assigned: tuple[Assign, list[int]] | None = None
@@ -130,41 +129,41 @@ class AgentOrders:
         with self._changed:
             self._leaving = False
 
-    def put(self, order: Abort | RunAgain | Resume | Attach | Release | Stop) -> bool:
+    def put(self, order: AbortStep | RunAgain | ResumeFrom | Attach | ReleaseWorker | Stop) -> bool:
         """Keep the order; return False if it belongs to an older epoch and is void."""
         with self._changed:
             match order:
-                case Release():
+                case ReleaseWorker():
                     self._released = True
                 case Stop():
                     self._stopping = True
-                case Abort(epoch=epoch) | Resume(epoch=epoch) | Attach(epoch=epoch) if epoch < self.epoch:
+                case AbortStep(epoch=epoch) | ResumeFrom(epoch=epoch) | Attach(epoch=epoch) if epoch < self.epoch:
                     return False
                 case RunAgain(store_host=host, store_port=port):
                     self._leave()
                     self.moved_store = (host, port) if host else None
-                case Abort(epoch=epoch):
+                case AbortStep(epoch=epoch):
                     self.epoch = epoch
                     self._resume = self._attach = None
-                case Resume():
+                case ResumeFrom():
                     self._resume = order
                 case Attach():
                     self._attach = order
             self._changed.notify_all()
             return True
 
-    def wait_newer(self, epoch: int) -> int:
+    def wait_newer(self, epoch: Epoch) -> Epoch:
         """Block until an epoch newer than this is known; return it."""
         self._wait_for(lambda: self.epoch > epoch)
         return self.epoch
 
-    def wait_resume(self, epoch: int) -> int | None:
+    def wait_resume(self, epoch: Epoch) -> int | None:
         """Block until the resume version of this epoch is known; None if a newer epoch came first."""
         with self._changed:
             self._wait_for(lambda: self.epoch > epoch or self._resume is not None)
             return None if self.epoch > epoch or self._resume is None else self._resume.version
 
-    def wait_attach(self, epoch: int) -> Attach | None:
+    def wait_attach(self, epoch: Epoch) -> Attach | None:
         """Block until the order to attach in this epoch; None if a newer epoch came first."""
         with self._changed:
             self._wait_for(lambda: self.epoch > epoch or self._attach is not None)
@@ -178,7 +177,7 @@ class AgentOrders:
             threading.Event().wait(_END_S)
         raise RuntimeError(f"a peer was lost {_END_S:g} s ago, and the agent has not ended this process")
 
-    def wait_release(self, epoch: int) -> bool:
+    def wait_release(self, epoch: Epoch) -> bool:
         """Block until the loop may end; False if a newer epoch came first."""
         self._wait_for(lambda: self.epoch > epoch or self._released)
         return self._released
@@ -187,12 +186,12 @@ class AgentOrders:
 class AgentLink:
     """The socket and its reading thread."""
 
-    def __init__(self, control: socket.socket, epoch: int) -> None:
+    def __init__(self, control: socket.socket, epoch: Epoch) -> None:
         self._unwind = AsyncRaise()
         self.orders = AgentOrders(epoch, self._unwind.begin)
         self._control = control
         self._sending = threading.Lock()
-        self._on_abort: Callable[[int], None] | None = None
+        self._on_abort: Callable[[Epoch], None] | None = None
         self._on_interval: Callable[[int], None] | None = None
         self._interval: int | None = None
         self._fds: list[int] = []
@@ -204,7 +203,7 @@ class AgentLink:
         self._thread = threading.Thread(target=self._read, name="deadpool-link", daemon=True)
         self._thread.start()
 
-    def subscribe(self, *, on_abort: Callable[[int], None], on_interval: Callable[[int], None]) -> None:
+    def subscribe(self, *, on_abort: Callable[[Epoch], None], on_interval: Callable[[int], None]) -> None:
         """Set callbacks for the reading thread. `on_abort` is called after `orders` has the new epoch."""
         self._on_abort = on_abort
         self._on_interval = on_interval
@@ -223,7 +222,7 @@ class AgentLink:
             self._control.sendall(encode(message))
 
     def _read(self) -> None:
-        frames = FrameBuffer()
+        frames = FORMAT.frames()
         while data := self._receive():
             for message in frames.feed(data):
                 self._obey(message)
@@ -240,7 +239,7 @@ class AgentLink:
 
     def _obey(self, message: Message) -> None:
         match message:
-            case Abort(epoch=epoch):
+            case AbortStep(epoch=epoch):
                 if self.orders.put(message) and self._on_abort is not None:
                     self._on_abort(epoch)
             case Assign() if self.preparing is not None:
@@ -249,10 +248,10 @@ class AgentLink:
             case Dismiss() if self.preparing is not None:
                 os._exit(0)
             case RunAgain(epoch=epoch) if not self.reentrant:
-                self.send(DrainBroke(epoch, "its process cannot run the script again"))
-            case RunAgain() | Resume() | Attach() | Release() | Stop():
+                self.send(DrainFailed(THIS_WORKER, epoch, "its process cannot run the script again"))
+            case RunAgain() | ResumeFrom() | Attach() | ReleaseWorker() | Stop():
                 self.orders.put(message)
-            case SetInterval(interval=interval):
+            case SetCaptureInterval(interval=interval):
                 self._interval = interval
                 if self._on_interval is not None:
                     self._on_interval(interval)

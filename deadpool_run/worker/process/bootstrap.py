@@ -18,8 +18,9 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
+from deadpool_run.core.events import JobRefused, PrepareFailed, WorkerRaised, WorkerReady
 from deadpool_run.errors import RefusedError, RunLeft, ScriptError
-from deadpool_run.wire.messages import PrepareBroke, Raised, Ready, ScriptRefused, encode
+from deadpool_run.wire.messages import THIS_WORKER, encode
 from deadpool_run.worker.process import rehearsal_output, rerun, session, sources
 from deadpool_run.worker.process.agent_link import park
 from deadpool_run.worker.process.blame import blame, refusal
@@ -28,7 +29,7 @@ from deadpool_run.worker.process.blame import blame, refusal
 def main(control_fd: int) -> None:
     """Wait for a rank, then run the script as it. Returns when the script does; raises SystemExit with its code."""
     control = socket.socket(fileno=control_fd)
-    control.sendall(encode(Ready()))
+    control.sendall(encode(WorkerReady(THIS_WORKER)))
     given = park(control)
     if given is None:
         raise SystemExit(0)
@@ -148,18 +149,18 @@ def _report(error: Exception, refused: ScriptError | None, worker: session.Sessi
         sys.stderr.write(text)
         sys.stderr.flush()
     if worker.preparing:
-        broke = PrepareBroke(f"{type(error).__name__}: {error}")
+        broke = PrepareFailed(THIS_WORKER, f"{type(error).__name__}: {error}")
         worker.link.send(broke if refused is None else _script_refused(refused))
         os._exit(1)  # it holds no rank
     _write_error_file(error, text)  # first: once the agent knows, it ends this process
     if refused is None:
-        worker.link.send(Raised(worker.step, type(error).__name__, str(error), text, whose))
+        worker.link.send(WorkerRaised(THIS_WORKER, worker.step, type(error).__name__, str(error), text, whose))
     else:
         worker.link.send(_script_refused(refused))
 
 
-def _script_refused(refused: ScriptError) -> ScriptRefused:
-    return ScriptRefused(str(refused), refused.exit_code)
+def _script_refused(refused: ScriptError) -> JobRefused:
+    return JobRefused(THIS_WORKER, str(refused), refused.exit_code)
 
 
 def _write_error_file(error: Exception, text: str) -> None:

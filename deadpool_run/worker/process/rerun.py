@@ -17,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from deadpool_run.wire.messages import Unwound
+from deadpool_run.core.events import RunUnwound
+from deadpool_run.wire.messages import THIS_WORKER
 from deadpool_run.worker.process.session import Session, assume
 from deadpool_run.worker.process.sources import own_modules
 
@@ -75,7 +76,7 @@ def leave(worker: Session, baseline: ProcessBaseline) -> None:
     done, held = worker.leave()
     store_host, store_port = worker.link.orders.moved_store or worker.store
     if not worker.preparing:
-        worker.link.send(Unwound(done, held))
+        worker.link.send(RunUnwound(THIS_WORKER, done, held))
     ours = {name: value for name, value in os.environ.items() if name.startswith("DEADPOOL_")} | {
         "DEADPOOL_REPLACEMENT": "1",
         "DEADPOOL_EPOCH": str(worker.link.orders.epoch),

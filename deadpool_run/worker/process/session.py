@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from deadpool_run.errors import ProtocolError
+from deadpool_run.ids import Epoch, Version
 from deadpool_run.wire.messages import Assign
 from deadpool_run.worker.process.agent_link import AgentLink
 
@@ -28,7 +29,7 @@ class Session:
     """The true one. LOCAL_RANK is 0 everywhere if each rank is to see itself as the only one on its machine."""
     world_size: int
     worker: int
-    epoch: int
+    epoch: Epoch
     generation: int
     replacement: bool
     store: tuple[str, int]
@@ -46,14 +47,15 @@ class Session:
     """Whether a peer was lost and not replaced yet: a failure of the script may be a consequence."""
     report_and_wait: Callable[[str | BaseException], None] = lambda _: None
     """Reports why the script failed, and waits for the agent's decision; never returns."""
-    leave: Callable[[], tuple[int, list[int]]] = lambda: (0, [])
+    leave: Callable[[], tuple[Version, tuple[Version, ...]]] = lambda: (Version(0), ())
     """Tears down the run; returns the steps completed and the versions held."""
 
     def begin_again(self) -> None:
         """Read the environment again: another run of the script begins."""
         self._read_environment()
         self.step = None
-        self.loss_pending, self.report_and_wait, self.leave = lambda: False, lambda _: None, lambda: (0, [])
+        self.loss_pending, self.report_and_wait = lambda: False, lambda _: None
+        self.leave = lambda: (Version(0), ())
 
     def take(self, rank: Assign, fds: list[int]) -> None:
         """Become the rank, after this spare has rehearsed it."""
@@ -118,7 +120,7 @@ def _given() -> dict[str, Any]:
             "local_rank": int(env["DEADPOOL_LOCAL_RANK"]),
             "world_size": int(env["WORLD_SIZE"]),
             "worker": int(env["DEADPOOL_WORKER"]),
-            "epoch": int(env["DEADPOOL_EPOCH"]),
+            "epoch": Epoch(int(env["DEADPOOL_EPOCH"])),
             "generation": int(env["TORCHELASTIC_RESTART_COUNT"]),
             "replacement": env["DEADPOOL_REPLACEMENT"] == "1",
             "store": (host, int(port)),

@@ -100,7 +100,7 @@ def test_a_term_that_was_removed_is_not_granted_though_its_name_is_free(tmp_path
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path):
     """The shared disk may not be mounted on this machine: a local folder would found a second job."""
-    authority = FileAuthority(tmp_path / "shared", "run")
+    authority = BoundedAuthority(FileAuthority(tmp_path / "shared", "run"), "run")
     for ask in (lambda: authority.claim(claim(0)), authority.read):
         with pytest.raises(AuthorityError, match="disk that all machines of the run share"):
             ask()
@@ -108,7 +108,7 @@ def test_a_folder_that_is_not_there_is_not_made(tmp_path):
 
 
 def test_a_damaged_record_is_an_error_and_not_a_free_term(tmp_path):
-    authority = FileAuthority(tmp_path, "run")
+    authority = BoundedAuthority(FileAuthority(tmp_path, "run"), "run")
     assert authority.claim(claim(0))
     (tmp_path / name_of("run") / "leader.1").write_text('{"term": 1')
     with pytest.raises(AuthorityError, match=r"cannot claim term 2 .* not a record of deadpool-run"):
@@ -116,7 +116,7 @@ def test_a_damaged_record_is_an_error_and_not_a_free_term(tmp_path):
 
 
 def test_other_files_do_not_matter(tmp_path):
-    authority = FileAuthority(tmp_path, "run")
+    authority = BoundedAuthority(FileAuthority(tmp_path, "run"), "run")
     assert authority.claim(claim(3))
     for name in ("leader.9.orig", "leader.", "leader.-1", "xleader.9", ".nfs000000001", "leader.9~"):
         (tmp_path / name_of("run") / name).write_text("x")

@@ -17,7 +17,7 @@ from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
-from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, DurableSpec, StepTaken
+from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, DurableSpec, StepTaken, TakeStep
 
 HOMES = {"a": (0, 1), "b": (2,), "spare": ()}
 STEPS = [step.value for step in CheckpointStep]
@@ -45,7 +45,7 @@ class Job:
         seats = tuple(Seat(Rank(rank), node=node) for node, ranks in homes.items() for rank in ranks)
         self.state = State(JobPhase.RUNNING, 1, seats, nodes=dict.fromkeys(homes))
         self.told, self.said, self.left, self.published, self.lost = [], [], 0, [], []
-        self.say, self.publish_durable, self.cannot_begin = self.said.append, self.published.append, self.lost.append
+        self.say, self.tell_all, self.cannot_begin = self.said.append, self.published.append, self.lost.append
         self.vault, self.checkpointers = vault, Checkpointers()
         self.leader = CheckpointLeader(
             DurableSpec(target="/kept", **({"every_steps": 4} | spec)),
@@ -72,12 +72,12 @@ class Job:
 
     def take(self, failing=None):
         """Have every node that was told take its step; return which step that was, and who had a part in it."""
-        told = [(node, message) for node, message in self.news() if isinstance(message, peers.Save)]
+        told = [(node, message) for node, message in self.news() if isinstance(message, TakeStep)]
         (step,) = {message.step for _, message in told}
         for node, message in told:
-            failure = "no space" if node == failing else ""
-            where = "/kept/it" if step == "complete" else ""
-            self.leader.saved(node, peers.Saved(message.attempt, step, failure, where, 1000))
+            taken = StepTaken(step, "/kept/it" if step == "complete" else "", 1000)
+            answer = CheckpointFailed("no space") if node == failing else taken
+            self.leader.saved(node, peers.Saved(message.attempt, answer))
         return step, {node for node, _ in told}
 
 
@@ -132,10 +132,10 @@ def test_a_step_is_not_begun_while_one_node_has_not_taken_the_last(vault):
     job = Job(vault)
     job.commit(4)
     (_, first), (_, second), _ = job.news()
-    job.leader.saved("a", peers.Saved(first.attempt, "prepare", "", "", 0))
-    job.leader.saved("a", peers.Saved(first.attempt, "prepare", "", "", 0))
-    job.leader.saved("b", peers.Saved("another", "prepare", "", "", 0))
-    job.leader.saved("b", peers.Saved(second.attempt, "prepare", "", "", 0))
+    job.leader.saved("a", peers.Saved(first.attempt, StepTaken("prepare", "", 0)))
+    job.leader.saved("a", peers.Saved(first.attempt, StepTaken("prepare", "", 0)))
+    job.leader.saved("b", peers.Saved("another", StepTaken("prepare", "", 0)))
+    job.leader.saved("b", peers.Saved(second.attempt, StepTaken("prepare", "", 0)))
     assert not job.news()
 
 
@@ -168,7 +168,7 @@ def test_a_roll_back_voids_what_was_not_copied_yet_and_nothing_else(vault):
     job.commit(4)
     job.take()
     job.leader.new_timeline()
-    assert {type(message) for _, message in job.news()} == {peers.Save, peers.Void}
+    assert {type(message) for _, message in job.news()} == {TakeStep, peers.Void}
     job.commit(4)
     job.take(), job.take()
     job.leader.new_timeline()
@@ -197,7 +197,7 @@ def test_a_version_that_is_gone_leads_to_another_and_a_copy_that_fails_is_said(v
     job.leader.preemption_notice()
     job.take()
     (_, copy), *_ = job.news()
-    job.leader.saved("a", peers.Saved(copy.attempt, copy.step, "version 4 is not held", "", 0, again=True))
+    job.leader.saved("a", peers.Saved(copy.attempt, CheckpointFailed("version 4 is not held", again=True)))
     assert not [word for word in job.said if "no durable checkpoint" in word]
     job.news()
     job.leader.check()
@@ -214,7 +214,7 @@ def test_versions_that_are_gone_again_and_again_count_as_a_failure(vault):
         assert not job.said
         job.leader.check()
         (_, order), *_ = job.news()
-        job.leader.saved("a", peers.Saved(order.attempt, order.step, "version 4 is not held", "", 0, again=True))
+        job.leader.saved("a", peers.Saved(order.attempt, CheckpointFailed("version 4 is not held", again=True)))
         job.news()
     assert job.said == ["no durable checkpoint could be written: version 4 is not held"]
 
@@ -306,10 +306,10 @@ def test_a_world_begins_when_every_node_has_loaded_and_all_the_same(vault):
 @in_loop
 def test_a_node_keeps_the_version_until_it_is_copied_or_void(vault):
     checkpointers, answers = Checkpointers(), []
-    share = CheckpointParticipant(checkpointers, vault, "run", answers.append, lambda *_: None)
+    share = CheckpointParticipant(checkpointers, vault, answers.append, lambda *_: None)
 
     def save(step, attempt="one"):
-        share.save(peers.Save(attempt, step, (0, 1), (0,), "/kept", 7, 2, leads=False))
+        share.take_step(TakeStep(step, "/kept", "run", attempt, 7, 2, 2, (0,), leads=False, ranks=(0, 1)))
 
     save("prepare")
     assert checkpointers.ranks == (0, 1)
@@ -322,17 +322,17 @@ def test_a_node_keeps_the_version_until_it_is_copied_or_void(vault):
     share.void("one")
     assert (vault.status_page.kept, checkpointers.killed) == (EMPTY, 1)
     save("survey")
-    assert answers[-1].failure == "this node has given it up"
+    assert answers[-1].answer.why == "this node has given it up"
 
 
 @in_loop
 def test_a_node_tells_that_it_holds_a_version_only_when_ranks_are_given_away(vault):
     checkpointers, answers, held = Checkpointers(), [], []
-    share = CheckpointParticipant(checkpointers, vault, "run", answers.append, lambda *what: held.append(what))
-    share.load(peers.Load("one", (0,), "/kept/step-8", 8))
+    share = CheckpointParticipant(checkpointers, vault, answers.append, lambda *what: held.append(what))
+    share.load(peers.Load("one", (0,), "/kept/step-8"))
     checkpointers.heard(CheckpointFailed("damaged"))
     assert (answers[-1], share.resume) == (peers.Loaded("one", "damaged"), -1)
-    share.load(peers.Load("two", (0,), "/kept/step-4", 4))
+    share.load(peers.Load("two", (0,), "/kept/step-4"))
     checkpointers.heard(CheckpointLoaded(4, "/kept/step-4", "", []))
     assert (answers[-1], share.resume, held) == (peers.Loaded("two", ""), 4, [])
     assert vault.status_page.rank_entries[0].slots == (EMPTY, EMPTY)

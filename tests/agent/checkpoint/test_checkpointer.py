@@ -17,7 +17,7 @@ from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.checkpoints import TakeStep
 
-ORDER = TakeStep("prepare", "/kept", "run", "one", 0, 2, 1, [0], leads=True)
+ORDER = TakeStep("prepare", "/kept", "run", "one", 0, 2, 1, (0,), leads=True, ranks=(0,))
 PTRACE_SEIZE, PTRACE_DETACH, PTRACE_O_TRACEEXIT = 0x4206, 17, 0x40
 
 

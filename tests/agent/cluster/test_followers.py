@@ -31,6 +31,9 @@ class FakeLeader:
     def submit(self, event):
         self.told.append(event)
 
+    def heard(self, _, report):
+        self.submit(report.event)
+
 
 LAUNCH = {"--authority": "agents", "argument 1": "--lr", "argument 2": "3"}
 
@@ -97,7 +100,7 @@ class FakeLeadership(Changes):
         return True
 
     def agents(self):
-        return peers.Agents(())
+        return peers.Agents((), ())
 
     def know(self, peer):
         self.known.append(peer.node)
@@ -119,11 +122,10 @@ def test_a_change_of_the_voters_asks_them_at_once_who_knows_it():
             ours, theirs = socket.socketpair()
             ends[name] = End(theirs)
             ends[name].send(peers.Join(ev.Place(name), LAUNCH))
-            followers.accept(ours)
+            followers.connections.accept(ours)
             await ends[name].hears(2)
         leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
-        voting = tuple(peers.Peer(node, "", 0) for node in ("leader", "voter"))
-        changed = peers.Agents((peers.ConfigurationMessage(0, 2, "leader", voting),))
+        changed = peers.Agents((electorate.Configuration(0, 2, "leader", ("leader", "voter")),), ())
         followers.share(changed)
         agents, beat = (await ends["voter"].hears(4))[2:]
         assert (agents, beat.newest, beat.sent_at) == (changed, 2, 5.0)
@@ -145,16 +147,16 @@ def test_a_heartbeat_that_is_due_goes_before_the_next_fact_and_at_once():
         ours, theirs = socket.socketpair()
         end = End(theirs)
         end.send(peers.Join(ev.Place("n"), LAUNCH))
-        followers.accept(ours)
+        followers.connections.accept(ours)
         await end.hears(2)
         leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
-        followers.submit(ev.TimeAdvanced())
+        followers.heard("n", peers.Fact(ev.TimeAdvanced()))
         with pytest.raises(BlockingIOError):
             theirs.recv(1, socket.MSG_PEEK)
         loop = asyncio.get_running_loop()
         followers._timer.cancel()
         followers._timer = loop.call_at(loop.time() - 1, lambda: None)
-        followers.submit(ev.TimeAdvanced())
+        followers.heard("n", peers.Fact(ev.TimeAdvanced()))
         assert b"Heartbeat" in theirs.recv(1 << 10, socket.MSG_PEEK), "and the loop has not turned"
         await followers.end(peers.End(0, ""))
         end.close()
@@ -172,9 +174,9 @@ def test_nodes_that_come_in_one_turn_of_the_loop_are_taken_in_together():
             ours, theirs = socket.socketpair()
             ends.append(End(theirs))
             ends[-1].send(peers.Join(ev.Place(name), LAUNCH))
-            followers.accept(ours)
+            followers.connections.accept(ours)
         for name, end in zip(("a", "b"), ends, strict=True):
-            assert await end.hears(2) == [peers.Joined(name, "id", "name", SETTINGS, None), peers.Agents(())]
+            assert await end.hears(2) == [peers.Joined(name, "id", "name", SETTINGS, None), peers.Agents((), ())]
         await leadership.until(lambda: leadership.joined)
         assert leadership.joined == [["a", "b"]]
         assert [event.node for event in leader.told] == leadership.known == ["a", "b"]

@@ -4,6 +4,8 @@ import contextlib
 import os
 import select
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -157,3 +159,34 @@ def test_a_run_directory_is_used_once(tmp_path):
     )
     with pytest.raises(UsageError, match="holds another run\ngive this run another --run-id, or a --run-dir"):
         run(spec)
+
+
+SIGNALS_ANOTHER_USER = """
+import asyncio, os, signal
+from deadpool_run.agent.processes import children
+
+async def main():
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writer)
+        os.setsid()
+        os.read(reader, 1)
+        os._exit(0)
+    os.setuid(65534)  # as for a worker's child that runs a setuid program: it may not be signalled
+    child = children.Process(pid, lambda end: None)
+    child.signal(signal.SIGTERM)
+    child.signal_group(signal.SIGKILL)
+    children.kill_strangers(0.1)
+    assert child.alive
+    os.close(writer)
+    await children.wait_gone([child], 10)
+    assert not child.alive
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
+def test_a_child_of_another_user_is_left_alone():
+    subprocess.run([sys.executable, "-c", SIGNALS_ANOTHER_USER], check=True, timeout=60)

@@ -14,9 +14,13 @@ from kit.orders import assign
 from deadpool_run.agent.processes import children, worker_channel
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.worker_channel import WorkerChannel
-from deadpool_run.wire.messages import Abort, FrameBuffer, Raised, Ready, encode
+from deadpool_run.core.effects import AbortStep
+from deadpool_run.core.events import WorkerRaised, WorkerReady
+from deadpool_run.ids import WorkerId
+from deadpool_run.wire.messages import FORMAT, THIS_WORKER, encode
 
 TIMEOUT_S = 10
+WORKER = WorkerId(7)
 
 
 def run(coroutine):
@@ -53,7 +57,7 @@ class Peer:
 def test_messages_arrive_whole_however_they_are_cut():
     async def main():
         with Peer() as peer:
-            sent = [Ready(), Raised(3, "ValueError", "x" * 100_000, "")]
+            sent = [WorkerReady(THIS_WORKER), WorkerRaised(THIS_WORKER, 3, "ValueError", "x" * 100_000, "")]
             data = b"".join(map(encode, sent))
             for start in range(0, len(data), 4001):
                 await asyncio.get_running_loop().sock_sendall(set_free(peer.sock), data[start : start + 4001])
@@ -71,15 +75,15 @@ def test_descriptors_come_with_their_message_only():
     async def main():
         with Peer() as peer:
             reader, writer = os.pipe()
-            peer.channel.send(Abort(1))
+            peer.channel.send(AbortStep(WORKER, 1))
             peer.channel.send(assign(fds=("stdout",)), [writer])
             os.close(writer)
-            frames, got, heard = FrameBuffer(), [], []
+            frames, got, heard = FORMAT.frames(), [], []
             while len(heard) < 2:
                 data, fds, _, _ = await asyncio.to_thread(socket.recv_fds, peer.sock, 1 << 16, 4)
                 got += fds
                 heard += frames.feed(data)
-            assert heard == [Abort(1), assign(fds=("stdout",))]
+            assert heard == [AbortStep(WORKER, 1), assign(fds=("stdout",))]
             (given,) = got
             os.write(given, b"here")
             os.close(given)
@@ -95,7 +99,7 @@ def test_what_the_peer_does_not_take_yet_waits_in_order():
             orders = [assign(env={"A": letter * 300_000}) for letter in "abc"]
             for order in orders:
                 peer.channel.send(order)
-            frames, heard = FrameBuffer(), []
+            frames, heard = FORMAT.frames(), []
             loop = asyncio.get_running_loop()
             while len(heard) < len(orders):
                 heard += frames.feed(await loop.sock_recv(set_free(peer.sock), 1 << 16))
@@ -115,8 +119,8 @@ def test_a_peer_that_never_reads_is_broken(monkeypatch):
                 peer.channel.send(assign(env={"A": "a" * 600_000}, fds=("stdout",)), [writer])
             os.close(writer)
             assert len(peer.broken) == 1
-            assert "does not read" in peer.broken[0]
-            peer.channel.send(Abort(1))  # of no effect
+            assert "does not read" in str(peer.broken[0])
+            peer.channel.send(AbortStep(WORKER, 1))  # of no effect
             peer.sock.close()
             assert os.read(reader, 1) == b"", "a descriptor that was never sent is still open"
             os.close(reader)
@@ -130,7 +134,7 @@ def test_a_peer_that_talks_nonsense_is_broken():
             peer.sock.sendall(b"\x00\x00\x00\x02{}")
             while not peer.broken:
                 await turn()
-            assert "not a message" in peer.broken[0]
+            assert "not a message" in str(peer.broken[0])
 
     run(main())
 
@@ -138,10 +142,10 @@ def test_a_peer_that_talks_nonsense_is_broken():
 def test_a_worker_that_ended_is_heard_although_nothing_reaches_it():
     async def main():
         with Peer() as peer:
-            peer.sock.sendall(encode(Raised(3, "ValueError", "x", "")))
+            peer.sock.sendall(encode(WorkerRaised(THIS_WORKER, 3, "ValueError", "x", "")))
             peer.sock.close()
-            peer.channel.send(Abort(1))
-            assert await peer.heard.get() == Raised(3, "ValueError", "x", "")
+            peer.channel.send(AbortStep(WORKER, 1))
+            assert await peer.heard.get() == WorkerRaised(THIS_WORKER, 3, "ValueError", "x", "")
             assert not peer.broken
 
     run(main())
@@ -150,7 +154,7 @@ def test_a_worker_that_ended_is_heard_although_nothing_reaches_it():
 def test_the_rest_can_be_read_after_the_peer_is_gone():
     async def main():
         with Peer() as peer:
-            peer.sock.sendall(b"".join(encode(Abort(epoch)) for epoch in range(1000)))
+            peer.sock.sendall(b"".join(encode(AbortStep(WORKER, epoch)) for epoch in range(1000)))
             peer.sock.close()
             peer.channel.read_rest()
             assert peer.heard.qsize() == 1000

@@ -46,8 +46,19 @@ def write_shared(slots, nodes, target, keep=2, run=RUN):
             leads = at == len(shares) - 1
             takes_part = step in (CheckpointStep.PREPARE, CheckpointStep.COPY) or nodes[at]
             if leads if step is CheckpointStep.COMPLETE else takes_part:
-                firsts = [ranks[0] for ranks in nodes if ranks]
-                order = (str(step), str(target), run, "a1", version, keep, sum(map(len, nodes)), firsts, leads)
+                firsts = tuple(ranks[0] for ranks in nodes if ranks)
+                order = (
+                    str(step),
+                    str(target),
+                    run,
+                    "a1",
+                    version,
+                    keep,
+                    sum(map(len, nodes)),
+                    firsts,
+                    leads,
+                    tuple(nodes[at]),
+                )
                 taken = share.take(TakeStep(*order))
     assert slots.status_page.kept == EMPTY
     assert taken.where == storage_at(str(target)).where(checkpoint_format.name_of(version))
@@ -66,7 +77,7 @@ def read(slots, target, *, resume="auto", run=RUN, first=True, world_size=RANKS)
         if found.version == checkpoint_format.NOTHING:
             return found
         try:
-            return replace(fill(FillSlots(found.where, found.version, world_size), lent(slots)), refused=refused)
+            return replace(fill(FillSlots(found.where, world_size), lent(slots)), refused=refused)
         except CheckpointError as error:
             refused.append(f"checkpoint {found.where} is refused: {error}")
             order.but.append(found.where)
@@ -152,7 +163,7 @@ def test_several_nodes_fill_their_slots_from_what_several_wrote(trained, made, t
     found = choose(ChooseCheckpoint(target, RUN, "auto", first=True, world_size=RANKS, but=[]))
     assert (found.version, found.where) == (1, f"{target}/step-00000001")
     for rank in range(RANKS):
-        assert fill(FillSlots(found.where, 1, RANKS), {rank: other.fds[rank]}).version == 1
+        assert fill(FillSlots(found.where, RANKS), {rank: other.fds[rank]}).version == 1
     assert [image(other, rank, 1) for rank in range(RANKS)] == [image(slots, rank, 1) for rank in range(RANKS)]
 
 
@@ -165,9 +176,9 @@ def test_what_one_node_could_not_load_is_passed_over_by_all(trained, made, tmp_p
     order = {"target": str(tmp_path), "run": RUN, "resume": "auto", "first": True, "world_size": RANKS}
     found, other = choose(ChooseCheckpoint(**order, but=[])), made()
     assert found.version == 2
-    fill(FillSlots(found.where, 2, RANKS), {0: other.fds[0]})
+    fill(FillSlots(found.where, RANKS), {0: other.fds[0]})
     with pytest.raises(CheckpointError, match=r"rank-00001\.deadpool is damaged"):
-        fill(FillSlots(found.where, 2, RANKS), {1: other.fds[1]})
+        fill(FillSlots(found.where, RANKS), {1: other.fds[1]})
     assert complete_version(other.fds[1][0]) is None
     older = choose(ChooseCheckpoint(**order, but=[found.where]))
     assert older.version == 1
@@ -179,7 +190,7 @@ def test_a_version_that_is_gone_is_not_mixed_with_another(trained, tmp_path):
     slots, step = trained
     share = SharedCheckpoint(slots.status_page, lent(slots))
     orders = [
-        TakeStep(str(at), str(tmp_path), RUN, "a1", 1, 2, RANKS, [0], leads=True)
+        TakeStep(str(at), str(tmp_path), RUN, "a1", 1, 2, RANKS, (0,), leads=True, ranks=tuple(range(RANKS)))
         for at in (CheckpointStep.PREPARE, CheckpointStep.COPY)
     ]
     share.take(orders[0])

@@ -7,21 +7,22 @@ import threading
 import pytest
 from kit.orders import assign
 
+from deadpool_run.core.effects import AbortStep, ReleaseWorker, ResumeFrom
+from deadpool_run.core.events import LoopFinished
 from deadpool_run.errors import ProtocolError
+from deadpool_run.ids import WorkerId
 from deadpool_run.wire.messages import (
-    Abort,
+    FORMAT,
+    THIS_WORKER,
     Attach,
     Dismiss,
-    Finished,
-    FrameBuffer,
-    Release,
-    Resume,
     Stop,
     encode,
 )
 from deadpool_run.worker.process.agent_link import AgentLink, AgentOrders, park
 
-ASSIGN = assign(rank=1, local_rank=1, world_size=2, epoch=3, replacement=True)
+ASSIGN = assign(rank=1, local_rank=1, epoch=3)
+ME = WorkerId(7)
 
 
 @pytest.fixture
@@ -36,12 +37,12 @@ def test_park_takes_the_rank_its_descriptors_and_not_one_byte_more(pair):
     read_end, write_end = os.pipe()
     order = assign(fds=("status_page",))
     socket.send_fds(agent, [encode(order)], [read_end])
-    agent.sendall(encode(Abort(4)))
+    agent.sendall(encode(AbortStep(ME, 4)))
     taken, fds = park(worker)
     assert taken == order
     os.write(write_end, b"x")
     assert os.read(fds[0], 1) == b"x"
-    assert list(FrameBuffer().feed(worker.recv(1000))) == [Abort(4)]
+    assert list(FORMAT.frames().feed(worker.recv(1000))) == [AbortStep(ME, 4)]
     for fd in (read_end, write_end, *fds):
         os.close(fd)
 
@@ -55,31 +56,31 @@ def test_park_is_dismissed(pair, order):
 
 def test_park_refuses_what_is_not_for_a_parked_worker(pair):
     agent, worker = pair
-    agent.sendall(encode(Release()))
-    with pytest.raises(ProtocolError, match="Release"):
+    agent.sendall(encode(ReleaseWorker(ME)))
+    with pytest.raises(ProtocolError, match="ReleaseWorker"):
         park(worker)
 
 
 def test_orders_of_an_older_epoch_are_void():
     orders = AgentOrders(5)
-    assert not orders.put(Resume(4, 17))
-    assert orders.put(Abort(6))
-    assert not orders.put(Resume(5, 17))
+    assert not orders.put(ResumeFrom(ME, 4, 17))
+    assert orders.put(AbortStep(ME, 6))
+    assert not orders.put(ResumeFrom(ME, 5, 17))
     assert not orders.put(Attach(5))
-    assert not orders.put(Abort(5))
-    orders.put(Resume(6, 18))
+    assert not orders.put(AbortStep(ME, 5))
+    orders.put(ResumeFrom(ME, 6, 18))
     assert orders.wait_resume(6) == 18
 
 
 def test_a_newer_epoch_voids_what_was_ordered_before():
     orders = AgentOrders(5)
-    orders.put(Resume(5, 17))
+    orders.put(ResumeFrom(ME, 5, 17))
     orders.put(Attach(5))
-    orders.put(Abort(6))
+    orders.put(AbortStep(ME, 6))
     assert orders.wait_resume(5) is None
     assert orders.wait_attach(5) is None
     assert orders.wait_newer(5) == 6
-    orders.put(Resume(6, 16))
+    orders.put(ResumeFrom(ME, 6, 16))
     assert orders.wait_resume(6) == 16
     orders.put(Attach(6, "10.0.0.2", 29500))
     assert orders.wait_attach(6) == Attach(6, "10.0.0.2", 29500)
@@ -87,9 +88,9 @@ def test_a_newer_epoch_voids_what_was_ordered_before():
 
 def test_release_ends_the_wait_and_an_abort_ends_it_otherwise():
     orders = AgentOrders(1)
-    orders.put(Abort(2))
+    orders.put(AbortStep(ME, 2))
     assert not orders.wait_release(1)
-    orders.put(Release())
+    orders.put(ReleaseWorker(ME))
     assert orders.wait_release(2)
 
 
@@ -112,11 +113,11 @@ def test_link_calls_back_after_the_order_is_kept_and_sends(pair):
         heard.set()
 
     link.subscribe(on_abort=on_abort, on_interval=lambda _interval: None)
-    agent.sendall(encode(Abort(2)))
+    agent.sendall(encode(AbortStep(ME, 2)))
     assert heard.wait(10)
     assert seen == [(2, 2)]
-    link.send(Finished(9))
-    assert list(FrameBuffer().feed(agent.recv(1000))) == [Finished(9)]
+    link.send(LoopFinished(THIS_WORKER, 9))
+    assert list(FORMAT.frames().feed(agent.recv(1000))) == [LoopFinished(THIS_WORKER, 9)]
     # The thread ends the process when the agent is gone: give it a quiet end instead.
     link._owner_pid = 0
     agent.close()
@@ -127,4 +128,4 @@ def test_link_calls_back_after_the_order_is_kept_and_sends(pair):
 @pytest.mark.parametrize("junk", [b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x10" + b"x" * 16, b"\xff\xff\xff\xff"])
 def test_junk_is_a_protocol_error(junk):
     with pytest.raises(ProtocolError):
-        list(FrameBuffer().feed(junk))
+        list(FORMAT.frames().feed(junk))

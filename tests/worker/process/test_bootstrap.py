@@ -10,7 +10,8 @@ import tempfile
 import pytest
 from kit.orders import assign
 
-from deadpool_run.wire.messages import FrameBuffer, Ready, encode
+from deadpool_run.core.events import WorkerReady
+from deadpool_run.wire.messages import FORMAT, THIS_WORKER, encode
 
 LIMIT_S = 60
 COMMAND = "import sys; from deadpool_run.worker.process.bootstrap import main; main(int(sys.argv[1]))"
@@ -36,7 +37,7 @@ def run_script(tmp_path):
             theirs.close()
             ours.settimeout(LIMIT_S)
             shown.settimeout(LIMIT_S)
-            assert list(FrameBuffer().feed(ours.recv(1000))) == [Ready()]
+            assert list(FORMAT.frames().feed(ours.recv(1000))) == [WorkerReady(THIS_WORKER)]
             memory.truncate(1 << 20)
             names = ("status_page", "slot0", "slot1", "transcript", "stdout")
             fds = [*[memory.fileno()] * 4, stdout.fileno()]

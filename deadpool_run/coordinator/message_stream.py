@@ -1,4 +1,4 @@
-"""Frames both ways over a non-blocking stream socket, in the running loop."""
+"""Messages both ways over a non-blocking stream socket, in the running loop."""
 
 import array
 import asyncio
@@ -8,40 +8,41 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from deadpool_run.errors import ProtocolError
-from deadpool_run.wire.frames import Frames
+from deadpool_run.wire.frames import MessageFormat
 
+T = TypeVar("T")
 _READ_BYTES = 256 << 10
 _FRAMES_AT_ONCE = 64
 """Frames in one system call; Linux takes up to 1,024 pieces."""
 _LINGER_S = 5.0
 
 
-class FrameStream:
+class MessageStream(Generic[T]):
     """One connection with its queue of unsent frames. All frames of one turn of the loop are written together, after it.
 
-    `on_frame` is called with each body, and may raise `ProtocolError`. `on_end` is called once, unless `close` was called before:
-    with the reason, and whether the peer closed the connection.
+    `on_message` may raise `ProtocolError`. `on_end` is called once with the reason, unless `close` was called before: a
+    `ProtocolError` of the peer, ConnectionResetError if it closed the connection, else another OSError.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        *,
-        max_frame_bytes: int,
+        message_format: MessageFormat[T],
         max_unsent_bytes: int,
-        on_frame: Callable[[bytes], None],
-        on_end: Callable[[str, bool], None],
+        on_message: Callable[[T], None],
+        on_end: Callable[[Exception], None],
     ) -> None:
         """Begin to read. More than `max_unsent_bytes` in the queue end the connection: the peer does not read."""
         sock.setblocking(False)
         self._sock = sock
         self._max_unsent_bytes = max_unsent_bytes
-        self._on_frame = on_frame
+        self._on_message = on_message
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._frames = Frames(max_frame_bytes)
+        self._encode, self._frames = message_format.encode, message_format.frames()
         self._unsent: deque[tuple[bytes | memoryview, list[int]]] = deque()
         self._unsent_bytes = 0
         self._scheduled = False
@@ -55,8 +56,13 @@ class FrameStream:
         """Whether frames can still be sent."""
         return self._sock.fileno() >= 0
 
+    def send(self, message: T, fds: Sequence[int] = ()) -> None:
+        """Queue the message, unless the connection has ended. Duplicates of the descriptors go with its first byte."""
+        if self.open:
+            self.send_frame(self._encode(message), fds)
+
     def send_frame(self, frame: bytes, fds: Sequence[int] = ()) -> None:
-        """Queue an encoded frame, unless the connection has ended. Duplicates of the descriptors go with its first byte."""
+        """Queue an encoded message, as `send` does."""
         if not self.open:
             return
         self._unsent.append((frame, [os.dup(fd) for fd in fds]))
@@ -64,7 +70,7 @@ class FrameStream:
         if self._unsent_bytes > self._max_unsent_bytes:
             self._write()
             if self._unsent_bytes > self._max_unsent_bytes:
-                self._end(f"it does not read: {self._unsent_bytes} bytes wait for it", closed=False)
+                self._end(TimeoutError(f"it does not read: {self._unsent_bytes} bytes wait for it"))
         elif not (self._scheduled or self._waits_for_room):
             self._scheduled = True
             self._loop.call_soon(self._write)
@@ -116,18 +122,18 @@ class FrameStream:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._end(f"its connection broke: {error.strerror}", closed=isinstance(error, ConnectionResetError))
+            self._end(type(error)(f"its connection broke: {error.strerror}"))
             return False
         if not data:
-            self._end("its connection was closed", closed=True)
+            self._end(ConnectionResetError("its connection was closed"))
             return False
         try:
-            for body in self._frames.feed(data):
-                self._on_frame(body)
+            for message in self._frames.feed(data):
+                self._on_message(message)
                 if not self.open:
                     return False
         except ProtocolError as error:
-            self._end(f"it broke the protocol: {error}", closed=False)
+            self._end(ProtocolError(f"it broke the protocol: {error}"))
             return False
         return True
 
@@ -171,10 +177,10 @@ class FrameStream:
         if self._flushed is not None:
             self._flushed.set()
 
-    def _end(self, why: str, *, closed: bool) -> None:
+    def _end(self, why: Exception) -> None:
         if self.open:
             self.close()
-            self._on_end(why, closed)
+            self._on_end(why)
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from deadpool_run.agent.authority.claim import AuthorityRecord, LeaderClaim, from_json, name_of, to_json
 from deadpool_run.agent.authority.json_http import HttpServer
-from deadpool_run.agent.authority.record_authority import RecordStore
+from deadpool_run.agent.authority.record_authority import RecordAuthority
 from deadpool_run.errors import UsageError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -27,7 +27,7 @@ _K8S = re.compile(r"(?:([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)/)?([a-z0-9](?:[-a-
 _GROUP = "coordination.k8s.io/v1"
 
 
-class LeaseStore(RecordStore["dict[str, Any] | None"]):
+class LeaseAuthority(RecordAuthority["dict[str, Any] | None"]):
     """A run's record in a Lease. The version is the Lease as it was read, None before the first."""
 
     def __init__(self, host: str, port: int, namespace: str, name: str, run_id: str) -> None:
@@ -42,7 +42,7 @@ class LeaseStore(RecordStore["dict[str, Any] | None"]):
         self._namespace = namespace
         self._name = f"{name}-{name_of(run_id)}"
 
-    def read(self) -> tuple[AuthorityRecord, dict[str, Any] | None]:
+    def fetch(self) -> tuple[AuthorityRecord, dict[str, Any] | None]:
         """Return the record and its Lease."""
         status, lease = self._ask("GET", self._name, None)
         if status == HTTPStatus.NOT_FOUND:
@@ -85,8 +85,8 @@ class LeaseStore(RecordStore["dict[str, Any] | None"]):
             raise ConnectionError(f"HTTP {status}, {answer.get('message') or 'no reason given'}")
 
 
-def parse(text: str, run_id: str, environment: Mapping[str, str]) -> LeaseStore:
-    """Return the store at `[NAMESPACE/]NAME`, as this process's pod reaches it. Raises `UsageError`."""
+def parse(text: str, run_id: str, environment: Mapping[str, str]) -> LeaseAuthority:
+    """Return the authority at `[NAMESPACE/]NAME`, as this process's pod reaches it. Raises `UsageError`."""
     match = _K8S.fullmatch(text)
     if match is None:
         raise UsageError(
@@ -98,7 +98,7 @@ def parse(text: str, run_id: str, environment: Mapping[str, str]) -> LeaseStore:
             "this process is not in a pod of Kubernetes (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not "
             "set)\nstart it in a pod, or choose another authority"
         )
-    return LeaseStore(host, int(port), match[1] or "", match[2], run_id)
+    return LeaseAuthority(host, int(port), match[1] or "", match[2], run_id)
 
 
 def _spec(claim: LeaderClaim) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from deadpool_run.agent.authority.claim import AuthorityRecord, from_json, name_of, to_json
 from deadpool_run.agent.authority.json_http import HttpServer
-from deadpool_run.agent.authority.record_authority import RecordStore
+from deadpool_run.agent.authority.record_authority import RecordAuthority
 from deadpool_run.errors import UsageError
 
 _DEFAULT_PREFIX = "deadpool-run"
@@ -35,7 +35,7 @@ class EtcdLogin:
         return cls(user, environment.get("ETCDCTL_PASSWORD") or password)
 
 
-class EtcdStore(RecordStore[int]):
+class EtcdAuthority(RecordAuthority[int]):
     """A run's record in etcd. The version is the key's modification revision, 0 before the first."""
 
     def __init__(self, servers: Sequence[HttpServer], prefix: str, run_id: str, login: EtcdLogin) -> None:
@@ -51,7 +51,7 @@ class EtcdStore(RecordStore[int]):
         self._first = 0
         """Index of the server to ask first: the last one that answered, or the one after the last that did not."""
 
-    def read(self) -> tuple[AuthorityRecord, int]:
+    def fetch(self) -> tuple[AuthorityRecord, int]:
         """Return the record and its revision."""
         found = self._ask("/v3/kv/range", {"key": self._key}).get("kvs", [])
         if not found:
@@ -85,8 +85,8 @@ class EtcdStore(RecordStore[int]):
         return _checked(server.ask("POST", path, body, headers))
 
 
-def parse(text: str, run_id: str, environment: Mapping[str, str], *, tls: bool) -> EtcdStore:
-    """Return the store at `//HOST[:PORT][,HOST...][/PREFIX]`. Raises `UsageError`."""
+def parse(text: str, run_id: str, environment: Mapping[str, str], *, tls: bool) -> EtcdAuthority:
+    """Return the authority at `//HOST[:PORT][,HOST...][/PREFIX]`. Raises `UsageError`."""
     places, _, prefix = text.removeprefix("//").partition("/")
     context = _tls(environment) if tls else None
     servers = [server for word in places.split(",") if (server := _server(word, context)) is not None]
@@ -95,7 +95,7 @@ def parse(text: str, run_id: str, environment: Mapping[str, str], *, tls: bool) 
             "not addresses of etcd\nwrite etcd://HOST:PORT[,HOST:PORT...][/PREFIX], with etcds:// for TLS, and user and "
             "password in ETCDCTL_USER and ETCDCTL_PASSWORD"
         )
-    return EtcdStore(servers, prefix.strip("/") or _DEFAULT_PREFIX, run_id, EtcdLogin.of(environment))
+    return EtcdAuthority(servers, prefix.strip("/") or _DEFAULT_PREFIX, run_id, EtcdLogin.of(environment))
 
 
 def _server(text: str, tls: ssl.SSLContext | None) -> HttpServer | None:
