@@ -107,7 +107,8 @@ class Followers:
         heartbeat = self._leadership.heartbeat()
         if heartbeat is not None:
             connected = self._connections.nodes()
-            for node in {peer.node for each in agents.configurations for peer in each.voters}.intersection(connected):
+            voters = {peer.node for each in agents.configurations for peer in each.voters}
+            for node in sorted(voters.intersection(connected)):
                 self._send_heartbeat(node, heartbeat, confirms=self._leadership.has_authority())
         self._loop.call_soon(self.decided)  # there may be a new voter, and the caller is still at work
 
@@ -138,7 +139,7 @@ class Followers:
         nodes = self._connections.nodes()  # the others would miss the beginning
         connected = {voter for voter in self._leadership.agent.configuration.voters if voter in nodes}
         self._log_followers &= connected
-        for node in connected - self._log_followers:
+        for node in sorted(connected - self._log_followers):
             self._log_followers.add(node)
             server, term = self._leader.server, self._leadership.agent.term
             for part in peers.log_state(term, server.entries, server.now(), server.state):
@@ -195,7 +196,7 @@ class Followers:
     def _log(self, now: float, event: Event) -> None:
         if self._log_followers:
             entry = peers.LogEntry(self._leadership.agent.term, self._leader.server.entries, now, event)
-            self._connections.broadcast(entry, self._log_followers)
+            self._connections.broadcast(entry, sorted(self._log_followers))
 
     # --- receiving: what the connections ask ----------------------------------------------------------------------
 
