@@ -141,7 +141,8 @@ class Follower:
             self._heard.clear()
             with contextlib.suppress(TimeoutError):
                 if self._link.open:
-                    await asyncio.wait_for(self._heard.wait(), silence_s)
+                    async with asyncio.timeout(silence_s):  # before Python 3.12 `wait_for` may not end when it is cancelled
+                        await self._heard.wait()
                     pause_s = _RETRY_S
                     if self._link.open:
                         continue
