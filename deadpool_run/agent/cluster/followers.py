@@ -186,6 +186,8 @@ class Followers:
         if agent.term > 0:  # nodes that the last leader admitted may not know this one
             nodes = self._connections.nodes()
             self._leadership.claim(node for node in self._leader.state.nodes if node not in nodes)
+        if self._joining:
+            self._admit_joining()
 
     def _send_heartbeat(self, node: NodeId, heartbeat: peers.Heartbeat, *, confirms: bool) -> None:
         """Send the heartbeat. It `confirms` the node's newest answer, unless another leader may be elected."""
@@ -215,10 +217,13 @@ class Followers:
     def joins(self, node: NodeId, join: peers.Join) -> None:
         """Admit a new node, together with others that join in the same turn of the loop."""
         if not self._joining:
-            self._loop.call_soon(self._admit_joining)
+            self._loop.call_soon(self._admit_joining)  # and again at each heartbeat
         self._joining[node] = join
 
     def _admit_joining(self) -> None:
+        """Admit nodes while no other leader can be elected: it would know neither them nor their ids. Else they wait."""
+        if not self._leadership.has_authority():
+            return
         joining = {node: join for node, join in self._joining.items() if self._connections.admit(node)}
         self._joining.clear()
         for node in joining:
