@@ -45,6 +45,8 @@ _END_TIMEOUT_S = 10.0
 """At the end: how long killed processes may take to end. Then they are left to the kernel."""
 _RETRY_S = 0.2
 """Pause before the node asks again to be admitted."""
+_ADMISSION = 4.0
+"""Node timeouts that a leader has to answer a node that joins. One without authority has regained it, or given up, by then."""
 _EXIT_LAUNCH_FAILED = 1
 _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 
@@ -197,7 +199,7 @@ class _Agent:
                     spec = replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{found.term}"))
                 return await self._live(spec, NodeId(cluster.node_name), place, found.term)
             with closing(Follower(found.sock, peers.Join(place, identity_of(self._spec)))) as follower:
-                joined, agents = await follower.admitted(self._over)
+                joined, agents = await follower.admitted(self._over, _ADMISSION * self._spec.settings.node_timeout_s)
                 return await self._live(self._spec_of(cluster, joined), joined.node, place, (follower, joined, agents))
 
     async def _live(

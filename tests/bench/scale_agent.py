@@ -177,7 +177,7 @@ class BenchAgent:
         """Follow the leader."""
         sock = await asyncio.to_thread(rendezvous.dial, ConnectionRole.MEMBER, "127.0.0.1", port, TOKEN)
         follower = Follower(sock, peers.Join(self._place, identity_of(self._spec)))
-        joined, agents = await follower.admitted(asyncio.get_running_loop().create_future())
+        joined, agents = await follower.admitted(asyncio.get_running_loop().create_future(), TIMEOUT_S)
         self._member = self._make(joined.node)
         await self._member.join(follower, agents)
 

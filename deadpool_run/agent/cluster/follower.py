@@ -82,12 +82,20 @@ class Follower:
         self._link = PeerLink(sock, self._handle, self._broken)
         self._link.send(first_word)
 
-    async def admitted(self, stop: asyncio.Future[tuple[int, str]]) -> tuple[peers.Joined, peers.Agents]:
-        """Return the leader's answer to `Join`. Raises `EndedError` if it refuses this node, `LostError` and `RedirectError`."""
-        await asyncio.wait({self._taken, stop}, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
+    async def admitted(
+        self, stop: asyncio.Future[tuple[int, str]], timeout_s: float
+    ) -> tuple[peers.Joined, peers.Agents]:
+        """Return the leader's answer to `Join`. Raises `EndedError` if it refuses this node, `LostError` and `RedirectError`.
+
+        A leader whose machine fails before it answers would be waited for without end: nothing is sent meanwhile.
+        """
+        both: set[asyncio.Future[Any]] = {self._taken, stop}
+        await asyncio.wait(both, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if self._taken.done():
             return self._taken.result()
-        raise EndedError(peers.End(*stop.result()))
+        if stop.done():
+            raise EndedError(peers.End(*stop.result()))
+        raise LostError(f"the leader did not answer within {timeout_s:g} s")
 
     @property
     def was_answered(self) -> bool:
@@ -133,7 +141,9 @@ class Follower:
             self._heard.clear()
             with contextlib.suppress(TimeoutError):
                 if self._link.open:
-                    await asyncio.wait_for(self._heard.wait(), silence_s)
+                    # Not `wait_for`: before Python 3.12 it may not end when it is cancelled.
+                    async with asyncio.timeout(silence_s):
+                        await self._heard.wait()
                     pause_s = _RETRY_S
                     if self._link.open:
                         continue

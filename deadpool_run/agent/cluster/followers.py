@@ -93,7 +93,8 @@ class Followers:
         heartbeat = self._leadership.heartbeat()
         if heartbeat is not None:
             connected = self.connections.nodes()
-            for node in {voter for each in agents.configurations for voter in each.voters}.intersection(connected):
+            voters = {voter for each in agents.configurations for voter in each.voters}
+            for node in sorted(voters.intersection(connected)):
                 self._send_heartbeat(node, heartbeat, confirms=self._leadership.has_authority())
         self._loop.call_soon(self.decided)  # there may be a new voter, and the caller is still at work
 
@@ -124,7 +125,7 @@ class Followers:
         nodes = self.connections.nodes()  # the others would miss the beginning
         connected = {voter for voter in self._leadership.agent.configuration.voters if voter in nodes}
         self._log_followers &= connected
-        for node in connected - self._log_followers:
+        for node in sorted(connected - self._log_followers):
             self._log_followers.add(node)
             server, term = self._leader.server, self._leadership.agent.term
             for part in peers.log_state(term, server.entries, server.now(), server.state):
@@ -165,6 +166,8 @@ class Followers:
         if agent.term > 0:  # nodes that the last leader admitted may not know this one
             nodes = self.connections.nodes()
             self._leadership.claim(node for node in self._leader.state.nodes if node not in nodes)
+        if self._joining:
+            self._admit_joining()
 
     def _send_heartbeat(self, node: NodeId, heartbeat: peers.Heartbeat, *, confirms: bool) -> None:
         """Send the heartbeat. It `confirms` the node's newest answer, unless another leader may be elected."""
@@ -175,7 +178,7 @@ class Followers:
     def _log(self, now: float, event: Event) -> None:
         if self._log_followers:
             entry = peers.LogEntry(self._leadership.agent.term, self._leader.server.entries, now, event)
-            self.connections.broadcast(entry, self._log_followers)
+            self.connections.broadcast(entry, sorted(self._log_followers))
 
     # --- receiving: what the connections ask ----------------------------------------------------------------------
 
@@ -190,10 +193,13 @@ class Followers:
     def joins(self, node: NodeId, join: peers.Join) -> None:
         """Admit a new node, together with others that join in the same turn of the loop."""
         if not self._joining:
-            self._loop.call_soon(self._admit_joining)
+            self._loop.call_soon(self._admit_joining)  # and again at each heartbeat
         self._joining[node] = join
 
     def _admit_joining(self) -> None:
+        """Admit nodes while no other leader can be elected: it would know neither them nor their ids. Else they wait."""
+        if not self._leadership.has_authority():
+            return
         joining = {node: join for node, join in self._joining.items() if self.connections.admit(node)}
         self._joining.clear()
         for node in joining:

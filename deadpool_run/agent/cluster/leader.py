@@ -206,7 +206,7 @@ class Leader:
         joined = peers.Joined(
             node,
             self._spec.run_id,
-            self._spec.run_dir.name,
+            (self._spec.base_dir or self._spec.run_dir).name,
             self._spec.settings,
             self._spec.durable,
         )

@@ -8,8 +8,6 @@ from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.wire.peers import Buddies, Committed, Peer
 
-_NOTHING = Buddies({}, ())
-
 
 class Tracking:
     """Which snapshots are safe, and which node holds copies of which rank: as it is, and as it was last sent."""
@@ -63,6 +61,7 @@ class Tracking:
         self._buddies = {node: told for node, told in self._buddies.items() if node in state.nodes}
         for node in state.nodes:
             told = Buddies(dict(mine[node]), tuple(keep[node]))
-            if told != self._buddies.get(node, _NOTHING):
+            # A new leader tells all of them: a node may have had a rank, and has none now.
+            if told != self._buddies.get(node):
                 self._buddies[node] = told
                 yield node, told

@@ -112,6 +112,8 @@ class VoteLinks:
         if self._closed:
             sock.close()
             return False
+        if last := self._links.get(peer.node):
+            last.close()
         self._links[peer.node] = self._link(sock)
         return True
 

@@ -1,0 +1,372 @@
+"""One job of real agents on simulated machines: everything from `agent.agent` down to frames, but processes and the kernel.
+
+Each agent runs in a virtual loop of its own. What must hold is asserted at each decision and order, and at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from copies import Copies, LinkedGathering, Storages
+from network import Machine, Network
+from pretended import SimForkServer, SimNode, SimStore, SimWorker
+from virtual_loop import Scheduler, VirtualLoop, World
+from workers import Worker
+
+from deadpool_run.agent import agent as agent_module
+from deadpool_run.agent.cluster.leader import Leader
+from deadpool_run.agent.cluster.participation import Participation
+from deadpool_run.agent.spec import LOGS_OFF, Cluster, LaunchSpec, Mode, Target
+from deadpool_run.coordinator import handshake
+from deadpool_run.coordinator.server import CoordinatorServer
+from deadpool_run.core import coordinator
+from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
+from deadpool_run.core.effects import Effect
+from deadpool_run.core.leadership import quorum
+from deadpool_run.core.leadership.electorate import AgentEnded
+from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import State
+from deadpool_run.core.transitions import JobPhase
+from deadpool_run.ids import NodeId
+from deadpool_run.wire import peers
+from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError
+
+T = 5.0
+"""The node time-out, in seconds."""
+PORT = 29500
+_TOKEN = b"of the simulation"
+_TAIL = 120
+
+
+class SimServer(CoordinatorServer):
+    """Asserts at each decision what must hold."""
+
+    def _decide(self, event: ev.Event) -> None:
+        loop: Any = asyncio.get_running_loop()
+        loop.agent.job.check_decision(loop.agent, event)
+        super()._decide(event)
+        coordinator.check_invariants(self._settings, self.state)
+        loop.agent.job.check_epoch(loop.agent, self.state)
+
+
+class SimLeader(Leader):
+    """Notes and checks orders."""
+
+    def perform(self, effect: Effect) -> None:
+        loop: Any = asyncio.get_running_loop()
+        loop.agent.job.check_order(self.state, effect)
+        super().perform(effect)
+
+
+class SimAgent:
+    """One agent process."""
+
+    def __init__(self, job: Job, machine: Machine, life: int) -> None:
+        self.job, self.machine = job, machine
+        self.name = machine.name if life == 0 else f"{machine.name}+{life}"
+        self.loop = VirtualLoop(self.name, machine, job.clock, job.rng)
+        self.loop.agent = self  # type: ignore[attr-defined]
+        self.loop.set_exception_handler(lambda _, context: job.failures.append((self.name, context)))
+        self.exit_code: int | None = None
+        folder = job.folder / self.name
+        folder.mkdir()
+        endpoints = tuple((each.address, PORT) for each in job.network.machines.values())
+        cluster = Cluster(endpoints=endpoints, token=_TOKEN, node_name=machine.name)
+        spec = LaunchSpec(
+            settings=job.settings,
+            target=Target(Mode.PATH, ("train.py",)),
+            nproc_per_node=job.settings.ranks_per_node,
+            run_id="simulated",
+            run_dir=folder / "run",
+            log_dir=LOGS_OFF,
+            hang_timeout_s=0.0,
+            cluster=cluster,
+        )
+        self.agent = self.loop.inside(agent_module._Agent, spec, None, None)
+        self.forkserver = SimForkServer(self)
+        self.agent._over = self.loop.create_future()
+        self.agent._forkserver = self.forkserver
+        self.task = self.loop.create_task(self._run(cluster))
+
+    async def _run(self, cluster: Cluster) -> None:
+        self.exit_code = await self.agent._among_others(cluster)
+        self.job.note(f"{self.name} exits with {self.exit_code}")
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process exists."""
+        return not self.loop.ended and not self.task.done()
+
+    @property
+    def member(self) -> Participation | None:
+        return None if self.loop.ended else self.agent._member
+
+    @property
+    def node(self) -> NodeId | None:
+        return None if self.member is None else self.member.node.here.node
+
+    @property
+    def election(self) -> Any:
+        """What its election knows; None if it takes part in none."""
+        leadership = None if self.member is None else getattr(self.member, "_leadership", None)
+        return None if leadership is None or leadership._closed else leadership.agent
+
+    def has_authority(self) -> bool:
+        return self.election is not None and quorum.has_authority(self.election, self.loop.time())
+
+
+class Job:
+    """The machines, and all that happens to them. `run` in the block of `simulated`."""
+
+    refused: list[int]
+
+    def __init__(self, seed: int, machines: int, settings: Settings, folder: Path) -> None:
+        self.rng = random.Random(seed)
+        self.clock = World()
+        self.settings, self.folder = settings, folder
+        self.steps = 1 << 30
+        self.network = Network(self.clock, self.rng)
+        self.scheduler = Scheduler(self.clock, self.rng)
+        for number in range(machines):
+            self.network.add(f"n{number}", self.rng.uniform(0.0, 1000.0))
+        self.copies: dict[str, Copies] = {}
+        self.storage, self.gathering = Storages(self), LinkedGathering(self)
+        self.tokens = itertools.count(1)
+        self.agents: list[SimAgent] = []
+        self.nodes: list[SimNode] = []
+        self.stores: dict[tuple[str, int], SimStore] = {}
+        self.workers: dict[int, SimWorker] = {}
+        self.ranks: dict[int, int] = {}
+        self.homes: dict[int, str] = {}
+        self.breaks: set[str] = set()
+        self.refused = []
+        self.founded = False
+        self.failures: list[Any] = []
+        self.terms: dict[int, str] = {}
+        self.epochs: dict[int, str] = {}
+        self.deciders: list[tuple[int, str]] = []
+        self.leader: tuple[SimAgent, State] | None = None
+        """Who decided last."""
+        self.stopped: do.StopJob | None = None
+        self.log: list[str] = []
+
+    # --- machines and agents -------------------------------------------------------------------------------------
+
+    def note(self, line: str) -> None:
+        self.log.append(f"{self.clock.now:9.4f} {line}")
+
+    def start(self, name: str) -> None:
+        """Start an agent on a machine, which has none."""
+        machine = self.network.machines[name]
+        machine.power = True
+        life = sum(agent.machine is machine for agent in self.agents)
+        agent = SimAgent(self, machine, life)
+        self.note(f"{agent.name} starts")
+        self.agents.append(agent)
+        self.scheduler.loops.append(agent.loop)
+
+    def agent_on(self, name: str) -> SimAgent | None:
+        """Return the machine's living agent."""
+        return next((each for each in self.agents if each.machine.name == name and each.lives), None)
+
+    def living(self) -> list[SimAgent]:
+        return [agent for agent in self.agents if agent.lives]
+
+    def kill(self, name: str, *, power: bool = False) -> None:
+        """End the agent's process and its workers; or take the machine's power."""
+        machine, agent = self.network.machines[name], self.agent_on(name)
+        if agent is not None:
+            agent.loop.ended = True
+        for sock in list(machine.sockets):
+            sock.vanish() if power else sock.close()
+        if power:
+            machine.sockets.clear()
+            machine.power = False
+        for worker in self.on_machine(machine):
+            worker.suspend()
+            worker.vanish() if power else self.clock.after(self.rng.uniform(0.0, 0.05), worker.vanish)
+        if agent is not None and not power and self.rng.random() < 0.7:
+            self.clock.after(self.rng.uniform(0.06, 0.3), lambda: self._witness(agent))
+
+    def _witness(self, agent: SimAgent) -> None:
+        """The fork server has lived longer: it tells the voters."""
+        if agent.forkserver.witness is None or not agent.machine.power:
+            return
+        node, addresses = agent.forkserver.witness
+        loop = VirtualLoop(f"{agent.name}'s witness", agent.machine, self.clock, self.rng)
+        loop.set_exception_handler(lambda _, context: self.failures.append((loop.name, context)))
+        self.scheduler.loops.append(loop)
+
+        async def tell() -> None:
+            for address, port in addresses:
+                try:
+                    sock = await handshake.connect(address, port, ConnectionRole.VOTE, _TOKEN, 1.0)
+                except (OSError, GreetingRefusedError):
+                    continue
+                await loop.sock_sendall(sock, peers.encode(AgentEnded(node)))
+                sock.close()
+
+        loop.create_task(tell())
+
+    def pause(self, name: str) -> None:
+        self.network.machines[name].pauses += 1
+
+    def wake(self, name: str) -> None:
+        self.network.machines[name].pauses -= 1
+        for worker in self.on_machine(self.network.machines[name]):
+            worker.woken()
+        self.network.retry()
+
+    # --- for nodes and workers -----------------------------------------------------------------------------------
+
+    def add_node(self, node: SimNode) -> None:
+        self.nodes.append(node)
+        name = node.here.node
+        assert name not in self.copies, f"a second node is called {name}"
+
+    def replicator(self, node: SimNode) -> Copies:
+        made = self.copies[node.here.node] = Copies(node, node.replicated)
+        return made
+
+    def node_of(self, name: str) -> SimNode:
+        return next(node for node in self.nodes if node.here.node == name)
+
+    def reaches(self, one: str, other: str) -> bool:
+        """Tell whether two nodes' machines reach each other."""
+        mine, theirs = self.node_of(one).machine, self.node_of(other).machine
+        return mine.runs and theirs.runs and self.network.linked(mine.name, theirs.name)
+
+    def on(self, node: str) -> list[SimWorker]:
+        return [worker for worker in self.workers.values() if worker.node == node]
+
+    def on_machine(self, machine: Machine) -> list[SimWorker]:
+        return [worker for worker in self.workers.values() if worker.machine is machine and worker.alive]
+
+    def tell(self, event: Any) -> None:
+        node = self.node_of(self.workers[event.worker].node)
+        if not node.loop.ended and not node.loop.is_closed():
+            node.loop.call_soon(node.heard, event)
+
+    def serves_store(self, worker: Worker) -> bool:
+        store = self.stores[worker.store]
+        mine = worker.machine.name
+        return store.serves() and self.network.linked(mine, store._loop.machine.name)
+
+    def is_network_bad(self) -> bool:
+        return False
+
+    @property
+    def state(self) -> State:
+        assert self.leader is not None
+        return self.leader[1]
+
+    # --- what must hold at each moment -----------------------------------------------------------------------------
+
+    def check_decision(self, agent: SimAgent, event: ev.Event) -> None:
+        """One leader of a term; one that decides at a time; and none without authority."""
+        election = agent.election
+        if election is None or agent.member is None or agent.member.leader is None:
+            return  # it begins
+        term, state = election.term, agent.member.leader.state
+        self.note(f"  {agent.name} t{term} decides {event}")
+        assert self.terms.setdefault(term, agent.name) == agent.name, (
+            f"{agent.name} and {self.terms[term]} lead term {term}"
+        )
+        assert term >= max(self.terms), f"{agent.name} decides in term {term} after term {max(self.terms)}"
+        self.leader = agent, state
+        if state.phase is JobPhase.STOPPED:
+            return
+        assert agent.has_authority(), f"{agent.name} decides {event} without authority"
+        for other in self.living():
+            if other is not agent and other.loop.runs:
+                assert not other.has_authority(), f"{other.name} and {agent.name} have authority"
+
+    def check_epoch(self, agent: SimAgent, state: State) -> None:
+        owner = self.epochs.setdefault(state.epoch, agent.name)
+        assert owner == agent.name or state.epoch == 0, f"epoch {state.epoch} of {agent.name} was {owner}'s"
+
+    def check_order(self, state: State, order: Effect) -> None:
+        self.note(f"      -> {order}")
+        match order:
+            case do.StopJob():
+                self.stopped = order
+            case do.AssignRank():
+                for other in self.workers.values():
+                    if other.number != order.worker and self.ranks.get(other.number) == order.rank and other.alive:
+                        assert other.node not in state.nodes, f"rank {order.rank} was taken from living {other.number}"
+                        assert other.suspended, (
+                            f"rank {order.rank} is given away while {other.number} on {other.node} runs"
+                        )
+            case do.AttachGroups():
+                owners = [self.workers[member.worker] for member in state.owners()]
+                stands = {(each.epoch, each.mode, each.completed, each.token) for each in owners if each.alive}
+                assert len(stands) <= 1, f"attaching to epoch {order.epoch}, but the ranks stand at {stands}"
+            case do.KillWorker() if order.reason.startswith("no progress while"):
+                self.check_not_stuck(order)
+
+    def check_not_stuck(self, order: do.KillWorker) -> None:
+        """A repair waits out the time-out for nobody. Overridden where a network is bad for long."""
+        raise AssertionError(f"worker {order.worker} was waited for in vain: {order.reason}")
+
+    def check_owners(self, worker: SimWorker) -> None:
+        """A rank is taken up: nobody else runs it."""
+        if worker.suspended:
+            return
+        for other in self.workers.values():
+            if other is not worker and other.alive and self.ranks.get(other.number) == self.ranks[worker.number]:
+                assert other.suspended, (
+                    f"{worker.number} takes rank {self.ranks[worker.number]}, which {other.number} runs"
+                )
+
+    # --- running -------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        assert self.scheduler.run_one(), "nothing will ever happen again"
+        if self.failures:
+            name, context = self.failures[0]
+            error = context.get("exception")
+            raise AssertionError(f"a callback of {name} raised: {context['message']}: {error!r}") from error
+        for agent in self.agents:
+            if not agent.loop.ended and agent.task.done() and not agent.task.cancelled() and agent.task.exception():
+                error = agent.task.exception()
+                raise AssertionError(f"{agent.name} failed: {error!r}") from error
+
+    def until(self, met: Callable[[], bool], within_s: float, what: str) -> None:
+        """Run until this holds."""
+        deadline = self.clock.now + within_s
+        while not met():
+            assert self.clock.now < deadline, f"not within {within_s:g} s: {what}"
+            self.advance()
+
+    def sleep(self, long_s: float) -> None:
+        """Run for a while."""
+        over = []
+        self.clock.after(long_s, lambda: over.append(True))
+        while not over:
+            self.advance()
+
+    def told(self, error: BaseException) -> str:
+        tail = "\n".join(self.log[-_TAIL:])
+        return f"{error} at {self.clock.now:.3f}\n{tail}"
+
+    def bury(self) -> None:
+        """Free what is left of all processes."""
+        for loop in self.scheduler.loops:
+            for sock in list(loop.machine.sockets):
+                sock.close()
+        self.failures.clear()
+        for loop in self.scheduler.loops:
+            if not loop.is_closed():
+                loop.set_exception_handler(lambda *_: None)
+                loop.bury()
+        for node in self.nodes:
+            node.close()
+        for agent in self.agents:
+            if agent.agent._member is not None and agent.agent._member.leader is not None:
+                agent.agent._member.leader._journal.close()

@@ -1,0 +1,120 @@
+"""What surrounds the agents of a simulated job, in place of the kernel's: put there for the time of a block."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from network import Machine, SimSocket, Sockets
+from pretended import SimControl, SimNode, SimStore
+from shell_job import PORT, Job, SimLeader, SimServer
+
+from deadpool_run.agent import agent as agent_module
+from deadpool_run.agent import console
+from deadpool_run.agent.cluster import leader as leader_module
+from deadpool_run.agent.cluster import participation, rendezvous
+from deadpool_run.agent.spec import Cluster
+from deadpool_run.coordinator import handshake
+from deadpool_run.coordinator.message_stream import MessageStream
+from deadpool_run.core.settings import Settings
+from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError
+
+
+async def _find(
+    cluster: Cluster,
+    stop: asyncio.Future[tuple[int, str]],
+    *,
+    may_found: bool,
+    timeout_s: float,
+    node_timeout_s: float,
+    base: Path | None = None,  # there is no shared disk
+    known: Any = (),
+) -> Any:
+    """Stand for the search, which runs in threads: dial every machine in turn; the first machine founds the job, once."""
+    loop: Any = asyncio.get_running_loop()
+    machine, job = loop.machine, loop.agent.job
+    began, pause_s = loop.time(), 0.05
+    while loop.time() < began + timeout_s:
+        for address, port in dict.fromkeys([*cluster.endpoints, *known]):
+            if address != machine.address and (found := await _reach(cluster, address, port)) is not None:
+                return found
+        if may_found and not job.founded and machine.address == cluster.endpoints[0][0]:
+            job.founded = True
+            return rendezvous.Founder(machine.address, _listener(job, machine))
+        done, _ = await asyncio.wait({stop}, timeout=pause_s)
+        if done:
+            return rendezvous.Over(*stop.result())
+        pause_s = min(2 * pause_s, 1.0)
+    return rendezvous.Over(1, "no leader admitted this node")
+
+
+async def _reach(cluster: Cluster, address: str, port: int) -> Any:
+    """Stand for `rendezvous.redirect`."""
+    loop: Any = asyncio.get_running_loop()
+    try:
+        sock = await handshake.connect(address, port, ConnectionRole.MEMBER, cluster.token, 1.0)
+    except (OSError, GreetingRefusedError):
+        return None
+    return rendezvous.Found(sock, loop.machine.address, _listener(loop.agent.job, loop.machine))
+
+
+def _listener(job: Job, machine: Machine) -> SimSocket:
+    sock = SimSocket(job.network, machine)
+    if PORT not in machine.listeners:
+        sock.local = (machine.address, PORT)
+    sock.listen()
+    return sock
+
+
+async def _gone(processes: Any, timeout_s: float) -> None:
+    loop: Any = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
+    while any(each.alive for each in processes) and loop.time() < until:  # noqa: ASYNC110 - their end is no event of asyncio
+        await asyncio.sleep(0.02)
+
+
+@contextmanager
+def simulated(seed: int, machines: int, settings: Settings, kind: type[Job] = Job) -> Iterator[Job]:
+    """Make a job, with all that surrounds its agents simulated, and free it at the end."""
+    before = random.getstate()
+    random.seed(seed)
+    folder = Path(tempfile.mkdtemp(prefix="shells-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    with pytest.MonkeyPatch.context() as patch:
+        job = kind(seed, machines, settings, folder)
+
+        def write(_fd: int, data: bytes) -> None:
+            loop: Any = asyncio.get_running_loop()
+            job.note(f"    {loop.name}: {data.decode().strip().replace(str(folder), '')}")
+
+        patch.setattr(MessageStream, "__hash__", lambda stream: stream._sock.number)
+        patch.setattr(handshake, "socket", Sockets(job.network))
+        patch.setattr(console, "os", SimpleNamespace(write=write))
+        patch.setattr(participation, "LocalNode", SimNode)
+        patch.setattr(participation, "Leader", SimLeader)
+        patch.setattr(participation, "ControlServer", SimControl)
+        patch.setattr(
+            participation,
+            "Replicator",
+            lambda *_, **__: job.replicator(job.nodes[-1]),
+        )
+        patch.setattr(leader_module, "Store", SimStore)
+        patch.setattr(leader_module, "CoordinatorServer", SimServer)
+        patch.setattr(rendezvous, "find", _find)
+        patch.setattr(rendezvous, "redirect", _reach)
+        patch.setattr(agent_module, "children", SimpleNamespace(wait_gone=_gone))
+        try:
+            yield job
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {job.told(error)}") from error
+        finally:
+            job.bury()
+            shutil.rmtree(folder)
+            random.setstate(before)

@@ -1,0 +1,161 @@
+"""Real agents in virtual time: swarms of stories, and what single faults lead to.
+
+`SHELLS_SEED=n` runs the story of that seed in place of those of new seeds.
+"""
+
+import os
+import secrets
+from contextlib import contextmanager
+
+import pytest
+from stories import BOUND_S, KINDS, Story, T, settings, tell
+from surroundings import simulated
+
+SEEDS = 12
+NEW = 4
+LONG = 120
+
+
+def run(seed, kind):
+    try:
+        return tell(seed, kind)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\nagain: SHELLS_SEED={seed} pytest {__file__} -k 'new and {kind}'") from error
+
+
+@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_swarm_of_stories(kind, part):
+    for seed in range(part, SEEDS, 2):
+        run(seed, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stories_of_new_seeds(kind):
+    given = os.environ.get("SHELLS_SEED")
+    for seed in [int(given)] if given else [secrets.randbits(32) for _ in range(NEW)]:
+        run(seed, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_swarm_of_stories(kind):
+    first = secrets.randbits(32)
+    for seed in range(first, first + LONG):
+        run(seed, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_is_the_same_story(kind):
+    assert tell(3, kind) == tell(3, kind)
+
+
+# --- single faults ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def job(machines=3, *, absent=()):
+    """A job at work, on machines that have all joined, but those that are absent."""
+    with simulated(1, machines, settings(machines), Story) as made:
+        for name in made.network.machines:
+            if name not in absent:
+                made.start(name)
+        made.until(lambda: made.leader is not None, 10, "the job is founded")
+        made.settle(BOUND_S)
+        yield made
+
+
+def apart(made, some, others):
+    """Cut these from those."""
+    pairs = [pair for one in some for other in others for pair in ((one, other), (other, one))]
+    made.network.cut(pairs)
+    return pairs
+
+
+def open_between(made, *names):
+    return [sock for sock in made.network.living() if {sock.machine.name, sock.peer.machine.name} == set(names)]
+
+
+def test_agents_found_a_job_train_end_well_and_leave_nothing():
+    with job() as made:
+        made.finish()
+        assert [agent.exit_code for agent in made.agents] == [0, 0, 0]
+        made.check_nothing_left()
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_lost_agent_is_replaced_and_comes_back_as_a_spare(rank, power):
+    """That of rank 0 leads."""
+    with job() as made:
+        made.only_calm = False
+        whom = made.homes[rank]
+        made.kill(whom, power=power)
+        made.settle(BOUND_S)
+        (incident,) = made.state.incidents
+        assert len(incident.losses) == 1
+        assert incident.steps_repeated <= 1
+        made.start(whom)
+        made.settle(BOUND_S)
+        assert f"{whom}~2" in made.state.nodes
+        made.finish()
+        made.check_nothing_left()
+
+
+def test_probes_of_a_connection_that_breaks_again_and_again_leave_none_open():
+    with job() as made:
+        for _ in range(8):
+            made.network.reset(open_between(made, "n0", "n1")[-1], both=True)
+            made.settle(BOUND_S)
+        made.check_cost()
+        assert len(open_between(made, "n0", "n1")) <= 3, "one for orders, and one each way for votes"
+
+
+def test_a_node_that_joins_a_later_leader_has_its_folder_in_that_of_the_run():
+    with job(4, absent=["n3"]) as made:
+        made.only_calm = False
+        made.kill("n0")
+        made.until(lambda: made.leader[0].name != "n0", BOUND_S, "another one leads")
+        made.start("n3")
+        made.settle(BOUND_S)
+        leader, joined = made.leader[0].member, made.agent_on("n3").member
+        assert joined._spec.run_dir.name == "node-n3"
+        assert joined._spec.run_dir.parent.name == leader._spec.base_dir.name == "run"
+
+
+def test_a_leader_without_authority_admits_nobody():
+    """Its successor would know neither the node nor its id, and give the id again."""
+    with job(4, absent=["n3"]) as made:
+        made.only_calm = False
+        cut = apart(made, ("n0", "n3"), ("n1", "n2"))
+        made.until(lambda: not made.agent_on("n0").has_authority(), BOUND_S, "the leader lacks authority")
+        made.start("n3")
+        made.until(lambda: open_between(made, "n0", "n3") != [], BOUND_S, "n3 asks the leader")
+        made.sleep(0.5 * T)
+        assert made.agent_on("n3").node is None
+        made.network.heal(cut)
+        made.settle(BOUND_S)
+
+
+def test_a_node_does_not_wait_without_end_for_a_leader_that_fails_before_it_answers():
+    with job(4, absent=["n3"]) as made:
+        made.only_calm = False
+        cut = apart(made, ("n0", "n3"), ("n1", "n2"))
+        made.until(lambda: not made.agent_on("n0").has_authority(), BOUND_S, "the leader lacks authority")
+        made.start("n3")
+        made.until(lambda: open_between(made, "n0", "n3") != [], BOUND_S, "n3 asks the leader")
+        made.sleep(0.5)
+        made.kill("n0", power=True)
+        made.network.heal(cut)
+        made.settle(BOUND_S)
+        assert made.agent_on("n3").node == "n3"
+
+
+def test_all_machines_pause_together_and_lose_nothing():
+    with job(5) as made:
+        made.pause_all(10 * T)
+        made.sleep(11 * T)
+        made.settle(BOUND_S)
+        made.check_cost()
+        assert not made.state.incidents
