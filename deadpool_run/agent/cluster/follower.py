@@ -149,7 +149,8 @@ class Follower:
             self._heard.clear()
             with contextlib.suppress(TimeoutError):
                 if self._link.open:
-                    async with asyncio.timeout(silence_s):  # before Python 3.12 `wait_for` may not end when it is cancelled
+                    # Before Python 3.12 `wait_for` may not end when it is cancelled.
+                    async with asyncio.timeout(silence_s):
                         await self._heard.wait()
                     pause_s = _RETRY_S
                     if self._link.open:

@@ -61,6 +61,6 @@ class Tracking:
         self._buddies = {node: told for node, told in self._buddies.items() if node in state.nodes}
         for node in state.nodes:
             told = Buddies(dict(mine[node]), tuple(keep[node]))
-            if told != self._buddies.get(node):  # a new leader tells all of them: a node may have had a rank, and has none now
+            if told != self._buddies.get(node):  # unequal to None: under the last leader it may have had a part
                 self._buddies[node] = told
                 yield node, told
