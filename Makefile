@@ -87,6 +87,7 @@ matrix: $(STAMP)  ## kill a rank in each phase of each training loop: writes doc
 	  --matrix docs/compatibility.md --contract docs/compatibility.md
 
 search: $(STAMP)  ## random loops, layouts and faults for MINUTES=10; SEED=n repeats a failure
+	$(if $(SEED),,$(BIN)/python tests/sim/shells/search_shells.py --minutes $(MINUTES)e-1)
 	$(BIN)/python tests/search/search.py --at-once $(JOBS) $(if $(SEED),--seed $(SEED),--minutes $(MINUTES))
 
 test-slurm: $(STAMP)  ## test on a real Slurm with simulated nodes; installs slurm-wlm if it may

@@ -56,6 +56,8 @@ class Connections:
         self._by_node: dict[NodeId, _Connection] = {}
         self._sessions: dict[NodeId, LinkSession] = {}
         """Of every admitted node, connected or not."""
+        self._rejoined: dict[NodeId, int] = {}
+        """The term in which a node of a former leader was last taken in."""
         self._waiting: dict[NodeId, _Connection] = {}
         """Nodes that are not admitted yet."""
         self._closed = False
@@ -187,12 +189,23 @@ class Connections:
                 self._forget(last)
             connection.node = join.node
             self._by_node[join.node] = connection
+            unheard = self._unheard(join.node)
             self._sessions[join.node] = LinkSession()
+            self._rejoined[join.node] = self._owner.term
+            for frame in unheard:
+                self._send(join.node, frame)
             self._owner.rejoined(join)
         else:
             connection.node = self._new_id(join.place.name)
             self._waiting[connection.node] = connection
             self._owner.joins(connection.node, join)
+
+    def _unheard(self, node: NodeId) -> list[bytes]:
+        """Return what was sent to a node that rejoins again in this term: it does so only if it has heard nothing."""
+        session = self._sessions.get(node)
+        if session is None or self._rejoined.get(node) != self._owner.term:
+            return []
+        return session.rest(0) or []
 
     def _new_id(self, name: str) -> NodeId:
         """Return an id that no node has had."""

@@ -282,6 +282,26 @@ async def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known(house):
     assert await known.hears(1) == [peers.Committed(1, 5, ())]
 
 
+@in_house
+async def test_a_node_that_rejoins_again_has_heard_nothing_and_gets_what_it_was_sent(house):
+    """Its first connection broke before anything came; in a later term it begins anew."""
+    rejoin = peers.Rejoin("known", ev.Place("known"), ev.NodeResynced("known", (), (0, -1)))
+    for count in (1, 2):
+        known = house.connect()
+        known.send(rejoin)
+        await house.owner.until(lambda count=count: len(house.owner.events) == count)
+        if count == 1:
+            house.connections.send("known", peers.Committed(1, 5, ()))
+    house.connections.send("known", peers.Committed(1, 6, ()))
+    assert await known.hears(2) == [peers.Committed(1, 5, ()), peers.Committed(1, 6, ())]
+    house.owner.term = 2
+    later = house.connect()
+    later.send(rejoin)
+    await house.owner.until(lambda: len(house.owner.events) == 3)
+    house.connections.send("known", peers.Committed(1, 7, ()))
+    assert await later.hears(1) == [peers.Committed(1, 7, ())]
+
+
 @pytest.mark.parametrize(
     "word",
     [

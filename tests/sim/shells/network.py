@@ -29,6 +29,8 @@ class Machine:
         self.power = True
         self.pauses = 0
         """How many faults have it pause now."""
+        self.hears = False
+        """While it pauses only its processes stand still, as with `scontrol suspend`: its kernel goes on to receive."""
         self.listeners: dict[int, SimSocket] = {}
         self.sockets: dict[SimSocket, None] = {}
 
@@ -52,6 +54,8 @@ class Network:
         self.rejects: Counter[Pair] = Counter()
         """How many faults answer connects between these two with a refusal."""
         self.slow_until = 0.0
+        self.flaky_until = 0.0
+        """Until then many new connections break, most of them in the greeting."""
         self.connections: list[tuple[SimSocket, SimSocket]] = []
         self._numbers = 1000
         self.resets = 0
@@ -69,7 +73,8 @@ class Network:
         return one == other or not (self.cuts[one, other] or self.cuts[other, one])
 
     def passes(self, source: Machine, target: Machine) -> bool:
-        return source.power and target.power and not target.paused and not self.cuts[source.name, target.name]
+        up = source.power and target.power and (target.hears or not target.paused)
+        return up and not self.cuts[source.name, target.name]
 
     def latency(self) -> float:
         if self.clock.now < self.slow_until:
@@ -129,6 +134,8 @@ class Network:
                 self.connections.append((sock, other))
                 listener.backlog.append(other)
                 sock.connecting = False
+                if self.clock.now < self.flaky_until and self.rng.random() < 0.4:
+                    self.clock.after(self.rng.uniform(0.0, 0.01), lambda: self.reset(sock, both=True))
 
         self.clock.after(self.latency(), arrive)
 

@@ -133,7 +133,8 @@ class SimNode(LocalNode):
                 job.clock.after(job.rng.uniform(0.0, 0.1), lambda: worker.die(signal=9))
                 return
             case do.AssignRank(number, rank):
-                job.ranks[number], job.homes[rank] = rank, name
+                job.ranks[number] = rank
+                job.take_up(rank, name, effect.epoch)
                 self.vault.vacate(rank)
                 self.copies.assign(rank, known_there=effect.transcript_from is None and effect.replacement)
                 job.check_owners(worker)

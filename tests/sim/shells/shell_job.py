@@ -63,6 +63,11 @@ class SimLeader(Leader):
         loop.agent.job.check_order(self.state, effect)
         super().perform(effect)
 
+    def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
+        loop: Any = asyncio.get_running_loop()
+        assert loop.agent.has_authority(), f"{loop.name} admits {node} without authority"
+        return super().welcome(node)
+
 
 class SimAgent:
     """One agent process."""
@@ -144,6 +149,8 @@ class Job:
         self.workers: dict[int, SimWorker] = {}
         self.ranks: dict[int, int] = {}
         self.homes: dict[int, str] = {}
+        """The node of each rank's owner."""
+        self._taken_up: dict[int, int] = {}
         self.breaks: set[str] = set()
         self.refused = []
         self.founded = False
@@ -214,8 +221,9 @@ class Job:
 
         loop.create_task(tell())
 
-    def pause(self, name: str) -> None:
+    def pause(self, name: str, *, hears: bool = False) -> None:
         self.network.machines[name].pauses += 1
+        self.network.machines[name].hears = hears
 
     def wake(self, name: str) -> None:
         self.network.machines[name].pauses -= 1
@@ -233,6 +241,11 @@ class Job:
     def replicator(self, node: SimNode) -> Copies:
         made = self.copies[node.here.node] = Copies(node, node.replicated)
         return made
+
+    def take_up(self, rank: int, node: str, epoch: int) -> None:
+        """Note where a rank lives. A node that was given up meanwhile may obey late."""
+        if epoch >= self._taken_up.get(rank, 0):
+            self._taken_up[rank], self.homes[rank] = epoch, node
 
     def node_of(self, name: str) -> SimNode:
         return next(node for node in self.nodes if node.here.node == name)

@@ -119,7 +119,7 @@ class Story(Job):
         """What must cost nothing has cost nothing."""
         if self.only_calm:
             assert set(self.terms) == {0}, f"another leader was elected: {self.terms}"
-            assert len(self.state.nodes) == len(self.network.machines), (
+            assert set(self.state.nodes) == set(self.network.machines), (
                 f"nodes were lost: {list(self.state.nodes)} are left"
             )
             assert len(self.state.incidents) <= self.killed, "a repair that nobody asked for"
@@ -181,16 +181,19 @@ class Story(Job):
         self._later(long_s, heal)
 
     def pause_one(self, long_s: float) -> None:
-        machine = self.pick()
-        self.note(f"!! {machine.name} pauses for {long_s:.2f} s")
-        self.pause(machine.name)
+        machine, hears = self.pick(), self.rng.random() < 0.5
+        self.note(f"!! {machine.name} pauses for {long_s:.2f} s{', but for its kernel' * hears}")
+        self.pause(machine.name, hears=hears)
         self._later(long_s, lambda: self._wake(machine))
 
     def pause_all(self, long_s: float) -> None:
-        self.note(f"!! all pause for {long_s:.2f} s")
+        hears = self.rng.random() < 0.5
+        self.note(f"!! all pause for {long_s:.2f} s{', but for their kernels' * hears}")
         for machine in self.network.machines.values():
-            self.pause(machine.name)
+            self.pause(machine.name, hears=hears)
             self._later(long_s + self.rng.uniform(0.0, 0.05 * T), lambda machine=machine: self._wake(machine))
+        if self.rng.random() < 0.5:
+            self._later(self.rng.uniform(0.0, long_s), self.kill_worker)
 
     def _wake(self, machine: Machine) -> None:
         self.note(f"!! {machine.name} goes on")
@@ -220,7 +223,7 @@ class Story(Job):
         self.network.slow_until = self.clock.now + self.rng.uniform(0.5, 3.0)
 
     def kill_worker(self) -> None:
-        alive = [worker for worker in self.workers.values() if worker.alive and worker.machine.runs]
+        alive = [worker for worker in self.workers.values() if worker.alive]
         if alive:
             worker = self.rng.choice(alive)
             self.note(f"!! worker {worker.number} dies")
@@ -262,6 +265,9 @@ class Story(Job):
     def hard_fault(self, *, spared: bool) -> None:
         """Let something happen that may cost a machine. `spared`: one may be missing for good."""
         self.only_calm = False
+        if self.rng.random() < 0.3:
+            self.note("!! new connections break")
+            self.network.flaky_until = self.clock.now + 2 * T
         draw, long_s = (
             self.rng.random(),
             self.rng.choice((0.4, 0.8, 1.0, 1.3, 2.0, 4.5, 7.0)) * T * self.rng.uniform(0.8, 1.2),
@@ -270,6 +276,8 @@ class Story(Job):
             self.cut(long_s, reject=self.rng.random() < 0.3)
         elif draw < 0.6:
             self.pause_one(long_s)
+            if self.rng.random() < 0.5:
+                self._later(self.rng.uniform(0.0, 0.8 * T), self.kill_worker)
         else:
             self.end_one(None if spared and self.rng.random() < 0.5 else self.rng.uniform(0.05, 5.0) * T)
 
@@ -299,9 +307,9 @@ class Story(Job):
             self.calm_fault()
         if len(self.living()) == len(self.state.nodes) > max(2, self.settings.nodes):
             self.hard_fault(spared=len(self.state.nodes) > max(3, self.settings.nodes + 1))
-        if self.rng.random() < 0.4:
+        if (draw := self.rng.random()) < 0.5:
             self.sleep(self.rng.uniform(0.0, 1.5) * T)
-            self.reset_some()
+            self.reset_some() if draw < 0.25 else self.kill_worker()
         self.sleep(max(0.0, self.troubled_until - self.clock.now))
         self.settle(BOUND_S)
 

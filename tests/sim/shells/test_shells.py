@@ -51,6 +51,12 @@ def test_the_same_seed_is_the_same_story(kind):
     assert tell(3, kind) == tell(3, kind)
 
 
+@pytest.mark.parametrize("seed", [67, 76])
+def test_a_node_whose_connection_breaks_as_it_rejoins_gets_its_orders(seed):
+    """They were lost with that connection, and the repair waited for the node in vain."""
+    run(seed, "hard")
+
+
 # --- single faults ---------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,238 @@
+"""Mistakes in the shells that the stories must find: each replaces one small function for the time of a test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+from shell_job import SimServer
+
+from deadpool_run.agent.cluster.follower import Follower
+from deadpool_run.agent.cluster.followers import Followers
+from deadpool_run.agent.cluster.leadership import Leadership
+from deadpool_run.agent.cluster.participation import Participation
+from deadpool_run.agent.cluster.vote_links import VoteLinks
+from deadpool_run.agent.node.node import LocalNode
+from deadpool_run.coordinator.connections import Connections
+from deadpool_run.coordinator.link import PeerLink
+from deadpool_run.core import events as ev
+from deadpool_run.core.leadership import electorate
+from deadpool_run.core.leadership.electorate import ElectionRole
+from deadpool_run.ids import NodeId
+from deadpool_run.wire import peers
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def what_the_leader_did_not_receive_is_not_sent_again(patch):
+    def resume(follower, received):
+        follower._session.confirmed(received)
+        follower._resumed = True
+
+    patch.setattr(Follower, "_resume", resume)
+
+
+def a_message_counts_before_it_has_come(patch):
+    honest = Connections._resume
+
+    def resume(connections, connection, message):
+        session = connections._sessions.get(message.node)
+        if session is not None:
+            session.received += 1
+        honest(connections, connection, message)
+
+    patch.setattr(Connections, "_resume", resume)
+
+
+def what_is_sent_to_a_node_between_two_connections_is_lost(patch):
+    honest = Connections._send
+
+    def send(connections, node, frame):
+        if node in connections._by_node:
+            honest(connections, node, frame)
+
+    patch.setattr(Connections, "_send", send)
+
+
+def heartbeats_have_no_term(patch):
+    honest = Leadership.heartbeat
+
+    def heartbeat(leadership):
+        made = honest(leadership)
+        return None if made is None else replace(made, term=0)
+
+    patch.setattr(Leadership, "heartbeat", heartbeat)
+
+
+def a_leader_decides_without_authority(patch):
+    honest = SimServer.__init__
+    patch.setattr(
+        SimServer,
+        "__init__",
+        lambda server, *rest, **options: honest(server, *rest, **options | {"may_decide": lambda: True}),
+    )
+
+
+def authority_is_believed_until_its_timer_comes(patch):
+    def has_authority(leadership):
+        return leadership.agent.role is ElectionRole.LEADER and leadership.agent.lapsed_at is None
+
+    patch.setattr(Leadership, "has_authority", has_authority)
+
+
+def a_node_rejoins_without_its_workers(patch):
+    patch.setattr(LocalNode, "resynced", lambda node: ev.NodeResynced(node.here.node, ()))
+
+
+def a_closed_connection_is_taken_for_an_end(patch):
+    patch.setattr(Leadership, "suspect", lambda leadership, node: leadership.handle(electorate.AgentEnded(node)))
+
+
+def an_id_is_given_again(patch):
+    patch.setattr(Connections, "_new_id", lambda _connections, name: NodeId(name))
+
+
+def a_node_is_admitted_without_authority(patch):
+    honest = Followers._admit_joining
+
+    def admit(followers):
+        leadership, followers._leadership = followers._leadership, _Bold(followers._leadership)
+        try:
+            honest(followers)
+        finally:
+            followers._leadership = leadership
+
+    patch.setattr(Followers, "_admit_joining", admit)
+
+
+class _Bold:
+    """Leadership that is sure of itself."""
+
+    def __init__(self, leadership):
+        self._leadership = leadership
+
+    def __getattr__(self, name):
+        return getattr(self._leadership, name)
+
+    def has_authority(self):
+        return True
+
+
+def who_asks_is_redirected_to_who_was_asked(patch):
+    patch.setattr(Leadership, "leader", property(lambda leadership: leadership._addresses[leadership.agent.me]))
+    patch.setattr(Participation, "_redirect", _redirect_here)
+
+
+def _redirect_here(member, sock):
+    link = PeerLink(sock, lambda _: None)
+    link.send(peers.Redirect(member._here, member._leadership.agents()))
+    link.close_when_flushed()
+
+
+def who_does_not_vote_is_not_told_who_leads(patch):
+    patch.setattr(Leadership, "claim", lambda _leadership, _others: None)
+
+
+def workers_without_a_leader_run_on(patch):
+    patch.setattr(LocalNode, "suspend", lambda _node: None)
+
+
+def stopped_workers_are_not_continued(patch):
+    patch.setattr(LocalNode, "resume", lambda _node: None)
+
+
+def the_connection_with_the_last_leader_is_kept(patch):
+    honest = Participation.follow
+
+    def follow(member, leader, term):
+        member._follower = None
+        honest(member, leader, term)
+
+    patch.setattr(Participation, "follow", follow)
+
+
+def a_closed_follower_goes_on_dialling(patch):
+    honest = Follower.close
+
+    def close(follower):
+        follower._task = None
+        honest(follower)
+
+    patch.setattr(Follower, "close", close)
+
+
+def events_that_waited_for_authority_are_forgotten(patch):
+    honest = SimServer.resume
+
+    def resume(server):
+        server._events.clear()
+        honest(server)
+
+    patch.setattr(SimServer, "resume", resume)
+
+
+def later_voters_do_not_get_the_log(patch):
+    def decided(followers):
+        if followers._leadership.agent.configuration.number < 3:
+            honest(followers)
+
+    honest = Followers.decided
+    patch.setattr(Followers, "decided", decided)
+
+
+def a_silent_connection_is_trusted(patch):
+    honest = Follower.keep_connected
+    patch.setattr(
+        Follower,
+        "keep_connected",
+        lambda follower, node, term, dial, _silence_s: honest(follower, node, term, dial, 1e6),
+    )
+
+
+def a_probe_leaves_the_connection_before_it_open(patch):
+    honest = VoteLinks._is_connected
+
+    async def is_connected(links, peer):
+        links._links.pop(peer.node, None)
+        return await honest(links, peer)
+
+    patch.setattr(VoteLinks, "_is_connected", is_connected)
+
+
+def a_refused_connection_ends_the_search_for_the_leader(patch):
+    honest = Participation._is_followed
+
+    async def is_followed(member, leader, term):
+        await honest(member, leader, term)
+        await asyncio.sleep(0)
+        return True
+
+    patch.setattr(Participation, "_is_followed", is_followed)
+
+
+PLANTS: dict[Plant, str] = {
+    what_the_leader_did_not_receive_is_not_sent_again: "calm",
+    a_message_counts_before_it_has_come: "calm",
+    what_is_sent_to_a_node_between_two_connections_is_lost: "calm",
+    heartbeats_have_no_term: "hard",
+    a_leader_decides_without_authority: "hard",
+    authority_is_believed_until_its_timer_comes: "hard",
+    a_node_rejoins_without_its_workers: "hard",
+    a_closed_connection_is_taken_for_an_end: "calm",
+    an_id_is_given_again: "hard",
+    a_node_is_admitted_without_authority: "wild",
+    who_asks_is_redirected_to_who_was_asked: "hard",
+    who_does_not_vote_is_not_told_who_leads: "hard",
+    workers_without_a_leader_run_on: "hard",
+    stopped_workers_are_not_continued: "calm",
+    the_connection_with_the_last_leader_is_kept: "hard",
+    a_closed_follower_goes_on_dialling: "calm",
+    events_that_waited_for_authority_are_forgotten: "calm",
+    later_voters_do_not_get_the_log: "hard",
+    a_silent_connection_is_trusted: "calm",
+    a_probe_leaves_the_connection_before_it_open: "calm",
+    a_refused_connection_ends_the_search_for_the_leader: "hard",
+}
+"""Each mistake, with the kind of stories that must find it."""
