@@ -17,7 +17,7 @@ from enum import StrEnum
 from deadpool_run.structs import Tagged
 from deadpool_run.wire.frames import MessageFormat
 
-VERSION = 3
+VERSION = 4
 """Version of all messages between agents. Agents of different versions refuse each other."""
 MAX_BYTES = 4096
 """Limit of a frame until the peer has proved itself."""

@@ -12,9 +12,11 @@ from deadpool_run.errors import DeadpoolError, ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.status_page import BUSY, EMPTY
-from deadpool_run.vault.transfer import framing, headers, streams
+from deadpool_run.vault.transfer import headers
 from deadpool_run.vault.transfer.catalog import Shared, is_sound
-from deadpool_run.vault.transfer.framing import Outcome, Range
+from deadpool_run.vault.transfer.chunks import ChunkDigests
+from deadpool_run.vault.transfer.exchange import Incoming
+from deadpool_run.vault.transfer.framing import Outcome
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Memory
 from deadpool_run.vault.transfer.sender import Dial
 from deadpool_run.vault.transfer.streams import StreamPool
@@ -71,7 +73,8 @@ def fetch_transcript(shared: Shared, rank: Rank, timeline: int, stream_pool: Str
     try:
         nbytes, token, _ = _ask(sock, rank, TRANSCRIPT, timeline, of=1)
         with memory.view(nbytes) as view:
-            _receive(sock, shared, view, [(0, nbytes)])
+            digests = ChunkDigests(shared.hasher, rank, TRANSCRIPT, token, nbytes)
+            _receive(sock, Incoming(view, digests, [], shared.received), 0, 1)
         _check(is_sound(memory.fd, TRANSCRIPT, token, nbytes), f"the transcript of rank {rank}")
     except BaseException:
         memory.close()
@@ -87,21 +90,20 @@ def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, 
     """
     content = _ask(stream_pool.first(), rank, version, timeline, of=shared.streams)
     nbytes, token, of = content
-    ranges = streams.cut([(0, nbytes)], of)
     helpers = stream_pool.open(of - 1)
 
-    def fetch_part(part: int, view: memoryview, sock: socket.socket) -> None:
+    def fetch_part(part: int, incoming: Incoming, sock: socket.socket) -> None:
         same = _ask(sock, rank, version, timeline, part=part, of=of) == content
         _check(same, f"part {part} of snapshot {version} of rank {rank}")
-        _receive(sock, shared, view, ranges[part])
+        _receive(sock, incoming, part, of)
 
-    def fill(view: memoryview) -> None:
+    def fill(incoming: Incoming) -> None:
         def own(sock: socket.socket) -> None:
-            _receive(sock, shared, view, ranges[0])
+            _receive(sock, incoming, 0, of)
             for part in range(1 + helpers, of):  # fewer connections than parts
-                fetch_part(part, view, sock)
+                fetch_part(part, incoming, sock)
 
-        stream_pool.work(own, *(partial(fetch_part, part, view) for part in range(1, 1 + helpers)))
+        stream_pool.work(own, *(partial(fetch_part, part, incoming) for part in range(1, 1 + helpers)))
 
     vault = shared.vault
     fds = vault.open_slots(rank)
@@ -113,7 +115,8 @@ def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, 
         _empty(shared, rank, slot, fds[slot], BUSY)
         try:
             with contextlib.closing(Memory(os.dup(fds[slot]))) as memory, memory.view(nbytes) as view:
-                fill(view)
+                digests = ChunkDigests(shared.hasher, rank, version, token, nbytes)
+                fill(Incoming(view, digests, [], shared.received))
             sound = is_sound(fds[slot], version, token, nbytes)
             sound = sound and segments.read_manifest(fds[slot], version).rank == rank
             _check(sound, f"snapshot {version} of rank {rank}")
@@ -154,7 +157,7 @@ def _ask(  # noqa: PLR0913 - what is asked for
             raise ProtocolError(f"a vault answers {type(answer).__name__} to Get")
 
 
-def _receive(sock: socket.socket, shared: Shared, view: memoryview, ranges: list[Range]) -> None:
-    outcome = framing.receive_segment(sock, view, shared.received, ranges)
+def _receive(sock: socket.socket, incoming: Incoming, part: int, of: int) -> None:
+    outcome = incoming.receive(sock, part, of)
     if outcome is not Outcome.WHOLE:
         raise ProtocolError(f"the peer sent a {outcome.name.lower()} segment")

@@ -1,70 +1,60 @@
 """What a buddy has already is found there, and what it only seems to have is sent."""
 
-import socket
-import threading
-from contextlib import closing
+import os
+from dataclasses import dataclass
 
 import pytest
 from kit.processes import descriptors
-from vault_kit import FakeBuddy, cluster, content, in_loop, off
+from vault_kit import cluster, content, digests_of, in_loop
 
-from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank
+from deadpool_run.vault import segments
 from deadpool_run.vault.segments import HEADER_BYTES
-from deadpool_run.vault.transfer import dedup
-from deadpool_run.vault.transfer.catalog import find
-from deadpool_run.vault.transfer.dedup import CHUNK_BYTES, ChunkHistory, ChunkLookup, chunk, chunks, rest
-from deadpool_run.vault.transfer.headers import No
+from deadpool_run.vault.transfer.chunks import CHUNK_BYTES, DIGEST_BYTES, split
 
 WEIGHTS = content(7, 7, nbytes=20 * CHUNK_BYTES)
 """Bytes that more than one rank has."""
 SMALL = 2 * CHUNK_BYTES
 
 
+@dataclass
+class Offer:
+    version: int
+    nbytes: int
+    rank: int = 0
+    token: bytes = bytes(16)
+
+
 def sent_by(node):
     return node.replicator.status()["sent_bytes"]
 
 
-# --- ranges ----------------------------------------------------------------------------------------------------------
+# --- chunks ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_chunks_cover_everything_behind_the_header():
-    nbytes = HEADER_BYTES + 2 * CHUNK_BYTES + 5
-    assert chunks(nbytes) == 3
-    assert [chunk(index, nbytes) for index in range(3)] == [
-        (HEADER_BYTES, HEADER_BYTES + CHUNK_BYTES),
-        (HEADER_BYTES + CHUNK_BYTES, HEADER_BYTES + 2 * CHUNK_BYTES),
-        (HEADER_BYTES + 2 * CHUNK_BYTES, nbytes),
-    ]
-    assert chunks(HEADER_BYTES) == 0
+@pytest.mark.parametrize("more", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 40 * CHUNK_BYTES, 40 * CHUNK_BYTES + 5])
+def test_the_chunks_are_the_header_and_all_that_follows_in_order(more):
+    digests = digests_of(Offer(1, HEADER_BYTES + more))
+    chunks = [chunk for number in range(digests.blocks) for chunk in digests.block(number)]
+    assert chunks[0] == (0, HEADER_BYTES)
+    assert [begin for begin, _ in chunks[1:]] == [end for _, end in chunks[:-1]]
+    assert chunks[-1][1] == HEADER_BYTES + more
+    assert len(chunks) == digests.chunks == 1 + -(-more // CHUNK_BYTES)
+    assert all(end - begin == CHUNK_BYTES for begin, end in chunks[1:-1])
+    assert digests_of(Offer(1, 100)).block(0) == [(0, 100)]
 
 
-def test_what_is_left_to_send_is_the_header_and_what_was_not_found():
-    nbytes = HEADER_BYTES + 4 * CHUNK_BYTES
-    assert rest(nbytes, ()) == [(0, nbytes)]
-    assert rest(nbytes, {0, 2}) == [(0, HEADER_BYTES), chunk(1, nbytes), chunk(3, nbytes)]
-    assert rest(nbytes, {2, 3}) == [(0, chunk(1, nbytes)[1])]
-    assert rest(nbytes, range(4)) == [(0, HEADER_BYTES)]
-    assert rest(100, ()) == [(0, 100)]
-
-
-def test_what_was_missed_three_times_on_end_is_asked_for_now_and_then():
-    history, nbytes = ChunkHistory(), HEADER_BYTES + 100 * CHUNK_BYTES
-    asked = []
-    for _ in range(70):
-        asked.append(history.worth_asking(nbytes))
-        history.learn(asked[-1], {1, 2})
-    assert all(sorted(each) == list(range(100)) for each in asked[:3]), "everything, in some order"
-    assert [number for number, each in enumerate(asked) if len(each) == 100] == [0, 1, 2, 31, 63]
-    assert all(sorted(each) == [1, 2] for number, each in enumerate(asked) if number not in {0, 1, 2, 31, 63})
-
-
-def test_what_is_found_again_is_asked_for_again():
-    history, nbytes = ChunkHistory(), HEADER_BYTES + 2 * CHUNK_BYTES
-    for _ in range(31):
-        history.learn(history.worth_asking(nbytes), {1})
-    history.learn(history.worth_asking(nbytes), {0, 1})
-    assert sorted(history.worth_asking(nbytes)) == [0, 1]
+def test_digests_are_of_content_and_secret_and_seals_of_what_it_is_too():
+    body = content(0, 0, nbytes=HEADER_BYTES + 3 * CHUNK_BYTES)
+    with memoryview(body) as view:
+        one, same, other = (digests_of(Offer(version, len(body))) for version in (1, 1, 2))
+        keyed = digests_of(Offer(1, len(body)), b"another secret")
+        found = [digests.of_block(0, view) for digests in (one, same, other, keyed)]
+    assert len(found[0]) == 4 * DIGEST_BYTES
+    assert found[0] == found[1] == found[2] != found[3]
+    assert not set(split(found[0])) & set(split(found[3]))
+    assert one.seal(0, 1) == same.seal(0, 1)
+    assert len({one.seal(0, 1), other.seal(0, 1), keyed.seal(0, 1), one.seal(0, 2), one.seal(1, 2)}) == 5
 
 
 # --- between nodes ---------------------------------------------------------------------------------------------------
@@ -191,66 +181,63 @@ async def test_a_replacement_gets_what_was_never_sent():
         assert c.body(0, 4) == WEIGHTS
 
 
-async def buddy_with_transcript(a):
-    """Return a buddy of rank 0 that has taken its transcript, and the transcript's token."""
-    fake = FakeBuddy()
-    a.seal(0)
-    a.replicator.set_buddies({Rank(0): (fake.peer,)})
-    await off(fake.accept)
-    offer = await off(fake.offered)
-    await off(fake.take, offer)
-    fake.say_held(transcript=offer.token)
-    return fake, offer.token
+@in_loop
+async def test_a_slot_of_the_buddy_that_changes_after_it_was_hashed_is_not_believed():
+    async with cluster("a", "b") as (a, b):
+        b.replicator.keep({Rank(0), Rank(2)})
+        for rank in (0, 2):
+            a.capture(rank, 3, body=WEIGHTS)
+            a.seal(rank)
+        b.capture(1, 3, body=WEIGHTS)
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        await a.until_safe(0, 3)
+        assert sent_by(a) < SMALL
+        b.replicator.keep({Rank(2)})  # else the copy of rank 0 has everything, too
+        os.pwrite(b.vault.descriptors(Rank(1))["slot0"], bytes(100), HEADER_BYTES + 5 * CHUNK_BYTES + 7)
+        before = sent_by(a)
+        a.replicator.set_buddies({Rank(2): (b.peer,)})
+        await a.until_safe(2, 3)
+        assert b.copy_of(2, 3) == WEIGHTS
+        assert CHUNK_BYTES < sent_by(a) - before < CHUNK_BYTES + SMALL, "the chunk that changed was sent, and no other"
 
 
 @in_loop
-async def test_a_slot_that_is_overwritten_while_it_is_compared_is_torn():
-    async with cluster("a") as (a,):
-        fake, _ = await buddy_with_transcript(a)
-        a.capture(0, 1, slot=0, body=WEIGHTS)
-        offer = await off(fake.offered)
-        assert offer.compare
-        a.capture(0, 2, slot=0, body=WEIGHTS, announce=False)
-        assert await off(fake.take, offer) is dedup.framing.Outcome.TORN
-        fake.say(No("torn"))
-        await off(fake.close)
+async def test_what_is_at_another_place_at_the_buddy_is_found_too():
+    async with cluster("a", "b") as (a, b):
+        b.capture(1, 3, body=content(1, 3, nbytes=3 * CHUNK_BYTES) + WEIGHTS)
+        a.capture(0, 3, body=WEIGHTS)
+        a.seal(0)
+        a.copies_to(b)
+        await a.until_safe(0, 3)
+        assert b.copy_of(0, 3) == WEIGHTS
+        # A chunk is found once the same block of the other rank was hashed: the last three of each block come later.
+        assert sent_by(a) < 8 * CHUNK_BYTES
 
 
+@pytest.mark.parametrize("secret", [b"what another job's agents know", b""])
 @in_loop
-async def test_chunks_that_were_not_asked_for_in_the_end_have_not_been_missed():
-    async with cluster("a") as (a,):
-        fake, token = await buddy_with_transcript(a)
-        for version in range(5):
-            a.capture(0, version)
-            offer = await off(fake.offered)
-            assert offer.compare, "nobody has looked for them yet"
-            fake.say_held((version, offer.token), transcript=token)
-        await off(fake.close)
-
-
-# --- what a peer may say ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "said", [b"\x00\x00\x01\x01" + bytes(20 * 257), b"\x00\x00\x00\x01" + b"\x00\x00\x00\x09" + bytes(16)]
-)
-def test_a_block_that_cannot_be_is_refused(said):
-    ours, theirs = socket.socketpair()
-    with ours, theirs, closing(ChunkLookup([])) as search:
-        sender = threading.Thread(target=theirs.sendall, args=(said,))
-        sender.start()
-        with pytest.raises(ProtocolError), memoryview(bytearray(HEADER_BYTES + 100)) as view:
-            search.answer(ours, view)
-        sender.join()
+async def test_nodes_with_other_secrets_believe_nothing_of_each_other(secret):
+    async with cluster("a") as (a,), cluster("b", secret=secret) as (b,):
+        b.replicator.keep({Rank(0)})
+        a.holds(4)
+        failure = await b.seat(0, a.peer)
+        assert "the peer sent a damaged segment" in failure
+        b.vault.put(Rank(0), (), segments.create_memory("transcript"))
+        failure = await b.fetch(0, 4, a.peer)
+        assert "the peer sent a damaged segment" in failure
+        assert b.vault.captured(Rank(0)) == ()
 
 
 @in_loop
 async def test_everything_that_was_opened_to_look_is_closed():
-    async with cluster("a") as (a,):
-        a.capture(0, 1, body=WEIGHTS)
-        before = len(descriptors())
-        with closing(ChunkLookup([lambda: find(a.replicator._shared, Rank(0), 1), lambda: None])) as search:
-            with memoryview(bytearray(HEADER_BYTES + len(WEIGHTS))) as view:
-                assert search._find(chunk(0, len(view)), b"no digest of it.", view) is False
-            assert len(descriptors()) == before + 1
-        assert len(descriptors()) == before
+    async with cluster("a", "b") as (a, b):
+        before = None
+        for version in range(4):
+            b.capture(1, version, body=WEIGHTS)
+            a.capture(0, version, body=WEIGHTS)
+            a.seal(0)
+            a.copies_to(b)
+            await a.until(lambda version=version: 0 in a.told and version in a.told[0][0])
+            now = len(descriptors())
+            before = now if version == 2 else before  # by then all memories are there
+        assert now == before
