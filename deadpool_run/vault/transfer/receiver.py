@@ -86,7 +86,10 @@ class Served:
         sources = [] if version is TRANSCRIPT else similar(self._shared, rank, version, timeout_s=_CAPTURE_WAIT_S)
         try:
             with copy.memory.view(put.nbytes) as view:
-                outcome = self._receive_parts(put, Incoming(view, copy.digests, sources, self._shared.received))
+                receive = Incoming(view, copy.digests, sources, self._shared.received).receive
+                striped_receive = streams.StripedReceive(receive, put.of)
+                with self._shared.striped_receives.running(put.delivery, striped_receive):
+                    outcome = striped_receive.outcome(receive(self._sock, 0, put.of))
             whole = outcome is Outcome.WHOLE and is_sound(copy.memory.fd, version, put.token, put.nbytes)
         finally:
             for source in sources:
@@ -96,20 +99,6 @@ class Served:
         if not whole:
             return "torn" if outcome is Outcome.TORN else "damaged"
         return self._shared.replicas.add(rank, copy)
-
-    def _receive_parts(self, put: headers.Put, incoming: Incoming) -> Outcome:
-        """Receive the first part here, and the others on other connections."""
-        if put.of == 1:
-            return incoming.receive(self._sock, 0, 1)
-        striped_receives, striped_receive = (
-            self._shared.striped_receives,
-            streams.StripedReceive(incoming.receive, put.of),
-        )
-        striped_receives.begin(put.delivery, striped_receive)
-        try:
-            return striped_receive.outcome(incoming.receive(self._sock, 0, put.of))
-        finally:
-            striped_receives.end(put.delivery)
 
     # --- get -----------------------------------------------------------------------------------------------------
 

@@ -60,16 +60,8 @@ class Replicator:
         snapshot.
         """
         closing = threading.Event()
-        hasher = Hasher(secret)
-        self._shared = Shared(
-            vault,
-            streams,
-            Bucket(bandwidth, closing),
-            closing,
-            hasher,
-            slot_digests=SlotDigests(hasher),
-            replicas=Replicas(hasher),
-        )
+        bucket, hasher = Bucket(bandwidth, closing), Hasher(secret)
+        self._shared = Shared(vault, streams, bucket, closing, hasher, SlotDigests(hasher), Replicas(hasher))
         self._vault = vault
         self._loop = loop
         self._dial = dial

@@ -189,11 +189,10 @@ async def test_nobody_writes_any_more_once_a_striped_receive_is_closed():
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        striped_receives.begin(b"d", StripedReceive(take_much, 2))
-        bringing = asyncio.create_task(off(striped_receives.find(b"d").bring, 1, 2, theirs))
-        ours.sendall(b"1")
-        assert await off(came.wait, LIMIT_S)
-        await off(striped_receives.end, b"d")
+        with striped_receives.running(b"d", StripedReceive(take_much, 2)):
+            bringing = asyncio.create_task(off(striped_receives.find(b"d").bring, 1, 2, theirs))
+            ours.sendall(b"1")
+            assert await off(came.wait, LIMIT_S)
         with pytest.raises(OSError, match="hung up"):
             await bringing
 
@@ -203,8 +202,8 @@ async def test_who_looks_for_a_striped_receive_waits_for_it_and_not_for_ever():
     striped_receives = StripedReceives()
     looking = asyncio.create_task(off(striped_receives.find, b"d"))
     begun = StripedReceive(take, 2)
-    striped_receives.begin(b"d", begun)
-    assert await looking is begun
+    with striped_receives.running(b"d", begun):
+        assert await looking is begun
     looking = asyncio.create_task(off(striped_receives.find, b"e"))
     striped_receives.close()
     with pytest.raises(ProtocolError):
