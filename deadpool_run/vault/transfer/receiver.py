@@ -10,7 +10,7 @@ from typing import assert_never
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.vault.transfer import exchange, framing, headers, streams
-from deadpool_run.vault.transfer.catalog import Shared, find, is_sound, similar
+from deadpool_run.vault.transfer.catalog import Shared, Source, find, is_sound, similar
 from deadpool_run.vault.transfer.chunks import ChunkDigests
 from deadpool_run.vault.transfer.exchange import Incoming
 from deadpool_run.vault.transfer.framing import Outcome
@@ -83,8 +83,10 @@ class Served:
     def _receive(self, put: headers.Put, copy: Copy) -> str | None:
         """Receive a copy and add it; return the reason if that fails."""
         rank, version, whole = put.rank, put.version, False
-        sources = [] if version is TRANSCRIPT else similar(self._shared, rank, version, timeout_s=_CAPTURE_WAIT_S)
+        sources: list[Source] = []
         try:
+            if version is not TRANSCRIPT:
+                sources = similar(self._shared, rank, version, timeout_s=_CAPTURE_WAIT_S)
             with copy.memory.view(put.nbytes) as view:
                 receive = Incoming(view, copy.digests, sources, self._shared.received).receive
                 striped_receive = streams.StripedReceive(receive, put.of)
