@@ -1,10 +1,12 @@
 """Finds the snapshots and transcripts of this node that can be sent, and checks those that arrived."""
 
+import contextlib
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
@@ -109,22 +111,27 @@ def open_transcript(shared: Shared, rank: Rank) -> Source | None:
     return Source(fd, digests, lambda: segments.blob_header(fd) == header, lambda: os.close(fd))
 
 
-def similar(shared: Shared, rank: Rank, version: Version, *, timeout_s: float) -> list[Source]:
-    """Open segments with probably many equal chunks to this snapshot of another node's rank.
+@contextlib.contextmanager
+def similar(shared: Shared, rank: Rank, version: Version | None, *, timeout_s: float) -> Iterator[list[Source]]:
+    """Open segments with probably many equal chunks to this snapshot of another node's rank; none for a transcript.
 
     Those are: the same version of each rank that lives here, for which it waits up to `timeout_s`; older copies of the
     rank itself; and copies of this version of other ranks.
     """
+    if version is TRANSCRIPT:
+        yield []
+        return
     vault, replicas = shared.vault, shared.replicas
     with shared.captures:
         shared.captures.wait_for(lambda: all(vault.is_past(each, version) for each in vault.ranks()), timeout_s)
     held = replicas.held()
-    found = [
-        *(_open_own(shared, each, version) for each in vault.ranks()),
-        *(_open_copy(replicas, rank, older) for older in sorted(held.get(rank, ()), reverse=True)),
-        *(_open_copy(replicas, each, version) for each in held if each != rank and version in held[each]),
+    wanted = [
+        *(partial(_open_own, shared, each, version) for each in vault.ranks()),
+        *(partial(_open_copy, replicas, rank, older) for older in sorted(held.get(rank, ()), reverse=True)),
+        *(partial(_open_copy, replicas, each, version) for each in held if each != rank and version in held[each]),
     ]
-    return [source for source in found if source is not None]
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(found)) for each in wanted if (found := each()) is not None]
 
 
 def _open_own(shared: Shared, rank: Rank, version: Version) -> Source | None:

@@ -74,6 +74,10 @@ class ChunkDigests:
                 self.put(number, b"".join(digests))
             return self._digests[number]
 
+    def are_known(self) -> bool:
+        """Return whether all were computed or noted."""
+        return all(self._digests)
+
     def put(self, number: int, digests: bytes) -> None:
         """Note the digests of a block."""
         self._digests[number] = digests

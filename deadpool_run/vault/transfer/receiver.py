@@ -10,7 +10,7 @@ from typing import assert_never
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.vault.transfer import exchange, framing, headers, streams
-from deadpool_run.vault.transfer.catalog import Shared, Source, find, is_sound, similar
+from deadpool_run.vault.transfer.catalog import Shared, find, is_sound, similar
 from deadpool_run.vault.transfer.chunks import ChunkDigests
 from deadpool_run.vault.transfer.exchange import Incoming
 from deadpool_run.vault.transfer.framing import Outcome
@@ -83,19 +83,17 @@ class Served:
     def _receive(self, put: headers.Put, copy: Copy) -> str | None:
         """Receive a copy and add it; return the reason if that fails."""
         rank, version, whole = put.rank, put.version, False
-        sources: list[Source] = []
         try:
-            if version is not TRANSCRIPT:
-                sources = similar(self._shared, rank, version, timeout_s=_CAPTURE_WAIT_S)
-            with copy.memory.view(put.nbytes) as view:
+            with (
+                similar(self._shared, rank, version, timeout_s=_CAPTURE_WAIT_S) as sources,
+                copy.memory.view(put.nbytes) as view,
+            ):
                 receive = Incoming(view, copy.digests, sources, self._shared.received).receive
                 striped_receive = streams.StripedReceive(receive, put.of)
                 with self._shared.striped_receives.running(put.delivery, striped_receive):
                     outcome = striped_receive.outcome(receive(self._sock, 0, put.of))
             whole = outcome is Outcome.WHOLE and is_sound(copy.memory.fd, version, put.token, put.nbytes)
         finally:
-            for source in sources:
-                source.close()
             if not whole:
                 self._shared.replicas.put_back(rank, copy.memory)
         if not whole:

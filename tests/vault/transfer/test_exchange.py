@@ -214,6 +214,25 @@ async def test_what_is_at_another_place_at_the_buddy_is_found_too():
         assert sent_by(a) < 8 * CHUNK_BYTES
 
 
+@in_loop
+async def test_what_a_rank_of_its_node_has_is_not_fetched_for_a_replacement():
+    async with cluster("a", "b") as (a, b):
+        for version in (3, 4):
+            a.capture(0, version, body=WEIGHTS + content(0, version))
+            b.capture(1, version, body=WEIGHTS + content(1, version))
+        a.seal(0)
+        assert await b.seat(0, a.peer) is None
+        assert await b.fetch(0, 3, a.peer) is None
+        assert b.body(0, 3) == WEIGHTS + content(0, 3)
+        before = sent_by(a)
+        assert before > len(WEIGHTS), "nothing was hashed at its node, and a repair does not wait for that"
+        b.copies_to(a, rank=1)
+        await b.until(lambda: 1 in b.told and 4 in b.told[1][0])
+        assert await b.fetch(0, 4, a.peer) is None
+        assert b.body(0, 4) == WEIGHTS + content(0, 4)
+        assert sent_by(a) - before < SMALL
+
+
 @pytest.mark.parametrize("secret", [b"what another job's agents know", b""])
 @in_loop
 async def test_nodes_with_other_secrets_believe_nothing_of_each_other(secret):
