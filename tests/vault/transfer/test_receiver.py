@@ -171,7 +171,8 @@ async def test_a_forged_chunk_of_the_right_length_is_refused():
     async with pair() as (node, owner):
         owner.write(5)
         assert await off(owner.put, 5) == Go()
-        forged = owner.bytes[: segments.HEADER_BYTES] + os.urandom(len(owner.bytes) - segments.HEADER_BYTES)
+        begin, end = segments.HEADER_BYTES, segments.HEADER_BYTES + 100 * KIB
+        forged = owner.bytes[:begin] + os.urandom(end - begin) + owner.bytes[end:]
         assert await off(lambda: owner.send(sent=forged)) == No("damaged")
         assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
 
