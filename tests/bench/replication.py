@@ -1,9 +1,10 @@
-"""How fast one snapshot goes to a buddy over loopback, beside a bare loop of sendfile and recv_into in the same run.
+"""How fast one snapshot goes to a buddy over loopback, beside bare loops of sendfile or sendall, and recv_into, in the same run.
 
     python tests/bench/replication.py [--quick] [--mib 1024] [--streams 1 2 4]
 
-The buddy's memory is warm, as it is from the third snapshot on. Both ends, of all streams, and both loops share this
-machine's cores and one interpreter; in a job the ends are processes of their own, on machines of their own.
+First each snapshot has new content. Then a rank of the buddy has the same content, as in DDP: only digests are sent. The
+buddy's memory is warm, as it is from the third snapshot on. Both ends, of all streams, and the loops share this machine's
+cores and one interpreter; in a job the ends are processes of their own, on machines of their own.
 """
 
 import argparse
@@ -25,23 +26,32 @@ from vault_kit import Node, fill_slot
 
 from deadpool_run.ids import Rank
 from deadpool_run.vault.status_page import BUSY
-from deadpool_run.vault.transfer.framing import PIECE_BYTES
 
-RANK = Rank(0)
+RANK, OTHER = Rank(0), Rank(1)
+PIECE_BYTES = 1 << 20
+WARM_UP = 3
+"""Snapshots after which no memory is new."""
 
 
-def bare(fd: int, nbytes: int, target: mmap.mmap) -> None:
+def with_sendfile(sock: socket.socket, fd: int, nbytes: int) -> None:
+    sent = 0
+    while sent < nbytes:
+        sent += os.sendfile(sock.fileno(), fd, sent, nbytes - sent)
+
+
+def with_sendall(sock: socket.socket, fd: int, nbytes: int) -> None:
+    with mmap.mmap(fd, nbytes, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
+        for at in range(0, nbytes, PIECE_BYTES):
+            with view[at : at + PIECE_BYTES] as piece:
+                sock.sendall(piece)
+
+
+def bare(send: Callable[[socket.socket, int, int], None], fd: int, nbytes: int, target: mmap.mmap) -> None:
     """Send and receive, and do nothing else."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         out = socket.create_connection(listener.getsockname())
         into, _ = listener.accept()
-
-    def send() -> None:
-        sent = 0
-        while sent < nbytes:
-            sent += os.sendfile(out.fileno(), fd, sent, nbytes - sent)
-
-    thread = threading.Thread(target=send)
+    thread = threading.Thread(target=send, args=(out, fd, nbytes))
     thread.start()
     received = 0
     with memoryview(target) as view:
@@ -52,42 +62,52 @@ def bare(fd: int, nbytes: int, target: mmap.mmap) -> None:
     into.close()
 
 
-def write(node: Node, version: int, body: bytes) -> None:
+def write(node: Node, rank: Rank, version: int, body: bytes) -> None:
     """Write a snapshot that its rank entry does not show yet."""
-    slot, rank_entry = version % 2, node.vault.status_page.rank_entries[RANK]
+    slot, rank_entry = version % 2, node.vault.status_page.rank_entries[rank]
     rank_entry.set_slot(slot, BUSY)
-    fill_slot(node.vault.descriptors(RANK)[f"slot{slot}"], RANK, version, body)
+    fill_slot(node.vault.descriptors(rank)[f"slot{slot}"], rank, version, body)
 
 
-async def measure(mib: int, repeats: int, streams: int) -> None:
-    a, b = Node("a", 1, streams=streams), Node("b", 1, streams=streams)
+async def measure(mib: int, repeats: int, streams: int, *, found: bool) -> None:
+    a, b = Node("a", 2, streams=streams), Node("b", 2, streams=streams)
     b.replicator.keep({RANK})
-    body = os.urandom(1 << 20) * mib
     a.replicator.set_buddies({RANK: (b.peer,)})
     nbytes = mib << 20
     target = mmap.mmap(-1, nbytes)
     results = []
-    for version in range(repeats + 3):
-        write(a, version, body)
-        slot = a.vault.descriptors(RANK)[f"slot{version % 2}"]
-        theirs = timed(nbytes, functools.partial(bare, slot, nbytes, target))
+    for version in range(repeats + WARM_UP):
+        body, slot = os.urandom(nbytes), version % 2
+        write(a, RANK, version, body)
+        if found:
+            write(b, OTHER, version, body)
+            b.vault.status_page.rank_entries[OTHER].set_slot(slot, version)
+        del body
+        fd = a.vault.descriptors(RANK)[f"slot{slot}"]
+        bares = [
+            timed(nbytes, functools.partial(bare, send, fd, nbytes, target)) for send in (with_sendfile, with_sendall)
+        ]
+        sent = a.replicator.status()["sent_bytes"]
         began, cpu = time.perf_counter(), time.process_time()
-        a.vault.status_page.rank_entries[RANK].set_slot(version % 2, version)
+        a.vault.status_page.rank_entries[RANK].set_slot(slot, version)
         a.replicator.captured(RANK, version)
         await a.until(lambda version=version: version in a.told[RANK][0], limit_s=120)
         ours = rates(nbytes, time.perf_counter() - began, time.process_time() - cpu)
-        if version >= 3:  # before that, one of the memories is new
-            results.append((ours, theirs))
-            print(f"  {mib} MiB, streams: {streams}: {ours[0]:.2f} GB/s; bare loop: {theirs[0]:.2f} GB/s")
+        sent = a.replicator.status()["sent_bytes"] - sent
+        assert found == (sent < nbytes // 2), f"{sent} bytes were sent"
+        if version >= WARM_UP:
+            results.append((ours, *bares))
     target.close()
     for node in (a, b):
         await node.close()
-    rate, cost = (statistics.median(ours[at] for ours, _ in results) for at in (0, 1))
-    bare_rate, bare_cost = (statistics.median(theirs[at] for _, theirs in results) for at in (0, 1))
-    print(
-        f"{mib} MiB, streams: {streams}: median {rate:.2f} GB/s, {cost:.2f} s of CPU a GB at both ends together; "
-        f"bare loop: {bare_rate:.2f} GB/s, {bare_cost:.2f} s a GB"
+    medians = [[statistics.median(each[loop][at] for each in results) for at in (0, 1)] for loop in range(3)]
+    (rate, cost), *loops = medians
+    told = "; ".join(
+        f"{name} loop {loop[0]:.2f} GB/s, {loop[1]:.2f} s a GB (ratio {rate / loop[0]:.2f})"
+        for name, loop in zip(("sendfile", "sendall"), loops, strict=True)
     )
+    what = "at the buddy" if found else "new content"
+    print(f"{mib} MiB, {what}, streams: {streams}: {rate:.2f} GB/s, {cost:.2f} s of CPU a GB at both ends; {told}")
 
 
 def timed(nbytes: int, act: Callable[[], None]) -> tuple[float, float]:
@@ -110,7 +130,8 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     for mib in args.mib[:2] if args.quick else args.mib:
         for streams in args.streams:
-            asyncio.run(measure(mib, 3 if args.quick else 7, streams))
+            asyncio.run(measure(mib, 3 if args.quick else 7, streams, found=False))
+        asyncio.run(measure(mib, 3 if args.quick else 7, 1, found=True))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 from vault_kit import LIMIT_S, FakeBuddy, Node, content
 
 from deadpool_run.ids import NodeId, Rank
+from deadpool_run.vault.transfer.headers import Go
 from deadpool_run.wire.peers import Peer
 
 LARGE = 64 << 20
@@ -34,7 +35,8 @@ def hold():
     buddy = FakeBuddy()
     say(buddy.peer.port)
     buddy.accept()
-    buddy.go(buddy.offered())
+    buddy.offered()
+    buddy.say(Go())
     say("taking")
     sys.stdin.read()
 

@@ -15,7 +15,7 @@ from vault_kit import KIB, LIMIT_S, Node, content, in_loop, off
 from deadpool_run.core.copies.commit import Commits
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import free_slot
-from deadpool_run.vault.transfer import dedup, receiver
+from deadpool_run.vault.transfer import chunks, receiver
 
 RANKS = 4
 SKIP = 0.1
@@ -226,7 +226,7 @@ class Job:
 @pytest.mark.parametrize("seed", range(12))
 @in_loop
 async def test_what_is_delivered_is_what_was_captured(seed, monkeypatch):
-    monkeypatch.setattr(dedup, "CHUNK_BYTES", 4 * KIB)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * KIB)
     monkeypatch.setattr(receiver, "_CAPTURE_WAIT_S", 0.05)
     job = Job(seed)
     try:

@@ -12,7 +12,9 @@ from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import HEADER_BYTES, SegmentState, SlotHeader
 from deadpool_run.vault.status_page import BUSY, EMPTY
-from deadpool_run.vault.transfer import dedup, framing, headers
+from deadpool_run.vault.transfer import framing, headers
+from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher
+from deadpool_run.vault.transfer.exchange import Incoming
 from deadpool_run.vault.transfer.headers import Go, HeldVersions
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.vault.vault import Vault
@@ -20,6 +22,7 @@ from deadpool_run.wire.peers import Peer
 
 LIMIT_S = 10.0
 KIB = 1 << 10
+SECRET = b"what the agents of the job know"
 
 
 def content(rank, version, token=0, nbytes=200 * KIB):
@@ -55,7 +58,7 @@ def body_of(fd, version):
 class Node:
     """One node: what happens to it, and what was told of it."""
 
-    def __init__(self, name, world_size=4, *, bandwidth=None, dial=None, streams=1):
+    def __init__(self, name, world_size=4, *, secret=SECRET, bandwidth=None, dial=None, streams=1):
         self.name = name
         self.vault = Vault(world_size)
         self.told = {}
@@ -65,7 +68,13 @@ class Node:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.peer = Peer(NodeId(name), *self.listener.getsockname())
         self.replicator = Replicator(
-            self.vault, asyncio.get_running_loop(), dial or connect, self._on_safe, bandwidth=bandwidth, streams=streams
+            self.vault,
+            asyncio.get_running_loop(),
+            dial or connect,
+            self._on_safe,
+            secret=secret,
+            bandwidth=bandwidth,
+            streams=streams,
         )
         self.loop = asyncio.get_running_loop()
         self._waited = threading.Event()
@@ -208,6 +217,11 @@ async def cluster(*names, **options):
             await node.close()
 
 
+def digests_of(offer, secret=SECRET):
+    """Return the digests, none of which is known, of what is offered."""
+    return ChunkDigests(Hasher(secret), offer.rank, offer.version, offer.token, offer.nbytes)
+
+
 class FakeBuddy:
     """The other end of an owner's link, played by the test. Its methods block: call them `off` the loop."""
 
@@ -233,18 +247,14 @@ class FakeBuddy:
     def say_held(self, *held, transcript=None):
         self.say(HeldVersions(list(held), transcript))
 
-    def go(self, offer):
-        """Have the offered segment sent, all of it."""
-        self.say(Go())
-        if offer.compare:
-            with memoryview(bytearray(offer.nbytes)) as view:
-                assert dedup.ChunkLookup([]).answer(self.sock, view) == set()
-
     def take(self, offer):
-        """Have the offered segment sent; return how it came."""
-        self.go(offer)
+        """Have the offered segment sent, all of it; return how it came."""
+        self.say(Go())
+        return self.receive(offer)
+
+    def receive(self, offer):
         with memoryview(bytearray(offer.nbytes)) as view:
-            return framing.receive_segment(self.sock, view, self.meter, [(0, offer.nbytes)])
+            return Incoming(view, digests_of(offer), [], self.meter).receive(self.sock, 0, 1)
 
     async def accepts(self, offer):
         """Have the offered snapshot sent, and say that it is held."""

@@ -81,6 +81,7 @@ class Participation:
             self._loop,
             lambda address, port: rendezvous.dial(ConnectionRole.VAULT, address, port, self._token),
             self.node.replicated,
+            secret=self._token,
             bandwidth=spec.cluster.bandwidth,
             streams=spec.cluster.streams or max(1, _STREAMS // spec.nproc_per_node),
         )

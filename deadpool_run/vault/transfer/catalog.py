@@ -1,17 +1,18 @@
 """Finds the snapshots and transcripts of this node that can be sent, and checks those that arrived."""
 
+import contextlib
+import mmap
 import os
-import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.transfer import framing
-from deadpool_run.vault.transfer.framing import Bucket, Meter, Outcome, Range
+from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher, SlotDigests
+from deadpool_run.vault.transfer.framing import Bucket, Meter
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Replicas
 from deadpool_run.vault.transfer.streams import StripedReceives
 from deadpool_run.vault.vault import Held, Vault
@@ -45,7 +46,9 @@ class Shared:
     """The maximum number of connections for one segment."""
     bucket: Bucket
     closing: threading.Event
-    replicas: Replicas = field(default_factory=Replicas)
+    hasher: Hasher
+    slot_digests: SlotDigests
+    replicas: Replicas
     timeline: Timeline = field(default_factory=Timeline)
     captures: threading.Condition = field(default_factory=threading.Condition)
     """Notified when a rank that lives here has captured or skipped a version."""
@@ -56,84 +59,84 @@ class Shared:
     """Bytes that buddies had already."""
 
 
-@dataclass(frozen=True, slots=True)
 class Source:
     """A snapshot or transcript open for reading. `still` returns whether it is unchanged."""
 
-    fd: int
-    nbytes: int
-    token: bytes
-    still: Callable[[], bool]
-    close: Callable[[], None]
+    def __init__(self, fd: int, digests: ChunkDigests, still: Callable[[], bool], on_close: Callable[[], None]) -> None:
+        self.fd, self.digests, self.still = fd, digests, still
+        self.token, self.nbytes = digests.token, digests.nbytes
+        self._on_close = on_close
+        self._mapped = mmap.mmap(fd, self.nbytes, prot=mmap.PROT_READ)
+        self.view = memoryview(self._mapped)
 
-    def send(
-        self,
-        sock: socket.socket,
-        shared: Shared,
-        *,
-        ranges: Sequence[Range],
-        wanted: Callable[[], bool] = lambda: True,
-        end: bool = True,
-    ) -> Outcome:
-        """Send these ranges while it is wanted. Raises OSError."""
-        return framing.send_segment(
-            sock,
-            self.fd,
-            ranges,
-            still=lambda: wanted() and self.still(),
-            bucket=shared.bucket,
-            meter=shared.sent,
-            end=end,
-        )
+    def places(self, block: int) -> dict[bytes, int]:
+        """Return where chunks with known digests are, those of this block among them."""
+        if block < self.digests.blocks:
+            self.digests.of_block(block, self.view)
+        return self.digests.places
+
+    def close(self) -> None:
+        """Close it."""
+        self.view.release()
+        self._mapped.close()
+        self._on_close()
 
 
 def find(shared: Shared, rank: Rank, version: Version | None) -> Source | None:
     """Open the rank's snapshot (None: transcript): its own if it lives here, else a copy."""
-    vault = shared.vault
-    own = open_transcript(vault, rank) if version is TRANSCRIPT else _open_own(vault, rank, version)
+    own = open_transcript(shared, rank) if version is TRANSCRIPT else _open_own(shared, rank, version)
     return own or _open_copy(shared.replicas, rank, version)
 
 
-def open_held(vault: Vault, rank: Rank, held: Held) -> Source | None:
+def open_held(shared: Shared, rank: Rank, held: Held) -> Source | None:
     """Open the rank's own slot with this snapshot."""
-    fd = vault.open(rank, held)
+    fd = shared.vault.open(rank, held)
     if fd is None:
         return None
-    return Source(fd, held.nbytes, held.token, lambda: vault.still(rank, held), lambda: os.close(fd))
+    digests = shared.slot_digests.of(rank, held)
+    return Source(fd, digests, lambda: shared.vault.still(rank, held), lambda: os.close(fd))
 
 
-def open_transcript(vault: Vault, rank: Rank) -> Source | None:
+def open_transcript(shared: Shared, rank: Rank) -> Source | None:
     """Open the rank's own transcript, if it is complete."""
-    fd = vault.open_transcript(rank)
+    fd = shared.vault.open_transcript(rank)
     if fd is None:
         return None
     header = segments.blob_header(fd)
     if header is None:
         os.close(fd)
         return None
-    return Source(fd, *header, lambda: segments.blob_header(fd) == header, lambda: os.close(fd))
+    nbytes, token = header
+    digests = ChunkDigests(shared.hasher, rank, TRANSCRIPT, token, nbytes)
+    return Source(fd, digests, lambda: segments.blob_header(fd) == header, lambda: os.close(fd))
 
 
-def similar(shared: Shared, rank: Rank, version: Version, *, timeout_s: float) -> list[Callable[[], Source | None]]:
-    """Return functions that open segments with probably many equal chunks to this snapshot of another node's rank.
+@contextlib.contextmanager
+def similar(shared: Shared, rank: Rank, version: Version | None, *, timeout_s: float) -> Iterator[list[Source]]:
+    """Open segments with probably many equal chunks to this snapshot of another node's rank; none for a transcript.
 
     Those are: the same version of each rank that lives here, for which it waits up to `timeout_s`; older copies of the
     rank itself; and copies of this version of other ranks.
     """
+    if version is TRANSCRIPT:
+        yield []
+        return
     vault, replicas = shared.vault, shared.replicas
     with shared.captures:
         shared.captures.wait_for(lambda: all(vault.is_past(each, version) for each in vault.ranks()), timeout_s)
     held = replicas.held()
-    return [
-        *(partial(_open_own, vault, each, version) for each in vault.ranks()),
+    wanted = [
+        *(partial(_open_own, shared, each, version) for each in vault.ranks()),
         *(partial(_open_copy, replicas, rank, older) for older in sorted(held.get(rank, ()), reverse=True)),
         *(partial(_open_copy, replicas, each, version) for each in held if each != rank and version in held[each]),
     ]
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(found)) for each in wanted if (found := each()) is not None]
 
 
-def _open_own(vault: Vault, rank: Rank, version: Version) -> Source | None:
-    held = next((each for each in vault.held(rank) if each.version == version), None)
-    return None if held is None else open_held(vault, rank, held)
+def _open_own(shared: Shared, rank: Rank, version: Version) -> Source | None:
+    held = next((each for each in shared.vault.held(rank) if each.version == version), None)
+    return None if held is None else open_held(shared, rank, held)
 
 
 def _open_copy(replicas: Replicas, rank: Rank, version: Version | None) -> Source | None:
@@ -141,7 +144,7 @@ def _open_copy(replicas: Replicas, rank: Rank, version: Version | None) -> Sourc
     if found is None:
         return None
     copy, fd = found
-    return Source(fd, copy.nbytes, copy.token, lambda: replicas.still(rank, copy), lambda: replicas.shut(copy, fd))
+    return Source(fd, copy.digests, lambda: replicas.still(rank, copy), lambda: replicas.shut(copy, fd))
 
 
 def is_sound(fd: int, version: Version | None, token: bytes, nbytes: int) -> bool:

@@ -12,9 +12,11 @@ from deadpool_run.errors import DeadpoolError, ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.status_page import BUSY, EMPTY
-from deadpool_run.vault.transfer import framing, headers, streams
-from deadpool_run.vault.transfer.catalog import Shared, is_sound
-from deadpool_run.vault.transfer.framing import Outcome, Range
+from deadpool_run.vault.transfer import headers
+from deadpool_run.vault.transfer.catalog import Shared, is_sound, similar
+from deadpool_run.vault.transfer.chunks import ChunkDigests
+from deadpool_run.vault.transfer.exchange import Incoming
+from deadpool_run.vault.transfer.framing import Outcome
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Memory
 from deadpool_run.vault.transfer.sender import Dial
 from deadpool_run.vault.transfer.streams import StreamPool
@@ -69,10 +71,11 @@ def fetch_transcript(shared: Shared, rank: Rank, timeline: int, stream_pool: Str
     """Return the rank's transcript in memory that the caller owns. Raises OSError and `DeadpoolError`."""
     sock, memory = stream_pool.first(), Memory(segments.create_memory(f"{rank}-transcript"))
     try:
-        nbytes, token, _ = _ask(sock, rank, TRANSCRIPT, timeline, of=1)
-        with memory.view(nbytes) as view:
-            _receive(sock, shared, view, [(0, nbytes)])
-        _check(is_sound(memory.fd, TRANSCRIPT, token, nbytes), f"the transcript of rank {rank}")
+        have = _ask(sock, rank, TRANSCRIPT, timeline, of=1)
+        with memory.view(have.nbytes) as view:
+            digests = ChunkDigests(shared.hasher, rank, TRANSCRIPT, have.token, have.nbytes)
+            _receive(sock, Incoming(view, digests, [], shared.received), 0, 1)
+        _check(is_sound(memory.fd, TRANSCRIPT, have.token, have.nbytes), f"the transcript of rank {rank}")
     except BaseException:
         memory.close()
         raise
@@ -83,27 +86,17 @@ def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, 
     """Fetch this version into the rank's slots; return its size. Raises OSError and `DeadpoolError`.
 
     It replaces the older snapshot; the other slot is emptied when it is complete. The slots stay the same files, because the
-    worker may already have their descriptors.
+    worker may already have their descriptors. Equal chunks that were hashed here already are copied.
     """
-    content = _ask(stream_pool.first(), rank, version, timeline, of=shared.streams)
-    nbytes, token, of = content
-    ranges = streams.cut([(0, nbytes)], of)
-    helpers = stream_pool.open(of - 1)
+    vault, have = shared.vault, _ask(stream_pool.first(), rank, version, timeline, of=shared.streams)
+    connections = 1 + stream_pool.open(have.of - 1)
 
-    def fetch_part(part: int, view: memoryview, sock: socket.socket) -> None:
-        same = _ask(sock, rank, version, timeline, part=part, of=of) == content
-        _check(same, f"part {part} of snapshot {version} of rank {rank}")
-        _receive(sock, shared, view, ranges[part])
+    def fetch_parts(first: int, incoming: Incoming, sock: socket.socket) -> None:
+        for part in range(first, have.of, connections):
+            same = part == 0 or _ask(sock, rank, version, timeline, part=part, of=have.of) == have
+            _check(same, f"part {part} of snapshot {version} of rank {rank}")
+            _receive(sock, incoming, part, have.of)
 
-    def fill(view: memoryview) -> None:
-        def own(sock: socket.socket) -> None:
-            _receive(sock, shared, view, ranges[0])
-            for part in range(1 + helpers, of):  # fewer connections than parts
-                fetch_part(part, view, sock)
-
-        stream_pool.work(own, *(partial(fetch_part, part, view) for part in range(1, 1 + helpers)))
-
-    vault = shared.vault
     fds = vault.open_slots(rank)
     if fds is None:
         raise SnapshotError(f"rank {rank} does not live on this node any more")
@@ -112,9 +105,18 @@ def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, 
         slot = min((0, 1), key=lambda slot: held.get(slot, EMPTY))
         _empty(shared, rank, slot, fds[slot], BUSY)
         try:
-            with contextlib.closing(Memory(os.dup(fds[slot]))) as memory, memory.view(nbytes) as view:
-                fill(view)
-            sound = is_sound(fds[slot], version, token, nbytes)
+            with (
+                contextlib.closing(Memory(os.dup(fds[slot]))) as memory,
+                memory.view(have.nbytes) as view,
+                similar(shared, rank, version, timeout_s=0) as sources,
+            ):
+                digests = ChunkDigests(shared.hasher, rank, version, have.token, have.nbytes)
+                hashed = [
+                    source for source in sources if source.digests.are_known()
+                ]  # a repair waits: hash nothing now
+                incoming = Incoming(view, digests, hashed, shared.received)
+                stream_pool.work(*(partial(fetch_parts, first, incoming) for first in range(connections)))
+            sound = is_sound(fds[slot], version, have.token, have.nbytes)
             sound = sound and segments.read_manifest(fds[slot], version).rank == rank
             _check(sound, f"snapshot {version} of rank {rank}")
         except BaseException:
@@ -125,7 +127,7 @@ def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, 
     finally:
         for fd in fds:
             os.close(fd)
-    return nbytes
+    return have.nbytes
 
 
 def _empty(shared: Shared, rank: Rank, slot: int, fd: int, state: int) -> None:
@@ -141,20 +143,20 @@ def _check(sound: bool, what: str) -> None:
 
 def _ask(  # noqa: PLR0913 - what is asked for
     sock: socket.socket, rank: Rank, version: Version | None, timeline: int, *, part: int = 0, of: int
-) -> tuple[int, bytes, int]:
-    """Ask for a part of a segment; return its size, its token, and into how many parts it is cut. The part follows."""
+) -> headers.Have:
+    """Ask for a part of a segment; return what is announced. The part follows."""
     headers.send(sock, headers.Get(rank, version, timeline, part, of))
     answer = headers.receive_answer(sock)
     match answer:
-        case headers.Have(nbytes, token, parts):
-            return nbytes, token, parts
+        case headers.Have():
+            return answer
         case headers.No(why):
             raise SnapshotError(why[:200])
         case _:
             raise ProtocolError(f"a vault answers {type(answer).__name__} to Get")
 
 
-def _receive(sock: socket.socket, shared: Shared, view: memoryview, ranges: list[Range]) -> None:
-    outcome = framing.receive_segment(sock, view, shared.received, ranges)
+def _receive(sock: socket.socket, incoming: Incoming, part: int, of: int) -> None:
+    outcome = incoming.receive(sock, part, of)
     if outcome is not Outcome.WHOLE:
         raise ProtocolError(f"the peer sent a {outcome.name.lower()} segment")

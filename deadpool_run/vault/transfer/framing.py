@@ -1,35 +1,23 @@
-"""Bytes between vaults: small frames, and segments as pieces with checksums.
+"""Bytes between vaults: sockets with timeouts, small frames, and the limit and count of bytes.
 
-A frame is its length (4 bytes, big-endian) and a header as JSON (`headers`). Ranges of a segment are sent as pieces of up to
-`PIECE_BYTES`, each after its length and CRC-32. An empty piece at the end says whether the segment was overwritten meanwhile.
-The checksum is computed before `sendfile` gives the same pages to the socket: the receiver detects pages that change later.
+A frame is its length (4 bytes, big-endian) and a header as JSON (`headers`). Chunks follow as in `exchange`.
 
 All sockets block, with timeouts of the kernel: a peer that neither reads nor answers for `TIMEOUT_S` is an `OSError`.
 """
 
 import contextlib
-import mmap
-import os
 import socket
 import struct
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 
 from deadpool_run.errors import ProtocolError
 
 TIMEOUT_S = 10.0
 MAX_FRAME_BYTES = 64 << 10
-PIECE_BYTES = 1 << 20
-"""Small enough to stay in a core's cache between its checksum and its copy."""
-
-Range = tuple[int, int]
-"""The first byte, and the first byte after the range."""
-
 _LENGTH = struct.Struct(">I")
-_PIECE = struct.Struct("<II")
 _TIMEVAL = struct.Struct("@ll")
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _RATE_S = 5
@@ -133,92 +121,21 @@ def receive_frame(sock: socket.socket, *, idle: Callable[[], bool] = lambda: Fal
     (length,) = _LENGTH.unpack(head)
     if length > MAX_FRAME_BYTES:
         raise ProtocolError(f"a message between vaults of {length} bytes is longer than {MAX_FRAME_BYTES}")
-    body = bytearray(length)
-    receive_into(sock, memoryview(body))
-    return bytes(body)
+    return receive_exactly(sock, length)
 
 
 def receive_into(sock: socket.socket, view: memoryview) -> None:
     """Fill `view`. Raises OSError, also if the peer hangs up or sends nothing for `TIMEOUT_S`."""
-    while view:
-        count = sock.recv_into(view, 0, socket.MSG_WAITALL)
+    at = 0
+    while at < len(view):
+        count = sock.recv_into(view[at:], 0, socket.MSG_WAITALL)
         if count == 0:
             raise ConnectionError("the peer hung up in the middle of a message")
-        view = view[count:]
+        at += count
 
 
-def send_segment(  # noqa: PLR0913 - what is sent, where, and under which bounds
-    sock: socket.socket,
-    fd: int,
-    ranges: Sequence[Range],
-    *,
-    still: Callable[[], bool],
-    bucket: Bucket,
-    meter: Meter,
-    end: bool = True,
-) -> Outcome:
-    """Send these ranges of a file while `still` is true. Raises OSError.
-
-    Returns `TORN` as soon as it is false. Without `end`, the caller sends the outcome with `end_segment`.
-    """
-    outcome = Outcome.WHOLE if still() else Outcome.TORN
-    last = max((end for _, end in ranges), default=0)
-    with mmap.mmap(fd, max(1, last), prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
-        for begin, upto in _pieces(ranges):
-            if outcome is not Outcome.WHOLE:
-                break
-            bucket.take(upto - begin)
-            with view[begin:upto] as piece:
-                head = _PIECE.pack(upto - begin, zlib.crc32(piece))
-            sock.sendall(head, socket.MSG_MORE)
-            _send_file(sock, fd, begin, upto)
-            meter.add(upto - begin)
-            if not still():
-                outcome = Outcome.TORN
-    if end:
-        end_segment(sock, outcome)
-    return outcome
-
-
-def end_segment(sock: socket.socket, outcome: Outcome) -> None:
-    """Send the outcome of a segment, after its last piece. Raises OSError."""
-    sock.sendall(_PIECE.pack(0, outcome))
-
-
-def _pieces(ranges: Sequence[Range]) -> Iterator[Range]:
-    for begin, end in ranges:
-        for at in range(begin, end, PIECE_BYTES):
-            yield at, min(at + PIECE_BYTES, end)
-
-
-def _send_file(sock: socket.socket, fd: int, offset: int, end: int) -> None:
-    while offset < end:
-        count = os.sendfile(sock.fileno(), fd, offset, end - offset)
-        if count == 0:
-            raise OSError(f"a segment ends at byte {offset}, {end - offset} bytes early")
-        offset += count
-
-
-def receive_segment(sock: socket.socket, view: memoryview, meter: Meter, ranges: Sequence[Range]) -> Outcome:
-    """Fill these ranges of `view`, which has the segment's size. Raises OSError and `ProtocolError`."""
-    head = bytearray(_PIECE.size)
-    outcome = Outcome.WHOLE
-    pieces = _pieces(ranges)
-    while True:
-        receive_into(sock, memoryview(head))
-        length, number = _PIECE.unpack(head)
-        begin, end = next(pieces, (0, 0))
-        if length == 0:
-            break
-        if length != end - begin:
-            raise ProtocolError(f"a piece of {length} bytes where {end - begin} are due, at {begin} of {len(view)}")
-        with view[begin:end] as piece:
-            receive_into(sock, piece)
-            if zlib.crc32(piece) != number:
-                outcome = Outcome.DAMAGED
-        meter.add(length)
-    if number != Outcome.WHOLE:
-        return Outcome.TORN
-    if end:
-        raise ProtocolError(f"a segment of {len(view)} bytes ended early, at {begin}")
-    return outcome
+def receive_exactly(sock: socket.socket, nbytes: int) -> bytes:
+    """Return the next bytes. Raises OSError."""
+    body = bytearray(nbytes)
+    receive_into(sock, memoryview(body))
+    return bytes(body)

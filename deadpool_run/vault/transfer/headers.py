@@ -47,11 +47,9 @@ class Put(Tagged):
     nbytes: _SegmentBytes
     timeline: _Number
     held: _Identities
-    compare: bool = False
-    """Whether to search for equal chunks first (`dedup`). Only for snapshots."""
-    of: _PartCount = 1
-    delivery: _Token | None = None
-    """Needed if there are several parts: the first follows here, the others after their `PartHeader`."""
+    of: _PartCount
+    delivery: _Token
+    """The first part follows here, the others after their `PartHeader`."""
 
 
 class PartHeader(Tagged):

@@ -3,17 +3,17 @@
 `headers` lists the requests and their answers.
 """
 
-import contextlib
 import logging
 import socket
 import threading
 from typing import assert_never
 
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import Rank
-from deadpool_run.vault.transfer import dedup, framing, headers, streams
+from deadpool_run.vault.transfer import exchange, framing, headers, streams
 from deadpool_run.vault.transfer.catalog import Shared, find, is_sound, similar
-from deadpool_run.vault.transfer.framing import Outcome, Range
+from deadpool_run.vault.transfer.chunks import ChunkDigests
+from deadpool_run.vault.transfer.exchange import Incoming
+from deadpool_run.vault.transfer.framing import Outcome
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Copy
 
 _LOG = logging.getLogger("deadpool_run")
@@ -56,8 +56,7 @@ class Served:
             case headers.Put():
                 self._take(request)
             case headers.PartHeader():
-                striped_receive = self._shared.striped_receives.find(request.delivery)
-                striped_receive.bring(request.part, request.of, self._sock, self._shared.received)
+                self._shared.striped_receives.find(request.delivery).bring(request.part, request.of, self._sock)
             case headers.Get():
                 self._give(request)
             case _:
@@ -67,14 +66,13 @@ class Served:
 
     def _take(self, put: headers.Put) -> None:
         replicas, rank, timeline = self._shared.replicas, put.rank, put.timeline
-        if put.of > 1 and put.delivery is None:
-            raise ProtocolError("a delivery in several parts has no token")
         refusal = (
             "the rank lives on this node" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, timeline)
         )
         if refusal is None and not replicas.has(rank, put.version, put.token, timeline):
             headers.send(self._sock, headers.Go())
-            copy = Copy(put.version, put.token, put.nbytes, timeline, replicas.spare(rank, put.version))
+            digests = ChunkDigests(self._shared.hasher, rank, put.version, put.token, put.nbytes)
+            copy = Copy(put.version, digests, timeline, replicas.spare(rank, put.version))
             refusal = self._receive(put, copy)
         if refusal is not None:
             headers.send(self._sock, headers.No(refusal))
@@ -84,37 +82,23 @@ class Served:
 
     def _receive(self, put: headers.Put, copy: Copy) -> str | None:
         """Receive a copy and add it; return the reason if that fails."""
-        rank, whole = put.rank, False
+        rank, version, whole = put.rank, put.version, False
         try:
-            with copy.memory.view(copy.nbytes) as view:
-                found = self._search(rank, copy, view) if put.compare and copy.version is not TRANSCRIPT else ()
-                ranges = streams.cut(dedup.rest(copy.nbytes, found), put.of)
-                outcome = self._receive_parts(put.delivery, view, ranges)
-            whole = outcome is Outcome.WHOLE and is_sound(copy.memory.fd, copy.version, copy.token, copy.nbytes)
+            with (
+                similar(self._shared, rank, version, timeout_s=_CAPTURE_WAIT_S) as sources,
+                copy.memory.view(put.nbytes) as view,
+            ):
+                receive = Incoming(view, copy.digests, sources, self._shared.received).receive
+                striped_receive = streams.StripedReceive(receive, put.of)
+                with self._shared.striped_receives.running(put.delivery, striped_receive):
+                    outcome = striped_receive.outcome(receive(self._sock, 0, put.of))
+            whole = outcome is Outcome.WHOLE and is_sound(copy.memory.fd, version, put.token, put.nbytes)
         finally:
             if not whole:
                 self._shared.replicas.put_back(rank, copy.memory)
         if not whole:
             return "torn" if outcome is Outcome.TORN else "damaged"
         return self._shared.replicas.add(rank, copy)
-
-    def _receive_parts(self, delivery: bytes | None, view: memoryview, parts: list[list[Range]]) -> Outcome:
-        """Receive the first part here, and the others on other connections."""
-        striped_receives, meter = self._shared.striped_receives, self._shared.received
-        if delivery is None or len(parts) == 1:
-            return framing.receive_segment(self._sock, view, meter, parts[0])
-        striped_receive = streams.StripedReceive(view, parts)
-        striped_receives.begin(delivery, striped_receive)
-        try:
-            return striped_receive.outcome(framing.receive_segment(self._sock, view, meter, parts[0]))
-        finally:
-            striped_receives.end(delivery)
-
-    def _search(self, rank: Rank, copy: Copy, view: memoryview) -> set[int]:
-        assert copy.version is not TRANSCRIPT
-        sources = similar(self._shared, rank, copy.version, timeout_s=_CAPTURE_WAIT_S)
-        with contextlib.closing(dedup.ChunkLookup(sources)) as search:
-            return search.answer(self._sock, view)
 
     # --- get -----------------------------------------------------------------------------------------------------
 
@@ -132,6 +116,8 @@ class Served:
             if get.part >= of:
                 raise ProtocolError(f"part {get.part} is asked for, and there are {of}")
             headers.send(self._sock, headers.Have(source.nbytes, source.token, of))
-            source.send(self._sock, self._shared, ranges=streams.cut([(0, source.nbytes)], of)[get.part])
+            blocks = range(get.part, source.digests.blocks, of)
+            outcome = exchange.send_part(self._sock, source, self._shared, blocks, source.still)
+            exchange.end_part(self._sock, source.digests, get.part, of, outcome)
         finally:
             source.close()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import blob_header, create_memory, whole_pages
+from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher
 from deadpool_run.vault.vault import Held, Segments, Vault
 
 Token = bytes
@@ -62,12 +63,16 @@ class Copy:
     """
 
     version: Version | None
-    token: Token
-    nbytes: int
+    digests: ChunkDigests
     timeline: int
     memory: Memory
     readers: int = 0
     left_behind: bool = False
+
+    @property
+    def token(self) -> Token:
+        """Identifies the content."""
+        return self.digests.token
 
 
 @dataclass(slots=True)
@@ -83,7 +88,8 @@ class _Rank:
 class Replicas:
     """The copies of a node."""
 
-    def __init__(self) -> None:
+    def __init__(self, hasher: Hasher) -> None:
+        self._hasher = hasher
         self._lock = threading.RLock()
         self._ranks: dict[Rank, _Rank] = {}
         self._kept: frozenset[Rank] = frozenset()
@@ -161,7 +167,8 @@ class Replicas:
             for slot, fd in enumerate(segments.slots):
                 if slot in parts:
                     part = parts[slot]
-                    self._add(own, Copy(part.version, part.token, part.nbytes, timeline, Memory(fd), left_behind=True))
+                    digests = ChunkDigests(self._hasher, rank, part.version, part.token, part.nbytes)
+                    self._add(own, Copy(part.version, digests, timeline, Memory(fd), left_behind=True))
                 else:
                     os.close(fd)
             header = blob_header(segments.transcript)
@@ -169,7 +176,8 @@ class Replicas:
                 os.close(segments.transcript)
             else:
                 nbytes, token = header
-                self._add(own, Copy(TRANSCRIPT, token, nbytes, timeline, Memory(segments.transcript)))
+                digests = ChunkDigests(self._hasher, rank, TRANSCRIPT, token, nbytes)
+                self._add(own, Copy(TRANSCRIPT, digests, timeline, Memory(segments.transcript)))
 
     def close(self) -> None:
         """Drop everything."""

@@ -16,10 +16,11 @@ from typing import Any
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.transfer.catalog import Shared
+from deadpool_run.vault.transfer.chunks import Hasher, SlotDigests
 from deadpool_run.vault.transfer.fetch import FetchTask, fetch_snapshot, fetch_transcript
 from deadpool_run.vault.transfer.framing import Bucket
 from deadpool_run.vault.transfer.receiver import Served
-from deadpool_run.vault.transfer.replicas import Memory
+from deadpool_run.vault.transfer.replicas import Memory, Replicas
 from deadpool_run.vault.transfer.sender import Dial, LocalVersions, ReplicationLink
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
@@ -49,16 +50,18 @@ class Replicator:
         dial: Dial,
         on_safe: OnSafe,
         *,
+        secret: bytes,
         bandwidth: int | None = None,
         streams: int = 1,
     ) -> None:
         """Start.
 
-        `bandwidth` limits the bytes sent per second on all connections together; `streams` the connections for one large
+        `secret` is what all agents of the job know, and only they. `bandwidth` limits the bytes sent per second on all connections together; `streams` the connections for one large
         snapshot.
         """
         closing = threading.Event()
-        self._shared = Shared(vault, streams, Bucket(bandwidth, closing), closing)
+        bucket, hasher = Bucket(bandwidth, closing), Hasher(secret)
+        self._shared = Shared(vault, streams, bucket, closing, hasher, SlotDigests(hasher), Replicas(hasher))
         self._vault = vault
         self._loop = loop
         self._dial = dial
@@ -124,6 +127,7 @@ class Replicator:
         self._cancel_fetch(rank)
         held = [] if rank not in self._local else self._local.pop(rank).held()
         self._end_links(rank)
+        self._shared.slot_digests.forget(rank)
         segments = self._vault.take(rank)
         if segments is not None:
             self._shared.replicas.take_over(rank, self._shared.timeline.number, segments, held)

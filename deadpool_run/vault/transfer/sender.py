@@ -15,10 +15,9 @@ from functools import partial
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.transfer import dedup, framing, headers, streams
+from deadpool_run.vault.transfer import exchange, headers, streams
 from deadpool_run.vault.transfer.catalog import Shared, Source, open_held, open_transcript
-from deadpool_run.vault.transfer.dedup import ChunkHistory
-from deadpool_run.vault.transfer.framing import Outcome, Range
+from deadpool_run.vault.transfer.framing import Outcome
 from deadpool_run.vault.transfer.headers import Identity
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT
 from deadpool_run.vault.transfer.streams import StreamPool
@@ -107,7 +106,6 @@ class ReplicationLink:
         self._on_change = on_change
         self._changed = threading.Condition()
         self._known = _Known(shared.timeline.number)
-        self._history = ChunkHistory()
         self._stream_pool = StreamPool(lambda: dial(peer.address, peer.port))
         self._stopping = False
         self._woken = True
@@ -180,13 +178,13 @@ class ReplicationLink:
         known, held = self._known, self._local.held()
         identities = [(each.version, each.token) for each in held]
         if known.transcript is None:
-            source = open_transcript(self._shared.vault, self._rank)
+            source = open_transcript(self._shared, self._rank)
             if source is not None:
                 return _Offer(TRANSCRIPT, source, timeline, identities)
         missing = [each for each in held if (each.version, each.token) not in known.held]
         for each in sorted(missing, key=self._urgency, reverse=True):
             if known.last is None or each.version > known.last:
-                source = open_held(self._shared.vault, self._rank, each)
+                source = open_held(self._shared, self._rank, each)
                 if source is not None:
                     return _Offer(each.version, source, timeline, identities)
         return None
@@ -197,63 +195,51 @@ class ReplicationLink:
 
     def _deliver(self, offer: _Offer) -> bool:
         """Send the chunks that the buddy does not have. False: try again later. Raises OSError and `ProtocolError`."""
-        sock = self._stream_pool.first()
-        nbytes = offer.source.nbytes
-        asked = [] if offer.version is TRANSCRIPT else self._history.worth_asking(nbytes)
-        found: set[int] | None = None
-        deduplicated = 0
+        sock, source = self._stream_pool.first(), offer.source
         delivery = secrets.token_bytes(headers.TOKEN_BYTES)
-        parts = 1 + self._stream_pool.open(streams.worthwhile(nbytes, self._shared.streams) - 1)
+        parts = 1 + self._stream_pool.open(streams.worthwhile(source.nbytes, self._shared.streams) - 1)
         put = headers.Put(
             rank=self._rank,
             version=offer.version,
-            token=offer.source.token,
-            nbytes=nbytes,
+            token=source.token,
+            nbytes=source.nbytes,
             timeline=offer.timeline,
             held=offer.held,
-            compare=bool(asked),
             of=parts,
             delivery=delivery,
         )
         headers.send(sock, put)
         answer = headers.receive_answer(sock)
         if isinstance(answer, headers.Go):
-            found = dedup.ask(sock, offer.source.fd, nbytes, asked, offer.source.still) if asked else set()
-            left = dedup.rest(nbytes, found)
-            self._send(offer, delivery, streams.cut(left, parts))
+            self._send(offer, delivery, parts)
             answer = headers.receive_answer(sock)
-            deduplicated = nbytes - sum(end - begin for begin, end in left)
         if not isinstance(answer, headers.HeldVersions):
             _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer)
             return False
-        if found is not None:  # else the buddy had all of it and did not search
-            self._history.learn(asked, found)
-            self._shared.deduplicated.add(deduplicated)
         self._learn(offer, answer)
         return True
 
-    def _send(self, offer: _Offer, delivery: bytes, parts: list[list[Range]]) -> None:
+    def _send(self, offer: _Offer, delivery: bytes, of: int) -> None:
         """Send each part over its own connection. Raises OSError.
 
         The first part ends last: the buddy waits for its end, and so learns at once if another connection breaks.
         """
         outcomes: list[Outcome] = []
+        source, digests, shared = offer.source, offer.source.digests, self._shared
+
+        def still() -> bool:
+            return shared.timeline.number == offer.timeline and source.still()
 
         def send(part: int, sock: socket.socket) -> None:
             if part:
-                headers.send(sock, headers.PartHeader(delivery, part, len(parts)))
-            outcomes.append(
-                offer.source.send(
-                    sock,
-                    self._shared,
-                    ranges=parts[part],
-                    wanted=lambda: self._shared.timeline.number == offer.timeline,
-                    end=part > 0,
-                )
-            )
+                headers.send(sock, headers.PartHeader(delivery, part, of))
+            outcome = exchange.send_part(sock, source, shared, range(part, digests.blocks, of), still)
+            outcomes.append(outcome)
+            if part:
+                exchange.end_part(sock, digests, part, of, outcome)
 
-        self._stream_pool.work(*(partial(send, part) for part in range(len(parts))))
-        framing.end_segment(self._stream_pool.first(), max(outcomes))
+        self._stream_pool.work(*(partial(send, part) for part in range(of)))
+        exchange.end_part(self._stream_pool.first(), digests, 0, of, max(outcomes))
 
     def _learn(self, offer: _Offer, answer: headers.HeldVersions) -> None:
         if offer.version is TRANSCRIPT and answer.transcript != offer.source.token:

@@ -1,17 +1,17 @@
 """Several connections for one segment, each with a part of its bytes: one connection may not fill the link.
 
 The first connection of a delivery carries the messages, with the number of parts (`of`). Each of the others announces its part
-with a `headers.PartHeader`, and the bytes follow as in `framing`. Both ends divide the bytes in the same way.
+with a `headers.PartHeader`, and the part follows as in `exchange`.
 """
 
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.vault.transfer import framing
-from deadpool_run.vault.transfer.framing import Outcome, Range
+from deadpool_run.vault.transfer.framing import Outcome
 
 MIN_PART_BYTES = 32 << 20
 """A smaller part is not worth a connection."""
@@ -21,24 +21,6 @@ MAX_PARTS = 16
 def worthwhile(nbytes: int, most: int) -> int:
     """Return the number of parts for `nbytes` bytes, up to `most`."""
     return max(1, min(most, nbytes // MIN_PART_BYTES, MAX_PARTS))
-
-
-def cut(ranges: Sequence[Range], count: int) -> list[list[Range]]:
-    """Divide the ranges into `count` parts of about equal size, in order."""
-    share = -(-sum(end - begin for begin, end in ranges) // count)
-    parts: list[list[Range]] = [[]]
-    room = share
-    for begin, end in ranges:
-        at = begin
-        while at < end:
-            if room == 0:
-                parts.append([])
-                room = share
-            upto = min(end, at + room)
-            parts[-1].append((at, upto))
-            room -= upto - at
-            at = upto
-    return parts + [[] for _ in range(count - len(parts))]
 
 
 class StreamPool:
@@ -127,25 +109,24 @@ class StreamPool:
 
 
 class StripedReceive:
-    """A segment received in parts. The first part's thread waits for the others, which write to the same memory."""
+    """A segment received in `of` parts. The first part's thread waits for the others, which write to the same memory."""
 
-    def __init__(self, view: memoryview, parts: Sequence[Sequence[Range]]) -> None:
-        self._view = view
-        self._parts = parts
+    def __init__(self, receive: Callable[[socket.socket, int, int], Outcome], of: int) -> None:
+        self._receive, self._of = receive, of
         self._changed = threading.Condition()
         self._taken: dict[int, socket.socket] = {}
-        self._ended: dict[int, Outcome | None] = {}
+        self._ended: dict[int, Outcome] = {}
         self._over = False
 
-    def bring(self, part: int, of: int, sock: socket.socket, meter: framing.Meter) -> None:
+    def bring(self, part: int, of: int, sock: socket.socket) -> None:
         """Receive a part, in the thread of its connection. Raises OSError and `ProtocolError`."""
         with self._changed:
-            if self._over or of != len(self._parts) or not 0 < part < of or part in self._taken:
+            if self._over or of != self._of or not 0 < part < of or part in self._taken:
                 raise ProtocolError(f"part {part} of {of} is not expected")
             self._taken[part] = sock
-        outcome = None
+        outcome = Outcome.TORN
         try:
-            outcome = framing.receive_segment(sock, self._view, meter, self._parts[part])
+            outcome = self._receive(sock, part, of)
         finally:
             with self._changed:
                 self._ended[part] = outcome
@@ -154,19 +135,15 @@ class StripedReceive:
     def outcome(self, first: Outcome) -> Outcome:
         """Wait for all parts; return the outcome of the whole. It is torn if the connection of a part broke."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._ended) == len(self._parts) - 1, framing.TIMEOUT_S)
-            found = {first, *(Outcome.TORN if each is None else each for each in self._ended.values())}
-            if len(self._ended) < len(self._parts) - 1:
-                found.add(Outcome.TORN)
-        return max(found)
+            whole = self._changed.wait_for(lambda: len(self._ended) == self._of - 1, framing.TIMEOUT_S)
+            return max(first, *self._ended.values(), Outcome.WHOLE if whole else Outcome.TORN)
 
     def close(self) -> None:
         """Wait until no thread writes to the memory any more."""
         with self._changed:
             self._over = True
-            for part, sock in self._taken.items():
-                if part not in self._ended:
-                    framing.shut_down(sock)
+            for part in self._taken.keys() - self._ended.keys():
+                framing.shut_down(self._taken[part])
             self._changed.wait_for(lambda: len(self._ended) == len(self._taken))
 
 
@@ -178,17 +155,17 @@ class StripedReceives:
         self._found: dict[bytes, StripedReceive] = {}
         self._closed = False
 
-    def begin(self, delivery: bytes, striped_receive: StripedReceive) -> None:
-        """Accept parts of this delivery."""
+    @contextlib.contextmanager
+    def running(self, delivery: bytes, striped_receive: StripedReceive) -> Iterator[None]:
+        """Accept parts of this delivery meanwhile; wait at the end for those that are running."""
         with self._changed:
             self._found[delivery] = striped_receive
             self._changed.notify_all()
-
-    def end(self, delivery: bytes) -> None:
-        """Accept no further parts, and wait for the running ones."""
-        with self._changed:
-            striped_receive = self._found.pop(delivery, None)
-        if striped_receive is not None:
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._found.pop(delivery, None)
             striped_receive.close()
 
     def find(self, delivery: bytes) -> StripedReceive:

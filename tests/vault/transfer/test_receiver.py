@@ -4,15 +4,16 @@ import asyncio
 import contextlib
 import os
 import struct
-import zlib
 
 import pytest
 from kit import processes
-from vault_kit import KIB, LIMIT_S, Node, connect, content, fill_slot, in_loop, off
+from vault_kit import KIB, LIMIT_S, SECRET, Node, connect, content, fill_slot, in_loop, off
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.transfer import framing, headers
+from deadpool_run.vault.transfer import exchange, framing, headers
+from deadpool_run.vault.transfer.chunks import DIGEST_BYTES, ChunkDigests, Hasher
+from deadpool_run.vault.transfer.framing import Outcome
 from deadpool_run.vault.transfer.headers import Go, HeldVersions, No
 from deadpool_run.wire.typed import to_json
 
@@ -32,6 +33,7 @@ class Owner:
         self.bytes = os.pread(self.fd, header.used_bytes, 0)
 
     def ask(self, **message):
+        self.asked = message
         framing.send_frame(self.sock, to_json(message))
         return headers.receive_answer(self.sock)
 
@@ -46,19 +48,34 @@ class Owner:
             "timeline": timeline,
             "held": held,
             "of": 1,
+            "delivery": bytes(16),
         }
 
     def put(self, version, timeline=0, held=None, **other):
         return self.ask(**(self.offer(version, timeline, held) | other))
 
-    def send(self, data=None, status=0):
-        """Send the pieces of a segment, and return the answer."""
-        data = self.bytes if data is None else data
-        for at in range(0, len(data), framing.PIECE_BYTES):
-            piece = data[at : at + framing.PIECE_BYTES]
-            self.sock.sendall(struct.pack("<II", len(piece), zlib.crc32(piece)) + piece)
-        self.sock.sendall(struct.pack("<II", 0, status))
+    def digests(self, secret=SECRET):
+        """Return the digests, none of which is known, of what was offered last."""
+        asked = self.asked
+        return ChunkDigests(Hasher(secret), asked["rank"], asked["version"], asked["token"], asked["nbytes"])
+
+    def send(self, blocks=None, status=Outcome.WHOLE, *, secret=SECRET, sent=None, seal=None):
+        """Send a segment, or `sent` in the place of its bytes, and return the answer."""
+        digests = self.digests(secret)
+        with memoryview(self.bytes) as view:
+            for number in range(digests.blocks if blocks is None else blocks):
+                self.say(exchange._DIGESTS, body=digests.of_block(number, view))
+                block = digests.block(number)
+                answer = framing.receive_exactly(self.sock, len(block))
+                missing = [
+                    (sent or self.bytes)[slice(*each)] for each, lacks in zip(block, answer, strict=True) if lacks
+                ]
+                self.say(exchange._CHUNKS, body=b"".join(missing))
+        self.say(exchange._END, status, seal or digests.seal(0, 1))
         return headers.receive_answer(self.sock)
+
+    def say(self, kind, number=None, body=b""):
+        self.sock.sendall(exchange._HEAD.pack(kind, len(body) if number is None else number) + body)
 
     def put_all(self, version, timeline=0, **other):
         assert self.put(version, timeline, **other) == Go()
@@ -131,14 +148,48 @@ async def test_a_flipped_byte_is_found_and_the_copy_before_stays(at):
         held = [(5, owner.token)]
         owner.write(6)
         assert await off(owner.put, 6, held=[*held, (6, owner.token)]) == Go()
-        piece = owner.bytes
-        owner.sock.sendall(struct.pack("<II", len(piece), zlib.crc32(piece)) + flipped(piece, at % len(piece)))
-        owner.sock.sendall(bytes(8))
-        assert await off(headers.receive_answer, owner.sock) == No("damaged")
+        before = flipped(owner.bytes, at % len(owner.bytes))
+        assert await off(lambda: owner.send(sent=before)) == No("damaged")
         assert node.replicator.versions(Rank(0)) == (5,)
         assert node.copy_of(0, 5) == content(0, 5)
         assert isinstance(await off(owner.put_all, 6, held=[*held, (6, owner.token)]), HeldVersions)
         assert node.copy_of(0, 6) == content(0, 6)
+
+
+@in_loop
+async def test_who_has_another_secret_can_give_nothing():
+    async with pair() as (node, owner):
+        owner.write(5)
+        assert await off(owner.put, 5) == Go()
+        assert await off(lambda: owner.send(secret=b"another one")) == No("damaged")
+        assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
+
+
+@in_loop
+async def test_a_forged_chunk_of_the_right_length_is_refused():
+    """Who reads everything knows genuine digests and seals, and cannot make another."""
+    async with pair() as (node, owner):
+        owner.write(5)
+        assert await off(owner.put, 5) == Go()
+        begin, end = segments.HEADER_BYTES, segments.HEADER_BYTES + 100 * KIB
+        forged = owner.bytes[:begin] + os.urandom(end - begin) + owner.bytes[end:]
+        assert await off(lambda: owner.send(sent=forged)) == No("damaged")
+        assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
+
+
+@in_loop
+async def test_genuine_chunks_are_of_no_use_in_another_place():
+    """Digests fit the chunks, and the header is the right one; but the seal is of what was sent before."""
+    async with pair() as (node, owner):
+        await owner.gives(5)
+        with memoryview(owner.bytes) as view:
+            owner.asked = owner.offer(5)
+            before = owner.digests()
+            before.of_block(0, view)
+        owner.write(6)
+        assert await off(owner.put, 6) == Go()
+        assert await off(lambda: owner.send(seal=before.seal(0, 1))) == No("damaged")
+        assert node.replicator.versions(Rank(0)) == (5,)
 
 
 @pytest.mark.parametrize("lie", ["header", "manifest", "version", "token", "size"])
@@ -168,9 +219,9 @@ async def test_a_torn_copy_is_thrown_away():
     async with pair() as (_node, owner):
         owner.write(5)
         assert await off(owner.put, 5) == Go()
-        assert await off(owner.send, owner.bytes, 1) == No("torn")
+        assert await off(lambda: owner.send(status=Outcome.TORN)) == No("torn")
         assert await off(owner.put, 5) == Go(), "it is not here"
-        assert await off(owner.send, b"", 1) == No("torn")
+        assert await off(lambda: owner.send(0, Outcome.TORN)) == No("torn")
 
 
 @in_loop
@@ -179,7 +230,7 @@ async def test_an_owner_that_dies_midway_leaves_what_was_there():
         await owner.gives(5)
         owner.write(6)
         assert await off(owner.put, 6) == Go()
-        owner.sock.sendall(struct.pack("<II", 1000, 0) + bytes(500))
+        owner.say(exchange._DIGESTS, 2 * DIGEST_BYTES, bytes(DIGEST_BYTES))
         (served,) = node.replicator._served
         owner.sock.close()
         await off(served.thread.join, LIMIT_S)
@@ -307,7 +358,8 @@ def frame(body):
     return struct.pack(">I", len(body)) + body
 
 
-BASE = {"type": "Put", "rank": 0, "version": 5, "token": bytes(16), "nbytes": 9000, "timeline": 0, "held": [], "of": 1}
+BASE = {"type": "Put", "rank": 0, "version": 5, "token": bytes(16), "nbytes": 9000, "timeline": 0, "held": []}
+BASE |= {"of": 1, "delivery": bytes(16)}
 GARBAGE = {
     "a long frame": struct.pack(">I", 1 << 31),
     "no json": frame(b"\xff\xfe{"),
@@ -324,6 +376,7 @@ GARBAGE = {
         "nbytes": (0, -1, 1 << 62, None, "9000"),
         "timeline": (-1, None, "0"),
         "of": (0, 17, None, "1"),
+        "delivery": (None, "", bytes(15)),
         "held": (None, [5], [[5]], [[5, bytes(1)]], [[5, bytes(16)]] * 4, {}),
     }.items()
     for value in values
@@ -365,13 +418,27 @@ async def test_a_frame_cut_short_is_nothing(cut):
         assert isinstance(await off(owner.put_all, 5), HeldVersions)
 
 
-@pytest.mark.parametrize("length", [framing.PIECE_BYTES + 1, 300 * KIB, (1 << 32) - 1])
+@pytest.mark.parametrize("length", [0, 1, DIGEST_BYTES, 3 * DIGEST_BYTES, (1 << 32) - 1])
+@pytest.mark.parametrize("kind", [exchange._DIGESTS, exchange._CHUNKS, exchange._END + 1])
 @in_loop
-async def test_a_piece_that_is_too_long_ends_the_connection(length):
+async def test_a_message_that_is_not_due_ends_the_connection(kind, length):
     async with pair() as (node, owner):
         owner.write(5)
         assert await off(owner.put, 5) == Go()
-        owner.sock.sendall(struct.pack("<II", length, 0))
+        owner.say(kind, length)
+        await off(lambda: expect_end(owner.sock))
+        assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
+
+
+@pytest.mark.parametrize("length", [0, 1, 200 * KIB, (1 << 32) - 1])
+@in_loop
+async def test_chunks_of_another_length_end_the_connection(length):
+    async with pair() as (node, owner):
+        owner.write(5)
+        assert await off(owner.put, 5) == Go()
+        owner.say(exchange._DIGESTS, body=bytes(2 * DIGEST_BYTES))
+        assert await off(framing.receive_exactly, owner.sock, 2) == b"\1\1"
+        owner.say(exchange._CHUNKS, length)
         await off(lambda: expect_end(owner.sock))
         assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
 
@@ -381,7 +448,7 @@ async def test_a_segment_that_ends_early_ends_the_connection():
     async with pair() as (node, owner):
         owner.write(5)
         assert await off(owner.put, 5) == Go()
-        owner.sock.sendall(bytes(8))
+        owner.say(exchange._END, Outcome.WHOLE, owner.digests().seal(0, 1))
         await off(lambda: expect_end(owner.sock))
         assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
 

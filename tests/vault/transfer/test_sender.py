@@ -4,14 +4,15 @@ import os
 import socket
 
 import pytest
-from vault_kit import KIB, FakeBuddy, Node, content, in_loop, off
+from vault_kit import KIB, FakeBuddy, Node, content, digests_of, in_loop, off
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.status_page import BUSY
-from deadpool_run.vault.transfer import framing
+from deadpool_run.vault.transfer import exchange, framing
+from deadpool_run.vault.transfer.chunks import DIGEST_BYTES
 from deadpool_run.vault.transfer.framing import Outcome
-from deadpool_run.vault.transfer.headers import No
+from deadpool_run.vault.transfer.headers import Go, No
 from deadpool_run.wire.typed import to_json
 
 LARGE = os.urandom(32 * KIB * KIB)
@@ -30,6 +31,17 @@ class Pair:
     async def __aexit__(self, *_):
         self.buddy.close()
         await self.owner.close()
+
+
+def peek(buddy, nbytes):
+    """Wait until so much has come, and leave it there."""
+    assert buddy.sock.recv_into(bytearray(nbytes), nbytes, socket.MSG_PEEK | socket.MSG_WAITALL) == nbytes
+
+
+def lacks_everything(buddy, offer):
+    """Have the offered segment sent, and answer in advance that every chunk is missing."""
+    buddy.say(Go())
+    buddy.sock.sendall(b"\1" * digests_of(offer).chunks)
 
 
 async def begin(owner, buddy):
@@ -102,12 +114,10 @@ async def test_a_slot_that_is_overwritten_while_it_is_sent_is_said_to_be_torn():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE)
         offer = await begin(owner, buddy)
-        await off(buddy.go, offer)
-        leader = bytearray(8 + framing.PIECE_BYTES)
-        await off(framing.receive_into, buddy.sock, memoryview(leader))  # it is on its way
+        buddy.say(Go())
+        await off(peek, buddy, 1)  # it is on its way
         owner.vault.status_page.rank_entries[0].set_slot(0, BUSY)
-        with memoryview(bytearray(offer.nbytes)) as view:
-            assert await off(framing.receive_segment, buddy.sock, view, buddy.meter, [(0, len(view))]) is Outcome.TORN
+        assert await off(buddy.receive, offer) is Outcome.TORN
 
 
 @in_loop
@@ -125,31 +135,41 @@ async def test_the_same_version_written_again_is_another_content():
 
 
 @in_loop
-async def test_pages_that_change_on_their_way_are_found_out():
-    """What `sendfile` has taken are the slot's own pages: they may change after the owner's last look."""
+async def test_bytes_that_change_after_they_were_hashed_are_found_out():
+    """A stray write, of which the slot's header says nothing."""
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE[: 24 * KIB])
         offer = await begin(owner, buddy)
-        await off(buddy.go, offer)
-        end = bytearray(8)
-        whole = 8 + offer.nbytes + len(end)
-        peeked = bytearray(whole)
-        flags = socket.MSG_PEEK | socket.MSG_WAITALL
-        assert await off(buddy.sock.recv_into, peeked, whole, flags) == whole, "all of it lies in the socket"
-        assert peeked[-8:] == bytes(8), "the owner saw no change"
+        buddy.say(Go())
+        await off(peek, buddy, exchange._HEAD.size + 2 * DIGEST_BYTES)
         os.pwrite(owner.vault.descriptors(Rank(0))["slot0"], b"\0" * 4096, segments.HEADER_BYTES)
-        with memoryview(bytearray(offer.nbytes)) as view:
-            outcome = await off(framing.receive_segment, buddy.sock, view, buddy.meter, [(0, len(view))])
-            changed = view[segments.HEADER_BYTES : segments.HEADER_BYTES + 4096] == b"\0" * 4096
-        assert outcome is (Outcome.DAMAGED if changed else Outcome.WHOLE)
+        assert await off(buddy.receive, offer) is Outcome.DAMAGED
+
+
+@in_loop
+async def test_what_was_hashed_for_one_buddy_is_not_hashed_for_the_next():
+    async with Pair() as (owner, buddy):
+        hasher = owner.replicator._shared.hasher
+        hashed, chunk = [], hasher.chunk
+        hasher.chunk = lambda data: (hashed.append(len(data)), chunk(data))[1]
+        owner.capture(0, 1, body=LARGE)
+        offer = await begin(owner, buddy)
+        assert await off(buddy.take, offer) is Outcome.WHOLE
+        assert sum(hashed) == offer.nbytes
+        other = FakeBuddy("other")
+        owner.replicator.set_buddies({Rank(0): (buddy.peer, other.peer)})
+        await off(other.accept)
+        assert await off(other.take, await off(other.offered)) is Outcome.WHOLE
+        assert sum(hashed) == offer.nbytes
+        other.close()
 
 
 @in_loop
 async def test_a_buddy_that_hangs_up_midway_is_tried_again():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE)
-        await off(buddy.go, await begin(owner, buddy))
-        await off(framing.receive_into, buddy.sock, memoryview(bytearray(100 * KIB)))
+        lacks_everything(buddy, await begin(owner, buddy))
+        await off(framing.receive_exactly, buddy.sock, 100 * KIB)
         await off(buddy.accept)
         offer = await off(buddy.offered)
         assert offer.version == 1
@@ -194,7 +214,7 @@ async def test_a_buddy_that_does_not_read_is_given_up(monkeypatch):
     monkeypatch.setattr(framing, "TIMEOUT_S", 0.3)
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE)
-        await off(buddy.go, await begin(owner, buddy))
+        lacks_everything(buddy, await begin(owner, buddy))
         await off(buddy.accept)
         assert (await off(buddy.offered)).version == 1
 
@@ -242,7 +262,7 @@ async def test_a_cap_on_bandwidth_holds():
         began = owner.loop.time()
         assert await off(buddy.take, offer) is Outcome.WHOLE
         took = owner.loop.time() - began
-        assert took > (offer.nbytes - framing.PIECE_BYTES) / rate * 0.9
+        assert took > (offer.nbytes - exchange.PIECE_BYTES) / rate * 0.9
         report = owner.replicator.status()
         assert report["sent_bytes"] == offer.nbytes
 

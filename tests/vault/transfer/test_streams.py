@@ -9,17 +9,18 @@ from vault_kit import KIB, LIMIT_S, cluster, connect, content, in_loop, off
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank
-from deadpool_run.vault.transfer import framing, headers, streams
+from deadpool_run.vault.transfer import chunks, framing, headers, streams
 from deadpool_run.vault.transfer.framing import Outcome
-from deadpool_run.vault.transfer.streams import StreamPool, StripedReceive, StripedReceives, cut, worthwhile
+from deadpool_run.vault.transfer.streams import StreamPool, StripedReceive, StripedReceives, worthwhile
 
 BODY_BYTES = 3000 * KIB
-"""More than one piece a part."""
+"""More than one block a part."""
 
 
 @pytest.fixture
 def small_parts(monkeypatch):
     monkeypatch.setattr(streams, "MIN_PART_BYTES", 64 * KIB)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 16 * KIB)
 
 
 class Dialled:
@@ -37,17 +38,6 @@ class Dialled:
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 16])
-@pytest.mark.parametrize("ranges", [[(0, 1)], [(0, 100)], [(0, 10), (20, 21), (30, 97)], [(5, 6), (8, 9)]])
-def test_parts_are_all_of_it_in_order_and_of_about_one_size(ranges, count):
-    parts = cut(ranges, count)
-    assert len(parts) == count
-    every = [at for part in parts for begin, end in part for at in range(begin, end)]
-    assert every == [at for begin, end in ranges for at in range(begin, end)]
-    assert all(begin < end for part in parts for begin, end in part)
-    assert max(sum(end - begin for begin, end in part) for part in parts) == -(-len(every) // count)
 
 
 def test_what_is_small_goes_over_one_connection():
@@ -119,32 +109,26 @@ async def test_a_connection_that_breaks_takes_the_delivery_with_it_and_it_is_mad
 # --- one end at a time -----------------------------------------------------------------------------------------------
 
 
-def sent(sock, body, ranges, outcome=Outcome.WHOLE):
-    """Send what a part consists of."""
-    for begin, end in ranges:
-        stream_piece(sock, body[begin:end])
-    sock.sendall(framing._PIECE.pack(0, outcome))
-
-
-def stream_piece(sock, data):
-    sock.sendall(framing._PIECE.pack(len(data), framing.zlib.crc32(data)) + data)
+def take(sock, _part, _of):
+    """Receive a part that consists of its outcome."""
+    return Outcome(framing.receive_exactly(sock, 1)[0])
 
 
 def bring(striped_receive, part, of, outcome=Outcome.WHOLE, *, cut_off=False):
-    """Bring a part of nothing but zeros on a thread of its own."""
+    """Bring a part on a thread of its own."""
     ours, theirs = socket.socketpair()
 
     def run():
         with theirs:
             try:
-                striped_receive.bring(part, of, theirs, framing.Meter())
+                striped_receive.bring(part, of, theirs)
             except OSError:
                 assert cut_off
 
     thread = threading.Thread(target=run)
     thread.start()
     if not cut_off:
-        sent(ours, bytes(400), striped_receive._parts[part], outcome)
+        ours.sendall(bytes([outcome]))
     ours.close()
     thread.join(LIMIT_S)
     assert not thread.is_alive()
@@ -160,66 +144,55 @@ def bring(striped_receive, part, of, outcome=Outcome.WHOLE, *, cut_off=False):
     ],
 )
 def test_the_whole_is_as_good_as_its_worst_part(first, second, expected):
-    with memoryview(bytearray(400)) as view:
-        striped_receive = StripedReceive(view, cut([(0, 400)], 3))
-        bring(striped_receive, 1, 3, second)
-        bring(striped_receive, 2, 3)
-        assert striped_receive.outcome(first) is expected
-        striped_receive.close()
+    striped_receive = StripedReceive(take, 3)
+    bring(striped_receive, 1, 3, second)
+    bring(striped_receive, 2, 3)
+    assert striped_receive.outcome(first) is expected
+    striped_receive.close()
 
 
 def test_a_part_that_breaks_off_or_never_comes_leaves_it_torn(monkeypatch):
     monkeypatch.setattr(framing, "TIMEOUT_S", 0.2)
-    with memoryview(bytearray(400)) as view:
-        broken = StripedReceive(view, cut([(0, 400)], 2))
-        bring(broken, 1, 2, cut_off=True)
-        assert broken.outcome(Outcome.WHOLE) is Outcome.TORN
-        missing = StripedReceive(view, cut([(0, 400)], 2))
-        assert missing.outcome(Outcome.WHOLE) is Outcome.TORN
+    broken = StripedReceive(take, 2)
+    bring(broken, 1, 2, cut_off=True)
+    assert broken.outcome(Outcome.WHOLE) is Outcome.TORN
+    missing = StripedReceive(take, 2)
+    assert missing.outcome(Outcome.WHOLE) is Outcome.TORN
 
 
 @pytest.mark.parametrize(("part", "of"), [(0, 2), (2, 2), (1, 3)])
 def test_a_part_that_is_not_due_is_refused(part, of):
-    with memoryview(bytearray(400)) as view:
-        striped_receive = StripedReceive(view, cut([(0, 400)], 2))
-        with pytest.raises(ProtocolError):
-            striped_receive.bring(part, of, None, framing.Meter())
+    striped_receive = StripedReceive(take, 2)
+    with pytest.raises(ProtocolError):
+        striped_receive.bring(part, of, None)
 
 
 def test_a_part_comes_once_and_not_after_the_end():
-    with memoryview(bytearray(400)) as view:
-        striped_receive = StripedReceive(view, cut([(0, 400)], 2))
-        bring(striped_receive, 1, 2)
-        with pytest.raises(ProtocolError):
-            striped_receive.bring(1, 2, None, framing.Meter())
-        late = StripedReceive(view, cut([(0, 400)], 2))
-        late.close()
-        with pytest.raises(ProtocolError):
-            late.bring(1, 2, None, framing.Meter())
-
-
-class Told(framing.Meter):
-    """Tells that the first piece has come."""
-
-    def __init__(self):
-        super().__init__()
-        self.came = threading.Event()
-
-    def add(self, nbytes):
-        super().add(nbytes)
-        self.came.set()
+    striped_receive = StripedReceive(take, 2)
+    bring(striped_receive, 1, 2)
+    with pytest.raises(ProtocolError):
+        striped_receive.bring(1, 2, None)
+    late = StripedReceive(take, 2)
+    late.close()
+    with pytest.raises(ProtocolError):
+        late.bring(1, 2, None)
 
 
 @in_loop
 async def test_nobody_writes_any_more_once_a_striped_receive_is_closed():
-    striped_receives, meter = StripedReceives(), Told()
+    striped_receives, came = StripedReceives(), threading.Event()
+
+    def take_much(sock, _part, _of):
+        framing.receive_exactly(sock, 1)
+        came.set()
+        framing.receive_exactly(sock, 1)
+
     ours, theirs = socket.socketpair()
-    with ours, theirs, memoryview(bytearray(400)) as view:
-        striped_receives.begin(b"d", StripedReceive(view, [[(0, 100)], [(100, 200), (300, 400)]]))
-        bringing = asyncio.create_task(off(striped_receives.find(b"d").bring, 1, 2, theirs, meter))
-        stream_piece(ours, bytes(100))
-        assert await off(meter.came.wait, LIMIT_S)
-        await off(striped_receives.end, b"d")
+    with ours, theirs:
+        with striped_receives.running(b"d", StripedReceive(take_much, 2)):
+            bringing = asyncio.create_task(off(striped_receives.find(b"d").bring, 1, 2, theirs))
+            ours.sendall(b"1")
+            assert await off(came.wait, LIMIT_S)
         with pytest.raises(OSError, match="hung up"):
             await bringing
 
@@ -228,9 +201,8 @@ async def test_nobody_writes_any_more_once_a_striped_receive_is_closed():
 async def test_who_looks_for_a_striped_receive_waits_for_it_and_not_for_ever():
     striped_receives = StripedReceives()
     looking = asyncio.create_task(off(striped_receives.find, b"d"))
-    with memoryview(bytearray(400)) as view:
-        begun = StripedReceive(view, cut([(0, 400)], 2))
-        striped_receives.begin(b"d", begun)
+    begun = StripedReceive(take, 2)
+    with striped_receives.running(b"d", begun):
         assert await looking is begun
     looking = asyncio.create_task(off(striped_receives.find, b"e"))
     striped_receives.close()

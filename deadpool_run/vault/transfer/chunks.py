@@ -1,0 +1,117 @@
+"""Chunks of segments, and their keyed digests: 16 bytes of BLAKE3 under keys that only the job's agents have.
+
+One digest serves three purposes. Equal digests show that a peer has a chunk already. A received chunk that has another digest
+was damaged on its way. And nobody without the key can make a digest that fits. The *seal* of a segment is a digest of all its
+chunks' digests, in order, and of what the segment is: a genuine chunk is of no use in another place.
+"""
+
+import threading
+from collections.abc import Iterable
+from itertools import pairwise
+
+from blake3 import blake3
+
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.segments import HEADER_BYTES
+from deadpool_run.vault.vault import Held
+
+CHUNK_BYTES = 256 << 10
+"""Small, so that the different bytes at a snapshot's end cost little, and a core's cache holds a chunk."""
+BLOCK_CHUNKS = 16
+DIGEST_BYTES = 16
+
+Range = tuple[int, int]
+"""The first byte, and the first byte after the range."""
+
+
+class Hasher:
+    """Computes digests under keys that are derived from the job's secret, each for its purpose."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._chunk_key = blake3(secret, derive_key_context="deadpool-run vault 1: chunks").digest()
+        self._seal_key = blake3(secret, derive_key_context="deadpool-run vault 1: seals").digest()
+
+    def chunk(self, data: memoryview) -> bytes:
+        """Return the digest of a chunk. Other threads run meanwhile."""
+        return blake3(data, key=self._chunk_key).digest(DIGEST_BYTES)
+
+    def seal(self, parts: Iterable[bytes]) -> bytes:
+        """Return the digest of what a segment is, and of its chunks' digests."""
+        return blake3(b"".join(parts), key=self._seal_key).digest(DIGEST_BYTES)
+
+
+class ChunkDigests:
+    """The digests of one segment's chunks, as far as they are known. Thread-safe.
+
+    The header is a chunk of its own. A *block* is a group of consecutive chunks.
+    """
+
+    def __init__(self, hasher: Hasher, rank: Rank, version: Version | None, token: bytes, nbytes: int) -> None:
+        self.hasher, self.token, self.nbytes = hasher, token, nbytes
+        self._name = f"{rank} {version} {nbytes} ".encode() + token
+        self.chunks = 1 + max(0, -(-(nbytes - HEADER_BYTES) // CHUNK_BYTES))
+        self.blocks = -(-self.chunks // BLOCK_CHUNKS)
+        self._digests: list[bytes] = [b""] * self.blocks
+        self._locks = [threading.Lock() for _ in range(self.blocks)]
+        self.places: dict[bytes, int] = {}
+        """The first byte of a chunk with this digest."""
+
+    def block(self, number: int) -> list[Range]:
+        """Return the chunks of a block."""
+        first = number * BLOCK_CHUNKS
+        last = min(first + BLOCK_CHUNKS, self.chunks)
+        ends = [min(HEADER_BYTES + index * CHUNK_BYTES, self.nbytes) for index in range(first - 1, last)]
+        return list(pairwise(ends if first else [0, *ends[1:]]))
+
+    def of_block(self, number: int, view: memoryview) -> bytes:
+        """Return the digests of a block of `view`, one after the other. They are computed once."""
+        with self._locks[number]:
+            if not self._digests[number]:
+                digests = []
+                for begin, end in self.block(number):
+                    with view[begin:end] as part:
+                        digests.append(self.hasher.chunk(part))
+                self.put(number, b"".join(digests))
+            return self._digests[number]
+
+    def are_known(self) -> bool:
+        """Return whether all were computed or noted."""
+        return all(self._digests)
+
+    def put(self, number: int, digests: bytes) -> None:
+        """Note the digests of a block."""
+        self._digests[number] = digests
+        self.places.update(zip(split(digests), (begin for begin, _ in self.block(number)), strict=True))
+
+    def seal(self, part: int, of: int) -> bytes:
+        """Return the seal of every of-th block, from block `part` on."""
+        return self.hasher.seal([self._name, f" {part} {of} ".encode(), *self._digests[part::of]])
+
+
+def split(digests: bytes) -> list[bytes]:
+    """Return the single digests."""
+    return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
+
+
+class SlotDigests:
+    """The digests of the slots of this node's ranks, each as long as the slot holds this content. Thread-safe."""
+
+    def __init__(self, hasher: Hasher) -> None:
+        self._hasher = hasher
+        self._lock = threading.Lock()
+        self._found: dict[tuple[Rank, int], ChunkDigests] = {}
+
+    def of(self, rank: Rank, held: Held) -> ChunkDigests:
+        """Return the digests of a slot with this content."""
+        with self._lock:
+            found = self._found.get((rank, held.slot))
+            if found is None or found.token != held.token:
+                found = ChunkDigests(self._hasher, rank, held.version, held.token, held.nbytes)
+                self._found[rank, held.slot] = found
+            return found
+
+    def forget(self, rank: Rank) -> None:
+        """Free those of a rank that does not live here any more."""
+        with self._lock:
+            for slot in (0, 1):
+                self._found.pop((rank, slot), None)
