@@ -99,6 +99,11 @@ class Leadership:
             self.handle(electorate.Tick())
         return quorum.has_authority(self.agent, self._loop.time())
 
+    def catch_up(self) -> None:
+        """Do what is due: after a pause of the machine messages are read before timers run."""
+        if self._timer is not None and self._loop.time() >= self._timer.when():
+            self.handle(electorate.Tick())
+
     def has_followers(self) -> bool:
         """Return whether any other node may follow this leader."""
         return not self.agent.ruled_out.issuperset(self.agent.answered_at)

@@ -341,6 +341,7 @@ class Participation:
             case peers.Joined():
                 pass  # handled before this membership began
             case peers.Order():
+                self._leadership.catch_up()  # another node may have had the order since
                 carry_out(self.node, message)
                 self._control.notify()
             case _:

@@ -57,6 +57,11 @@ def test_a_node_whose_connection_breaks_as_it_rejoins_gets_its_orders(seed):
     run(seed, "hard")
 
 
+def test_a_node_that_wakes_up_stops_its_workers_before_it_obeys_an_old_order():
+    """The order had waited in its socket, and the rank was given to another meanwhile."""
+    run(160708319, "wild")
+
+
 # --- single faults ---------------------------------------------------------------------------------------------------
 
 
