@@ -235,7 +235,7 @@ def _heard_from_leader(agent: Agent, event: HeardFromLeader, now: float) -> tupl
 
 def _heard_from_agents(agent: Agent, heard: Iterable[HeardFromAgent], now: float) -> Agent:
     mine = {_R.LEADER: agent.term, _R.ELECTED: agent.candidate_term}.get(agent.role)
-    voting = {voter for configuration in agent.configurations for voter in configuration.voters}
+    voting = agent.voting
     answers, known, answered_at = dict(agent.answers), dict(agent.known), dict(agent.answered_at)
     came_from = set()
     for each in heard:

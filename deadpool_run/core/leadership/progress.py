@@ -97,7 +97,6 @@ def _stand(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
 def _request(agent: Agent, now: float, promised: int | None = None) -> tuple[Agent, tuple[Output, ...]]:
     if quorum.rival(agent) is not None:
         return replace(agent, asked_at=now), (AskAuthority(agent.candidate_term, agent.role is _R.PRECANDIDATE),)
-    voting = {voter for configuration in agent.configurations for voter in configuration.voters}
     asked = VoteAsked(
         agent.candidate_term,
         agent.me,
@@ -106,7 +105,7 @@ def _request(agent: Agent, now: float, promised: int | None = None) -> tuple[Age
         agent.promised if promised is None else promised,
         trial=agent.role is _R.PRECANDIDATE,
     )
-    return replace(agent, asked_at=now), (RequestVotes(asked, tuple(sorted(voting - {agent.me}))),)
+    return replace(agent, asked_at=now), (RequestVotes(asked, tuple(sorted(agent.voting - {agent.me}))),)
 
 
 def _elected(agent: Agent) -> Agent:

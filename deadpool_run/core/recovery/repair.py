@@ -1,8 +1,10 @@
 """Repair of a loss: abort and drain the survivors, assign replacements, choose the version, restore, attach."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from signal import SIGTERM
+
+from msgspec.structs import replace
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
@@ -11,7 +13,7 @@ from deadpool_run.core.copies import holders, replicas
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import blame, incidents, restart, shutdown
-from deadpool_run.core.state import LossSoFar, Raise, Repair, all_attached
+from deadpool_run.core.state import Raise, Repair, all_attached
 from deadpool_run.core.transitions import MEMBER_TRANSITIONS, JobPhase, MemberPhase
 from deadpool_run.ids import Rank, Version
 
@@ -56,8 +58,8 @@ def note_loss(decision: Decision, fallen: LostRank) -> None:
     member = fallen.member
     repair = _under_way(decision)
     injected = member.injected_at is not None
-    loss = LossSoFar(member.held_rank, member.worker, fallen.cause, injected, decision.now)
-    repair.losses = (*repair.losses, loss)
+    repair.losses = (*repair.losses, do.Loss(member.held_rank, member.worker, fallen.cause, injected))
+    repair.lost_at[member.held_rank] = decision.now
     held = (*(fallen.left or ()), repair.dead_held)
     repair.dead_held = max((version for version in held if version is not None), default=None)
     if repair.detected_s is None and member.injected_at is not None:
@@ -294,7 +296,7 @@ def replaced(decision: Decision, rank: Rank, member: Member) -> None:
     index = next((at for at in reversed(range(len(losses))) if losses[at].rank == rank), None)
     if index is None:
         return  # its worker was not lost: it had finished, and is to finish again
-    from_spare = member.ready_at is not None and member.ready_at <= losses[index].at
+    from_spare = member.ready_at is not None and member.ready_at <= repair.lost_at[rank]
     losses[index] = replace(losses[index], replacement=member.worker, from_spare=from_spare)
     repair.losses = tuple(losses)
     reason = "a spare was ready" if from_spare else "no spare was ready, so that it was started for the rank"

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 from election_steps import step
+from msgspec import structs
 
 from deadpool_run.core.leadership import election, quorum, voters
 from deadpool_run.core.leadership import electorate as el
@@ -91,7 +92,7 @@ def test_a_candidate_is_elected_leads_once_a_majority_knows_and_gives_the_last_l
     yes = el.VoteGiven(1, "b", trial=True, granted=True, promised=0)
     agent, (request,) = step(agent, yes, now=now)
     assert (agent.role, agent.promised, request.asked.trial) == (ROLE.CANDIDATE, 1, False)
-    agent, (claim,) = step(agent, replace(yes, trial=False, promised=1), now=now)
+    agent, (claim,) = step(agent, structs.replace(yes, trial=False, promised=1), now=now)
     assert agent.role is ROLE.ELECTED
     assert claim.configurations == (configuration("h", "a", "b"), el.Configuration(1, 4, "a", ("h", "a", "b")))
     assert el.SuspendWorkers() in outputs
