@@ -50,13 +50,6 @@ class Configuration(Untagged):
         return 2 * sum(voter in who for voter in self.voters) > len(self.voters)
 
 
-class Candidacy(Untagged):
-    """An agent that the leader may make a voter, and what it shares with others that fail together with it."""
-
-    agent: NodeId
-    failure_domain: str = ""
-
-
 class HeardFromLeader(Untagged):
     """A message of a leader: the configurations that count, the newest last.
 
@@ -85,9 +78,10 @@ class HeardFromAgents(Untagged):
 
 
 class AgentsJoined(Untagged):
-    """Nodes have connected to the leader: new ones, or those of the last leader."""
+    """Nodes have connected to the leader: new ones, or those of the last leader. It may make them voters."""
 
-    agents: tuple[Candidacy, ...]
+    failure_domains: Mapping[NodeId, str]
+    """By agent: what it shares with others that fail together with it; empty if that is not known."""
 
 
 class AgentEnded(Untagged):
@@ -314,3 +308,7 @@ class Agent:
     def voting(self) -> frozenset[NodeId]:
         """Return the voters of every configuration that counts."""
         return frozenset().union(*(configuration.voters for configuration in self.configurations))
+
+
+StepResult = tuple[Agent, tuple[Output, ...]]
+"""What the agent knows next, and what it is to do."""

@@ -273,13 +273,12 @@ def _begin_again(decision: Decision, truth: Truth, why: str) -> None:
     """Begin the world again: set-up cannot be replayed, and the store was beside the last coordinator."""
     begun = any(found.rank >= 0 for found in truth.found.values())
     _end_orphans(decision, truth.unrecorded)
-    if decision.state.phase is JobPhase.UNPROTECTED:
-        if not restart.restarts_allowed(decision.settings, decision.state):
-            shutdown.stop(decision, 1, f"{why} before the world was protected, and no restart is allowed")
-            return
-        restart.end(decision, "starting the world again", why)
-    elif decision.state.phase is JobPhase.STARTING and begun:
-        decision.enter(JobPhase.UNPROTECTED, "ranks had been given")
+    allowed = restart.restarts_allowed(decision.settings, decision.state)
+    if decision.state.phase is JobPhase.UNPROTECTED and not allowed:
+        shutdown.stop(decision, 1, f"{why} before the world was protected, and no restart is allowed")
+    elif decision.state.phase is JobPhase.UNPROTECTED or (decision.state.phase is JobPhase.STARTING and begun):
+        if decision.state.phase is JobPhase.STARTING:
+            decision.enter(JobPhase.UNPROTECTED, "ranks had been given")
         restart.end(decision, "starting the world again", why)
     elif decision.state.phase is JobPhase.STARTING:
         decision.effects.append(do.BeginGeneration(decision.state.generation))
