@@ -236,11 +236,6 @@ class State:
         return sum(len(by_phase[phase]) for phase in phases if phase in by_phase)
 
 
-def all_done(state: State) -> bool:
-    """Tell whether every rank's worker has exited 0."""
-    return state.seat_counters.done == len(state.seats)
-
-
 def all_attached(state: State) -> bool:
     """Tell whether every rank is held by a member that is attached to this epoch."""
     counters = state.seat_counters

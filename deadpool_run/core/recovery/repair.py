@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core import placement, places
-from deadpool_run.core.copies import holders, replicas
+from deadpool_run.core.copies import holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import blame, incidents, restart, shutdown
@@ -97,16 +97,14 @@ def lost_after_release(decision: Decision, fallen: Sequence[LostRank], why: str)
     after its loop is repeated, so this counts as a restart.
     """
     state = decision.state
-    allowed = restart.restarts_allowed(decision.settings, state)
-    if state.restarts >= allowed or not all(seat.sealed for seat in state.seats):
-        shutdown.stop(decision, 1, f"{why}{restart.describe_limit(state, allowed)}")
+    which = restart.count(decision, why, possible=not state.seat_counters.unsealed)
+    if not which:
         return
     decision.enter(JobPhase.REPAIRING, why)
     state.repair, state.done_at = Repair(began_at=decision.now), None
-    state.restarts += 1
     for seat in state.seats:
         decision.set_seat(seat.rank, done=False)
-    decision.announce(f"finishing again ({state.restarts} of at most {allowed})", why)
+    decision.announce(f"finishing again {which}", why)
     for owner in state.owners():
         if owner.phase is not _M.ENDING:
             decision.terminate(owner.worker, SIGTERM, why)
@@ -169,7 +167,7 @@ def recall(decision: Decision, member: Member) -> None:
 
 def drained(decision: Decision, member: Member, event: ev.SurvivorDrained) -> None:
     """Note what a survivor holds."""
-    decision.set_seat(member.held_rank, held=replicas.held_by_survivor(event), copies={}, asked=frozenset())
+    decision.set_seat(member.held_rank, held=holders.held_by_survivor(event), copies={}, asked=frozenset())
     _note_completed(decision, event.completed)
 
 
@@ -309,11 +307,11 @@ def _choose_version(decision: Decision) -> None:
     if repair.resume is not None or state.seat_counters.unknown or state.count(*_UNREPORTED):
         return
     held = [seat.held for seat in state.seats if seat.held is not None]
-    resume = replicas.newest_common(held)
+    resume = holders.newest_common(held)
     repair.drained_at = decision.now
     if resume is None:
         lost = holders.describe_loss(state)
-        why = f"{lost}no version is held by every rank, so nobody can go on: {replicas.describe(state.seats)}"
+        why = f"{lost}no version is held by every rank, so nobody can go on: {holders.describe(state.seats)}"
         if decision.settings.durable:
             restart.end(decision, "starting the world again from the newest durable checkpoint", why)
         else:
@@ -336,7 +334,7 @@ def _resume(decision: Decision) -> None:
         source = holders.nearest(seat, member, resume) if member.replacement else None
         decision.order(do.ResumeFrom(member.worker, decision.state.epoch, resume, source))
         assert seat.held is not None
-        decision.set_seat(member.held_rank, held=replicas.held_after_resume(seat.held, resume))
+        decision.set_seat(member.held_rank, held=holders.held_after_resume(seat.held, resume))
 
 
 def _attach(decision: Decision) -> None:
