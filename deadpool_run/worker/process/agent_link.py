@@ -11,22 +11,7 @@ import threading
 from collections.abc import Callable
 
 from deadpool_run.errors import ProtocolError, RunLeft
-from deadpool_run.wire.messages import (
-    Abort,
-    Assign,
-    Attach,
-    Dismiss,
-    DrainBroke,
-    ExitNow,
-    FrameBuffer,
-    Message,
-    Release,
-    Resume,
-    RunAgain,
-    SetInterval,
-    Stop,
-    encode,
-)
+from deadpool_run.wire import messages
 from deadpool_run.worker.process.unwind import AsyncRaise
 
 _MAX_FDS = 8
@@ -34,7 +19,7 @@ _AGENT_GONE = 1
 _END_S = 60.0
 
 
-def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
+def park(control: socket.socket) -> tuple[messages.Assign, list[int]] | None:
     """Wait for a rank from the agent; return it with its descriptors, or None if the spare is dismissed.
 
     Runs before the reading thread exists. Exits the process if the agent is gone. Raises `ProtocolError` for any other order.
@@ -44,22 +29,22 @@ def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
         os._exit(_AGENT_GONE)
     message, fds = received
     match message:
-        case Assign():
+        case messages.Assign():
             return message, fds
-        case Dismiss() | Stop():
+        case messages.Dismiss() | messages.Stop():
             return None
-        case ExitNow(code=code):
+        case messages.ExitNow(code=code):
             os._exit(code)
         case _:
             raise ProtocolError(f"a parked worker received the unexpected message {type(message).__name__}")
 
 
-def receive(control: socket.socket) -> tuple[Message, list[int]] | None:
+def receive(control: socket.socket) -> tuple[messages.Message, list[int]] | None:
     """Return the next message with its descriptors; None if the agent has closed the socket.
 
     Reads not one byte beyond the message: the rest may belong to another reader, or carry other descriptors.
     """
-    frames, fds = FrameBuffer(), list[int]()
+    frames, fds = messages.FrameBuffer(), list[int]()
     while True:
         data, more, _, _ = socket.recv_fds(control, frames.missing, _MAX_FDS)
         fds += more
@@ -80,10 +65,10 @@ class AgentOrders:
         self._changed = threading.Condition()
         self._unwind = unwind
         self.epoch = epoch  # the newest known epoch; never falls
-        self._resume: Resume | None = None
-        self._attach: Attach | None = None
+        self._resume: messages.Resume | None = None
+        self._attach: messages.Attach | None = None
         self._released = False
-        self._assigned: tuple[Assign, list[int]] | None = None
+        self._assigned: tuple[messages.Assign, list[int]] | None = None
         self._stopping = False
         self._leaving = False
         self.moved_store: tuple[str, int] | None = None
@@ -103,7 +88,7 @@ class AgentOrders:
         self._leaving = True
         self._unwind()
 
-    def put_assigned(self, order: Assign, fds: list[int], *, leave: bool) -> None:
+    def put_assigned(self, order: messages.Assign, fds: list[int], *, leave: bool) -> None:
         """Note the rank that a spare was given; `leave`: it has rehearsed as another rank."""
         with self._changed:
             self._assigned = order, fds
@@ -112,13 +97,13 @@ class AgentOrders:
                 self._leave()
             self._changed.notify_all()
 
-    def take_assigned(self) -> tuple[Assign, list[int]] | None:
+    def take_assigned(self) -> tuple[messages.Assign, list[int]] | None:
         """Return and clear the rank that this spare was given since it was parked."""
         with self._changed:
             assigned, self._assigned = self._assigned, None
             return assigned
 
-    def wait_assigned(self) -> tuple[Assign, list[int]]:
+    def wait_assigned(self) -> tuple[messages.Assign, list[int]]:
         """Block until this spare is given a rank; return the rank with its descriptors."""
         self._wait_for(lambda: self._assigned is not None)
         assigned = self.take_assigned()
@@ -130,25 +115,35 @@ class AgentOrders:
         with self._changed:
             self._leaving = False
 
-    def put(self, order: Abort | RunAgain | Resume | Attach | Release | Stop) -> bool:
+    def put(
+        self,
+        order: messages.Abort
+        | messages.RunAgain
+        | messages.Resume
+        | messages.Attach
+        | messages.Release
+        | messages.Stop,
+    ) -> bool:
         """Keep the order; return False if it belongs to an older epoch and is void."""
         with self._changed:
             match order:
-                case Release():
+                case messages.Release():
                     self._released = True
-                case Stop():
+                case messages.Stop():
                     self._stopping = True
-                case Abort(epoch=epoch) | Resume(epoch=epoch) | Attach(epoch=epoch) if epoch < self.epoch:
+                case messages.Abort(epoch=epoch) | messages.Resume(epoch=epoch) | messages.Attach(epoch=epoch) if (
+                    epoch < self.epoch
+                ):
                     return False
-                case RunAgain(store_host=host, store_port=port):
+                case messages.RunAgain(store_host=host, store_port=port):
                     self._leave()
                     self.moved_store = (host, port) if host else None
-                case Abort(epoch=epoch):
+                case messages.Abort(epoch=epoch):
                     self.epoch = epoch
                     self._resume = self._attach = None
-                case Resume():
+                case messages.Resume():
                     self._resume = order
-                case Attach():
+                case messages.Attach():
                     self._attach = order
             self._changed.notify_all()
             return True
@@ -164,7 +159,7 @@ class AgentOrders:
             self._wait_for(lambda: self.epoch > epoch or self._resume is not None)
             return None if self.epoch > epoch or self._resume is None else self._resume.version
 
-    def wait_attach(self, epoch: int) -> Attach | None:
+    def wait_attach(self, epoch: int) -> messages.Attach | None:
         """Block until the order to attach in this epoch; None if a newer epoch came first."""
         with self._changed:
             self._wait_for(lambda: self.epoch > epoch or self._attach is not None)
@@ -217,13 +212,13 @@ class AgentLink:
         self.orders.left()
         self._on_abort = self._on_interval = None
 
-    def send(self, message: Message) -> None:
+    def send(self, message: messages.Message) -> None:
         """Send to the agent. If it is gone, this worker ends too: its parent-death signal is on the way."""
         with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._control.sendall(encode(message))
+            self._control.sendall(messages.encode(message))
 
     def _read(self) -> None:
-        frames = FrameBuffer()
+        frames = messages.FrameBuffer()
         while data := self._receive():
             for message in frames.feed(data):
                 self._obey(message)
@@ -238,25 +233,25 @@ class AgentLink:
         self._fds += fds
         return data
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: messages.Message) -> None:
         match message:
-            case Abort(epoch=epoch):
+            case messages.Abort(epoch=epoch):
                 if self.orders.put(message) and self._on_abort is not None:
                     self._on_abort(epoch)
-            case Assign() if self.preparing is not None:
+            case messages.Assign() if self.preparing is not None:
                 fds, self._fds = self._fds, []
                 self.orders.put_assigned(message, fds, leave=message.rank != self.preparing)
-            case Dismiss() if self.preparing is not None:
+            case messages.Dismiss() if self.preparing is not None:
                 os._exit(0)
-            case RunAgain(epoch=epoch) if not self.reentrant:
-                self.send(DrainBroke(epoch, "its process cannot run the script again"))
-            case RunAgain() | Resume() | Attach() | Release() | Stop():
+            case messages.RunAgain(epoch=epoch) if not self.reentrant:
+                self.send(messages.DrainBroke(epoch, "its process cannot run the script again"))
+            case messages.RunAgain() | messages.Resume() | messages.Attach() | messages.Release() | messages.Stop():
                 self.orders.put(message)
-            case SetInterval(interval=interval):
+            case messages.SetInterval(interval=interval):
                 self._interval = interval
                 if self._on_interval is not None:
                     self._on_interval(interval)
-            case ExitNow(code=code):
+            case messages.ExitNow(code=code):
                 os._exit(code)
             case _:
                 raise ProtocolError(f"a worker received the unexpected message {type(message).__name__}")
