@@ -259,7 +259,7 @@ class Registry(GroupOwner):
     def place(self, store: Store, prefix: str, *, attached: bool) -> None:
         """Set where groups created from now on meet, and whether they connect."""
         self._connections = connect.GroupConnections(store)
-        self._connections.prepare()
+        self._connections.give_back(self._connections.take())  # connect now
         self._prefix = prefix
         self.state = GroupState.ATTACHED if attached else GroupState.REHEARSING
 
