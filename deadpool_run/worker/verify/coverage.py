@@ -72,7 +72,8 @@ class Coverage:
         roots = [root for module in self._protected.modules.values() for root in module.roots()]
         inside = {id(child) for root in roots for child in root.modules()}
         known = {id(local(each)) for each in self._protected.parameters().values()}
-        for module in modules:
+        parts = {id(child) for module in modules for child in module.children()}
+        for module in sorted(modules, key=lambda module: id(module) in parts):  # the whole is named, not a part
             if id(module) in inside:
                 continue
             self._watched += _watch(module, known)
