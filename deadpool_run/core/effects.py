@@ -134,14 +134,14 @@ class TerminateWorker(_ToWorker):
 
 
 class Loss(Untagged):
-    """The loss of one rank, and its replacement."""
+    """The loss of one rank, and its replacement; None while it has none."""
 
     rank: Rank
     worker: WorkerId
     cause: str
     injected: bool
-    replacement: WorkerId
-    from_spare: bool
+    replacement: WorkerId | None = None
+    from_spare: bool = False
 
 
 class Incident(Untagged):

@@ -54,6 +54,12 @@ def world(settings: Settings, state: State) -> list[Seating]:
     return seatings
 
 
+def free_local_rank(state: State, seat: Seat, node: NodeId, taken: Iterable[int] = ()) -> int:
+    """Return the rank's place on a node: the number that it had, if no other rank there has it and it is not `taken`."""
+    others = {state.seats[rank].local_rank for rank in state.ranks_on(node) if rank != seat.rank}.union(taken)
+    return seat.local_rank if seat.local_rank not in others else min(set(range(len(others) + 1)) - others)
+
+
 def replacements(state: State, vacant: list[Seat]) -> list[Seating]:
     """Return workers for vacant ranks. Ranks for which no worker is ready are left out."""
     ready = _Ready(state)
@@ -123,15 +129,10 @@ class _Ready:
         return fails + (1 if home and home == there else 2)
 
     def _local_rank(self, seat: Seat, node: NodeId) -> int:
-        """Return the rank's place on the node: the number that it had, if it is free there."""
+        """Return the rank's place on the node; on its own node the one that it had."""
         if seat.node == node:
             return seat.local_rank
-        here = self._state.ranks_on(node)
-        taken = {self._state.seats[rank].local_rank for rank in here if rank != seat.rank}
-        taken |= self._local_ranks.get(node, set())
-        if seat.local_rank not in taken:
-            return seat.local_rank
-        return min(set(range(len(taken) + 1)) - taken)
+        return free_local_rank(self._state, seat, node, self._local_ranks.get(node, ()))
 
 
 def _first(free: list[Member], seat: Seat) -> Member:

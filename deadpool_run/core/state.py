@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from deadpool_run.core.counters import MemberCounters, SeatCounters
-from deadpool_run.core.effects import Incident
+from deadpool_run.core.effects import Incident, Loss
 from deadpool_run.core.events import Event, Place, WorkerFound
 from deadpool_run.core.members import NO_EPOCH, NO_VERSION, Member, Seat
 from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
@@ -25,25 +25,14 @@ class NodeRecord:
     """The number of nodes that had joined before it, lost ones included."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossSoFar:
-    """The loss of one rank, within a repair under way."""
-
-    rank: Rank
-    worker: WorkerId
-    cause: str
-    injected: bool
-    at: float
-    replacement: WorkerId | None = None
-    from_spare: bool = False
-
-
 @dataclass(slots=True)
 class Repair:
     """A repair under way, from the first loss until every rank has completed a step. Times are those of `now`."""
 
     began_at: float
-    losses: tuple[LossSoFar, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    lost_at: dict[Rank, float] = field(default_factory=dict)
+    """When each rank was last lost."""
     attempts: int = 0
     """Attempts that got a replacement or chose a version, and the first."""
     retries: int = 0
@@ -109,16 +98,10 @@ class Raise:
     worker: WorkerId
     rank: Rank
     epoch: Epoch
-    repaired: bool
-    """Its worker was being repaired, so the exception alone proves nothing about the script."""
-    rehearsed: bool
-    """It was raised by a replacement's rehearsal."""
+    phase: MemberPhase
+    """Of its worker, when it was raised."""
     drained: bool
     """It interrupted only the drain of a step."""
-    handled: bool
-    """Its worker ran the library's code, such as restoring or attaching."""
-    released: bool
-    """It was raised after the step loop."""
     step: int | None
     kind: str
     message: str
@@ -253,11 +236,6 @@ class State:
         """Return how many members are in these phases."""
         by_phase = self.member_counters.by_phase
         return sum(len(by_phase[phase]) for phase in phases if phase in by_phase)
-
-
-def all_done(state: State) -> bool:
-    """Tell whether every rank's worker has exited 0."""
-    return state.seat_counters.done == len(state.seats)
 
 
 def all_attached(state: State) -> bool:

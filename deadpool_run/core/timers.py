@@ -65,17 +65,12 @@ def _deadlines(settings: Settings, state: State) -> Iterator[Deadline]:
         # `takeover` meets this one before anything else is decided.
         yield Deadline(state.move.began_at + settings.node_timeout_s, lambda _decision: None)
         return
-    linger_until = _linger_until(settings, state)
+    linger_until = None
+    if state.done_at is not None and state.phase is JobPhase.FINISHING:
+        linger_until = state.done_at + settings.shutdown_timeout_s
     for phase in state.member_counters.by_phase:
         yield from _of_phase(settings, state, phase, linger_until)
     yield from _of_job(settings, state)
-
-
-def _linger_until(settings: Settings, state: State) -> float | None:
-    """Return how long a worker may live after every rank has finished; None before that."""
-    if state.done_at is None or state.phase is not JobPhase.FINISHING:
-        return None
-    return state.done_at + settings.shutdown_timeout_s
 
 
 def _of_phase(settings: Settings, state: State, phase: MemberPhase, linger_until: float | None) -> Iterator[Deadline]:
@@ -101,10 +96,6 @@ def _always(seconds: float) -> Callable[[Settings, State, float], float | None]:
 
 def _in_repair(seconds: Callable[[Settings], float]) -> Callable[[Settings, State, float], float | None]:
     return lambda settings, state, since: since + seconds(settings) if state.phase is JobPhase.REPAIRING else None
-
-
-def _until_raised(_settings: Settings, state: State, since: float) -> float | None:
-    return since + RAISED_S if state.managed else None
 
 
 def _until_unattached(_settings: Settings, state: State, since: float) -> float | None:
@@ -168,7 +159,8 @@ LIMITS: Mapping[MemberPhase, Limit] = {
     MemberPhase.ATTACHING: _STUCK,
     MemberPhase.UNATTACHED: Limit(_until_unattached, repair.attach_failed),
     MemberPhase.RAISED: Limit(
-        _until_raised, _ended(f"its script raised, but its process did not end within {RAISED_S:g} s")
+        lambda _settings, state, since: since + RAISED_S if state.managed else None,
+        _ended(f"its script raised, but its process did not end within {RAISED_S:g} s"),
     ),
     MemberPhase.ENDING: Limit(_always(shutdown.UNREAPED_S), shutdown.unreaped),
 }
@@ -180,9 +172,9 @@ LIMITS: Mapping[MemberPhase, Limit] = {
 def _of_job(settings: Settings, state: State) -> Iterator[Deadline]:
     if state.suspicion is not None:
         yield Deadline(state.suspicion.at + SUSPICION_S, _suspicion)
-    calm_at = interval.calm_deadline(settings, state)
-    if calm_at is not None and state.phase is JobPhase.RUNNING:
-        yield Deadline(calm_at, interval.calm)
+    is_longer = state.capture_interval > settings.capture_interval
+    if is_longer and state.skipped_at is not None and state.phase is JobPhase.RUNNING:
+        yield Deadline(state.skipped_at + settings.calm_s, interval.calm)
     heal_at = spare_pool.heal_deadline(settings, state)
     if heal_at is not None:
         yield Deadline(heal_at, spare_pool.heal)

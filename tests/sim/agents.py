@@ -234,7 +234,7 @@ class Agent:
             self.send(name, lambda a: a.think(evicted))
             return False
         self.members.add(name)
-        self.think(el.AgentsJoined((el.Candidacy(name),)))
+        self.think(el.AgentsJoined({name: ""}))
         if self.deciding and not self.cluster.bare and name not in self.state.leaves:
             self.decide(ev.NodeJoined(name, self.cluster.place(name)))
         return True

@@ -114,7 +114,7 @@ class Cluster:
             return
         self.storage.join(name)
         leader.members.add(name)
-        leader.think(el.AgentsJoined((el.Candidacy(name),)))
+        leader.think(el.AgentsJoined({name: ""}))
         if leader.fenced:
             return
         agent = self.agents[name] = Agent(self, name, election.follower(name, T, leader.mind.configurations, 0.0))

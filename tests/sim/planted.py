@@ -14,7 +14,7 @@ from simulator import KINDS, NODE_KINDS, REFUSAL_KINDS
 from deadpool_run.core import coordinator, reports, timers
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.copies import buddies, holders, replicas
+from deadpool_run.core.copies import buddies, holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.leadership import electorate, quorum, reconcile, takeover
 from deadpool_run.core.recovery import repair, restart, spare_pool
@@ -49,11 +49,11 @@ def the_epoch_is_not_bumped(patch):
 
 
 def the_resume_is_chosen_from_the_union(patch):
-    patch.setattr(replicas, "newest_common", lambda held: max(frozenset.union(*held), default=None))
+    patch.setattr(holders, "newest_common", lambda held: max(frozenset.union(*held), default=None))
 
 
 def the_oldest_version_is_chosen_although_survivors_dropped_it(patch):
-    patch.setattr(replicas, "newest_common", lambda held: max(frozenset.intersection(*held), default=1) - 1)
+    patch.setattr(holders, "newest_common", lambda held: max(frozenset.intersection(*held), default=1) - 1)
 
 
 def an_unready_spare_is_promoted(patch):
@@ -80,11 +80,11 @@ def the_pool_never_heals(patch):
 
 
 def a_dead_ranks_slots_are_ignored(patch):
-    patch.setattr(replicas, "held_after_death", lambda _exited: frozenset())
+    patch.setattr(holders, "held_after_death", lambda _exited: frozenset())
 
 
 def a_survivors_live_version_counts_although_it_has_none(patch):
-    patch.setattr(replicas, "held_by_survivor", lambda drained: frozenset({*drained.captured, drained.completed}))
+    patch.setattr(holders, "held_by_survivor", lambda drained: frozenset({*drained.captured, drained.completed}))
 
 
 def all_attach_before_all_are_restored(patch):

@@ -68,8 +68,8 @@ class Followers:
         """Nodes that follow the log."""
         self._joining: dict[NodeId, peers.Join] = {}
         """Nodes to admit together, in this turn of the loop."""
-        self._joined: dict[NodeId, electorate.Candidacy] = {}
-        """Nodes that the election does not count on yet."""
+        self._joined: dict[NodeId, str] = {}
+        """Nodes that the election does not count on yet, with their failure domains."""
         self._confirmed: dict[NodeId, float] = {}
         """When the newest heartbeat was sent that each node has answered."""
         self.seen: dict[NodeId, Seen] = {}
@@ -228,10 +228,10 @@ class Followers:
         if not self._joined:
             together_s = max(_TOGETHER_S, _TOGETHER_A_NODE_S * len(self._leader.state.nodes))
             self._loop.call_later(together_s, self._count_on_joined)
-        self._joined[node] = electorate.Candidacy(node, place.failure_domain)
+        self._joined[node] = place.failure_domain
 
     def _count_on_joined(self) -> None:
-        joined, self._joined = tuple(self._joined.values()), {}
+        joined, self._joined = self._joined, {}
         self._leadership.handle(electorate.AgentsJoined(joined))
 
     def heard(self, node: NodeId, message: peers.ToLeader) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deadpool_run.text import shortened
 from deadpool_run.wire.check import STATES
 
 _EXACT_KINDS = ("weights", "buffers", "optimizer", "gradients")
@@ -13,9 +14,6 @@ _KINDS = (*_EXACT_KINDS, "values", "generators", "attributes")
 """All kinds, in the order in which differences are shown."""
 _LAST_KIND = "attributes"
 """A kind that counts at the last version only, because each forward creates most of it."""
-
-_NAMED = 3
-"""Names in a sentence; the JSON has all."""
 
 Digests = Mapping[str, Mapping[str, str]]
 """By kind, then by name."""
@@ -38,10 +36,11 @@ def in_words(differences: Sequence[StateDifference]) -> str:
     first = differences[0]
     alike = [each for each in differences if (each.version, each.kind) == (first.version, first.kind)]
     names, ranks = list(dict.fromkeys(each.name for each in alike)), sorted({each.rank for each in alike})
-    named = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
     where = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
     rest = len(differences) - len(alike)
-    return f"from step {first.version}: {first.kind} {named} ({where})" + (f", later {rest} more" if rest else "")
+    return f"from step {first.version}: {first.kind} {shortened(names)} ({where})" + (
+        f", later {rest} more" if rest else ""
+    )
 
 
 class RunStates:

@@ -26,18 +26,9 @@ _SENT_BY_SCANCEL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
 """srun would not pass these on: it kills the step, or prints its state (SIGINT)."""
 _PER_TASK = frozenset(
     {
-        "SLURM_CPUS_PER_TASK",
-        "SLURM_DISTRIBUTION",
-        "SLURM_GPUS",
-        "SLURM_GPUS_PER_SOCKET",
-        "SLURM_GPUS_PER_TASK",
-        "SLURM_HINT",
-        "SLURM_NTASKS_PER_CORE",
-        "SLURM_NTASKS_PER_GPU",
-        "SLURM_NTASKS_PER_NODE",
-        "SLURM_NTASKS_PER_SOCKET",
-        "SLURM_TRES_PER_TASK",
-        "SRUN_CPUS_PER_TASK",
+        *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_HINT"),
+        *("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
+        *(f"SLURM_NTASKS_PER_{part}" for part in ("CORE", "GPU", "NODE", "SOCKET")),
     }
 )
 """How the batch job divides its nodes among tasks. Removed, because an agent is the only task of its node."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from deadpool_run.agent.environment import base_environment
 from deadpool_run.agent.node.assignment import Assignment, worker_environment
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode
-from deadpool_run.cli.options.option import Option
 from deadpool_run.cli.options.resolve import Values
 from deadpool_run.cli.options.table import OPTIONS
 from deadpool_run.core.effects import AssignRank
@@ -48,18 +47,14 @@ def describe(spec: LaunchSpec, notes: Sequence[str], values: Values, outer: Mapp
 
 
 def settings_lines(values: Values) -> list[str]:
-    """Return each option with its value and source."""
-    shown = [(option.flag[2:], shown_value(values, option), values[option.name].source) for option in OPTIONS]
+    """Return each option with its value as in a file, `-` if it is not set, and its source."""
+    shown = []
+    for option in OPTIONS:
+        text = str(values.flag(option.name)).lower() if option.is_flag else values.text(option.name) or "-"
+        shown.append((option.flag[2:], text, values[option.name].source))
     name_width = max(len(name) for name, _, _ in shown)
     text_width = max(len(text) for _, text, _ in shown)
     return [f"{name:<{name_width}}  {text:<{text_width}}  {source}" for name, text, source in shown]
-
-
-def shown_value(values: Values, option: Option) -> str:
-    """Return an option's value as in a file; `-` if it is not set."""
-    if option.is_flag:
-        return "true" if values.flag(option.name) else "false"
-    return values.text(option.name) or "-"
 
 
 def _map_lines(spec: LaunchSpec) -> Iterator[str]:

@@ -190,7 +190,8 @@ class _Ring:
             if near and not (home is not None and home.place.failure_domain):
                 return
             for full in (False, True):
-                here = [node for node in kept if self._is(node, home, near=near, full=full)]
+                fitting = (node for node in kept if (self._copies[node.node] >= self._most) is full)
+                here = [node for node in fitting if _is_near(node, home) is near]
                 yield from here
                 for node in self._around(start, full=full):
                     if node is not home and _is_near(node, home) is near and node not in here:
@@ -199,9 +200,6 @@ class _Ring:
     def _distance(self, node: NodeRecord, start: int) -> int:
         """Return how far along the ring a node is from there."""
         return (node.arrival - start) % (self._state.arrivals + 1)
-
-    def _is(self, node: NodeRecord, home: NodeRecord | None, *, near: bool, full: bool) -> bool:
-        return _is_near(node, home) is near and (self._copies[node.node] >= self._most) is full
 
     def _around(self, start: int, *, full: bool) -> Iterator[NodeRecord]:
         """Yield the nodes with their share, or those below it, by number of copies and then from `start` on."""

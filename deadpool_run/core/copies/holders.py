@@ -1,10 +1,9 @@
-"""Search for the copies of a rank that lost its worker: in its own node's vault, or on other nodes."""
+"""What each rank can be restored to: its own versions, and copies in its node's vault or on other nodes."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.copies.replicas import held_after_resume
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import NO_VERSION, Copies, Member, Seat
 from deadpool_run.core.state import State
@@ -117,3 +116,34 @@ def describe_loss(state: State) -> str:
 def _set(decision: Decision, rank: Rank, copies: Copies, asked: frozenset[NodeId]) -> None:
     held = None if asked else frozenset(version for versions in copies.values() for version in versions)
     decision.set_seat(rank, copies=copies, asked=asked, held=held)
+
+
+# --- versions -------------------------------------------------------------------------------------------------------
+
+
+def held_by_survivor(drained: ev.SurvivorDrained) -> frozenset[Version]:
+    """Return what a survivor's rank holds: the versions in its slots, and that of its objects."""
+    return frozenset(drained.captured) if drained.live is None else frozenset({*drained.captured, drained.live})
+
+
+def held_after_death(exited: ev.WorkerExited) -> frozenset[Version]:
+    """Return what a dead worker's rank holds: the versions in its slots, which outlive it."""
+    return frozenset(exited.captured)
+
+
+def held_after_resume(held: Iterable[Version], resumed: Version) -> frozenset[Version]:
+    """Return what is left of a rank's versions after the order to resume: newer slots may be overwritten."""
+    return frozenset(version for version in held if version <= resumed)
+
+
+def newest_common(held: Sequence[frozenset[Version]]) -> Version | None:
+    """Return the newest version that every rank holds, or None."""
+    return max(frozenset.intersection(*held), default=None)
+
+
+def describe(seats: Iterable[Seat]) -> str:
+    """Return which rank holds which versions, for the user."""
+    return "; ".join(
+        f"rank {seat.rank}: {', '.join(str(version) for version in sorted(seat.held)) if seat.held else 'nothing'}"
+        for seat in seats
+    )

@@ -4,8 +4,6 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import NO_VERSION, Member
-from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import State
 from deadpool_run.core.transitions import HOLDS_RANK, MemberPhase
 from deadpool_run.ids import Version
 
@@ -29,13 +27,6 @@ def calm(decision: Decision) -> None:
     shorter = max(state.capture_interval // 2, decision.settings.capture_interval)
     state.skipped_at, state.raised_to = decision.now, NO_VERSION
     _set_interval(decision, shorter, f"no capture was skipped for {decision.settings.calm_s:g} s")
-
-
-def calm_deadline(settings: Settings, state: State) -> float | None:
-    """Return when the interval is shortened next, if nothing is skipped until then."""
-    if state.skipped_at is None or state.capture_interval <= settings.capture_interval:
-        return None
-    return state.skipped_at + settings.calm_s
 
 
 def _set_interval(decision: Decision, interval: int, reason: str) -> None:

@@ -16,54 +16,33 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
+from deadpool_run.core.leadership import electorate as el
 from deadpool_run.core.leadership import progress, quorum
-from deadpool_run.core.leadership.electorate import (
-    FOREVER,
-    NEVER,
-    Agent,
-    AgentEnded,
-    AgentRefused,
-    AgentsJoined,
-    AuthorityAnswered,
-    Configuration,
-    ElectionRole,
-    Event,
-    Evicted,
-    GiveVote,
-    HeardFromAgent,
-    HeardFromAgents,
-    HeardFromLeader,
-    LogFollowed,
-    Output,
-    Tick,
-    VoteAsked,
-    VoteGiven,
-)
 from deadpool_run.ids import NodeId
 
-_R = ElectionRole
+_R = el.ElectionRole
 
 
 def first_leader(  # noqa: PLR0913 - what is known at the beginning
     me: NodeId, timeout_s: float, now: float, failure_domain: str = "", term: int = 0, *, claims: bool = False
-) -> Agent:
+) -> el.Agent:
     """Return the agent that the job begins with."""
-    alone = (Configuration(term, 1, me, (me,)),)
+    alone = (el.Configuration(term, 1, me, (me,)),)
     return replace(follower(me, timeout_s, alone, now, failure_domain, claims=claims), role=_R.LEADER)
 
 
 def follower(  # noqa: PLR0913 - as above
     me: NodeId,
     timeout_s: float,
-    configurations: tuple[Configuration, ...],
+    configurations: tuple[el.Configuration, ...],
     asked_at: float,
     failure_domain: str = "",
     *,
     claims: bool = False,
-) -> Agent:
+) -> el.Agent:
     """Return an agent that the leader of these configurations has taken in. `asked_at` is when it asked for that."""
     term = configurations[-1].term
-    return Agent(
+    return el.Agent(
         me,
         timeout_s,
         _R.FOLLOWER,
@@ -78,7 +57,7 @@ def follower(  # noqa: PLR0913 - as above
     )
 
 
-def step(agent: Agent, event: Event, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def step(agent: el.Agent, event: el.Event, now: float) -> el.StepResult:
     """Return what the agent knows next, and what it is to do. `now` never falls."""
     if agent.role is _R.FENCED:
         return agent, ()
@@ -91,7 +70,7 @@ def step(agent: Agent, event: Event, now: float) -> tuple[Agent, tuple[Output, .
     return replace(agent, looked_at=now), outputs
 
 
-def next_deadline(agent: Agent) -> float | None:
+def next_deadline(agent: el.Agent) -> float | None:
     """Return when `Tick` is to be told, if nothing else happens before."""
     if agent.role is _R.FENCED:
         return None
@@ -109,16 +88,16 @@ def next_deadline(agent: Agent) -> float | None:
             due += [agent.began_at + quorum.CANDIDACY * agent.timeout_s] if quorum.rival(agent) is None else []
         case _R.LEADER:
             until = quorum.authority_until(agent)
-            silent_at = min(agent.answered_at.values(), default=FOREVER) + agent.timeout_s
+            silent_at = min(agent.answered_at.values(), default=el.FOREVER) + agent.timeout_s
             due += [until] if agent.lapsed_at is None else [max(quorum.claim_at(agent), again)]
             # A pause shows in what comes late, so the leader looks often: it blames nobody for what it did not hear itself.
             due += [agent.looked_at + quorum.PAUSE * agent.timeout_s] if agent.answered_at else []
             due += [silent_at] if agent.looked_at < silent_at < until - quorum.BLAME * agent.timeout_s else []
     first = min(due)
-    return None if first == FOREVER else first
+    return None if first == el.FOREVER else first
 
 
-def may_vote(agent: Agent, asked: VoteAsked, now: float) -> bool:
+def may_vote(agent: el.Agent, asked: el.VoteAsked, now: float) -> bool:
     """Tell whether the candidate is to be voted for."""
     if asked.term <= agent.term or not is_free(agent, asked) or not knows_as_much(agent, asked):
         return False
@@ -127,17 +106,17 @@ def may_vote(agent: Agent, asked: VoteAsked, now: float) -> bool:
     return agent.role is not _R.LEADER and quorum.has_no_leader(agent, now)
 
 
-def is_free(agent: Agent, asked: VoteAsked) -> bool:
+def is_free(agent: el.Agent, asked: el.VoteAsked) -> bool:
     """Tell whether it has voted for nobody else in the term, or in a larger one."""
     return asked.term > agent.promised or (asked.term, asked.candidate) == (agent.promised, agent.voted_for)
 
 
-def knows_as_much(agent: Agent, asked: VoteAsked) -> bool:
+def knows_as_much(agent: el.Agent, asked: el.VoteAsked) -> bool:
     """Tell whether the candidate knows the newest configuration that this agent knows, and of the job's log as much."""
     return (asked.configuration, asked.log) >= (agent.configuration.index, agent.log)
 
 
-def follows(agent: Agent, term: int) -> bool:
+def follows(agent: el.Agent, term: int) -> bool:
     """Tell whether the agent answers the leader of this term: not if it has voted for another since.
 
     An answer extends the leader's authority, and the vote has given it away.
@@ -148,7 +127,7 @@ def follows(agent: Agent, term: int) -> bool:
 # --- facts ----------------------------------------------------------------------------------------------------------
 
 
-def _awake(agent: Agent, now: float) -> Agent:
+def _awake(agent: el.Agent, now: float) -> el.Agent:
     """Take note if the machine did not run for a while: what was not heard meanwhile proves nothing."""
     due = next_deadline(agent)
     if due is None or now <= due + quorum.PAUSE * agent.timeout_s:
@@ -158,50 +137,50 @@ def _awake(agent: Agent, now: float) -> Agent:
 
 
 def _hear(  # noqa: C901, PLR0911, PLR0912 - one case for each fact
-    agent: Agent, event: Event, now: float
-) -> tuple[Agent, tuple[Output, ...]]:
+    agent: el.Agent, event: el.Event, now: float
+) -> el.StepResult:
     match event:
-        case HeardFromLeader():
+        case el.HeardFromLeader():
             return _heard_from_leader(agent, event, now)
-        case HeardFromAgent():
+        case el.HeardFromAgent():
             return _heard_from_agents(agent, (event,), now), ()
-        case HeardFromAgents():
+        case el.HeardFromAgents():
             return _heard_from_agents(agent, event.heard, now), ()
-        case AgentsJoined():
+        case el.AgentsJoined():
             if agent.role is not _R.LEADER:
                 return agent, ()
-            domains = {each.agent: each.failure_domain for each in event.agents if each.agent != agent.me}
+            domains = {other: domain for other, domain in event.failure_domains.items() if other != agent.me}
             return replace(
                 agent,
                 answered_at={**agent.answered_at, **dict.fromkeys(domains, now)},
                 failure_domains={**agent.failure_domains, **domains},
                 refused=agent.refused.difference(domains),
             ), ()
-        case AgentEnded():
+        case el.AgentEnded():
             return _gone(replace(agent, ended=agent.ended | {event.agent}), event.agent, now), ()
-        case AgentRefused():
+        case el.AgentRefused():
             return _gone(replace(agent, refused=agent.refused | {event.agent}), event.agent, now), ()
-        case Evicted():
+        case el.Evicted():
             return progress.fence(agent, event.reason) if event.term >= agent.term else (agent, ())
-        case LogFollowed():
+        case el.LogFollowed():
             return replace(agent, log=max(agent.log, event.log)), ()
-        case VoteAsked():
+        case el.VoteAsked():
             return _asked(agent, event, now)
-        case VoteGiven():
+        case el.VoteGiven():
             return _voted(agent, event), ()
-        case AuthorityAnswered():
+        case el.AuthorityAnswered():
             return _authority_answered(agent, event, now)
-        case Tick():
+        case el.Tick():
             return agent, ()
         case _:
             assert_never(event)
 
 
-def _gone(agent: Agent, other: NodeId, now: float) -> Agent:
+def _gone(agent: el.Agent, other: NodeId, now: float) -> el.Agent:
     return replace(agent, gone_at=max(agent.gone_at, now)) if other == agent.configuration.leader else agent
 
 
-def _heard_from_leader(agent: Agent, event: HeardFromLeader, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def _heard_from_leader(agent: el.Agent, event: el.HeardFromLeader, now: float) -> el.StepResult:
     newest = event.configurations[-1]
     if newest.term < max(agent.term, agent.promised) or newest.index < agent.configuration.index:
         return agent, ()
@@ -215,7 +194,7 @@ def _heard_from_leader(agent: Agent, event: HeardFromLeader, now: float) -> tupl
     if event.sent_at is not None:
         heartbeats.setdefault(event.sent_at, now)  # the claim before the first heartbeat may be of the same time
     if event.confirmed is not None:
-        governed_at = max(governed_at, heartbeats.get(event.confirmed, NEVER))
+        governed_at = max(governed_at, heartbeats.get(event.confirmed, el.NEVER))
         heartbeats = {sent_at: came_at for sent_at, came_at in heartbeats.items() if sent_at > event.confirmed}
     return replace(
         agent,
@@ -233,9 +212,9 @@ def _heard_from_leader(agent: Agent, event: HeardFromLeader, now: float) -> tupl
     ), ()
 
 
-def _heard_from_agents(agent: Agent, heard: Iterable[HeardFromAgent], now: float) -> Agent:
+def _heard_from_agents(agent: el.Agent, heard: Iterable[el.HeardFromAgent], now: float) -> el.Agent:
     mine = {_R.LEADER: agent.term, _R.ELECTED: agent.candidate_term}.get(agent.role)
-    voting = {voter for configuration in agent.configurations for voter in configuration.voters}
+    voting = agent.voting
     answers, known, answered_at = dict(agent.answers), dict(agent.known), dict(agent.answered_at)
     came_from = set()
     for each in heard:
@@ -244,7 +223,7 @@ def _heard_from_agents(agent: Agent, heard: Iterable[HeardFromAgent], now: float
         came_from.add(each.agent)
         if each.agent in answered_at:
             answered_at[each.agent] = now
-        answers[each.agent] = max(each.sent_at, answers.get(each.agent, NEVER))
+        answers[each.agent] = max(each.sent_at, answers.get(each.agent, el.NEVER))
         if each.agent in voting:
             known[each.agent] = max(each.configuration, known.get(each.agent, 0))
     return replace(
@@ -252,7 +231,7 @@ def _heard_from_agents(agent: Agent, heard: Iterable[HeardFromAgent], now: float
     )
 
 
-def _asked(agent: Agent, asked: VoteAsked, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def _asked(agent: el.Agent, asked: el.VoteAsked, now: float) -> el.StepResult:
     agent = replace(agent, seen=max(agent.seen, asked.promised))
     if agent.role is _R.LEADER and not quorum.has_authority(agent, now) and asked.promised > agent.term:
         # it would rather lead on, but it cannot lead a voter that has promised a later term
@@ -271,11 +250,11 @@ def _asked(agent: Agent, asked: VoteAsked, now: float) -> tuple[Agent, tuple[Out
         agent = replace(agent, role=_R.FOLLOWER, bids_from=now + quorum.CANDIDACY * agent.timeout_s)
     leader = agent.configuration.leader
     ended = leader if leader in agent.ended else None
-    vote = VoteGiven(asked.term, agent.me, asked.trial, granted, agent.promised, ended)
-    return agent, (GiveVote(asked.candidate, vote),)
+    vote = el.VoteGiven(asked.term, agent.me, asked.trial, granted, agent.promised, ended)
+    return agent, (el.GiveVote(asked.candidate, vote),)
 
 
-def _voted(agent: Agent, vote: VoteGiven) -> Agent:
+def _voted(agent: el.Agent, vote: el.VoteGiven) -> el.Agent:
     ended = agent.ended if vote.ended is None else agent.ended | {vote.ended}
     agent = replace(agent, seen=max(agent.seen, vote.promised), ended=ended)
     wanted = agent.role is (_R.PRECANDIDATE if vote.trial else _R.CANDIDATE)
@@ -284,7 +263,7 @@ def _voted(agent: Agent, vote: VoteGiven) -> Agent:
     return replace(agent, votes=agent.votes | {vote.voter})
 
 
-def _authority_answered(agent: Agent, answer: AuthorityAnswered, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def _authority_answered(agent: el.Agent, answer: el.AuthorityAnswered, now: float) -> el.StepResult:
     rival = quorum.rival(agent)
     leads = agent.role is _R.LEADER and not quorum.has_authority(agent, now)
     wanted = agent.term + 1 if leads else agent.candidate_term

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from deadpool_run.ids import NodeId
-from deadpool_run.structs import Tagged
+from deadpool_run.structs import Tagged, Untagged
 
 MAX_VOTERS = 5
 NEVER, FOREVER = float("-inf"), float("inf")
@@ -28,16 +28,14 @@ class ElectionRole(StrEnum):
     """Ends its workers, and takes no part any more. Its node may join again under another name."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class LogIndex:
+class LogIndex(Untagged, order=True):
     """How far a log is followed: the term of its last entry, and the number of entries."""
 
     term: int = 0
     entries: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(Untagged):
     """Who votes, as the leader of `term` decided. `number` grows with each change, over terms too."""
 
     term: int
@@ -55,16 +53,7 @@ class Configuration:
         return 2 * sum(voter in who for voter in self.voters) > len(self.voters)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidacy:
-    """An agent that the leader may make a voter, and what it shares with others that fail together with it."""
-
-    agent: NodeId
-    failure_domain: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class HeardFromLeader:
+class HeardFromLeader(Untagged):
     """A message of a leader: the configurations that count, the newest last.
 
     `sent_at` is when a heartbeat or a claim was sent, by the leader's clock, and `confirmed` when the newest heartbeat was sent of which
@@ -76,8 +65,7 @@ class HeardFromLeader:
     confirmed: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HeardFromAgent:
+class HeardFromAgent(Untagged):
     """An agent answered the heartbeat of this term that was sent at `sent_at`; it knows the configuration of this number."""
 
     agent: NodeId
@@ -86,18 +74,17 @@ class HeardFromAgent:
     configuration: int
 
 
-@dataclass(frozen=True, slots=True)
-class HeardFromAgents:
+class HeardFromAgents(Untagged):
     """Several answers. Nothing is lost if they are told later than they came, but before anything else is."""
 
     heard: tuple[HeardFromAgent, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AgentsJoined:
-    """Nodes have connected to the leader: new ones, or those of the last leader."""
+class AgentsJoined(Untagged):
+    """Nodes have connected to the leader: new ones, or those of the last leader. It may make them voters."""
 
-    agents: tuple[Candidacy, ...]
+    failure_domains: Mapping[NodeId, str]
+    """By agent: what it shares with others that fail together with it; empty if that is not known."""
 
 
 class AgentEnded(Tagged):
@@ -106,8 +93,7 @@ class AgentEnded(Tagged):
     agent: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class AgentRefused:
+class AgentRefused(Untagged):
     """An agent's connection was closed, and its host refuses another. A firewall does that too.
 
     It counts only where two agents vote, and neither a third nor an external authority could say more.
@@ -116,16 +102,14 @@ class AgentRefused:
     agent: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class Evicted:
+class Evicted(Untagged):
     """A leader of this term has given the node up."""
 
     term: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LogFollowed:
+class LogFollowed(Untagged):
     """The log is followed as far as this."""
 
     log: LogIndex
@@ -159,8 +143,7 @@ class VoteGiven(Tagged):
     ended: NodeId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AuthorityAnswered:
+class AuthorityAnswered(Untagged):
     """The external authority's answer to an `AskAuthority`."""
 
     term: int
@@ -168,8 +151,7 @@ class AuthorityAnswered:
     granted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Untagged):
     """A deadline was reached."""
 
 
@@ -189,71 +171,61 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestVotes:
+class RequestVotes(Untagged):
     """Ask these voters."""
 
     asked: VoteAsked
     voters: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AskAuthority:
+class AskAuthority(Untagged):
     """Claim this term with the external authority. `trial`: only find out whether it would be granted."""
 
     term: int
     trial: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GiveVote:
+class GiveVote(Untagged):
     """Answer a candidate."""
 
     candidate: NodeId
     vote: VoteGiven
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimLeadership:
+class ClaimLeadership(Untagged):
     """Send these configurations, of which the newest is the sender's first, to every voter of them."""
 
     configurations: tuple[Configuration, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TakeOver:
+class TakeOver(Untagged):
     """Decide from now on: a majority follows."""
 
     configuration: Configuration
 
 
-@dataclass(frozen=True, slots=True)
-class ShareConfiguration:
+class ShareConfiguration(Untagged):
     """Send these configurations to every follower: there is a new one, or an old one counts no more."""
 
     configurations: tuple[Configuration, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LoseNode:
+class LoseNode(Untagged):
     """The node is lost, and its workers run no more: tell the coordinator."""
 
     node: NodeId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SuspendWorkers:
+class SuspendWorkers(Untagged):
     """Stop this node's workers with SIGSTOP: soon another node may have their ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeWorkers:
+class ResumeWorkers(Untagged):
     """Let this node's workers go on: the leader counts on them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Untagged):
     """End every worker of this node, and obey nobody; only then close its connections."""
 
     reason: str
@@ -298,7 +270,7 @@ class Agent:
     """Agents whose connection was closed and whose host refuses another, since they were last heard of."""
     gone_at: float = NEVER
     """When this agent learned that its leader ended."""
-    log: LogIndex = LogIndex()
+    log: LogIndex = field(default_factory=LogIndex)
     promised: int = 0
     """The largest term that it voted in, or its leader's. Never falls."""
     voted_for: NodeId | None = None
@@ -334,3 +306,12 @@ class Agent:
     def configuration(self) -> Configuration:
         """Return the newest configuration."""
         return self.configurations[-1]
+
+    @property
+    def voting(self) -> frozenset[NodeId]:
+        """Return the voters of every configuration that counts."""
+        return frozenset().union(*(configuration.voters for configuration in self.configurations))
+
+
+StepResult = tuple[Agent, tuple[Output, ...]]
+"""What the agent knows next, and what it is to do."""

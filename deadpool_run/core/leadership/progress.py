@@ -2,51 +2,35 @@
 
 from dataclasses import replace
 
+from deadpool_run.core.leadership import electorate as el
 from deadpool_run.core.leadership import quorum, voters
-from deadpool_run.core.leadership.electorate import (
-    NEVER,
-    Agent,
-    AskAuthority,
-    ClaimLeadership,
-    Configuration,
-    ElectionRole,
-    Fence,
-    LoseNode,
-    Output,
-    RequestVotes,
-    ResumeWorkers,
-    ShareConfiguration,
-    SuspendWorkers,
-    TakeOver,
-    VoteAsked,
-)
 from deadpool_run.ids import NodeId
 
-_R = ElectionRole
+_R = el.ElectionRole
 
 
-def advance(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def advance(agent: el.Agent, now: float) -> el.StepResult:
     """Do what is due; nothing is due any more when nothing is put out."""
     if now >= quorum.fence_at(agent):
         return fence(agent, _why_alone(agent))
     if (suspended := now >= quorum.governed_at(agent) + quorum.SUSPEND * agent.timeout_s) is not agent.suspended:
-        return replace(agent, suspended=suspended), (SuspendWorkers() if suspended else ResumeWorkers(),)
+        return replace(agent, suspended=suspended), (el.SuspendWorkers() if suspended else el.ResumeWorkers(),)
     return _ACTIONS[agent.role](agent, now)
 
 
-def _follow(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def _follow(agent: el.Agent, now: float) -> el.StepResult:
     if now < quorum.bid_at(agent):
         return agent, ()
     return _ask(replace(agent, role=_R.PRECANDIDATE, votes=frozenset({agent.me})), now)
 
 
-def _sound_out(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def _sound_out(agent: el.Agent, now: float) -> el.StepResult:
     if quorum.have_majorities(agent, agent.votes):
         return _stand(agent, now)
     return _ask(agent, now) if _is_due_again(agent, now) else (agent, ())
 
 
-def _campaign(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def _campaign(agent: el.Agent, now: float) -> el.StepResult:
     if quorum.have_majorities(agent, agent.votes):
         return _claim(_elected(agent), now)
     if quorum.rival(agent) is None and now >= agent.began_at + quorum.CANDIDACY * agent.timeout_s:
@@ -54,7 +38,7 @@ def _campaign(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
     return _request(agent, now) if _is_due_again(agent, now) else (agent, ())
 
 
-def _establish(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def _establish(agent: el.Agent, now: float) -> el.StepResult:
     if quorum.have_majorities(agent, quorum.who_know(agent)) and now < quorum.authority_until(agent):
         return _take_over(agent, now)
     if not _is_due_again(agent, now):
@@ -64,11 +48,11 @@ def _establish(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
     return _claim(agent, now)
 
 
-def _is_due_again(agent: Agent, now: float) -> bool:
+def _is_due_again(agent: el.Agent, now: float) -> bool:
     return now >= agent.asked_at + quorum.ASK_AGAIN * agent.timeout_s
 
 
-def _ask(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def _ask(agent: el.Agent, now: float) -> el.StepResult:
     """Ask who would vote in a term that nobody has voted in yet; the authority only for the one after the leader's.
 
     Who does not know the last leader must not get a later term than who does.
@@ -79,7 +63,7 @@ def _ask(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
     return _request(agent, now)
 
 
-def _stand(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def _stand(agent: el.Agent, now: float) -> el.StepResult:
     """Begin the candidacy: enough would vote."""
     before, term = agent.promised, agent.candidate_term
     agent = replace(
@@ -94,11 +78,10 @@ def _stand(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
     return _request(agent, now, before)
 
 
-def _request(agent: Agent, now: float, promised: int | None = None) -> tuple[Agent, tuple[Output, ...]]:
+def _request(agent: el.Agent, now: float, promised: int | None = None) -> el.StepResult:
     if quorum.rival(agent) is not None:
-        return replace(agent, asked_at=now), (AskAuthority(agent.candidate_term, agent.role is _R.PRECANDIDATE),)
-    voting = {voter for configuration in agent.configurations for voter in configuration.voters}
-    asked = VoteAsked(
+        return replace(agent, asked_at=now), (el.AskAuthority(agent.candidate_term, agent.role is _R.PRECANDIDATE),)
+    asked = el.VoteAsked(
         agent.candidate_term,
         agent.me,
         agent.configuration.index,
@@ -106,10 +89,10 @@ def _request(agent: Agent, now: float, promised: int | None = None) -> tuple[Age
         agent.promised if promised is None else promised,
         trial=agent.role is _R.PRECANDIDATE,
     )
-    return replace(agent, asked_at=now), (RequestVotes(asked, tuple(sorted(voting - {agent.me}))),)
+    return replace(agent, asked_at=now), (el.RequestVotes(asked, tuple(sorted(agent.voting - {agent.me}))),)
 
 
-def _elected(agent: Agent) -> Agent:
+def _elected(agent: el.Agent) -> el.Agent:
     """Add the first configuration of the term: the voters are the same, and the leader is one of them.
 
     One that the authority ruled out is none of them: it must not come to know of this term, and claim the one after it.
@@ -118,16 +101,16 @@ def _elected(agent: Agent) -> Agent:
     voting = last.voters if agent.me in last.voters else (*last.voters, agent.me)
     if {agent.me} == set(voting) - agent.ruled_out:
         voting = (agent.me,)
-    first = Configuration(agent.candidate_term, last.number + 1, agent.me, voting)
+    first = el.Configuration(agent.candidate_term, last.number + 1, agent.me, voting)
     configurations = (*agent.configurations, first)
     return replace(agent, role=_R.ELECTED, configurations=configurations, answers={}, known={}, answered_at={})
 
 
-def _claim(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
-    return replace(agent, asked_at=now), (ClaimLeadership(agent.configurations),)
+def _claim(agent: el.Agent, now: float) -> el.StepResult:
+    return replace(agent, asked_at=now), (el.ClaimLeadership(agent.configurations),)
 
 
-def _take_over(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def _take_over(agent: el.Agent, now: float) -> el.StepResult:
     """Lead. The last leader's authority is over, so that its workers are stopped: if it is silent, it is given up at once."""
     *before, mine = agent.configurations
     others = {voter for each in (before[-1], mine) for voter in each.voters} - {agent.me}
@@ -136,33 +119,33 @@ def _take_over(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
     )
     last = {each.leader for each in before} - {agent.me}
     if len(last) != 1:  # somebody else was elected, and perhaps decided nothing: who led is not certain
-        return agent, (TakeOver(mine),)
+        return agent, (el.TakeOver(mine),)
     if last & agent.answers.keys():  # it follows, and its vote may be needed
-        return agent, (TakeOver(mine),)
+        return agent, (el.TakeOver(mine),)
     agent, lost = _lose(agent, last.pop(), "it is silent, and its agent does not lead any more")
-    return agent, (TakeOver(mine), *lost)
+    return agent, (el.TakeOver(mine), *lost)
 
 
-def _lead(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def _lead(agent: el.Agent, now: float) -> el.StepResult:
     if now >= quorum.authority_until(agent):
         agent = replace(agent, lapsed_at=now) if agent.lapsed_at is None else agent
         if now < quorum.claim_at(agent) or not _is_due_again(agent, now):
             return agent, ()
-        return replace(agent, asked_at=now), (AskAuthority(agent.term + 1, trial=True),)
+        return replace(agent, asked_at=now), (el.AskAuthority(agent.term + 1, trial=True),)
     if agent.lapsed_at is not None:  # and nobody else was elected
         agent = replace(agent, lapsed_at=None, answered_at=dict.fromkeys(agent.answered_at, now))
     if len(agent.configurations) > 1:
         if quorum.have_majorities(agent, quorum.who_know(agent)):
             agent = replace(agent, configurations=agent.configurations[-1:])
-            return agent, (ShareConfiguration(agent.configurations),)
+            return agent, (el.ShareConfiguration(agent.configurations),)
     elif (voting := voters.change(agent, now)) is not None:
         last = agent.configuration
-        agent = replace(agent, configurations=(last, Configuration(agent.term, last.number + 1, agent.me, voting)))
-        return agent, (ShareConfiguration(agent.configurations),)
+        agent = replace(agent, configurations=(last, el.Configuration(agent.term, last.number + 1, agent.me, voting)))
+        return agent, (el.ShareConfiguration(agent.configurations),)
     return _give_up(agent, now)
 
 
-def _give_up(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
+def _give_up(agent: el.Agent, now: float) -> el.StepResult:
     """Lose a node that certainly ended, or that was silent for so long that its workers are stopped."""
     is_fresh = now < quorum.authority_until(agent) - quorum.BLAME * agent.timeout_s
     for other, answered_at in agent.answered_at.items():
@@ -173,25 +156,25 @@ def _give_up(agent: Agent, now: float) -> tuple[Agent, tuple[Output, ...]]:
     return agent, ()
 
 
-def _lose(agent: Agent, node: NodeId, silent: str) -> tuple[Agent, tuple[Output, ...]]:
+def _lose(agent: el.Agent, node: NodeId, silent: str) -> el.StepResult:
     answered_at = {other: at for other, at in agent.answered_at.items() if other != node}
     why = "its agent ended" if quorum.is_gone(agent, node) else silent
     if node in agent.ruled_out:
         why = "it is silent, and the authority lets this node lead"
-    return replace(agent, answered_at=answered_at), (LoseNode(node, why),)
+    return replace(agent, answered_at=answered_at), (el.LoseNode(node, why),)
 
 
-def _why_alone(agent: Agent) -> str:
+def _why_alone(agent: el.Agent) -> str:
     if agent.role is not _R.LEADER:
         return f"no leader was heard of for {quorum.FENCE * agent.timeout_s:g} s"
     voting = agent.configuration.voters
     answered = sum(
-        voter == agent.me or agent.looked_at < agent.answers.get(voter, NEVER) + agent.timeout_s for voter in voting
+        voter == agent.me or agent.looked_at < agent.answers.get(voter, el.NEVER) + agent.timeout_s for voter in voting
     )
     return f"only {answered} of the {len(voting)} voters have answered, which is no majority"
 
 
-def step_down(agent: Agent, now: float) -> Agent:
+def step_down(agent: el.Agent, now: float) -> el.Agent:
     """Lead no more, and stop the workers. The agent may be elected again, if nobody else is."""
     lapsed_at = now if agent.lapsed_at is None else agent.lapsed_at
     return replace(
@@ -204,9 +187,9 @@ def step_down(agent: Agent, now: float) -> Agent:
     )
 
 
-def fence(agent: Agent, reason: str) -> tuple[Agent, tuple[Output, ...]]:
+def fence(agent: el.Agent, reason: str) -> el.StepResult:
     """Leave the election."""
-    return replace(agent, role=_R.FENCED), (Fence(reason),)
+    return replace(agent, role=_R.FENCED), (el.Fence(reason),)
 
 
 _ACTIONS = {

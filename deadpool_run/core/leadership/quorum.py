@@ -52,7 +52,7 @@ def rival(agent: Agent) -> NodeId | None:
     """Return the voter without which nothing can be decided here, where an external authority decides between the two."""
     if not agent.claims or any(agent.me not in configuration.voters for configuration in agent.configurations):
         return None
-    others = {voter for configuration in agent.configurations for voter in configuration.voters} - {agent.me}
+    others = set(agent.voting - {agent.me})
     return None if len(others) != 1 or others <= agent.ruled_out else others.pop()
 
 
@@ -107,8 +107,7 @@ def bid_at(agent: Agent) -> float:
 
     So does one that the newest configuration leaves out: it may be the only one that knows that configuration.
     """
-    votes = any(agent.me in configuration.voters for configuration in agent.configurations)
-    if not votes or not agent.log.entries:
+    if agent.me not in agent.voting or not agent.log.entries:
         return FOREVER
     gone = is_gone(agent, agent.configuration.leader)
     gone_at = agent.gone_at if gone else agent.heard_at + agent.timeout_s

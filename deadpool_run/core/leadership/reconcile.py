@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from signal import SIGTERM
 
 from deadpool_run.core import effects as do
+from deadpool_run.core import placement
 from deadpool_run.core.copies import holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.events import WorkerFound
@@ -62,27 +63,34 @@ def compare(decision: Decision, found: Mapping[NodeId, Sequence[WorkerFound]], l
     claims: dict[int, list[RankClaim]] = {}
     for claim in everyone.values():
         claims.setdefault(claim.found.rank, []).append(claim)
-    unrecorded = []
-    for rank in range(decision.settings.world_size):
-        unrecorded_owner = _settle_rank(decision, Rank(rank), claims.get(rank, []), fallen)
-        unrecorded += [unrecorded_owner] if unrecorded_owner is not None else []
+    settled = [
+        _settle_rank(decision, Rank(rank), claims.get(rank, []), fallen) for rank in range(decision.settings.world_size)
+    ]
+    unrecorded = [claim for claim in settled if claim is not None]
     for claim in everyone.values():
         if claim.found.alive and claim.found.rank < 0 and claim.found.worker not in decision.state.members:
-            end_orphan(decision, claim.node, claim.found)
+            end_orphan(decision, claim)
     return Truth(fallen, unrecorded, {worker: claim.found for worker, claim in everyone.items()})
 
 
-def end_orphan(decision: Decision, node: NodeId, found: WorkerFound, why: str = _OUTDATED) -> None:
+def end_orphan(decision: Decision, claim: RankClaim, why: str = _OUTDATED) -> None:
     """End a worker that is not its rank's owner; the rank waits for its end."""
+    found = claim.found
     rank = Rank(found.rank) if found.rank >= 0 else None
-    member = decision.state.members.get(found.worker)
-    if member is None:
-        member = Member(found.worker, node, MemberPhase.STARTING, decision.now, pid=found.pid)
-        decision.add_member(member)
-    elif member.rank is not None:
+    member = _member_of(decision, claim, MemberPhase.STARTING)
+    if member.rank is not None:
         decision.set_seat(member.rank, owner=None)
     decision.set_member(found.worker, rank=None, replacement=False, claimed=rank)
     decision.kill(found.worker, why)
+
+
+def _member_of(decision: Decision, claim: RankClaim, phase: MemberPhase) -> Member:
+    """Return the record of a found worker; a new one, in this phase, if there was none."""
+    member = decision.state.members.get(claim.found.worker)
+    if member is None:
+        member = Member(claim.found.worker, claim.node, phase, decision.now, pid=claim.found.pid)
+        decision.add_member(member)
+    return member
 
 
 def go_on(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], why: str) -> None:
@@ -143,7 +151,7 @@ def _settle_rank(
         if claim.found.alive:
             if owner is not None and claim.found.worker == owner.worker:
                 fallen.append(LostRank(copy(owner), "was replaced before the coordinator moved", None))
-            end_orphan(decision, claim.node, claim.found)
+            end_orphan(decision, claim)
     if not last.found.alive:
         if last.found.code == 0 and decision.state.seats[rank].owner is None and last.found.released:
             decision.set_seat(rank, done=True)
@@ -151,7 +159,7 @@ def _settle_rank(
     known = decision.state.members.get(last.found.worker)
     if known is not None and (known.rank == rank or known.phase is MemberPhase.ENDING):
         if known.rank != rank:
-            end_orphan(decision, last.node, last.found)
+            end_orphan(decision, last)
         return None
     return last
 
@@ -161,11 +169,9 @@ def _repair(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], 
     decision.state.repair = decision.state.repair or Repair(began_at=decision.now)
     for one in truth.fallen:
         repair.note_loss(decision, one)  # which is no attempt: it is the coordinator's node that failed, not the repair
-    for unrecorded_owner in truth.unrecorded:
-        _adopt(decision, unrecorded_owner, MemberPhase.REHEARSING, replacement=True)
-        repair.replaced(
-            decision, Rank(unrecorded_owner.found.rank), decision.state.members[unrecorded_owner.found.worker]
-        )
+    for claim in truth.unrecorded:
+        owner = _adopt(decision, claim, MemberPhase.REHEARSING)
+        repair.replaced(decision, owner.held_rank, owner)
     _end_unrehearsed(decision, truth)
     _end_surplus(decision)
     repair.begin_epoch(decision, why)
@@ -187,7 +193,7 @@ def _end_unrehearsed(decision: Decision, truth: Truth) -> None:
         found = truth.found[member.worker]
         sets_up = member.replacement and member.phase in (MemberPhase.REHEARSING, MemberPhase.RE_ENTERING)
         if not found.rehearsed and (found.reentering or sets_up):
-            end_orphan(decision, member.node, found, _BESIDE_THE_LAST)
+            end_orphan(decision, RankClaim(member.node, found), _BESIDE_THE_LAST)
         elif found.reentering:  # it waits for its state, whatever was known of that
             decision.set_member(member.worker, phase=MemberPhase.REHEARSING, replacement=True, since=decision.now)
         elif member.phase is MemberPhase.UNWINDING:  # the order to do so never arrived
@@ -210,19 +216,14 @@ def _discard(decision: Decision, discarded: tuple[Epoch, Version]) -> None:
         decision.effects.append(do.DiscardAbove(*discarded))
 
 
-def _adopt(decision: Decision, unrecorded_owner: RankClaim, phase: MemberPhase, *, replacement: bool) -> None:
+def _adopt(decision: Decision, claim: RankClaim, phase: MemberPhase) -> Member:
     """Take a worker for its rank's owner, as the last coordinator did. How far it came, it will say itself."""
-    found, rank = unrecorded_owner.found, Rank(unrecorded_owner.found.rank)
-    member = decision.state.members.get(found.worker)
-    here = decision.state.ranks_on(unrecorded_owner.node)
-    taken = {decision.state.seats[other].local_rank for other in here if other != rank}
-    mine = decision.state.seats[rank].local_rank
-    local_rank = mine if mine not in taken else min(set(range(len(taken) + 1)) - taken)
-    if member is None:
-        member = Member(found.worker, unrecorded_owner.node, phase, decision.now, pid=found.pid)
-        decision.add_member(member)
-    decision.set_seat(rank, owner=found.worker, node=unrecorded_owner.node, local_rank=local_rank, done=False)
-    decision.set_member(found.worker, rank=rank, phase=phase, since=decision.now, replacement=replacement)
+    seat = decision.state.seats[claim.found.rank]
+    local_rank = placement.free_local_rank(decision.state, seat, claim.node)
+    worker = _member_of(decision, claim, phase).worker
+    decision.set_seat(seat.rank, owner=worker, node=claim.node, local_rank=local_rank, done=False)
+    replacement = phase is MemberPhase.REHEARSING
+    return decision.set_member(worker, rank=seat.rank, phase=phase, since=decision.now, replacement=replacement)
 
 
 def _was_finishing(decision: Decision, truth: Truth) -> Truth:
@@ -232,11 +233,11 @@ def _was_finishing(decision: Decision, truth: Truth) -> Truth:
     decision.enter(JobPhase.FINISHING, "every rank was done")
     decision.state.repair = None
     fallen = list(truth.fallen)
-    for unrecorded_owner in truth.unrecorded:
-        if unrecorded_owner.found.released or unrecorded_owner.found.finished:
-            _adopt(decision, unrecorded_owner, MemberPhase.RELEASED, replacement=False)
+    for claim in truth.unrecorded:
+        if claim.found.released or claim.found.finished:
+            _adopt(decision, claim, MemberPhase.RELEASED)
         else:
-            end_orphan(decision, unrecorded_owner.node, unrecorded_owner.found)
+            end_orphan(decision, claim)
     for member in list(decision.state.owners()):
         found = truth.found[member.worker]
         if member.phase is MemberPhase.ENDING:
@@ -245,7 +246,7 @@ def _was_finishing(decision: Decision, truth: Truth) -> Truth:
             decision.set_member(member.worker, phase=MemberPhase.RELEASED, replacement=False, since=decision.now)
         else:
             fallen.append(LostRank(copy(member), "was not through", None))
-            end_orphan(decision, member.node, found)
+            end_orphan(decision, RankClaim(member.node, found))
     return Truth(fallen, (), truth.found)
 
 
@@ -272,21 +273,20 @@ def _begin_again(decision: Decision, truth: Truth, why: str) -> None:
     """Begin the world again: set-up cannot be replayed, and the store was beside the last coordinator."""
     begun = any(found.rank >= 0 for found in truth.found.values())
     _end_orphans(decision, truth.unrecorded)
-    if decision.state.phase is JobPhase.UNPROTECTED:
-        if not restart.restarts_allowed(decision.settings, decision.state):
-            shutdown.stop(decision, 1, f"{why} before the world was protected, and no restart is allowed")
-            return
-        restart.end(decision, "starting the world again", why)
-    elif decision.state.phase is JobPhase.STARTING and begun:
-        decision.enter(JobPhase.UNPROTECTED, "ranks had been given")
+    allowed = restart.restarts_allowed(decision.settings, decision.state)
+    if decision.state.phase is JobPhase.UNPROTECTED and not allowed:
+        shutdown.stop(decision, 1, f"{why} before the world was protected, and no restart is allowed")
+    elif decision.state.phase is JobPhase.UNPROTECTED or (decision.state.phase is JobPhase.STARTING and begun):
+        if decision.state.phase is JobPhase.STARTING:
+            decision.enter(JobPhase.UNPROTECTED, "ranks had been given")
         restart.end(decision, "starting the world again", why)
     elif decision.state.phase is JobPhase.STARTING:
         decision.effects.append(do.BeginGeneration(decision.state.generation))
 
 
 def _end_orphans(decision: Decision, unrecorded: Sequence[RankClaim]) -> None:
-    for unrecorded_owner in unrecorded:
-        end_orphan(decision, unrecorded_owner.node, unrecorded_owner.found)
+    for claim in unrecorded:
+        end_orphan(decision, claim)
 
 
 def _end_again(decision: Decision) -> None:

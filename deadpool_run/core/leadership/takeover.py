@@ -30,7 +30,7 @@ def events_to_handle(decision: Decision, event: ev.Event) -> tuple[ev.Event, ...
         return (event,)
     else:
         for fact in event.losses if isinstance(event, ev.NodesLost) else (event,):  # each is known, or waits
-            _note(decision, fact)
+            _note(decision, decision.state.move, fact)
     move = decision.state.move
     if move is None or (move.waiting and decision.now < move.began_at + decision.settings.node_timeout_s):
         return ()
@@ -47,7 +47,7 @@ def resynced_late(decision: Decision, event: ev.NodeResynced) -> None:
                 and found.worker not in decision.state.members
                 and found.worker < decision.state.term << TERM_BITS
             ):
-                reconcile.end_orphan(decision, event.node, found)
+                reconcile.end_orphan(decision, reconcile.RankClaim(event.node, found))
 
 
 def _moved(decision: Decision, event: ev.CoordinatorMoved) -> bool:
@@ -81,16 +81,8 @@ def _name(decision: Decision, node: NodeId) -> str:
     return decision.state.nodes[node].place.name if node in decision.state.nodes else node
 
 
-def _note(decision: Decision, event: ev.Event) -> None:
+def _note(decision: Decision, move: Move, event: ev.Event) -> None:
     """Take in an inventory or a loss, and defer any other event."""
-    move = decision.state.move
-    assert move is not None
-    if not _noted(decision, move, event):
-        move.deferred.append(event)
-
-
-def _noted(decision: Decision, move: Move, event: ev.Event) -> bool:
-    """Take in an inventory or a loss. False for any other event."""
     match event:
         case ev.NodeResynced() if event.node in move.waiting:
             move.found[event.node] = event.workers
@@ -103,13 +95,7 @@ def _noted(decision: Decision, move: Move, event: ev.Event) -> bool:
         case ev.TimeAdvanced():
             pass
         case _:
-            return False
-    return True
-
-
-def _as_it_is_now(found: ev.WorkerFound, exited: ev.WorkerExited | None) -> ev.WorkerFound:
-    """Return what is known of a worker that may have ended since it was found, while others were waited for."""
-    return found if exited is None else structs.replace(found, code=exited.code, signal=exited.signal)
+            move.deferred.append(event)
 
 
 def _finish(decision: Decision, move: Move) -> None:
@@ -124,7 +110,12 @@ def _finish(decision: Decision, move: Move) -> None:
         members += fell
     ended = {event.worker: event for event in move.deferred if isinstance(event, ev.WorkerExited)}
     found = {
-        node: tuple(_as_it_is_now(each, ended.get(each.worker)) for each in workers)
+        node: tuple(
+            structs.replace(each, code=ended[each.worker].code, signal=ended[each.worker].signal)
+            if each.worker in ended  # it has ended since it was found, while others were waited for
+            else each
+            for each in workers
+        )
         for node, workers in move.found.items()
         if node not in lost
     }

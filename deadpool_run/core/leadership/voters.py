@@ -1,7 +1,6 @@
 """Which agents vote: at most five, in different failure domains as far as possible. One changes at a time."""
 
 from collections import Counter
-from collections.abc import Iterable
 
 from deadpool_run.core.leadership.electorate import MAX_VOTERS, NEVER, Agent
 from deadpool_run.ids import NodeId
@@ -24,7 +23,7 @@ def change(agent: Agent, now: float) -> tuple[NodeId, ...] | None:
             return _without(voters, voter)
     recent = now - agent.timeout_s / 2
     others = [node for node in nodes if node not in voters and agent.answers.get(node, NEVER) > recent]
-    share = _sharing(agent, voters)
+    share = Counter(domain for voter in voters if (domain := _domain(agent, voter)))  # an unknown one is not shared
     fresh = [node for node in others if not _domain(agent, node) or _domain(agent, node) not in share]
     count = wanted(len(nodes))
     if len(voters) > count:
@@ -33,11 +32,6 @@ def change(agent: Agent, now: float) -> tuple[NodeId, ...] | None:
         return (*voters, (fresh or others)[0])
     crowded = any(number > 1 for number in share.values())
     return (*voters, fresh[0]) if crowded and fresh else None
-
-
-def _sharing(agent: Agent, voters: Iterable[NodeId]) -> Counter[str]:
-    """Return how many voters each failure domain has. An unknown one is shared with nobody."""
-    return Counter(domain for voter in voters if (domain := _domain(agent, voter)))
 
 
 def _domain(agent: Agent, node: NodeId) -> str:

@@ -45,11 +45,8 @@ def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -
         worker=member.worker,
         rank=member.rank,
         epoch=state.epoch,
-        repaired=isinstance(raised, DrainFailed) or member.phase in _REPAIRED,
-        rehearsed=member.phase is MemberPhase.REHEARSING,
+        phase=member.phase,
         drained=isinstance(raised, DrainFailed),
-        handled=member.phase in _HANDLED,
-        released=member.phase is MemberPhase.RELEASED,
         step=raised.step,
         kind=raised.kind,
         message=raised.message if isinstance(raised, WorkerRaised) else raised.error,
@@ -62,7 +59,7 @@ def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -
 
 def still_evidence(raises: tuple[Raise, ...]) -> tuple[Raise, ...]:
     """Return the exceptions that count after every rank has completed a step: those raised after the loop."""
-    return tuple(one for one in raises if one.released)
+    return tuple(one for one in raises if one.phase is MemberPhase.RELEASED)
 
 
 def judge(raises: tuple[Raise, ...], new: Raise) -> FaultVerdict | None:
@@ -96,9 +93,9 @@ def _is_script_bug(old: Raise, new: Raise) -> bool:
     """
     if not (old.blame is new.blame is Blame.SCRIPT and (old.step, old.kind) == (new.step, new.kind)):
         return False
-    repaired = old.repaired and new.repaired
-    at_once = old.epoch == new.epoch and not (old.repaired or new.repaired)
-    return (old.message == new.message and not repaired) or at_once
+    repaired = [one.drained or one.phase in _REPAIRED for one in (old, new)]
+    at_once = old.epoch == new.epoch and not any(repaired)
+    return (old.message == new.message and not all(repaired)) or at_once
 
 
 def _is_ours(old: Raise, new: Raise) -> bool:
@@ -109,13 +106,13 @@ def _is_ours(old: Raise, new: Raise) -> bool:
     """
     if new.drained or new.blame is Blame.NOBODY or (old.rank, old.kind) != (new.rank, new.kind):
         return False
-    return old.blame is new.blame is Blame.OURS or (old.handled and new.handled)
+    return old.blame is new.blame is Blame.OURS or {old.phase, new.phase} <= _HANDLED
 
 
 def _is_unrehearsable(old: Raise, new: Raise) -> bool:
     """Tell whether the rehearsals of two replacements ended for the same reason."""
     same = (old.kind, old.message) == (new.kind, new.message)
-    return same and old.rehearsed and new.rehearsed and old.blame is new.blame is Blame.SCRIPT
+    return same and old.phase is new.phase is MemberPhase.REHEARSING and old.blame is new.blame is Blame.SCRIPT
 
 
 def _describe_ours(first: Raise, second: Raise) -> str:

@@ -1,7 +1,7 @@
 """The report of a finished repair."""
 
-from deadpool_run.core.effects import Incident, Loss
-from deadpool_run.core.state import LossSoFar, Repair
+from deadpool_run.core.effects import Incident
+from deadpool_run.core.state import Repair
 from deadpool_run.ids import Epoch
 
 KEPT = 20
@@ -14,6 +14,7 @@ def finished(repair: Repair, epoch: Epoch, now: float) -> Incident:
     A phase without members, such as rehearsing where there is no replacement, took no time after the one before it.
     """
     assert repair.resume is not None
+    assert all(loss.replacement is not None for loss in repair.losses), "it is over only when every rank is held again"
 
     def after(at: float | None, otherwise: float) -> float:
         return otherwise if at is None else at - repair.began_at
@@ -23,7 +24,7 @@ def finished(repair: Repair, epoch: Epoch, now: float) -> Incident:
     reached = repair.dead_held if repair.completed is None else repair.completed
     return Incident(
         epoch=epoch,
-        losses=tuple(_loss(loss) for loss in repair.losses),
+        losses=repair.losses,
         resumed=repair.resume,
         steps_repeated=0 if reached is None else max(0, reached - repair.resume),
         detected_s=repair.detected_s,
@@ -36,8 +37,3 @@ def finished(repair: Repair, epoch: Epoch, now: float) -> Incident:
         reentered=tuple(sorted(repair.reentered)),
         exposed_s=repair.exposed_s,
     )
-
-
-def _loss(loss: LossSoFar) -> Loss:
-    assert loss.replacement is not None, "an incident is over only when every rank is held again"
-    return Loss(loss.rank, loss.worker, loss.cause, loss.injected, loss.replacement, loss.from_spare)

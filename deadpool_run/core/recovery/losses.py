@@ -6,12 +6,13 @@ from typing import assert_never
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core import places
-from deadpool_run.core.copies import buddies, holders, replicas
+from deadpool_run.core.copies import buddies, holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
 from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.ids import NodeId
+from deadpool_run.text import shortened
 
 _NAMED = 5
 """The most nodes that a reason names, of many that are lost together."""
@@ -37,7 +38,7 @@ def worker_ended(decision: Decision, event: ev.WorkerExited | ev.WorkerStartFail
 
 def _left(decision: Decision, member: Member, event: ev.WorkerExited) -> None:
     """Note a rank whose script ran to its end."""
-    holders.left_behind(decision, member.held_rank, member.node, replicas.held_after_death(event))
+    holders.left_behind(decision, member.held_rank, member.node, holders.held_after_death(event))
     decision.set_seat(member.held_rank, done=True)
     if decision.state.phase is JobPhase.REPAIRING and member.phase not in ATTACHED:
         why = f"rank {member.rank} left the script while the world was repaired, so nobody can go on"
@@ -45,7 +46,7 @@ def _left(decision: Decision, member: Member, event: ev.WorkerExited) -> None:
 
 
 def _lost(decision: Decision, member: Member, event: ev.WorkerExited) -> None:
-    fallen = repair.LostRank(member, _cause(decision, member, event), replicas.held_after_death(event))
+    fallen = repair.LostRank(member, _cause(decision, member, event), holders.held_after_death(event))
     if decision.state.phase is JobPhase.FINISHING and _by_its_own_will(member, event):
         shutdown.stop(decision, 1, f"{fallen.why} after its last step")
     else:
@@ -87,8 +88,7 @@ def remove_nodes(decision: Decision, lost: Collection[NodeId]) -> dict[NodeId, l
 
 
 def _describe_loss(names: Sequence[str], reasons: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    what = f"node {names[0]} is" if len(names) == 1 else f"nodes {', '.join(names[:_NAMED])}{more} are"
+    what = f"node {names[0]} is" if len(names) == 1 else f"nodes {shortened(names, _NAMED)} are"
     return f"{what} lost: {'; '.join(dict.fromkeys(reasons))}"
 
 

@@ -1,17 +1,19 @@
 """Repair of a loss: abort and drain the survivors, assign replacements, choose the version, restore, attach."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from signal import SIGTERM
+
+from msgspec.structs import replace
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core import placement, places
-from deadpool_run.core.copies import holders, replicas
+from deadpool_run.core.copies import holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import blame, incidents, restart, shutdown
-from deadpool_run.core.state import LossSoFar, Raise, Repair, all_attached
+from deadpool_run.core.state import Raise, Repair, all_attached
 from deadpool_run.core.transitions import MEMBER_TRANSITIONS, JobPhase, MemberPhase
 from deadpool_run.ids import Rank, Version
 
@@ -56,8 +58,8 @@ def note_loss(decision: Decision, fallen: LostRank) -> None:
     member = fallen.member
     repair = _under_way(decision)
     injected = member.injected_at is not None
-    loss = LossSoFar(member.held_rank, member.worker, fallen.cause, injected, decision.now)
-    repair.losses = (*repair.losses, loss)
+    repair.losses = (*repair.losses, do.Loss(member.held_rank, member.worker, fallen.cause, injected))
+    repair.lost_at[member.held_rank] = decision.now
     held = (*(fallen.left or ()), repair.dead_held)
     repair.dead_held = max((version for version in held if version is not None), default=None)
     if repair.detected_s is None and member.injected_at is not None:
@@ -95,16 +97,14 @@ def lost_after_release(decision: Decision, fallen: Sequence[LostRank], why: str)
     after its loop is repeated, so this counts as a restart.
     """
     state = decision.state
-    allowed = restart.restarts_allowed(decision.settings, state)
-    if state.restarts >= allowed or not all(seat.sealed for seat in state.seats):
-        shutdown.stop(decision, 1, f"{why}{restart.describe_limit(state, allowed)}")
+    which = restart.count(decision, why, possible=not state.seat_counters.unsealed)
+    if not which:
         return
     decision.enter(JobPhase.REPAIRING, why)
     state.repair, state.done_at = Repair(began_at=decision.now), None
-    state.restarts += 1
     for seat in state.seats:
         decision.set_seat(seat.rank, done=False)
-    decision.announce(f"finishing again ({state.restarts} of at most {allowed})", why)
+    decision.announce(f"finishing again {which}", why)
     for owner in state.owners():
         if owner.phase is not _M.ENDING:
             decision.terminate(owner.worker, SIGTERM, why)
@@ -167,7 +167,7 @@ def recall(decision: Decision, member: Member) -> None:
 
 def drained(decision: Decision, member: Member, event: ev.SurvivorDrained) -> None:
     """Note what a survivor holds."""
-    decision.set_seat(member.held_rank, held=replicas.held_by_survivor(event), copies={}, asked=frozenset())
+    decision.set_seat(member.held_rank, held=holders.held_by_survivor(event), copies={}, asked=frozenset())
     _note_completed(decision, event.completed)
 
 
@@ -294,7 +294,7 @@ def replaced(decision: Decision, rank: Rank, member: Member) -> None:
     index = next((at for at in reversed(range(len(losses))) if losses[at].rank == rank), None)
     if index is None:
         return  # its worker was not lost: it had finished, and is to finish again
-    from_spare = member.ready_at is not None and member.ready_at <= losses[index].at
+    from_spare = member.ready_at is not None and member.ready_at <= repair.lost_at[rank]
     losses[index] = replace(losses[index], replacement=member.worker, from_spare=from_spare)
     repair.losses = tuple(losses)
     reason = "a spare was ready" if from_spare else "no spare was ready, so that it was started for the rank"
@@ -307,11 +307,11 @@ def _choose_version(decision: Decision) -> None:
     if repair.resume is not None or state.seat_counters.unknown or state.count(*_UNREPORTED):
         return
     held = [seat.held for seat in state.seats if seat.held is not None]
-    resume = replicas.newest_common(held)
+    resume = holders.newest_common(held)
     repair.drained_at = decision.now
     if resume is None:
         lost = holders.describe_loss(state)
-        why = f"{lost}no version is held by every rank, so nobody can go on: {replicas.describe(state.seats)}"
+        why = f"{lost}no version is held by every rank, so nobody can go on: {holders.describe(state.seats)}"
         if decision.settings.durable:
             restart.end(decision, "starting the world again from the newest durable checkpoint", why)
         else:
@@ -334,7 +334,7 @@ def _resume(decision: Decision) -> None:
         source = holders.nearest(seat, member, resume) if member.replacement else None
         decision.order(do.ResumeFrom(member.worker, decision.state.epoch, resume, source))
         assert seat.held is not None
-        decision.set_seat(member.held_rank, held=replicas.held_after_resume(seat.held, resume))
+        decision.set_seat(member.held_rank, held=holders.held_after_resume(seat.held, resume))
 
 
 def _attach(decision: Decision) -> None:

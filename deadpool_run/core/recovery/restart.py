@@ -33,20 +33,21 @@ def restarts_allowed(settings: Settings, state: State) -> int:
     return MANAGED_RESTARTS if state.managed else 0
 
 
-def describe_limit(state: State, allowed: int) -> str:
-    """Return why there is no further restart, as the end of a sentence."""
-    return f" (the world was started again {state.restarts} times; {allowed} are allowed)" if allowed else ""
+def count(decision: Decision, reason: str, *, possible: bool = True) -> str:
+    """Count a restart, and return which one it is in words; empty if none is left, or possible, and the job stops."""
+    state, allowed = decision.state, restarts_allowed(decision.settings, decision.state)
+    if state.restarts >= allowed or not possible:
+        limit = f" (the world was started again {state.restarts} times; {allowed} are allowed)" if allowed else ""
+        shutdown.stop(decision, 1, f"{reason}{limit}")
+        return ""
+    state.restarts += 1
+    return f"({state.restarts} of at most {allowed})"
 
 
 def restart(decision: Decision, reason: str) -> None:
     """Restart the world, or stop the job if no restart is left."""
-    state = decision.state
-    allowed = restarts_allowed(decision.settings, state)
-    if state.restarts >= allowed:
-        shutdown.stop(decision, 1, f"{reason}{describe_limit(state, allowed)}")
-        return
-    state.restarts += 1
-    end(decision, f"starting the world again ({state.restarts} of at most {allowed})", reason)
+    if which := count(decision, reason):
+        end(decision, f"starting the world again {which}", reason)
 
 
 def end(decision: Decision, what: str, reason: str) -> None:

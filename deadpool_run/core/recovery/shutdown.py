@@ -7,7 +7,7 @@ from deadpool_run.core import events as ev
 from deadpool_run.core import places
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
-from deadpool_run.core.state import JobEnd, all_done
+from deadpool_run.core.state import JobEnd
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 
 UNREAPED_S = 30.0
@@ -88,11 +88,12 @@ def release(decision: Decision) -> None:
 
 def advance_finishing(decision: Decision) -> None:
     """Dismiss parked workers; end the job when no worker is left."""
-    for member in decision.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
+    state = decision.state
+    for member in state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
         decision.order(do.DismissWorker(member.worker))
-    if all_done(decision.state) and decision.state.done_at is None:
-        decision.state.done_at = decision.now
-    if not decision.state.members:
+    if state.done_at is None and state.seat_counters.done == len(state.seats):
+        state.done_at = decision.now
+    if not state.members:
         _stopped(decision, 0, "every rank finished")
 
 

@@ -13,22 +13,14 @@ from deadpool_run.errors import DeadpoolError, VersionGoneError
 from deadpool_run.ids import Rank
 from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.status_page import StatusPage
-from deadpool_run.wire.checkpoints import (
-    CheckpointFailed,
-    ChooseCheckpoint,
-    FillSlots,
-    FromCheckpointer,
-    LendSlots,
-    LendStatusPage,
-    TakeStep,
-)
+from deadpool_run.wire import checkpoints
 from deadpool_run.wire.messages import encode
 from deadpool_run.worker.checkpoint.read import choose, fill
 from deadpool_run.worker.checkpoint.shared import SharedCheckpoint
 from deadpool_run.worker.checkpoint.slots import Slots
 from deadpool_run.worker.process.agent_link import receive
 
-_Order = ChooseCheckpoint | FillSlots | TakeStep
+_Order = checkpoints.ChooseCheckpoint | checkpoints.FillSlots | checkpoints.TakeStep
 _PR_SET_NAME = 15
 _NICENESS = 10
 """Niceness after the copy: writing can wait, and training cannot."""
@@ -45,11 +37,11 @@ def main(control_fd: int) -> None:
     while (received := receive(control)) is not None:
         message, fds = received
         match message:
-            case LendStatusPage(world_size):
+            case checkpoints.LendStatusPage(world_size):
                 status_page = StatusPage(fds[0], world_size)
-            case LendSlots(rank):
+            case checkpoints.LendSlots(rank):
                 slots[Rank(rank)] = (fds[0], fds[1])
-            case ChooseCheckpoint() | FillSlots() | TakeStep():
+            case checkpoints.ChooseCheckpoint() | checkpoints.FillSlots() | checkpoints.TakeStep():
                 assert status_page is not None
                 share = share or SharedCheckpoint(status_page, slots)
                 control.sendall(encode(_answered(message, slots, share)))
@@ -57,14 +49,14 @@ def main(control_fd: int) -> None:
                 raise AssertionError(f"a checkpointer received the unexpected message {type(message).__name__}")
 
 
-def _answered(order: _Order, slots: Slots, share: SharedCheckpoint) -> FromCheckpointer:
+def _answered(order: _Order, slots: Slots, share: SharedCheckpoint) -> checkpoints.FromCheckpointer:
     try:
         match order:
-            case ChooseCheckpoint():
+            case checkpoints.ChooseCheckpoint():
                 return choose(order)
-            case FillSlots():
+            case checkpoints.FillSlots():
                 return fill(order, slots)
-            case TakeStep():
+            case checkpoints.TakeStep():
                 taken = share.take(order)
                 if order.step == CheckpointStep.COPY:
                     os.nice(_NICENESS)
@@ -72,9 +64,9 @@ def _answered(order: _Order, slots: Slots, share: SharedCheckpoint) -> FromCheck
             case _:
                 assert_never(order)
     except VersionGoneError as error:
-        return CheckpointFailed(str(error), again=True)
+        return checkpoints.CheckpointFailed(str(error), again=True)
     except DeadpoolError as error:
-        return CheckpointFailed(str(error))
+        return checkpoints.CheckpointFailed(str(error))
     except Exception as error:  # noqa: BLE001 - storage behind URLs may raise anything; the job goes on without a checkpoint
         where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        return CheckpointFailed(f"{type(error).__name__}: {where}")
+        return checkpoints.CheckpointFailed(f"{type(error).__name__}: {where}")

@@ -150,5 +150,5 @@ def _offsets(entry: TensorEntry, at: Placement) -> tuple[int, ...] | None:
 def _placement(text: str) -> tensor.Placement | None:
     """Return the placement that torch prints as `text`; None if it is neither a shard nor a replica."""
     if match := _STRIDED.fullmatch(text):
-        return checkpoints.strided_shard(int(match[1]), int(match[2]))
+        return checkpoints.strided_shard(int(match[1]), split_factor=int(match[2]))
     return parse_placement(text)

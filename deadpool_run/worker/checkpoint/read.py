@@ -17,16 +17,6 @@ import torch
 from deadpool_run.errors import CheckpointError, SnapshotError
 from deadpool_run.ids import Rank
 from deadpool_run.vault import checkpoint_format, segments
-from deadpool_run.vault.checkpoint_format import (
-    PartPlace,
-    Record,
-    decode_part,
-    decode_record,
-    name_of,
-    part_name,
-    version_in,
-    versions_in,
-)
 from deadpool_run.vault.segments import TensorEntry
 from deadpool_run.wire.checkpoints import CheckpointLoaded, ChooseCheckpoint, FillSlots
 from deadpool_run.worker.checkpoint.slots import THREADS, Filling, Slots
@@ -47,8 +37,8 @@ class _Candidate:
         with self.open(file) as stream:
             return stream.read()
 
-    def record(self) -> Record:
-        return decode_record(self.read(checkpoint_format.RECORD))
+    def record(self) -> checkpoint_format.Record:
+        return checkpoint_format.decode_record(self.read(checkpoint_format.RECORD))
 
 
 def choose(order: ChooseCheckpoint) -> CheckpointLoaded:
@@ -108,8 +98,8 @@ def _candidates(order: ChooseCheckpoint) -> Iterator[_Candidate]:
     named = _named(order.resume)
     if order.target and (order.resume == _AUTO or not order.first):
         storage = storage_at(order.target)
-        for version in reversed(versions_in(storage.names())):
-            candidate = _Candidate(storage, name_of(version))
+        for version in reversed(checkpoint_format.versions_in(storage.names())):
+            candidate = _Candidate(storage, checkpoint_format.name_of(version))
             if order.resume == _AUTO or _is_of(candidate, order.run):
                 yield candidate
     if named is not None:
@@ -133,8 +123,12 @@ def _is_of(candidate: _Candidate, run: str) -> bool:
 def _refuse_newer(storage: Storage, resume: str) -> None:
     """Reject a directory with newer checkpoints than the start: they would be mistaken for this run's."""
     named = _named(resume)
-    start = None if named is None else version_in(named.name)
-    newer = [name_of(version) for version in versions_in(storage.names()) if start is None or version > start]
+    start = None if named is None else checkpoint_format.version_in(named.name)
+    newer = [
+        checkpoint_format.name_of(version)
+        for version in checkpoint_format.versions_in(storage.names())
+        if start is None or version > start
+    ]
     if newer:
         raise CheckpointError(
             f"{storage.where()} holds {', '.join(newer)}, which this run must not resume from (--resume {resume}).\n"
@@ -145,7 +139,7 @@ def _refuse_newer(storage: Storage, resume: str) -> None:
 # --- one checkpoint ----------------------------------------------------------------------------------------------
 
 
-def _checked_record(candidate: _Candidate, world_size: int) -> Record:
+def _checked_record(candidate: _Candidate, world_size: int) -> checkpoint_format.Record:
     try:
         record = candidate.record()
     except FileNotFoundError as error:
@@ -159,25 +153,25 @@ def _checked_record(candidate: _Candidate, world_size: int) -> Record:
             f"it has {record.world_size} ranks, and this world has {world_size}: "
             "a checkpoint cannot be loaded with another number of ranks"
         )
-    if version_in(candidate.name) not in (None, record.version):
+    if checkpoint_format.version_in(candidate.name) not in (None, record.version):
         raise CheckpointError(f"its {checkpoint_format.RECORD} has version {record.version}")
     return record
 
 
-def _check_metadata(candidate: _Candidate, record: Record) -> None:
+def _check_metadata(candidate: _Candidate, record: checkpoint_format.Record) -> None:
     if segments.digest_of(candidate.read(checkpoint_format.METADATA)).hex() != record.metadata:
         raise CheckpointError(f"{checkpoint_format.METADATA} is damaged: its digest is not the recorded one")
 
 
-def _fill_rank(candidate: _Candidate, record: Record, rank: Rank, fd: int) -> None:
-    file = part_name(rank)
+def _fill_rank(candidate: _Candidate, record: checkpoint_format.Record, rank: Rank, fd: int) -> None:
+    file = checkpoint_format.part_name(rank)
     data, stamp = candidate.read(file), record.parts[rank]
     if len(data) != stamp.nbytes or segments.digest_of(data).hex() != stamp.digest:
         raise CheckpointError(
             f"{file} is damaged: its {len(data)} bytes are not the {stamp.nbytes} bytes that were recorded"
         )
     try:
-        part = decode_part(data)
+        part = checkpoint_format.decode_part(data)
         # The manifest of a slot comes right after its small values.
         filling = Filling(fd, part.tail_offset + len(part.tail), part.manifest, record.version)
     except (CheckpointError, SnapshotError) as error:
@@ -195,7 +189,7 @@ def _fill_rank(candidate: _Candidate, record: Record, rank: Rank, fd: int) -> No
     filling.complete(part.tail_offset, part.tail)
 
 
-def _put(filling: Filling, entry: TensorEntry, place: PartPlace, stream: IO[bytes]) -> None:
+def _put(filling: Filling, entry: TensorEntry, place: checkpoint_format.PartPlace, stream: IO[bytes]) -> None:
     stream.seek(place.offset)
     data = stream.read(place.nbytes)
     if len(data) != place.nbytes:

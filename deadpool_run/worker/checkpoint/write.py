@@ -6,14 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -85,13 +78,15 @@ def write_metadata(writer: Any, items: Items, paths: Iterable[Path], results: Se
     keys: dict[str, Path] = {}
     for piece in items.values():
         keys[piece.fqn] = piece.path
-        kept = found.setdefault(piece.fqn, TensorStorageMetadata(_properties(piece), torch.Size(piece.size), []))
+        kept = found.setdefault(
+            piece.fqn, metadata.TensorStorageMetadata(_properties(piece), torch.Size(piece.size), [])
+        )
         kept.chunks.append(_chunk(piece))
     for path in paths:
         keys[fqn_of(path)] = path
-        found[fqn_of(path)] = BytesStorageMetadata()
+        found[fqn_of(path)] = metadata.BytesStorageMetadata()
     writer.set_up_storage_writer(is_coordinator=True)
-    writer.finish(Metadata(found, planner_data=keys), [list(results)])
+    writer.finish(metadata.Metadata(found, planner_data=keys), [list(results)])
 
 
 def places_of(items: Items, results: Iterable[WriteResult]) -> Places:
@@ -108,23 +103,23 @@ def places_of(items: Items, results: Iterable[WriteResult]) -> Places:
 def _plan(rank: Rank, items: Iterable[Piece], objects: Iterable[Path]) -> SavePlan:
     written = [
         WriteItem(
-            index=MetadataIndex(piece.fqn, piece.offsets),
+            index=metadata.MetadataIndex(piece.fqn, piece.offsets),
             type=WriteItemType.SHARD if piece.sharded else WriteItemType.TENSOR,
             tensor_data=TensorWriteData(_chunk(piece), _properties(piece), torch.Size(piece.size)),
         )
         for piece in items
         if piece.rank == rank
     ]
-    plain = [WriteItem(index=MetadataIndex(fqn_of(path)), type=WriteItemType.BYTE_IO) for path in objects]
+    plain = [WriteItem(index=metadata.MetadataIndex(fqn_of(path)), type=WriteItemType.BYTE_IO) for path in objects]
     return SavePlan([*written, *plain])
 
 
-def _chunk(piece: Piece) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.entry.shape))
+def _chunk(piece: Piece) -> metadata.ChunkStorageMetadata:
+    return metadata.ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.entry.shape))
 
 
-def _properties(piece: Piece) -> TensorProperties:
-    return TensorProperties(dtype=dtype_of(piece.entry.dtype))
+def _properties(piece: Piece) -> metadata.TensorProperties:
+    return metadata.TensorProperties(dtype=dtype_of(piece.entry.dtype))
 
 
 def part_of(copy: SlotCopy, owners: Owners, places: Places) -> Part:

@@ -8,6 +8,11 @@ from torch.distributed.tensor import Placement
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
+strided_shard = _StridedShard
+"""The placement of a dimension that two mesh dimensions shard, in the order of FSDP2 with TP."""
+storage_info = _StorageInfo
+"""The place of a tensor for a checkpoint's metadata."""
+
 
 def shape_and_offsets(
     shape: Sequence[int], mesh: Sequence[int], at: Sequence[int], placements: Sequence[Placement]
@@ -15,16 +20,6 @@ def shape_and_offsets(
     """Return the shape of the shard at a mesh coordinate, and its offsets in the whole tensor."""
     local, offsets = _compute_local_shape_and_global_offset(tuple(shape), tuple(mesh), list(at), placements)
     return tuple(local), tuple(offsets)
-
-
-def strided_shard(dim: int, split_factor: int) -> Placement:
-    """Return the placement of a dimension that two mesh dimensions shard, in the order of FSDP2 with TP."""
-    return _StridedShard(dim, split_factor=split_factor)
-
-
-def storage_info(path: str, offset: int, length: int) -> Any:
-    """Return the place of a tensor for a checkpoint's metadata."""
-    return _StorageInfo(path, offset, length)
 
 
 def remote_writer(url: str) -> Any:

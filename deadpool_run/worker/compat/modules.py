@@ -24,6 +24,8 @@ buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffe
 """Return the table of a module's own buffers, with those that are None."""
 children_of: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
 """Return the table of a module's children."""
+has_buckets: Callable[[DistributedDataParallel], bool] = attrgetter("_has_rebuilt_buckets")
+"""Return whether DDP has decided its buckets."""
 writes_of: Callable[[Tensor], int] = attrgetter("_version")
 """Return how often a tensor has been written in place."""
 copy_all = torch._foreach_copy_
@@ -66,11 +68,6 @@ def inside_compiled(module: nn.Module) -> Any:
 def hook_states(ddp: DistributedDataParallel) -> list[Any]:
     """Return the states of a DDP's communication hooks, in the order of registration."""
     return [state for _, state in ddp._comm_hooks]  # noqa: SLF001
-
-
-def has_buckets(ddp: DistributedDataParallel) -> bool:
-    """Return whether DDP has decided its buckets."""
-    return ddp._has_rebuilt_buckets  # noqa: SLF001
 
 
 def decide_buckets(ddp: DistributedDataParallel) -> bool:

@@ -67,10 +67,6 @@ class GroupConnections:
         assert self._store is not None
         return self._store
 
-    def prepare(self) -> None:
-        """Connect now."""
-        self.give_back(self.take())
-
     def take(self) -> Store:
         """Return an idle connection, or a new one. Raises torch's `DistError`."""
         with self._lock:

@@ -65,12 +65,8 @@ class Group(GroupApi):
             self.inner = self._epoch = self._nccl = None
         return epoch, backend
 
-    def cover(self) -> None:
-        """Give fake results, but keep the communicators."""
-        self.inner = None
-
     def uncover(self) -> None:
-        """Use the communicators again, unless they were detached meanwhile."""
+        """Use the communicators again after a time without `inner`, unless they were detached meanwhile."""
         self.inner = None if self._epoch is None else self._epoch.group
 
     def _ensure_cuda(self) -> None:

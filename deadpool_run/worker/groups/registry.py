@@ -16,15 +16,7 @@ from torch.distributed.distributed_c10d import Store
 
 from deadpool_run.errors import AttachError
 from deadpool_run.vault.status_page import RankEntry
-from deadpool_run.worker.groups import gloo, nccl
-from deadpool_run.worker.groups.connect import (
-    ConnectAttempt,
-    EpochGroup,
-    GroupConnections,
-    GroupSpec,
-    Rendezvous,
-    Source,
-)
+from deadpool_run.worker.groups import connect, gloo, nccl
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.owner import GroupOwner
 from deadpool_run.worker.groups.transcript import Transcript
@@ -61,20 +53,20 @@ class Registry(GroupOwner):
         self._timeout = timeout
         self._lock = threading.RLock()
         self._device: gloo.Device | None = None
-        self._rendezvous: Rendezvous | None = None
-        self._connections: GroupConnections | None = None
+        self._rendezvous: connect.Rendezvous | None = None
+        self._connections: connect.GroupConnections | None = None
         self._prefix = ""
         self._worlds = 0
         self._peers: tuple[gloo.Endpoint, ...] | None = None
-        self._connecting: ConnectAttempt | None = None
-        self._retired: list[EpochGroup] = []
+        self._connecting: connect.ConnectAttempt | None = None
+        self._retired: list[connect.EpochGroup] = []
 
     @contextmanager
     def answered_by(self, group: Group, transcript: Transcript) -> Iterator[None]:
         """Answer the group's collectives from the transcript; a drain that begins meanwhile stays in force."""
         with self._lock:
             before = self.state, self.playback, self.step_failed
-            group.cover()
+            group.inner = None
             self.playback = transcript
         try:
             yield
@@ -156,7 +148,7 @@ class Registry(GroupOwner):
 
     def attach(
         self,
-        store: Source,
+        store: connect.Source,
         prefix: str,
         timeout: timedelta,
         cancelled: Callable[[], bool] = lambda: False,
@@ -185,10 +177,12 @@ class Registry(GroupOwner):
                 self.step_failed = False
 
     @contextmanager
-    def _attempt(self, rendezvous: Rendezvous, specs: list[GroupSpec], timeout: timedelta) -> Iterator[ConnectAttempt]:
+    def _attempt(
+        self, rendezvous: connect.Rendezvous, specs: list[connect.GroupSpec], timeout: timedelta
+    ) -> Iterator[connect.ConnectAttempt]:
         """Yield an attempt to connect groups, which `abort` cancels."""
         self._device = self._device or gloo.Device()
-        attempt = ConnectAttempt(self._device, rendezvous, specs, timeout)
+        attempt = connect.ConnectAttempt(self._device, rendezvous, specs, timeout)
         with self._lock:
             self._connecting = attempt
         try:
@@ -209,14 +203,14 @@ class Registry(GroupOwner):
         """Create a group; `options` are torch's `_DistributedBackendOptions`."""
         world = not options.global_ranks_in_group
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-        spec = GroupSpec(options.group_id, options.group_rank, ranks, self._timeout or options.timeout)
+        spec = connect.GroupSpec(options.group_id, options.group_rank, ranks, self._timeout or options.timeout)
         group = Group(self, spec)
         if world:
             assert self._connections is not None
             # A script may destroy its world and make another one: their keys must differ.
             prefix = f"{self._prefix}/w{self._worlds}" if self._worlds else self._prefix
             self._worlds += 1
-            self._rendezvous = Rendezvous(self._connections, prefix, options.group_rank, options.group_size)
+            self._rendezvous = connect.Rendezvous(self._connections, prefix, options.group_rank, options.group_size)
         inner = self._connect_one(spec, world=world) if self.state is GroupState.ATTACHED else None
         with self._lock:
             self.groups.append(group)
@@ -226,7 +220,7 @@ class Registry(GroupOwner):
                 self._retired.append(inner)
         return group
 
-    def _connect_one(self, spec: GroupSpec, *, world: bool) -> EpochGroup | None:
+    def _connect_one(self, spec: connect.GroupSpec, *, world: bool) -> connect.EpochGroup | None:
         """Connect a new group in the current epoch; None if a peer was lost, which starts a drain.
 
         Raises `AttachError` for the world's own group: without it there is nothing to drain.
@@ -264,16 +258,16 @@ class Registry(GroupOwner):
 
     def place(self, store: Store, prefix: str, *, attached: bool) -> None:
         """Set where groups created from now on meet, and whether they connect."""
-        self._connections = GroupConnections(store)
-        self._connections.prepare()
+        self._connections = connect.GroupConnections(store)
+        self._connections.give_back(self._connections.take())  # connect now
         self._prefix = prefix
         self.state = GroupState.ATTACHED if attached else GroupState.REHEARSING
 
-    def _open(self, store: Source, prefix: str) -> Rendezvous:
+    def _open(self, store: connect.Source, prefix: str) -> connect.Rendezvous:
         if self._rendezvous is None:
             raise AttachError("there is no group to attach.\nCall deadpool_run.init() first.")
         if self._connections is None or self._connections.source is not store:
-            self._connections = GroupConnections(store)
+            self._connections = connect.GroupConnections(store)
         self._prefix, self._worlds = prefix, 1
         self._rendezvous = replace(self._rendezvous, connections=self._connections, prefix=prefix)
         return self._rendezvous

@@ -13,7 +13,7 @@ from deadpool_run.vault.segments import write_blob
 from deadpool_run.vault.status_page import Phase
 from deadpool_run.wire.messages import THIS_WORKER
 from deadpool_run.worker.compat import c10d
-from deadpool_run.worker.compat.modules import local
+from deadpool_run.worker.compat.modules import has_buckets, local
 from deadpool_run.worker.groups import backend
 from deadpool_run.worker.groups.registry import GroupState
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
@@ -158,7 +158,7 @@ class LoopMember(RepairParticipant):
         index, self.session.step = self.session.step, None
         step_failed = not self.rehearsing and self._failed_at_end()
         if index == REHEARSAL_STEPS - 1:
-            self._rehearsal.buckets = self.snapshots.decided_buckets()
+            self._rehearsal.buckets = list(map(has_buckets, self.snapshots.protected.ddps()))
         if self.rehearsing:
             return
         if index and not (step_failed or self.trial.running):  # DDP cannot decide in the first step
@@ -270,7 +270,7 @@ class LoopMember(RepairParticipant):
 
     def begin_trial(self, total: int) -> bool:
         """Start the trial of the next step; False if it is not due, or if a rank was lost."""
-        due = self.trial.may_begin(self.completed, total)
+        due = self.trial.stage is Trial.Stage.DUE and 0 < self.completed < total
         if not due or not self.snapshots.reduces_repeatably(updated=self._updates.ever):
             return False
         self.snapshots.wait(cancel_pending=False)

@@ -14,7 +14,7 @@ from enum import Enum
 
 import torch
 
-from deadpool_run.worker.verify.script_names import shortened
+from deadpool_run.text import shortened
 
 _TRIED_STEPS = 64
 """Up to this many steps without an update are tried. Longer accumulation would double the time of too many steps."""
@@ -40,10 +40,6 @@ class Trial:
     def running(self) -> bool:
         """Whether the running step is the trial's first run."""
         return self.stage is Trial.Stage.RUNNING
-
-    def may_begin(self, completed: int, total: int) -> bool:
-        """Return whether the next step may be the trial."""
-        return self.stage is Trial.Stage.DUE and 0 < completed < total
 
     def observe(self, digests: dict[str, int]) -> None:
         """Keep the digests of the first run, by tensor."""

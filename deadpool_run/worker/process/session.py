@@ -7,9 +7,7 @@ The environment carries it, so that it is the same for a worker forked by the fo
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Epoch, Version
@@ -20,42 +18,25 @@ _FD_VARIABLES = {name: f"DEADPOOL_{name.upper()}_FD" for name in ("status_page",
 _STREAMS = {"stdout": 1, "stderr": 2}
 
 
-@dataclass(slots=True)
 class Session:
-    """A worker under deadpool-run."""
+    """A worker under deadpool-run. Raises `ProtocolError` if its environment was changed."""
 
-    rank: int
-    local_rank: int
-    """The true one. LOCAL_RANK is 0 everywhere if each rank is to see itself as the only one on its machine."""
-    world_size: int
-    worker: int
-    epoch: Epoch
-    generation: int
-    replacement: bool
-    store: tuple[str, int]
-    capture_interval: int
-    status_page_fd: int
-    slot_fds: tuple[int, int]
-    transcript_fd: int
-    replicate: bool
-    """Whether to report each snapshot to the agent, which sends it to other nodes."""
-    link: AgentLink
-    resume: int = -1  # the version that the first slot holds from a checkpoint; -1: none
-    preparing: bool = False  # a spare that rehearses before it is needed: its status page and slots are throw-away ones
-    step: int | None = None  # the step that is running; None outside the loop
-    loss_pending: Callable[[], bool] = lambda: False
-    """Whether a peer was lost and not replaced yet: a failure of the script may be a consequence."""
-    report_and_wait: Callable[[str | BaseException], None] = lambda _: None
-    """Reports why the script failed, and waits for the agent's decision; never returns."""
-    leave: Callable[[], tuple[Version, tuple[Version, ...]]] = lambda: (Version(0), ())
-    """Tears down the run; returns the steps completed and the versions held."""
+    def __init__(self) -> None:
+        """Read the environment, and start the link's reading thread."""
+        self.begin_again()
+        self.link = AgentLink(socket.socket(fileno=int(os.environ["DEADPOOL_CONTROL_FD"])), self.epoch)
 
     def begin_again(self) -> None:
-        """Read the environment again: another run of the script begins."""
+        """Read the environment: a run of the script begins."""
         self._read_environment()
-        self.step = None
-        self.loss_pending, self.report_and_wait = lambda: False, lambda _: None
-        self.leave = lambda: (Version(0), ())
+        self.step: int | None = None
+        """The step that is running; None outside the loop."""
+        self.loss_pending: Callable[[], bool] = lambda: False
+        """Whether a peer was lost and not replaced yet: a failure of the script may be a consequence."""
+        self.report_and_wait: Callable[[str | BaseException], None] = lambda _: None
+        """Reports why the script failed, and waits for the agent's decision; never returns."""
+        self.leave: Callable[[], tuple[Version, tuple[Version, ...]]] = lambda: (Version(0), ())
+        """Tears down the run; returns the steps completed and the versions held."""
 
     def take(self, rank: Assign, fds: list[int]) -> None:
         """Become the rank, after this spare has rehearsed it."""
@@ -70,8 +51,34 @@ class Session:
         self.link.preparing = None
 
     def _read_environment(self) -> None:
-        for name, value in _given().items():
-            setattr(self, name, value)
+        env = os.environ
+        try:
+            host, _, port = env["DEADPOOL_STORE"].rpartition(":")
+            fds = {name: int(env[variable]) for name, variable in _FD_VARIABLES.items()}
+            self.rank = int(env["RANK"])
+            self.local_rank = int(env["DEADPOOL_LOCAL_RANK"])
+            """The true one. LOCAL_RANK is 0 everywhere if each rank is to see itself as the only one on its machine."""
+            self.world_size = int(env["WORLD_SIZE"])
+            self.worker = int(env["DEADPOOL_WORKER"])
+            self.epoch = Epoch(int(env["DEADPOOL_EPOCH"]))
+            self.generation = int(env["TORCHELASTIC_RESTART_COUNT"])
+            self.replacement = env["DEADPOOL_REPLACEMENT"] == "1"
+            self.store = (host, int(port))
+            self.capture_interval = int(env["DEADPOOL_CAPTURE_INTERVAL"])
+            self.status_page_fd = fds["status_page"]
+            self.slot_fds = (fds["slot0"], fds["slot1"])
+            self.transcript_fd = fds["transcript"]
+            self.replicate = env.get("DEADPOOL_REPLICATE") == "1"
+            """Whether to report each snapshot to the agent, which sends it to other nodes."""
+            self.resume = int(env.get("DEADPOOL_RESUME_VERSION", "-1"))
+            """The version that the first slot holds from a checkpoint; -1: none."""
+            self.preparing = env.get("DEADPOOL_PREPARING") == "1"
+            """A spare that rehearses before it is needed: its status page and slots are throw-away ones."""
+        except (KeyError, ValueError) as error:
+            raise ProtocolError(
+                f"this worker's environment lacks what deadpool-run set ({error!r}): something removed or changed it.\n"
+                "Don't change DEADPOOL_* variables, RANK or WORLD_SIZE in the script."
+            ) from error
 
 
 def assume(rank: Assign, fds: list[int]) -> None:
@@ -104,36 +111,4 @@ def under_deadpool() -> bool:
 @cache
 def current() -> Session:
     """Return this worker's session. The first call starts the link's reading thread. Raises `ProtocolError`."""
-    given = _given()
-    control = socket.socket(fileno=int(os.environ["DEADPOOL_CONTROL_FD"]))
-    return Session(**given, link=AgentLink(control, given["epoch"]))
-
-
-def _given() -> dict[str, Any]:
-    """Return the fields that the environment sets."""
-    env = os.environ
-    try:
-        host, _, port = env["DEADPOOL_STORE"].rpartition(":")
-        fds = {name: int(env[variable]) for name, variable in _FD_VARIABLES.items()}
-        return {
-            "rank": int(env["RANK"]),
-            "local_rank": int(env["DEADPOOL_LOCAL_RANK"]),
-            "world_size": int(env["WORLD_SIZE"]),
-            "worker": int(env["DEADPOOL_WORKER"]),
-            "epoch": Epoch(int(env["DEADPOOL_EPOCH"])),
-            "generation": int(env["TORCHELASTIC_RESTART_COUNT"]),
-            "replacement": env["DEADPOOL_REPLACEMENT"] == "1",
-            "store": (host, int(port)),
-            "capture_interval": int(env["DEADPOOL_CAPTURE_INTERVAL"]),
-            "status_page_fd": fds["status_page"],
-            "slot_fds": (fds["slot0"], fds["slot1"]),
-            "transcript_fd": fds["transcript"],
-            "replicate": env.get("DEADPOOL_REPLICATE") == "1",
-            "resume": int(env.get("DEADPOOL_RESUME_VERSION", "-1")),
-            "preparing": env.get("DEADPOOL_PREPARING") == "1",
-        }
-    except (KeyError, ValueError) as error:
-        raise ProtocolError(
-            f"this worker's environment lacks what deadpool-run set ({error!r}): something removed or changed it.\n"
-            "Don't change DEADPOOL_* variables, RANK or WORLD_SIZE in the script."
-        ) from error
+    return Session()

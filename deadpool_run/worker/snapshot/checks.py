@@ -33,7 +33,7 @@ def check_module(state: ModuleState) -> None:
     """Raise `ScriptError` if a snapshot cannot hold the module; warn of unknown communication hooks."""
     _check_tensors(state.parameters)
     _check_tensors((tracked.name, tracked.tensor) for tracked, _, _ in state.buffers())
-    _check_tree(state.extra(), state.name)
+    check_tree(state.extra(), state.name)
     for ddp in state.replicated:
         for hook in filter(hooks.is_unknown, hook_states(ddp)):
             warn(
@@ -47,7 +47,7 @@ def check_optimizer(state: OptimizerState) -> None:
     _check_tensors(state.parameters())
     names = {id(parameter): name for name, parameter in state.parameters()}
     _check_tensors((tracked.name, tracked.tensor) for _, tracked in state.tensors(names))
-    _check_tree([state.take(), state.plain(names)], state.name)
+    check_tree([state.take(), state.plain(names)], state.name)
     if state.keeper is state.optimizer:
         more = sorted(set(state.optimizer.state_dict()) - {"state", "param_groups"})
         if more:
@@ -59,12 +59,8 @@ def check_optimizer(state: OptimizerState) -> None:
             )
 
 
-def check_object(name: str, obj: Any) -> None:
-    """Raise `ScriptError` if a snapshot cannot hold what `obj.state_dict()` returns."""
-    _check_tree(obj.state_dict(), name)
-
-
-def _check_tree(tree: Any, name: str) -> None:
+def check_tree(tree: Any, name: str) -> None:
+    """Raise `ScriptError` if a snapshot cannot hold these values, which are a part of the state of an object."""
     writer = TreeWriter()
     writer.encode(tree, f"protect(): the state of {name!r}")
     _check_tensors((f"the state of {name!r}", tensor) for tensor in writer.tensors)

@@ -67,8 +67,7 @@ def describe(tracked: Tracked, offset: int) -> TensorEntry:
 
 def live_tensors(protected: Protected) -> dict[str, Tracked]:
     """Return all parameters, optimizer state and buffers by name."""
-    names = {id(parameter): name for name, parameter in protected.parameters().items()}
-    found = {tracked.name: tracked for tracked in protected.heavy(names)}
+    found = {tracked.name: tracked for tracked in protected.heavy()}
     return found | {tracked.name: tracked for tracked, _, _ in protected.buffers()}
 
 
@@ -150,7 +149,7 @@ class CapturePlan:
         self.names = {id(parameter): name for name, parameter in parameters.items()}
         self._fingerprint = protected.fingerprint(plain=self.has_plain)
         self._layout_version = buffers.layout_version
-        heavy = list(protected.heavy(self.names))
+        heavy = list(protected.heavy())
         self.entries, self.end = lay_out([*heavy, *buffers.tracked], HEADER_BYTES)
         self.encoded = segments.encode_entries(self.entries)
         # Detached views keep the storage alive; the live tensors are kept so that no other object gets their id().

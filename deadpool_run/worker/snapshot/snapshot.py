@@ -121,7 +121,7 @@ class Snapshots:
         elif name in protected.optimizers:
             checks.check_optimizer(protected.optimizers[name])
         else:
-            checks.check_object(name, protected.objects[name])
+            checks.check_tree(protected.objects[name].state_dict(), name)
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to update, and so to use up the gradients of its parameters."""
@@ -131,10 +131,6 @@ class Snapshots:
         """Return the name under which an optimizer is protected; None if it is not."""
         states = self.protected.optimizers.values()
         return next((state.name for state in states if optimizer in (state.optimizer, state.keeper)), None)
-
-    def decided_buckets(self) -> list[bool]:
-        """Return for each DDP whether it has decided its buckets."""
-        return list(map(has_buckets, self.protected.ddps()))
 
     def reduces_repeatably(self, *, updated: bool) -> bool:
         """Return whether a repeated step reduces alike: every DDP has its buckets, or decides before it reduces.

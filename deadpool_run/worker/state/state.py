@@ -20,17 +20,7 @@ from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import copied
 from deadpool_run.worker.compat import fsdp
-from deadpool_run.worker.compat.modules import (
-    buffers_of,
-    children_of,
-    forget_reduction,
-    forget_unscaled,
-    has_buckets,
-    hook_states,
-    inside_compiled,
-    local,
-    parameters_of,
-)
+from deadpool_run.worker.compat import modules as compat_nn
 from deadpool_run.worker.state import gradients, hooks
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
 
@@ -68,14 +58,14 @@ class ModuleState:
     def _walk(self) -> None:
         self._modules = list(self._root.named_modules())
         # Read at the end of each step and found once here: a walk over the tree costs as much as a small copy.
-        self._buffered = [(path, child) for path, child in self._modules if buffers_of(child)]
+        self._buffered = [(path, child) for path, child in self._modules if compat_nn.buffers_of(child)]
         self._tables = [
             table
             for _, child in self._modules
-            for table in (parameters_of(child), buffers_of(child), children_of(child))
+            for table in (compat_nn.parameters_of(child), compat_nn.buffers_of(child), compat_nn.children_of(child))
         ]
         self._lengths = list(map(len, self._tables))
-        self._children = [children_of(child) for _, child in self._modules if children_of(child)]
+        self._children = [compat_nn.children_of(child) for _, child in self._modules if compat_nn.children_of(child)]
         self.sharding = [child for _, child in self._modules if isinstance(child, FSDPModule)]
         self.find_wrappers()
         self._extra = [(path, child) for path, child in self._modules if type(child).get_extra_state is not _EXTRA]
@@ -88,10 +78,10 @@ class ModuleState:
         plain = {id(parameter) for _, parameter in self.parameters if not isinstance(parameter, DTensor)}
         self._plain: list[tuple[dict[str, nn.Parameter | None], str]] = []
         for _, child in self._modules:
-            for key, parameter in parameters_of(child).items():  # a parameter's place, not its name
+            for key, parameter in compat_nn.parameters_of(child).items():  # a parameter's place, not its name
                 if id(parameter) in plain:
                     plain.remove(id(parameter))
-                    self._plain.append((parameters_of(child), key))
+                    self._plain.append((compat_nn.parameters_of(child), key))
 
     def all_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield the module and all that is in it, by path."""
@@ -119,8 +109,10 @@ class ModuleState:
     def _read_layout(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for path, child in self._modules:
-            found |= {f"buffer {path}.{key}": "" for key in buffers_of(child)}  # buffers may change their shape
-            for key, parameter in parameters_of(child).items():  # shared ones under all their names
+            found |= {
+                f"buffer {path}.{key}": "" for key in compat_nn.buffers_of(child)
+            }  # buffers may change their shape
+            for key, parameter in compat_nn.parameters_of(child).items():  # shared ones under all their names
                 if parameter is not None:
                     found[f"parameter {path}.{key}"] = f"{tuple(parameter.shape)} of {parameter.dtype}"
         return found
@@ -130,7 +122,7 @@ class ModuleState:
 
         They are addresses; of shards identities, because FSDP2 makes new ones.
         """
-        found = [id(local(parameter)) for parameter in self._sharded]
+        found = [id(compat_nn.local(parameter)) for parameter in self._sharded]
         for place, key in self._plain:
             parameter = place.get(key)
             found.append(0 if parameter is None else parameter.data_ptr())
@@ -145,21 +137,21 @@ class ModuleState:
         return [
             buffer
             for _, child in self._buffered
-            for buffer in buffers_of(child).values()  # buffers() would walk the tree again on each step
+            for buffer in compat_nn.buffers_of(child).values()  # buffers() would walk the tree again on each step
             if buffer is not None
         ]
 
     def places(self) -> Iterator[tuple[str, nn.Module, str]]:
         """Yield name, owner and key of each buffer, also of those that are None."""
         for path, child in self._buffered:
-            for key in buffers_of(child):
+            for key in compat_nn.buffers_of(child):
                 yield f"{self.name}/{path}.{key}" if path else f"{self.name}/{key}", child, key
 
     def buffers(self) -> Iterator[tuple[Tracked, nn.Module, str]]:
         """Yield each buffer that is not None, with its owner and key."""
         self._find_new_buffers()
         for name, child, key in self.places():
-            buffer = buffers_of(child)[key]
+            buffer = compat_nn.buffers_of(child)[key]
             if buffer is not None:
                 yield Tracked(name, SlotRole.BUFFER, buffer), child, key
 
@@ -172,11 +164,11 @@ class ModuleState:
         return {
             "extra": copied(self.extra()),
             "frozen": [name for name, parameter in self.parameters if not parameter.requires_grad],
-            "absent": [name for name, child, key in self.places() if buffers_of(child)[key] is None],
+            "absent": [name for name, child, key in self.places() if compat_nn.buffers_of(child)[key] is None],
             # Whether the next forward starts with a broadcast of the buffers: ranks that differ would hang.
             "synchronizes": [ddp.require_forward_param_sync for ddp in self.replicated],
             "buckets": list(self.buckets),
-            "hooks": [[hooks.take_hook(state) for state in hook_states(ddp)] for ddp in self.replicated],
+            "hooks": [[hooks.take_hook(state) for state in compat_nn.hook_states(ddp)] for ddp in self.replicated],
         }
 
     def extra(self) -> dict[str, Any]:
@@ -197,9 +189,9 @@ class ModuleState:
         absent = set(values["absent"])
         for name, child, key in self.places():
             if name in absent:
-                buffers_of(child)[key] = None
+                compat_nn.buffers_of(child)[key] = None
         for ddp, states, synchronizes in zip(self.replicated, values["hooks"], values["synchronizes"], strict=True):
-            for state, saved in zip(hook_states(ddp), states, strict=True):
+            for state, saved in zip(compat_nn.hook_states(ddp), states, strict=True):
                 hooks.put_hook(state, saved)
             ddp.require_forward_param_sync = synchronizes
         for path, child in self._extra:
@@ -208,7 +200,7 @@ class ModuleState:
     def shape(self) -> tuple[frozenset[str], list[int]]:
         """Return the children with extra state and the number of each DDP's hooks: `put` needs the same ones."""
         extra = frozenset(path for path, _ in self._extra)
-        return extra, [len(hook_states(ddp)) for ddp in self.replicated]
+        return extra, [len(compat_nn.hook_states(ddp)) for ddp in self.replicated]
 
     def reshard(self) -> None:
         """Free parameters that FSDP2 keeps gathered after an evaluation."""
@@ -280,9 +272,11 @@ class Protected:
         """Return whether an optimizer keeps state that is not a tensor."""
         return any(optimizer.has_plain() for optimizer in self.optimizers.values())
 
-    def heavy(self, names: dict[int, str]) -> Iterator[Tracked]:
-        """Yield the parameters and the optimizer state; `names` gives a parameter's name by its identity."""
-        for name, parameter in self.parameters().items():
+    def heavy(self) -> Iterator[Tracked]:
+        """Yield the parameters and the optimizer state."""
+        parameters = self.parameters()
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        for name, parameter in parameters.items():
             yield Tracked(name, SlotRole.PARAMETER, parameter)
         for optimizer in self.optimizers.values():
             yield from (tracked for _, tracked in optimizer.tensors(names))
@@ -338,8 +332,8 @@ class Protected:
             module.reshard()
             fsdp.reset(module.sharding)
             for ddp in module.replicated:
-                if not has_buckets(ddp):
-                    forget_reduction(ddp)
+                if not compat_nn.has_buckets(ddp):
+                    compat_nn.forget_reduction(ddp)
             for child in module.sharding:
                 fsdp.drop_gradients(child)
 
@@ -373,7 +367,7 @@ class Protected:
         for name, obj in self.objects.items():
             obj.load_state_dict(copied(values["objects"][name]))
             if isinstance(obj, GradScaler):
-                forget_unscaled(obj)  # the interrupted step did not reach `update()`, which drops its notes
+                compat_nn.forget_unscaled(obj)  # the interrupted step did not reach `update()`, which drops its notes
         for name, optimizer in self.optimizers.items():  # last: loading a scheduler may set a rate
             optimizer.put(values["optimizers"][name])
 
@@ -394,7 +388,7 @@ def _first_difference(then: dict[str, str], now: dict[str, str]) -> str:
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the user's module without DDP or torch.compile around it: names must not depend on them."""
     while True:
-        inner = module.module if isinstance(module, DistributedDataParallel) else inside_compiled(module)
+        inner = module.module if isinstance(module, DistributedDataParallel) else compat_nn.inside_compiled(module)
         if not isinstance(inner, nn.Module):
             return module
         module = inner

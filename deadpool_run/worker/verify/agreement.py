@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from deadpool_run.ids import Version
+from deadpool_run.text import shortened
 from deadpool_run.worker.state.digest import digest, digest_all, sampled
 from deadpool_run.worker.state.state import Protected
-from deadpool_run.worker.verify.script_names import shortened
 
 _AFTER_REPAIR = (1, 2, 4, 8)
 """Compare at these distances from the resumed version: an optimizer may not update in every step."""

@@ -72,7 +72,8 @@ class Coverage:
         roots = [root for module in self._protected.modules.values() for root in module.roots()]
         inside = {id(child) for root in roots for child in root.modules()}
         known = {id(local(each)) for each in self._protected.parameters().values()}
-        for module in modules:
+        parts = {id(child) for module in modules for child in module.children()}
+        for module in sorted(modules, key=lambda module: id(module) in parts):  # the whole is named, not a part
             if id(module) in inside:
                 continue
             self._watched += _watch(module, known)
@@ -101,18 +102,22 @@ class Coverage:
                 del self._pending[optimizer]
                 self._settled.add(optimizer)
             elif optimizer in self._made_in_setup or step != first:
-                return _unprotected_optimizer(optimizer, step)
+                return _unprotected(
+                    "optimizer", optimizer, f"updated weights in step {step}, but is not protected", "empty state"
+                )
         if not look:
             return ""
         for noted, before in self._helpers:
             helper = noted()
             if helper is not None and repr(helper.state_dict()) != before:
                 what = "scaler" if isinstance(helper, GradScaler) else "scheduler"
-                return _unprotected(what, helper, "its state changed", step, what)
+                return _unprotected(what, helper, f"is not protected, and its state changed in step {step}")
         trained = self._protected.trained()
         for wrapper in self._wrappers:
             if any(id(parameter) in trained for parameter in wrapper.parameters()):
-                return _unprotected("module", wrapper, "its parameters are trained", step, "model")
+                return _unprotected(
+                    "module", wrapper, f"is not protected, and its parameters are trained in step {step}"
+                )
         return self._changed(step)
 
     def _changed(self, step: int) -> str:
@@ -126,7 +131,9 @@ class Coverage:
             elif not watched.trains:
                 _warn_of_metric(owner, watched.name)
             elif isinstance(owner, nn.Module):
-                return _unprotected("module", owner, f"its {watched.name!r} changed", step, "model")
+                return _unprotected(
+                    "module", owner, f"is not protected, and its {watched.name!r} changed in step {step}"
+                )
             else:
                 return _unprotected_tensor(tensor, step)
         self._watched = kept
@@ -207,19 +214,12 @@ def _refers_to(obj: Any, wanted: object, depth: int) -> bool:
 # --- messages -------------------------------------------------------------------------------------------------------
 
 
-def _unprotected_optimizer(optimizer: Optimizer, step: int) -> str:
-    where = path_to(optimizer)
-    return (
-        f"{_called('optimizer', optimizer, where)} updated weights in step {step}, but is not protected: a replacement for "
-        f"a lost rank would start with empty state.\nCall {_line(where or 'optimizer')} {_BEFORE_LOOP}."
-    )
-
-
-def _unprotected(what: str, obj: object, why: str, step: int, name: str) -> str:
+def _unprotected(what: str, obj: object, said: str, begins: str = "the state of set-up") -> str:
     where = path_to(obj)
+    variable = where or ("model" if what == "module" else what)
     return (
-        f"{_called(what, obj, where)} is not protected, and {why} in step {step}: a replacement for a lost rank would "
-        f"start with the state of set-up.\nCall {_line(where or name)} {_BEFORE_LOOP}."
+        f"{_called(what, obj, where)} {said}: a replacement for a lost rank would start with {begins}.\n"
+        f"Call job.protect({variable.rpartition('.')[2]}={variable}) {_BEFORE_LOOP}."
     )
 
 
@@ -235,10 +235,6 @@ def _called(what: str, obj: object, where: str) -> str:
     kind = "" if type(obj) is Tensor else f" ({type(obj).__name__})"
     article = "an" if what[0] in "aeiou" else "a"
     return f"the {what} {where!r}{kind}" if where else f"{article} {what}{kind}"
-
-
-def _line(where: str) -> str:
-    return f"job.protect({where.rpartition('.')[2]}={where})"
 
 
 def _warn_of_metric(module: Any, name: str) -> None:

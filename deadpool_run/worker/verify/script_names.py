@@ -1,15 +1,14 @@
-"""Names and places for messages: the script's variable for an object, its running line, the first of many tensors."""
+"""Names and places for messages: the script's variable for an object, and its running line."""
 
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import FrameType, FunctionType
 from typing import Any
 
 from torch import nn
 
-_SHOWN = 3
 _OWN = __package__.partition(".")[0]
 
 
@@ -33,12 +32,6 @@ def warn(text: str) -> None:
     stack = enumerate(traceback.walk_stack(sys._getframe()), 1)  # noqa: SLF001 - as below
     level = next((level for level, (frame, _) in stack if _is_scripts(frame)), 1)
     warnings.warn(text, RuntimeWarning, stacklevel=level)
-
-
-def shortened(names: Sequence[str]) -> str:
-    """Return the first three names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _frames() -> Iterator[FrameType]:

@@ -106,7 +106,7 @@ class FakeLeadership(Changes):
         self.known.append(peer.node)
 
     def handle(self, event):
-        self.joined.append([each.agent for each in event.agents])
+        self.joined.append(list(event.failure_domains))
         self.tell()
 
 

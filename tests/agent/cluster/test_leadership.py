@@ -57,7 +57,7 @@ def answer(node, leader, sent_at):
 
 
 def join(leader, *nodes):
-    leader.handle(el.AgentsJoined(tuple(el.Candidacy(NodeId(node)) for node in nodes)))
+    leader.handle(el.AgentsJoined({NodeId(node): "" for node in nodes}))
 
 
 @in_loop
@@ -101,7 +101,7 @@ async def test_a_leader_whose_authority_ran_out_unnoticed_decides_nothing_until_
     """As after a pause of its machine: messages are read before timers run."""
     before = asyncio.get_running_loop().time() - 100
     agent = election.first_leader(NodeId("h"), 5.0, before)
-    joined = el.AgentsJoined((el.Candidacy(NodeId("a")),))
+    joined = el.AgentsJoined({NodeId("a"): ""})
     for event in (joined, el.HeardFromAgent(NodeId("a"), 0, before, 1), el.HeardFromAgent(NodeId("a"), 0, before, 2)):
         agent, _ = election.step(agent, event, before)
     leader = leadership(agent, body)

@@ -218,7 +218,7 @@ class World:
                     if agent in host.lost:
                         self.send(to, agent, "control", el.Evicted(term, "it was given up"))
                     elif agent not in host.agent.answered_at:
-                        self.handle(to, el.AgentsJoined((el.Candidacy(agent),)))
+                        self.handle(to, el.AgentsJoined({agent: ""}))
                 self.handle(to, message)
             case _:
                 self.handle(to, message)
@@ -353,7 +353,7 @@ class World:
             case ("join", node, configurations, leader):
                 agent = election.follower(node, T, configurations, self.now, claims=self.claims)
                 self.hosts[node] = Host(agent, due=election.next_deadline(agent))
-                self.handle(leader, el.AgentsJoined((el.Candidacy(node),)))
+                self.handle(leader, el.AgentsJoined({node: ""}))
             case ("end", node, told):
                 self.hosts[node] = self.hosts[node]._replace(dead=True)
                 for other in told:

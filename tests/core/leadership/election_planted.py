@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from deadpool_run.core.leadership import election, progress, quorum
 from deadpool_run.core.leadership import electorate as el
 
@@ -75,7 +77,7 @@ _HEARD_FROM_AGENTS = election._heard_from_agents
 
 
 def _counts_from_the_receipt(agent: el.Agent, heard: Any, now: float) -> Any:
-    return _HEARD_FROM_AGENTS(agent, [replace(each, sent_at=now) for each in heard], now)
+    return _HEARD_FROM_AGENTS(agent, [structs.replace(each, sent_at=now) for each in heard], now)
 
 
 def _takes_over_at_once(agent: el.Agent, now: float) -> Any:
@@ -154,7 +156,7 @@ def _claims_at_once(agent: el.Agent) -> float:
 
 
 def _heeds_no_refusal(agent: el.Agent, answer: el.AuthorityAnswered, now: float) -> Any:
-    return _AUTHORITY_ANSWERED(agent, replace(answer, granted=True), now)
+    return _AUTHORITY_ANSWERED(agent, structs.replace(answer, granted=True), now)
 
 
 _ELECTED = progress._elected

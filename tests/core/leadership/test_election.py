@@ -46,7 +46,7 @@ def leads(*others, now=100.0):
     """Return a leader of these voters, who have just answered, and know its configuration."""
     voting = ("h", *others)
     agent = replace(election.first_leader("h", T, now), configurations=(configuration(*voting),))
-    agent, _ = step(agent, el.AgentsJoined(tuple(el.Candidacy(other) for other in others)), now=now)
+    agent, _ = step(agent, el.AgentsJoined(dict.fromkeys(others, "")), now=now)
     return answer(agent, *others, now=now)[0]
 
 
@@ -242,12 +242,12 @@ def test_a_paused_agent_counts_from_when_it_wakes():
 def grow(nodes, now=100.0):
     """Return a leader that all these nodes have joined, once its voters stay the same."""
     agent = election.first_leader("h", T, now, nodes.get("h", ""))
-    joined = tuple(el.Candidacy(node, domain) for node, domain in nodes.items() if node != "h")
+    joined = {node: domain for node, domain in nodes.items() if node != "h"}
     agent, _ = step(agent, el.AgentsJoined(joined), now=now)
     sizes = []
     while not sizes or sizes[-1] != agent.configuration:
         sizes.append(agent.configuration)
-        agent, _ = answer(agent, *(each.agent for each in joined), now=now)
+        agent, _ = answer(agent, *joined, now=now)
     changes = [{*later.voters} ^ {*earlier.voters} for earlier, later in pairwise(sizes)]
     assert all(len(change) == 1 for change in changes), changes
     return agent

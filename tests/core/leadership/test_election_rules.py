@@ -21,7 +21,7 @@ def leader(*others, now=100.0):
     """Return the leader `h` of these voters, which have all just answered."""
     agent = election.first_leader("h", T, now - 1)
     agent, _ = election.step(agent, el.LogFollowed(el.LogIndex(0, 1)), now - 1)
-    agent, _ = election.step(agent, el.AgentsJoined(tuple(map(el.Candidacy, others))), now - 1)
+    agent, _ = election.step(agent, el.AgentsJoined(dict.fromkeys(others, "")), now - 1)
     for at in (now - 0.5, now):
         for _ in range(4):  # one voter is added at a time, and each must know the last change
             agent, _ = election.step(agent, answers(agent, *others, sent_at=at), at)
