@@ -44,8 +44,8 @@ class Leading(Protocol):
     def submit(self, event: Event) -> None:
         """Take in a fact."""
 
-    def safe(self, safe: peers.Safe) -> None:
-        """Handle which copies are complete."""
+    def safe_of(self, node: NodeId, safe: peers.Safe) -> None:
+        """Handle which copies of a node's rank are complete."""
 
     def mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
         """Publish the status pages of another node."""
@@ -263,7 +263,7 @@ class Followers:
         """Handle an agent's message that is not a fact."""
         match message:
             case peers.Safe():
-                self._leader.safe(message)
+                self._leader.safe_of(node, message)
             case peers.HeartbeatAck(term, sent_at, configuration):
                 self._leadership.answered(electorate.HeardFromAgent(node, term, sent_at, configuration))
                 self._connections.confirmed(node, message.received)

@@ -136,8 +136,14 @@ class Leader:
     fact = submit
 
     def safe(self, safe: peers.Safe) -> None:
-        """Handle which copies of a rank other nodes hold."""
+        """Handle which copies of a rank of the own node other nodes hold."""
+        self.safe_of(self.here, safe)
+
+    def safe_of(self, node: NodeId, safe: peers.Safe) -> None:
+        """Handle which copies of a rank other nodes hold; nothing from a node that the rank has left, and that knows it late."""
         assert self._tracking is not None
+        if not 0 <= safe.rank < len(self.state.seats) or self.state.seats[safe.rank].node != node:
+            return
         commits = self._tracking.commits
         commits.safe(
             Rank(safe.rank), tuple(Version(version) for version in safe.versions), safe.transcript, safe.timeline
