@@ -259,7 +259,8 @@ class Story(Job):
         elif draw < 0.7:
             self.pause_one(self.rng.uniform(0.05, 0.3) * T)
         elif draw < 0.8:
-            self.pause_all(self.rng.choice((0.5, 1.2, 3.0, 6.0)) * T)
+            # Not about as long as a node waits for a leader: a pause that ends just then is not noticed as one.
+            self.pause_all(self.rng.choice((0.5, 1.2, 2.0, 6.0)) * T)
         elif draw < 0.9:
             self.cut(self.rng.uniform(0.05, 0.3) * T, reject=self.rng.random() < 0.3)
         else:
