@@ -138,7 +138,7 @@ class Leader:
             case peers.Fact(event):
                 self.submit(event)
             case peers.Safe():
-                self._safe(report)
+                self._safe(node, report)
             case peers.Saved():
                 self.durable.saved(node, report)
             case peers.Loaded():
@@ -148,9 +148,11 @@ class Leader:
             case _:
                 assert_never(report)
 
-    def _safe(self, safe: peers.Safe) -> None:
-        """Count which copies of a rank other nodes hold."""
+    def _safe(self, node: NodeId, safe: peers.Safe) -> None:
+        """Count which copies of a rank other nodes hold; nothing from a node that the rank has left, and that knows it late."""
         assert self._tracking is not None
+        if not 0 <= safe.rank < len(self.state.seats) or self.state.seats[safe.rank].node != node:
+            return
         commits = self._tracking.commits
         commits.safe(
             Rank(safe.rank), tuple(Version(version) for version in safe.versions), safe.transcript, safe.timeline

@@ -247,8 +247,11 @@ class Story(Job):
         self.until(lambda: self.leader is not None, 10.0, "the job is founded")
         self.settle(BOUND_S)
 
-    def calm_fault(self) -> None:
+    def calm_fault(self, *, alone: bool = False) -> None:
+        """Let something happen that costs nothing; `alone`: nothing else that takes time happens with it."""
         draw = self.rng.random()
+        if alone and draw >= 0.5 and self.clock.now < self.troubled_until + 0.4 * T:
+            self.sleep(self.troubled_until + 0.4 * T - self.clock.now)
         if draw < 0.5:
             self.reset_some()
         elif draw < 0.6:
@@ -256,14 +259,18 @@ class Story(Job):
         elif draw < 0.7:
             self.pause_one(self.rng.uniform(0.05, 0.3) * T)
         elif draw < 0.8:
-            self.pause_all(self.rng.choice((0.5, 1.2, 3.0, 6.0)) * T)
+            # Not about as long as a node waits for a leader: a pause that ends just then is not noticed as one.
+            self.pause_all(self.rng.choice((0.5, 1.2, 2.0, 6.0)) * T)
         elif draw < 0.9:
             self.cut(self.rng.uniform(0.05, 0.3) * T, reject=self.rng.random() < 0.3)
         else:
             self.kill_worker()
 
-    def hard_fault(self, *, spared: bool) -> None:
-        """Let something happen that may cost a machine. `spared`: one may be missing for good."""
+    def hard_fault(self, *, spared: bool, refused: bool = True) -> None:
+        """Let something happen that may cost a machine. `spared`: one may be missing for good.
+
+        `refused`: a cut may look as if hosts refused. Where two agents vote both may lead then (decision 44).
+        """
         self.only_calm = False
         if self.rng.random() < 0.3:
             self.note("!! new connections break")
@@ -273,7 +280,7 @@ class Story(Job):
             self.rng.choice((0.4, 0.8, 1.0, 1.3, 2.0, 4.5, 7.0)) * T * self.rng.uniform(0.8, 1.2),
         )
         if draw < 0.35:
-            self.cut(long_s, reject=self.rng.random() < 0.3)
+            self.cut(long_s, reject=refused and self.rng.random() < 0.3)
         elif draw < 0.6:
             self.pause_one(long_s)
             if self.rng.random() < 0.5:
@@ -296,7 +303,7 @@ class Story(Job):
 
     def _calm(self) -> None:
         for _ in range(self.rng.randint(1, 3)):
-            self.calm_fault()
+            self.calm_fault(alone=True)
             self.sleep(self.rng.uniform(0.0, 1.0))
         self.sleep(max(0.0, self.troubled_until - self.clock.now))
         self.settle(BOUND_S)
@@ -316,9 +323,9 @@ class Story(Job):
     def _wild(self) -> None:
         if self.living():
             if self.rng.random() < 0.4:
-                self.calm_fault()
+                self.reset_some()
             else:
-                self.hard_fault(spared=self.rng.random() < 0.3)
+                self.hard_fault(spared=self.rng.random() < 0.3, refused=False)
         self.sleep(self.rng.choice((0.1, 0.7, 2.0, 5.0)) * self.rng.random() * T)
 
 

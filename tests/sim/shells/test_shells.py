@@ -11,6 +11,8 @@ import pytest
 from stories import BOUND_S, KINDS, Story, T, settings, tell
 from surroundings import simulated
 
+from deadpool_run.wire import peers
+
 SEEDS = 12
 NEW = 4
 LONG = 120
@@ -161,6 +163,17 @@ def test_a_node_does_not_wait_without_end_for_a_leader_that_fails_before_it_answ
         made.network.heal(cut)
         made.settle(BOUND_S)
         assert made.agent_on("n3").node == "n3"
+
+
+def test_reports_of_a_node_that_a_rank_has_left_do_not_count():
+    """They can come after those of its new home, which has nothing new to report then: nothing was committed any more."""
+    with job() as made:
+        leader = made.leader[0].member.leader
+        other = next(agent for agent in made.living() if agent.member.leader is None and agent.node != made.homes[0])
+        node = other.member.node
+        other.loop.inside(node.above.report, peers.Safe(node.timeline, 0, (), transcript=False))
+        made.sleep(0.02)
+        assert leader._tracking.commits._safe[0].versions
 
 
 def test_all_machines_pause_together_and_lose_nothing():
