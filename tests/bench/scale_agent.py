@@ -204,19 +204,25 @@ class BenchAgent:
 
     async def _heartbeats(self) -> dict[str, Any]:
         """Send one to every node, and have the answers handled."""
-        followers, leadership = self.leader.followers, self._member._leadership
-        assert followers is not None
-        followers._heartbeat()  # only who has answered one becomes a voter
+        leadership = self._member._leadership
+        await self._heard_from_all()  # only who has answered becomes a voter
         await self._until(self._is_settled)
-        began, sent_at = time.process_time(), asyncio.get_running_loop().time()
-        followers._heartbeat()
-        others = len(self.leader.state.nodes) - 1
-        await self._until(lambda: sum(seen.at >= sent_at for seen in followers.seen.values()) == others)
+        began = time.process_time()
+        await self._heard_from_all()
         leadership.handle(electorate.Tick())  # which has it look at all answers
         return {"cpu_s": time.process_time() - began}
 
+    async def _heard_from_all(self) -> None:
+        """Send a heartbeat to every node, and wait for the answers, which come after all that was sent before them."""
+        followers, sent_at = self.leader.followers, asyncio.get_running_loop().time()
+        assert followers is not None
+        followers._heartbeat()
+        others = len(self.leader.state.nodes) - 1
+        await self._until(lambda: sum(seen.at >= sent_at for seen in followers.seen.values()) == others)
+
     async def _lose(self, nodes: set[NodeId]) -> dict[str, Any]:
         """Give nodes up together, and wait until every rank has completed a step after the repair."""
+        await self._heard_from_all()
         leader, began = self.leader, time.process_time()
         epoch = leader.state.epoch
         leader.measure()
