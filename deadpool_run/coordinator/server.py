@@ -120,4 +120,5 @@ class CoordinatorServer:
 
     def _reached(self) -> None:
         self._timer = None  # a loop may call a little early, and the deadline still be there afterwards
-        self.submit(TimeAdvanced())
+        if self._may_decide():
+            self.submit(TimeAdvanced())  # else `resume` does, after all events that waited

@@ -32,10 +32,15 @@ def events_to_handle(decision: Decision, event: ev.Event) -> tuple[ev.Event, ...
         for fact in event.losses if isinstance(event, ev.NodesLost) else (event,):  # each is known, or waits
             _note(decision, decision.state.move, fact)
     move = decision.state.move
-    if move is None or (move.waiting and decision.now < move.began_at + decision.settings.node_timeout_s):
+    if move is None or (move.waiting and not _is_overdue(decision, move, event)):
         return ()
     _finish(decision, move)
     return (*move.deferred, ev.TimeAdvanced())
+
+
+def _is_overdue(decision: Decision, move: Move, event: ev.Event) -> bool:
+    """Tell whether time is up. Only the clock says so: the inventory of the last node may be the next event."""
+    return isinstance(event, ev.TimeAdvanced) and decision.now >= move.began_at + decision.settings.node_timeout_s
 
 
 def resynced_late(decision: Decision, event: ev.NodeResynced) -> None:

@@ -93,6 +93,20 @@ def test_a_worker_that_ended_while_nodes_were_waited_for_is_not_taken_for_alive(
         assert not set(after.members) & set(state.members)
 
 
+def test_an_inventory_that_comes_late_counts_until_the_clock_has_been_heard():
+    """The leader may have had no authority meanwhile: what came is handled first, and then the time that passed."""
+    late = AFTER + SETTINGS.node_timeout_s
+    for state in moved_states():
+        two = dataclasses.replace(state, nodes={**state.nodes, "n2": OTHER})
+        waiting, _ = step(two, ev.CoordinatorMoved(1, NODE))
+        waiting, orders = step(waiting, ev.NodeResynced(NODE, tuple(as_known(state))), now=late)
+        assert waiting.move is not None
+        assert not orders
+        after, _ = step(waiting, ev.NodeResynced("n2", ()), now=late)
+        assert after.move is None
+        assert "n2" in after.nodes or after.phase is JobPhase.STOPPED
+
+
 def test_a_node_that_does_not_tell_is_lost():
     for state in moved_states():
         waiting, _ = step(state, ev.CoordinatorMoved(1, NODE))

@@ -329,7 +329,7 @@ class Job:
 
     def check_owners(self, worker: SimWorker) -> None:
         """A rank is taken up: nobody else runs it."""
-        if worker.suspended:
+        if worker.suspended or not worker.alive:
             return
         for other in self.workers.values():
             if other is not worker and other.alive and self.ranks.get(other.number) == self.ranks[worker.number]:

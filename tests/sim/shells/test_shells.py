@@ -64,6 +64,11 @@ def test_a_node_that_wakes_up_stops_its_workers_before_it_obeys_an_old_order():
     run(160708319, "wild")
 
 
+def test_a_leader_that_had_no_authority_loses_no_node_that_told_it_meanwhile():
+    """Its clock had come to the end of the takeover, and the node's inventory waited behind that."""
+    run(308484255, "wild")
+
+
 # --- single faults ---------------------------------------------------------------------------------------------------
 
 
