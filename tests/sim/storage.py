@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 from machine import Clock
 
@@ -19,6 +20,16 @@ def kept(state: State) -> Keep:
     """Return what the leader tells the nodes to keep, when it tells them of buddies."""
     either = (state.buddies, state.former_buddies)
     return [frozenset(node for each in either if each for node in each[seat.rank]) for seat in state.seats]
+
+
+def free_slot(slots: list[Snapshot | None], committed: int, abandoned: Collection[int]) -> int | None:
+    """Return the slot with the oldest snapshot that is not needed; None if both are."""
+    free = [
+        (-1 if slot is None else slot[0], index)
+        for index, slot in enumerate(slots)
+        if slot is None or slot[0] < committed or (slot[0] > committed and slot[0] in abandoned)
+    ]
+    return min(free)[1] if free else None
 
 
 class Node:
@@ -98,17 +109,13 @@ class Storage:
             return False  # the rank has moved on, and this worker does not know yet
         committed, abandoned = self.committed(), self.abandoned()
         slots = self.nodes[self.homes[rank]].slots[rank]
-        free = [
-            (-1 if slot is None else slot[0], index)
-            for index, slot in enumerate(slots)
-            if slot is None or slot[0] < committed or (slot[0] > committed and slot[0] in abandoned)
-        ]
-        if free:
-            slots[min(free)[1]] = snapshot
+        free = free_slot(slots, committed, abandoned)
+        if free is not None:
+            slots[free] = snapshot
             if self.skipped[rank] == snapshot[0]:
                 self.skipped[rank] = -1
             self._send(rank, snapshot, epoch)
-        return bool(free)
+        return free is not None
 
     def abandoned(self) -> set[int]:
         """Return versions that can never be committed: some rank skipped them, or has gone on without them."""

@@ -86,8 +86,10 @@ def inherit(decision: Decision, holds: Mapping[NodeId, Iterable[Rank]]) -> None:
     found: list[list[NodeId]] = [[] for _ in state.seats]
     for node, ranks in holds.items():
         for rank in ranks:
-            owner = state.owner(rank) if 0 <= rank < len(found) else None
-            if 0 <= rank < len(found) and (owner is None or owner.replacement or owner.node != node):
+            if not 0 <= rank < len(found):
+                continue  # of another world
+            owner = state.owner(rank)
+            if owner is None or owner.replacement or owner.node != node:
                 found[rank].append(node)
     state.former_buddies = _joined(state.former_buddies, found)
 

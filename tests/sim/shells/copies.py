@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from storage import Snapshot
+from storage import Snapshot, free_slot
 from workers import Gathering, Worker
 
 from deadpool_run.ids import NodeId, Rank, Version
@@ -56,18 +56,13 @@ class Copies:
         """Keep a snapshot, if there is a slot that is not needed, as far as the leader has told."""
         page = self._node.vault.status_page
         committed, abandoned = page.committed(), page.abandoned()
-        committed = -1 if committed is None else committed
         slots = self.slots[rank]
-        free = [
-            (-1 if slot is None else slot[0], index)
-            for index, slot in enumerate(slots)
-            if slot is None or slot[0] < committed or (slot[0] > committed and slot[0] in abandoned)
-        ]
-        if free:
-            slots[min(free)[1]] = snapshot
+        free = free_slot(slots, -1 if committed is None else committed, abandoned)
+        if free is not None:
+            slots[free] = snapshot
             self._send(rank, snapshot)
             self._call(self._report, rank)
-        return bool(free)
+        return free is not None
 
     def empty_above(self, rank: int, version: int) -> None:
         self.slots[rank] = [slot if slot is None or slot[0] <= version else None for slot in self.slots[rank]]

@@ -142,14 +142,21 @@ def test_a_node_that_joins_a_later_leader_has_its_folder_in_that_of_the_run():
         assert joined._spec.run_dir.parent.name == leader._spec.base_dir.name == "run"
 
 
-def test_a_leader_without_authority_admits_nobody():
-    """Its successor would know neither the node nor its id, and give the id again."""
+@contextmanager
+def asked_without_authority():
+    """A job whose leader n0 is cut off from the voters n1 and n2 when n3 asks it to be admitted; and the cut."""
     with job(4, absent=["n3"]) as made:
         made.only_calm = False
         cut = apart(made, ("n0", "n3"), ("n1", "n2"))
         made.until(lambda: not made.agent_on("n0").has_authority(), BOUND_S, "the leader lacks authority")
         made.start("n3")
         made.until(lambda: open_between(made, "n0", "n3") != [], BOUND_S, "n3 asks the leader")
+        yield made, cut
+
+
+def test_a_leader_without_authority_admits_nobody():
+    """Its successor would know neither the node nor its id, and give the id again."""
+    with asked_without_authority() as (made, cut):
         made.sleep(0.5 * T)
         assert made.agent_on("n3").node is None
         made.network.heal(cut)
@@ -157,12 +164,7 @@ def test_a_leader_without_authority_admits_nobody():
 
 
 def test_a_node_does_not_wait_without_end_for_a_leader_that_fails_before_it_answers():
-    with job(4, absent=["n3"]) as made:
-        made.only_calm = False
-        cut = apart(made, ("n0", "n3"), ("n1", "n2"))
-        made.until(lambda: not made.agent_on("n0").has_authority(), BOUND_S, "the leader lacks authority")
-        made.start("n3")
-        made.until(lambda: open_between(made, "n0", "n3") != [], BOUND_S, "n3 asks the leader")
+    with asked_without_authority() as (made, cut):
         made.sleep(0.5)
         made.kill("n0", power=True)
         made.network.heal(cut)
