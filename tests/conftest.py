@@ -5,9 +5,14 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from kit import processes
 from kit.cluster import Cluster
+
+# Machines are busy, and no test asserts how long anything takes.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
