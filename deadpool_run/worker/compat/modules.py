@@ -28,6 +28,8 @@ has_buckets: Callable[[DistributedDataParallel], bool] = attrgetter("_has_rebuil
 """Return whether DDP has decided its buckets."""
 writes_of: Callable[[Tensor], int] = attrgetter("_version")
 """Return how often a tensor has been written in place."""
+is_view: Callable[[Tensor], bool] = torch.Tensor._is_view  # noqa: SLF001
+"""Return whether a tensor is a view of another one."""
 copy_all = torch._foreach_copy_
 """Copy a list of tensors into another one, in one call."""
 is_wrapper = is_traceable_wrapper_subclass

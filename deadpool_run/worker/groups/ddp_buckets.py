@@ -17,6 +17,7 @@ from deadpool_run.worker.compat.modules import decide_buckets, has_buckets, note
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.groups.transcript import Transcript
+from deadpool_run.worker.state.gradients import BucketViews
 
 
 class Wrappers:
@@ -38,7 +39,7 @@ class Wrappers:
             self._made.append(weakref.ref(module))
 
 
-def decide(ddp: DistributedDataParallel, registry: Registry) -> bytes | None:
+def decide(ddp: DistributedDataParallel, registry: Registry, views: BucketViews) -> bytes | None:
     """Let DDP decide its buckets, if it can; return the decision, if replacements need it.
 
     The next forward would begin with this, on every rank. Raises `SnapshotError` if a peer was lost meanwhile.
@@ -49,7 +50,8 @@ def decide(ddp: DistributedDataParallel, registry: Registry) -> bytes | None:
     if not rehearsed:
         registry.recording = Transcript()
     try:
-        decided = decide_buckets(ddp)
+        with views.finding(ddp):
+            decided = decide_buckets(ddp)
         if rehearsed or registry.recording is None or not decided:
             return None
         if registry.step_failed:
@@ -60,10 +62,10 @@ def decide(ddp: DistributedDataParallel, registry: Registry) -> bytes | None:
             registry.recording = None
 
 
-def replay(ddp: DistributedDataParallel, decision: bytes, registry: Registry) -> None:
+def replay(ddp: DistributedDataParallel, decision: bytes, registry: Registry, views: BucketViews) -> None:
     """Have DDP make the decided buckets, unless it has made them."""
     if has_buckets(ddp):
         return
-    with registry.answered_by(cast("Group", ddp.process_group), Transcript.from_bytes(decision)):
+    with registry.answered_by(cast("Group", ddp.process_group), Transcript.from_bytes(decision)), views.finding(ddp):
         note_all_gradients(ddp)
         decide_buckets(ddp)

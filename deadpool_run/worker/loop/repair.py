@@ -258,8 +258,7 @@ class RepairParticipant:
             self.snapshots.rewind(version)
         else:
             self._live = None
-            self.snapshots.restore(version)
-            self.snapshots.replay_buckets(self.registry)
+            self.snapshots.restore(version, self.registry)
         self.snapshots.discard_newer(version)
         self.completed = self._live = version
         self._rank_entry.completed = version

@@ -12,6 +12,7 @@ from deadpool_run.worker.codec import TreeReader
 from deadpool_run.worker.compat.modules import buffers_of, local
 from deadpool_run.worker.snapshot.plan import live_tensors, parse_placement, placement_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each, dtype_of
+from deadpool_run.worker.state.gradients import Kept
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
 from deadpool_run.worker.state.state import Protected
 
@@ -164,7 +165,10 @@ class Restoration:
             name: [[self._parameters[parameter] for parameter in group] for group in groups]
             for name, groups in values["members"].items()
         }
-        gradients = [(self._parameters[name], gradient) for name, gradient in values["gradients"].items()]
+        in_buckets = set(values["keeps"].get("in_buckets", ()))
+        gradients = [
+            Kept(self._parameters[name], gradient, name in in_buckets) for name, gradient in values["gradients"].items()
+        ]
         return values | {"gradients": gradients}
 
     def _blob(self, index: int) -> bytes:

@@ -144,14 +144,14 @@ class Snapshots:
         """Let every DDP that can decide its buckets. Collective: call it on every rank at the end of a step."""
         for module in self.protected.modules.values():
             for index, ddp in enumerate(module.replicated):
-                module.buckets[index] = ddp_buckets.decide(ddp, registry) or module.buckets[index]
+                decision = ddp_buckets.decide(ddp, registry, self.protected.views)
+                module.buckets[index] = decision or module.buckets[index]
 
-    def replay_buckets(self, registry: Registry) -> None:
-        """Have every DDP make the buckets that the restored snapshot names."""
+    def _replay_buckets(self, registry: Registry) -> None:
         for module in self.protected.modules.values():
             for ddp, decision in zip(module.replicated, module.buckets, strict=True):
                 if decision is not None:
-                    ddp_buckets.replay(ddp, decision, registry)
+                    ddp_buckets.replay(ddp, decision, registry, self.protected.views)
 
     def is_untouched(self) -> bool:
         """Return whether only forward and backward can have changed the objects since the last step ended.
@@ -181,7 +181,7 @@ class Snapshots:
         live = live_tensors(self.protected)
         names = {id(tracked.tensor): name for name, tracked in live.items()}
         found = {name: digest(tracked.tensor) for name, tracked in live.items()}
-        for parameter, gradient in self.protected.gradients(self._stepped):
+        for parameter, gradient, _ in self.protected.gradients(self._stepped):
             found[f"the gradient of {names[id(parameter)]}"] = digest(gradient)
         for name, optimizer in self.protected.optimizers.items():
             found[f"the hyper-parameters of {name}"] = zlib.crc32(repr(optimizer.take()).encode())
@@ -248,8 +248,10 @@ class Snapshots:
             self._put_rest(self.values)
         put_rng(self.values["rng"])
 
-    def restore(self, version: Version) -> None:
+    def restore(self, version: Version, registry: Registry | None = None) -> None:
         """Set every protected object and the random generators to snapshot `version`.
+
+        With a `registry`, every DDP makes the buckets that the snapshot names. That moves gradients, which are set afterwards.
 
         Raises `SnapshotError`, before anything is changed, if no slot holds the version or if the snapshot does not fit the
         live objects; the message lists the differences.
@@ -267,6 +269,8 @@ class Snapshots:
             restoration = Restoration(self.protected, memory, manifest)
             restoration.check()
             values = restoration.apply()
+            if registry is not None:
+                self._replay_buckets(registry)
             self._put_rest(values)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -351,4 +355,5 @@ class Snapshots:
         keeps = values["keeps"]
         self.agreement.unequal.update(keeps["unequal"])
         self._writes_before_update |= keeps["early"]
+        self.protected.views.restore(values["gradients"])
         gradients.put(self.protected.parameters().values(), values["gradients"], zeroed=keeps["gradients"])

@@ -88,10 +88,14 @@ class Writer:
             name: [[names[id(parameter)] for parameter in group] for group in groups]
             for name, groups in capture.values["members"].items()
         }
-        kept = {names[id(parameter)]: gradient for parameter, gradient in capture.values["gradients"]}
+        gradients = capture.values["gradients"]
+        kept = {names[id(each.parameter)]: each.gradient for each in gradients}
+        in_buckets = [names[id(each.parameter)] for each in gradients if each.in_bucket]
+        keeps = capture.values["keeps"] | {"in_buckets": in_buckets}
+        own = {"members": members, "gradients": kept, "keeps": keeps}
         values: dict[str, Any] = {
             part: {name: tree.encode(value, f"the state of {name!r} ({part})") for name, value in by_name.items()}
-            for part, by_name in (capture.values | {"members": members, "gradients": kept}).items()
+            for part, by_name in (capture.values | own).items()
         }
         values["plain"] = {
             name: tree.encode(optimizer.plain(names) if capture.plan.has_plain else NO_PLAIN, f"the state of {name!r}")

@@ -4,24 +4,36 @@ Usually there are none: the next step drops gradients that an optimizer has used
 its parameter has updated in the step.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from deadpool_run.errors import ScriptError
+from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.worker.compat import fsdp
 from deadpool_run.worker.compat import modules as compat_nn
 from deadpool_run.worker.state.optimizers import OptimizerState
 
 
+class Kept(NamedTuple):
+    """A parameter, a copy of its gradient, and whether that lies in a bucket of DDP's."""
+
+    parameter: Tensor
+    gradient: Tensor
+    in_bucket: bool
+
+
 class BucketViews:
     """The memory in which DDPs with `gradient_as_bucket_view` keep each gradient.
 
-    A restored gradient has to go there. DDP multiplies a gradient elsewhere by 1/n as it copies it, but divides one in place
-    by n: for three ranks the last bit may differ.
+    A restored gradient has to go there if it was there, and only then. DDP multiplies a gradient elsewhere by 1/n as it copies
+    it, but divides one in place by n: for three ranks the last bit may differ. Gradients are elsewhere after a backward under
+    `no_sync()` that found none.
     """
 
     def __init__(self) -> None:
@@ -35,21 +47,65 @@ class BucketViews:
         decided = [compat_nn.has_buckets(ddp) for ddp in ddps if ddp.gradient_as_bucket_view]
         if not decided or not all(decided):
             return
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._views |= {id(each): each.grad for each in parameters if each.grad is not None}
+        self._note(parameter for group in optimizer.param_groups for parameter in group["params"])
         self._noted.add(id(optimizer))
 
-    def restore(self, kept: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Give each of these parameters that has no gradient its memory in the bucket."""
-        for parameter, _ in kept:
-            if parameter.grad is None:
-                parameter.grad = self._views.get(id(parameter))
+    @contextmanager
+    def finding(self, ddp: DistributedDataParallel) -> Iterator[None]:
+        """Find the memory while DDP decides its buckets: it moves every gradient into its bucket then."""
+        parameters = [each for each in ddp.parameters() if each.requires_grad] if ddp.gradient_as_bucket_view else []
+        without = [parameter for parameter in parameters if parameter.grad is None]
+        for parameter in without:  # one element in memory, whatever the shape
+            parameter.grad = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+        try:
+            yield
+            if compat_nn.has_buckets(ddp):
+                self._note(parameters)
+        finally:
+            for parameter in without:
+                parameter.grad = None
+
+    def _note(self, parameters: Iterable[Tensor]) -> None:
+        for parameter in parameters:
+            if parameter.grad is not None and compat_nn.is_view(parameter.grad):
+                self._views[id(parameter)] = parameter.grad
+
+    def holds(self, parameter: Tensor) -> bool:
+        """Return whether a parameter's gradient lies in a bucket."""
+        view, gradient = self._views.get(id(parameter)), parameter.grad
+        return view is not None and gradient is not None and view.data_ptr() == gradient.data_ptr()
+
+    def take(self, parameters: Iterable[Tensor], ddps: Collection[DistributedDataParallel]) -> list[Kept]:
+        """Return each parameter that has a gradient, with a copy of that."""
+        found = [parameter for parameter in parameters if parameter.grad is not None]
+        if any(ddp.gradient_as_bucket_view for ddp in ddps):
+            self._note(found)
+        return [
+            Kept(parameter, parameter.grad.detach().clone(), self.holds(parameter))
+            for parameter in found
+            if parameter.grad is not None
+        ]
+
+    def restore(self, kept: Iterable[Kept]) -> None:
+        """Give each of these parameters its memory in the bucket, or none if the gradient was elsewhere.
+
+        Raises `SnapshotError` if the memory is not known, because DDP has not used it in this process.
+        """
+        for parameter, _, in_bucket in kept:
+            if in_bucket == self.holds(parameter):
+                continue
+            if in_bucket and id(parameter) not in self._views:
+                raise SnapshotError(
+                    "a gradient of the snapshot lies in a bucket of DDP's (gradient_as_bucket_view=True), and this process, "
+                    "which has run fewer steps, does not know where.\nPut all micro-batches of an update into one step."
+                )
+            parameter.grad = self._views[id(parameter)] if in_bucket else None
 
 
-def take(
+def kept_parameters(
     parameters: Iterable[Tensor], optimizers: Collection[OptimizerState], stepped: Collection[int]
-) -> list[tuple[Tensor, Tensor]]:
-    """Return each parameter whose gradient is state, with a copy of the gradient; `stepped` as in `Protected.take`.
+) -> Iterable[Tensor]:
+    """Return the parameters whose gradients are state, if they have any; `stepped` as in `Protected.take`.
 
     `parameters` are those of the modules; they count only without optimizers.
     """
@@ -59,13 +115,12 @@ def take(
     if optimizers:
         parameters = (parameter for optimizer in idle for _, parameter in optimizer.parameters())
     used = {id(each) for optimizer in optimizers if optimizer not in idle for _, each in optimizer.parameters()}
-    found = {id(parameter): parameter for parameter in parameters if id(parameter) not in used}
-    return [(parameter, parameter.grad.detach().clone()) for parameter in found.values() if parameter.grad is not None]
+    return {id(parameter): parameter for parameter in parameters if id(parameter) not in used}.values()
 
 
-def put(parameters: Iterable[Tensor], kept: Iterable[tuple[Tensor, Tensor]], *, zeroed: bool) -> None:
-    """Set the gradients that `take` returned, and drop all others; with `zeroed`, zero them instead."""
-    values = {id(parameter): gradient for parameter, gradient in kept}
+def put(parameters: Iterable[Tensor], kept: Iterable[Kept], *, zeroed: bool) -> None:
+    """Set the kept gradients, and drop all others; with `zeroed`, zero them instead."""
+    values = {id(parameter): gradient for parameter, gradient, _ in kept}
     for parameter in parameters:
         gradient = values.get(id(parameter))
         if gradient is not None and parameter.grad is not None and parameter.grad.shape == gradient.shape:

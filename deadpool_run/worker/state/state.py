@@ -217,7 +217,8 @@ class Protected:
         self.optimizers: dict[str, OptimizerState] = {}
         self.objects: dict[str, Any] = {}
         self._loose: set[int] = set()
-        self._views = gradients.BucketViews()
+        self.views = gradients.BucketViews()
+        """Where DDPs keep gradients."""
 
     def add(self, name: str, obj: Any) -> None:
         """Protect an object that has a state, under a new name."""
@@ -230,7 +231,7 @@ class Protected:
             self.objects[name] = obj
 
     def _note_views(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        self._views.note(optimizer, self.ddps())
+        self.views.note(optimizer, self.ddps())
 
     def ddps(self) -> list[DistributedDataParallel]:
         """Return the DDPs in and around the modules."""
@@ -348,18 +349,18 @@ class Protected:
             for module in self.modules.values()
         )
 
-    def gradients(self, stepped: Collection[int]) -> list[tuple[Tensor, Tensor]]:
-        """Return each parameter whose gradient is state, with a copy of that; `stepped` as in `take`."""
+    def gradients(self, stepped: Collection[int]) -> list[gradients.Kept]:
+        """Return each gradient that is state; `stepped` as in `take`."""
         parameters = (parameter for _, parameter in self._of_modules())
-        kept = gradients.take(parameters, self.optimizers.values(), stepped)
+        found = gradients.kept_parameters(parameters, self.optimizers.values(), stepped)
+        kept = self.views.take(found, self.ddps()) if found else []
         if not stepped:
             for module in self.modules.values():
                 gradients.refuse_gathered(module.sharding)
         return kept
 
     def put(self, values: dict[str, Any]) -> None:
-        """Set what `take` returned, except the values of gradients."""
-        self._views.restore(values["gradients"])
+        """Set what `take` returned, except gradients."""
         for name, module in self.modules.items():
             module.put(values["modules"][name])
         for name, optimizer in self.optimizers.items():  # first: loading a scheduler sets rates of groups

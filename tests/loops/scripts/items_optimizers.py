@@ -1,5 +1,6 @@
 """Items that differ in the optimizer, its schedulers, and how gradients are reduced."""
 
+import contextlib
 import math
 
 import torch
@@ -192,6 +193,32 @@ def views_over_steps(rank, _size):
             optimizer.zero_grad()
 
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer, grads=True)
+
+
+def views_without_reduction(rank, *, to_none):
+    """Gradients of steps under no_sync(): apart from the bucket if the update dropped the last ones, in it if it zeroed them."""
+    model = ddp(net(), gradient_as_bucket_view=True)
+    optimizer = sgd(model)
+
+    def step(index):
+        last = index % 3 == 2
+        with contextlib.nullcontext() if last else model.no_sync():
+            model(data(index, rank)).pow(2).mean().backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=to_none)
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer, grads=True)
+
+
+@item("DDP, gradients as views of buckets, no_sync over steps, dropped")
+def views_dropped(rank, _size):
+    return views_without_reduction(rank, to_none=True)
+
+
+@item("DDP, gradients as views of buckets, no_sync over steps, zeroed")
+def views_zeroed(rank, _size):
+    return views_without_reduction(rank, to_none=False)
 
 
 @item("a fused optimizer, a learning rate that is a tensor")

@@ -90,6 +90,7 @@ NAMES = {
     "_group_end": [_stub("ProcessGroupNCCL")],
     "_group_start": [_stub("ProcessGroupNCCL")],
     "_has_rebuilt_buckets": [Place("torch/nn/parallel/distributed.py", "DistributedDataParallel")],
+    "_is_view": [Place("torch/_C/__init__.pyi", "TensorBase")],
     "_iterator": [Place("torch/utils/data/dataloader.py", "DataLoader")],
     "_local_tensor": [Place("torch/distributed/tensor/_api.py", "DTensor")],
     "_maybe_attach_flight_recorder": [Place(C10D.file, since=(2, 15))],
