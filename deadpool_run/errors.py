@@ -83,6 +83,10 @@ class SnapshotError(DeadpoolError):
     exit_code = 91
 
 
+class NoMemoryError(SnapshotError):
+    """There is no memory for a snapshot. The job goes on without it."""
+
+
 class AttachError(DeadpoolError):
     """A communicator could not be connected in this epoch."""
 

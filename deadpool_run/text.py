@@ -2,8 +2,21 @@
 
 from collections.abc import Sequence
 
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_STEP = 1000.0
+
 
 def shortened(names: Sequence[str], most: int = 3) -> str:
     """Return the first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def size(nbytes: float | None) -> str:
+    """Return bytes with three digits and a unit."""
+    if nbytes is None:
+        return "-"
+    amount, unit = float(nbytes), 0
+    while amount >= _STEP and unit < len(_UNITS) - 1:
+        amount, unit = amount / _STEP, unit + 1
+    return f"{amount:.0f} {_UNITS[unit]}" if unit == 0 else f"{amount:.3g} {_UNITS[unit]}"

@@ -284,9 +284,11 @@ class CollectiveFailed(_OfWorkerInEpoch):
 
 
 class CaptureSkipped(_OfWorker):
-    """The worker had no free slot for this version."""
+    """The worker did not capture this version: it had no free slot, or no memory."""
 
     version: Version
+    no_memory: str = ""
+    """What there was no memory for; empty if that is not why."""
 
 
 class LoopFinished(_OfWorker):

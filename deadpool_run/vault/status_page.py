@@ -18,7 +18,7 @@ from deadpool_run.ids import Version
 
 WORDS = 16
 RANK_ENTRY_BYTES = WORDS * 8
-_SLOT0, _SKIPPED, _COPYING = 6, 8, 12
+_SLOT0, _SKIPPED, _COPYING, _GROWING = 6, 8, 12, 15
 """Indices of words in a rank entry, as in `RankEntry`."""
 _HEADER_WORDS = 64
 _COMMITTED = 1
@@ -93,6 +93,7 @@ class RankEntry:
     copying = _Field(_COPYING)  # a Copying: from the start of a capture until its version is held or skipped
     marked_step = _Field(13)  # the newest step with a mark, plus 1; 0: none
     mark = _Field(14)  # the mark of that step: see worker.groups.marks
+    growing = _Field(_GROWING)  # bytes that the worker is about to take; below 0: that there was no memory for
 
     def __init__(self, words: memoryview, rank: int) -> None:
         self._words = words
@@ -123,14 +124,16 @@ class RankEntry:
         return tuple(self._words[self._base : self._base + WORDS])
 
     def mirror(self, words: Sequence[int]) -> None:
-        """Mirror a rank entry of another node, except its copying: nothing here waits for copies made there.
+        """Mirror a rank entry of another node, except what it does with that node's memory.
+
+        Nothing here waits for copies made there.
 
         Raises ValueError.
         """
         if len(words) != WORDS:
             raise ValueError(f"a rank entry has {WORDS} words, not {len(words)}")
         for word, value in enumerate(words):
-            self._words[self._base + word] = 0 if word == _COPYING else value
+            self._words[self._base + word] = 0 if word == _COPYING or (word == _GROWING and value > 0) else value
 
     @property
     def held(self) -> tuple[Version, ...]:
@@ -143,6 +146,7 @@ class StatusPage:
 
     def __init__(self, fd: int, world_size: int) -> None:
         """Map the status page. Raises ValueError unless its size is that of `world_size` ranks."""
+        self.fd = fd
         size = status_page_bytes(world_size)
         if os.fstat(fd).st_size != size:
             raise ValueError(f"a status page of {world_size} ranks has {size} bytes, not {os.fstat(fd).st_size}")
@@ -167,6 +171,11 @@ class StatusPage:
     def spans_nodes(self) -> bool:
         """Whether the agent publishes the committed version, because peers live on other nodes."""
         return bool(self._words[_COMMITTED] != FROM_RANK_ENTRIES)
+
+    @property
+    def growing(self) -> int:
+        """How many bytes workers of this node are about to take, all together."""
+        return sum(max(0, rank_entry.growing) for rank_entry in self.rank_entries)
 
     @property
     def kept(self) -> int:

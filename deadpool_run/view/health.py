@@ -17,7 +17,7 @@ class JobHealth(StrEnum):
     UNPROTECTED = "unprotected"
     """Not protected for a long time, perhaps never: a lost rank restarts or ends the job."""
     DEGRADED = "degraded"
-    """Training with fewer ready spares, or fewer copies on other nodes, than requested."""
+    """Training with fewer ready spares, or fewer copies on other nodes, than requested, or without memory for snapshots."""
     RECOVERING = "recovering"
     ENDING = "ending"
 
@@ -40,7 +40,7 @@ def health(status: Status) -> JobHealth:  # noqa: PLR0911 - one case for each
             return JobHealth.ENDING
         case "running" if len(ready_spares(status)) < spares_asked(status):
             return JobHealth.DEGRADED
-        case "running" if status.get("exposed_ms") is not None:
+        case "running" if status.get("exposed_ms") is not None or without_memory(status):
             return JobHealth.DEGRADED
         case _:
             return JobHealth.HEALTHY
@@ -56,6 +56,11 @@ def spares_asked(status: Status) -> int:
     """Return the number of requested spare workers, including those of spare nodes."""
     run = status.get("run", {})
     return int(run.get("spares", 0)) + ranks_per_node(status) * int(run.get("spare_nodes", 0))
+
+
+def without_memory(status: Status) -> list[int]:
+    """Return the ranks that take no snapshots, because there is no memory for them."""
+    return [int(rank["rank"]) for rank in status.get("ranks", ()) if rank.get("no_memory_bytes")]
 
 
 def ready_spares(status: Status) -> list[Status]:

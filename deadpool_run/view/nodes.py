@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from deadpool_run.text import size
 from deadpool_run.view.health import Status, ranks_per_node, ready_spares, spares_asked
 from deadpool_run.view.plan import numbers
-from deadpool_run.view.text import shown, size, table
+from deadpool_run.view.text import shown, table
 
 _MS_PER_S = 1e3
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deadpool_run.view import nodes
-from deadpool_run.view.health import JobHealth, Status, health
+from deadpool_run.view.health import JobHealth, Status, health, without_memory
 from deadpool_run.view.text import printable, shown, table
 
 PLAIN_WIDTH = 200
@@ -68,9 +68,10 @@ def _why(status: Status) -> str:
 
 
 def _job_line(status: Status, now: datetime) -> Text:
-    run = status.get("run", {})
+    run, short = status.get("run", {}), without_memory(status)
     words = [
         f"epoch {shown(status.get('epoch'))}",
+        *([f"no memory for snapshots of {len(short)} rank{'s' * (len(short) > 1)}"] if short else []),
         f"world {shown(run.get('world_size'))}",
         *nodes.spares(status),
         f"committed {shown(status.get('committed'))}",

@@ -4,6 +4,8 @@ If a job spans several nodes, each of `nodes` also has `port` (with `address`: w
 `silent_ms` (time since its last heartbeat; null for the leader's node, or if there was none) and `copies` (a
 `wire.peers.Traffic`, or null). `coordinator` has the leader's node and term. `exposed_ms` is the time for which ranks have
 lacked copies on other nodes; null if no copy is missing.
+
+`no_memory_bytes` of a rank: the bytes that there was no memory for at its last snapshot; 0 if it was taken.
 """
 
 from collections.abc import Mapping
@@ -97,4 +99,5 @@ def _rank_entry(rank_entry: RankEntry) -> dict[str, Any]:
         "step_ms": rank_entry.step_ns / _NS_PER_MS,
         "capture_ms": rank_entry.capture_ns / _NS_PER_MS,
         "snapshots": list(rank_entry.held),
+        "no_memory_bytes": max(0, -rank_entry.growing),
     }

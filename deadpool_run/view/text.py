@@ -4,9 +4,6 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-_UNITS = ("B", "kB", "MB", "GB", "TB")
-_STEP = 1000.0
-
 
 def table(columns: Sequence[str], left: set[str]) -> Table:
     """Return an empty table; columns in `left` are aligned left, others right."""
@@ -24,13 +21,3 @@ def shown(value: object) -> str:
 def printable(value: object) -> str:
     """Return the text without control characters, because reasons may quote a script."""
     return "".join(character if character.isprintable() else " " for character in str(value))
-
-
-def size(nbytes: float | None) -> str:
-    """Return bytes with three digits and a unit."""
-    if nbytes is None:
-        return "-"
-    amount, unit = float(nbytes), 0
-    while amount >= _STEP and unit < len(_UNITS) - 1:
-        amount, unit = amount / _STEP, unit + 1
-    return f"{amount:.0f} {_UNITS[unit]}" if unit == 0 else f"{amount:.3g} {_UNITS[unit]}"

@@ -28,7 +28,7 @@ def snapshots_of(model, optimizer, *extra):
         slot_fds=(create_memory("bench0"), create_memory("bench1")),
         status_page=status_page,
         rank=Rank(0),
-        on_skip=lambda version: print(f"skipped {version}"),
+        on_skip=lambda version, _: print(f"skipped {version}"),
     )
     made.protect("model", model)
     made.protect("optimizer", optimizer)

@@ -64,7 +64,7 @@ def _equal(one, other):
 
 def _snapshots(memory, **options):
     status_page, fds = memory
-    return Snapshots(slot_fds=fds, status_page=status_page, rank=Rank(0), on_skip=lambda _: None, **options)
+    return Snapshots(slot_fds=fds, status_page=status_page, rank=Rank(0), on_skip=lambda *_: None, **options)
 
 
 @pytest.mark.parametrize("capturable", [False, True])

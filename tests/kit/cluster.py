@@ -45,6 +45,7 @@ class Cluster:
         options: Sequence[str] = (),
         env: dict[str, str] | None = None,
         launcher: Sequence[str] = (),
+        within: Callable[..., Sequence[str]] = lambda *words: words,
     ) -> None:
         self.home = home
         self.run_dir = home / "run"
@@ -67,7 +68,7 @@ class Cluster:
         )
         if script == "train.py":
             args = ("--flags", str(self.flags), *args)
-        self.command = [*command, *options, str(SCRIPTS / script), *args]
+        self.command = [*within(*command, *options, str(SCRIPTS / script), *args)]
         # Read and write: a FIFO whose last writer is gone would be at its end for good.
         self._fifo = os.open(home / "events", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._gate = os.open(self.flags / "release", os.O_RDWR | os.O_CLOEXEC)

@@ -203,6 +203,13 @@ def test_a_node_is_one_line():
     assert ["RANK", "NODE", "PID", "WORKER", "PHASE", "STEP", "SNAPSHOT", "MS/STEP"] in lines
 
 
+def test_ranks_without_memory_for_snapshots_are_a_worse_job():
+    ranks = [{"rank": rank, "phase": "running", "no_memory_bytes": 2**30 * (rank == 1)} for rank in range(2)]
+    spares = [{"worker": worker, "pid": 1, "phase": "ready"} for worker in (2, 3)]
+    assert health(several(spares=spares, ranks=ranks)) is JobHealth.DEGRADED
+    assert "no memory for snapshots of 1 rank " in to_plain(several(spares=spares, ranks=ranks), NOW)
+
+
 def test_ranks_without_all_their_copies_are_a_worse_job():
     assert "copies incomplete for 3.2 s" in to_plain(several(exposed_ms=3210.0), NOW)
     spares = [{"worker": worker, "pid": 1, "phase": "ready"} for worker in (2, 3)]

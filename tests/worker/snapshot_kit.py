@@ -77,7 +77,7 @@ def given(gift, **options):
 
 
 def snapshots_on(status_page, slot_fds, rank, *, protect=None, **options):
-    options.setdefault("on_skip", lambda _: None)
+    options.setdefault("on_skip", lambda *_: None)
     snapshots = Snapshots(slot_fds=tuple(slot_fds), status_page=status_page, rank=Rank(rank), **options)
     for name, obj in (protect or {}).items():
         snapshots.protect(name, obj)

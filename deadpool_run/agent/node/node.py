@@ -336,7 +336,8 @@ class LocalNode:
                     self.copies.sealed(rank)
                 case LoopFinished(worker, version) if (rank := self.workforce.rank(worker)) is not None:
                     safe = self._safe.get(rank)
-                    if safe is None or version not in safe.versions:
+                    was_skipped = self.vault.status_page.rank_entries[rank].skipped == version  # for lack of memory
+                    if not was_skipped and (safe is None or version not in safe.versions):
                         self._finished[rank] = event
                         return
         self._report(Fact(event))

@@ -56,6 +56,7 @@ _ENTRIES = {"worker": "deadpool_run.worker.process.bootstrap", **_SERVICES}
 _SERVICE_COMMAND = "import sys; from {} import main; main(*map(int, sys.argv[1:]))"
 _MAX_FDS = 4
 _END_S, _LOOK_AGAIN_S = 30.0, 0.01
+_EXPENDABLE, _MAX_SCORE = 500, 1000
 _TELL_S = 1.0
 """Limit for telling one agent."""
 
@@ -294,6 +295,13 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def _be_ended_first() -> None:
+    """Have the kernel end this process before the agent if memory runs out (proc(5), oom_score_adj): it can be replaced."""
+    score = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):  # kept from us: the kernel then ends the largest process
+        score.write_text(str(min(_MAX_SCORE, int(score.read_text(encoding="ascii")) + _EXPENDABLE)), encoding="ascii")
+
+
 def _set_death_signal(number: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
@@ -302,6 +310,8 @@ def _enter(order: _Request) -> None:
     kind, fds = order.body["kind"], order.fds
     if "triton" in sys.modules:
         atexit.register(gc.unfreeze)  # nanobind calls everything leaked that the last collection leaves out
+    if kind != "store":  # without it nobody trains
+        _be_ended_first()
     if kind in _SERVICES:
         _ignore_signals()
     if kind in _SERVICES and "torch" not in sys.modules:  # a fork of this small process must not import torch

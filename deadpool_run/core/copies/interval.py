@@ -10,15 +10,32 @@ from deadpool_run.ids import Version
 _TOLD = HOLDS_RANK - {MemberPhase.RAISED, MemberPhase.ENDING, MemberPhase.RELEASED}
 
 
-def skipped(decision: Decision, _member: Member, event: ev.CaptureSkipped) -> None:
-    """Lengthen the interval. Skips of versions that were due before it was last lengthened do not count."""
+def skipped(decision: Decision, member: Member, event: ev.CaptureSkipped) -> None:
+    """Lengthen the interval. Skips of versions that were due before it was last lengthened do not count.
+
+    Nor do those for lack of memory, which a longer interval would not mend.
+    """
     state = decision.state
+    if event.no_memory:
+        _note_no_memory(decision, member, event)
+        return
     state.skipped_at = decision.now
     longer = min(state.capture_interval * 2, decision.settings.max_capture_interval)
     if event.version <= state.raised_to or longer <= state.capture_interval:
         return
     state.raised_to = Version(event.version + longer)
     _set_interval(decision, longer, "captures are skipped: they take longer than the steps between them")
+
+
+def _note_no_memory(decision: Decision, member: Member, event: ev.CaptureSkipped) -> None:
+    if member.no_memory:
+        return
+    decision.set_member(member.worker, no_memory=True)
+    rank = "" if member.rank is None else f"rank {member.rank} "
+    decision.announce(
+        f"{rank}takes no snapshot",
+        f"{event.no_memory}. A loss repeats every step since the last snapshot; give the job more memory, or fewer ranks a node",
+    )
 
 
 def calm(decision: Decision) -> None:

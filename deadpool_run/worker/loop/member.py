@@ -274,7 +274,13 @@ class LoopMember(RepairParticipant):
         if not due or not self.snapshots.reduces_repeatably(updated=self._updates.ever):
             return False
         self.snapshots.wait(cancel_pending=False)
-        if self.completed not in self.snapshots.held() and not self.snapshots.capture_now(self.completed):
+        is_held = self.completed in self.snapshots.held() or self.snapshots.capture_now(self.completed)
+        with self.unrecorded():
+            some_without = any_rank(not is_held)
+        if self.registry.step_failed:
+            return False
+        if some_without:  # for lack of memory: ranks that tried would wait for those that do not
+            self.trial.conclude(updated=False)
             return False
         self.snapshots.look()
         self.trial.stage = Trial.Stage.RUNNING

@@ -63,11 +63,12 @@ class RepairParticipant:
             slot_fds=session.slot_fds,
             status_page=self._status_page,
             rank=Rank(session.rank),
-            on_skip=lambda version: self._link.send(ev.CaptureSkipped(THIS_WORKER, version)),
+            on_skip=lambda version, no_memory: self._link.send(ev.CaptureSkipped(THIS_WORKER, version, no_memory)),
             on_captured=self._on_captured,
             interval=session.capture_interval,
             interrupted=lambda: self.interrupted,
             wrappers=self._wrappers,
+            workers=session.workers,
         )
         self.registry = Registry(rank_entry=self._rank_entry, on_failure=self._on_failure, timeout=timeout)
         self.registry.refuse = self.refuse

@@ -59,6 +59,8 @@ class Session:
             self.local_rank = int(env["DEADPOOL_LOCAL_RANK"])
             """The true one. LOCAL_RANK is 0 everywhere if each rank is to see itself as the only one on its machine."""
             self.world_size = int(env["WORLD_SIZE"])
+            self.workers = int(env["LOCAL_WORLD_SIZE"])
+            """Of this node."""
             self.worker = int(env["DEADPOOL_WORKER"])
             self.epoch = Epoch(int(env["DEADPOOL_EPOCH"]))
             self.generation = int(env["TORCHELASTIC_RESTART_COUNT"])

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from deadpool_run.errors import SnapshotError
+from deadpool_run.errors import NoMemoryError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import free_slot, mark_empty
 from deadpool_run.vault.status_page import BUSY, EMPTY, Copying, RankEntry, StatusPage
@@ -20,6 +20,10 @@ _COPY_WAIT_S = 600.0
 """The longest wait for a running copy; far above any real one."""
 
 
+OnSkip = Callable[[Version, str], None]
+"""Called with a version that is not captured, and why, if there is no memory for it."""
+
+
 class CopyThread:
     """Writes captures, one at a time, on its own thread.
 
@@ -33,7 +37,7 @@ class CopyThread:
         protected: Protected,
         status_page: StatusPage,
         rank: Rank,
-        on_skip: Callable[[Version], None],
+        on_skip: OnSkip,
         on_captured: Callable[[Version], None],
         interrupted: Callable[[], bool],
     ) -> None:
@@ -140,19 +144,22 @@ class CopyThread:
         started_ns = time.monotonic_ns()
         self._rank_entry.copying = Copying.WRITING
         self._rank_entry.set_slot(slot, BUSY)
-        written = False
+        written, no_memory = False, ""
         try:
             written = self._writer.write(self._memories[slot], capture)
+        except NoMemoryError as error:
+            no_memory = str(error)
         finally:
             if not written:
                 mark_empty(self._memories[slot].fd)
                 self._rank_entry.set_slot(slot, EMPTY)
         if not written:
-            self._skip(capture.version)
+            self._skip(capture.version, no_memory)
             return
         if self._rank_entry.skipped == capture.version:
             self._rank_entry.skipped = EMPTY  # skipped before a rollback, and captured now
         self._rank_entry.set_slot(slot, capture.version)
+        self._rank_entry.growing = 0  # there was memory
         self._rank_entry.capture_ns = time.monotonic_ns() - started_ns
         self._on_captured(capture.version)
 
@@ -171,6 +178,6 @@ class CopyThread:
                 if not self._cancel_pending:
                     self._changed.wait(_SLOT_POLL_S)
 
-    def _skip(self, version: Version) -> None:
+    def _skip(self, version: Version, no_memory: str = "") -> None:
         self._rank_entry.skipped = version
-        self._on_skip(version)
+        self._on_skip(version, no_memory)

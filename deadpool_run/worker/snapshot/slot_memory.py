@@ -8,7 +8,9 @@ import os
 import torch
 from torch import Tensor
 
-from deadpool_run.errors import SnapshotError
+from deadpool_run.errors import NoMemoryError, SnapshotError
+from deadpool_run.text import size
+from deadpool_run.vault.headroom import Growth
 from deadpool_run.vault.segments import TensorEntry, whole_pages
 from deadpool_run.worker.compat.modules import copy_all
 
@@ -19,8 +21,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 class SlotMemory:
     """The mapped bytes of one slot. Holds a duplicate of the given descriptor."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, growth: Growth) -> None:
         self.fd = os.dup(fd)
+        self._growth = growth
         self.mapping_version = 0
         """Grows when the slot is mapped again. Views of an older mapping show memory that no longer belongs to the slot;
         they keep that memory alive, so that using one does not crash."""
@@ -29,7 +32,10 @@ class SlotMemory:
         """Whether CUDA has registered the mapping; None: not tried."""
 
     def ensure(self, nbytes: int, *, pin_for: torch.device | None = None) -> None:
-        """Map at least `nbytes` bytes, growing the file if it is smaller; register them for copies from a CUDA device."""
+        """Map at least `nbytes` bytes, growing the file if it is smaller; register them for copies from a CUDA device.
+
+        Raises `NoMemoryError` if there is no memory to grow.
+        """
         if self._base is None or self._base.numel() < nbytes:
             self._unpin()
             self._base = self._mapped(nbytes)
@@ -52,10 +58,16 @@ class SlotMemory:
         os.close(self.fd)
 
     def _mapped(self, nbytes: int) -> Tensor:
-        size = whole_pages(max(nbytes, os.fstat(self.fd).st_size))
-        if size > os.fstat(self.fd).st_size:
-            os.ftruncate(self.fd, size)
-        base = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)  # keeps the mapping alive
+        present = os.fstat(self.fd).st_size
+        wanted = max(whole_pages(nbytes), present)
+        if wanted == present:
+            return self._map(wanted)
+        with self._growth.by(wanted - present, f"a snapshot of {size(nbytes)}"):
+            os.ftruncate(self.fd, wanted)
+            return self._map(wanted)
+
+    def _map(self, nbytes: int) -> Tensor:
+        base = torch.frombuffer(mmap.mmap(self.fd, nbytes), dtype=torch.uint8)  # keeps the mapping alive
         _populate(base)
         return base
 
@@ -76,10 +88,7 @@ def _populate(base: Tensor) -> None:
         return
     number = ctypes.get_errno()
     if number not in (errno.EINVAL, errno.ENOSYS):  # an older kernel: pages are allocated at first touch
-        raise SnapshotError(
-            f"there is no memory for a snapshot of {base.numel() / 2**30:.1f} GiB: {os.strerror(number)}.\n"
-            "Each rank needs twice the size of its parameters and optimizer state on its own node."
-        )
+        raise NoMemoryError(f"no memory for a snapshot of {size(base.numel())}: {os.strerror(number)}")
 
 
 def tensor_at(base: Tensor, entry: TensorEntry) -> Tensor:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
+from deadpool_run.vault.headroom import Growth
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.vault.status_page import EMPTY, StatusPage
 from deadpool_run.worker.compat.modules import has_buckets, local
@@ -27,7 +28,7 @@ from deadpool_run.worker.groups import ddp_buckets
 from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.snapshot import checks
-from deadpool_run.worker.snapshot.copy_thread import CopyThread
+from deadpool_run.worker.snapshot.copy_thread import CopyThread, OnSkip
 from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan, live_tensors
 from deadpool_run.worker.snapshot.restore import Restoration
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory
@@ -52,13 +53,14 @@ class Snapshots:
         slot_fds: tuple[int, int],
         status_page: StatusPage,
         rank: Rank,
-        on_skip: Callable[[Version], None],
+        on_skip: OnSkip,
         on_captured: Callable[[Version], None] = lambda _: None,
         interval: int = 1,
         interrupted: Callable[[], bool] = lambda: False,
         wrappers: Iterable[DistributedDataParallel] = (),
+        workers: int = 1,
     ) -> None:
-        """Take over the rank's slots.
+        """Take over the rank's slots. `workers` is the number of workers of this node.
 
         `wrappers` are the DDPs of the process: one may be around a protected module. `on_skip` and `on_captured` are called
         on the copy thread, after the status page is updated.
@@ -83,6 +85,7 @@ class Snapshots:
         self._stepped: set[int] = set()
         self._write_counts: list[int] = []
         """`CapturePlan.write_counts()` when the last step ended."""
+        self._workers = workers
         self._closed = False
         # A thread that copies during interpreter shutdown would kill the process by a signal.
         atexit.register(self.close)
@@ -96,7 +99,7 @@ class Snapshots:
 
     def _take_slots(self, slot_fds: tuple[int, int], status_page: StatusPage, rank: Rank) -> None:
         self._rank_entry = status_page.rank_entries[rank]
-        self._memories = tuple(SlotMemory(fd) for fd in slot_fds)
+        self._memories = tuple(SlotMemory(fd, Growth(status_page, rank, self._workers)) for fd in slot_fds)
         for slot, version in enumerate(self._rank_entry.slots):
             if segments.read_complete(slot_fds[slot], version) is None:
                 self._rank_entry.set_slot(slot, EMPTY)

@@ -47,7 +47,7 @@ def copy_newest(slots):
 
 def test_a_version_that_is_kept_stays_until_it_is_let_go(slots):
     skipped = []
-    snapshots = slots.own(on_skip=skipped.append)
+    snapshots = slots.own(on_skip=lambda version, _: skipped.append(version))
     for version in range(2):
         assert snapshots.capture_now(version)
     slots.status_page.kept = 0

@@ -46,7 +46,9 @@ def test_a_snapshot_is_of_the_step_that_it_says(slots):
 def test_weights_written_during_a_copy_are_never_called_a_snapshot(slots):
     skipped, captured = [], []
     model = nn.ParameterList([torch.zeros(BIG)])
-    snapshots = slots.own(on_skip=skipped.append, on_captured=captured.append, protect={"model": model})
+    snapshots = slots.own(
+        on_skip=lambda version, _: skipped.append(version), on_captured=captured.append, protect={"model": model}
+    )
     snapshots.capture_now(0)
     snapshots.begin(1)
     with torch.no_grad():
@@ -80,7 +82,7 @@ def fill(snapshots):
 
 def test_a_capture_that_finds_no_slot_is_skipped_and_announced(pair):
     skipped = []
-    snapshots = pair.own(0, on_skip=skipped.append)
+    snapshots = pair.own(0, on_skip=lambda version, _: skipped.append(version))
     other = pair.status_page.rank_entries[1]
     fill(snapshots)
     other.set_slot(0, 0)
@@ -96,7 +98,7 @@ def test_a_capture_that_finds_no_slot_is_skipped_and_announced(pair):
 
 def test_a_peers_skip_frees_the_slot(pair):
     skipped = []
-    snapshots = pair.own(0, on_skip=skipped.append)
+    snapshots = pair.own(0, on_skip=lambda version, _: skipped.append(version))
     other = pair.status_page.rank_entries[1]
     other.set_slot(0, 0)
     fill(snapshots)
@@ -116,7 +118,7 @@ def begin_unhurried(snapshots, version):
 @pytest.mark.parametrize("captured", [Snapshots.capture_now, begin_unhurried])
 def test_a_capture_waits_for_a_slot_while_it_may(pair, captured):
     skipped = []
-    snapshots = pair.own(0, on_skip=skipped.append)
+    snapshots = pair.own(0, on_skip=lambda version, _: skipped.append(version))
     other = pair.status_page.rank_entries[1]
     fill(snapshots)
     other.set_slot(0, 0)
@@ -129,7 +131,7 @@ def test_a_capture_waits_for_a_slot_while_it_may(pair, captured):
 def test_an_interruption_ends_the_wait_for_a_slot(pair):
     interrupted = threading.Event()
     skipped = []
-    snapshots = pair.own(0, on_skip=skipped.append, interrupted=interrupted.is_set)
+    snapshots = pair.own(0, on_skip=lambda version, _: skipped.append(version), interrupted=interrupted.is_set)
     pair.status_page.rank_entries[1].set_slot(0, 0)
     for version in range(2):
         assert snapshots.capture_now(version)
