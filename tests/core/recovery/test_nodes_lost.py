@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+from kit.invariants import check_invariants
 
 from deadpool_run.coordinator import journal
 from deadpool_run.core import coordinator
@@ -38,7 +39,7 @@ class Job:
     def tell(self, event):
         now = len(self.told) / 1000
         effects = coordinator.step(SETTINGS, self.state, event, now)
-        coordinator.check_invariants(SETTINGS, self.state)
+        check_invariants(SETTINGS, self.state)
         self.told.append((now, event, effects))
         return effects
 

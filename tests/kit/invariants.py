@@ -1,4 +1,4 @@
-"""Invariants of the state. Tests check them after every step; nothing in a job depends on them."""
+"""Invariants of the coordinator's state, which tests check after every step."""
 
 from collections.abc import Iterator
 
