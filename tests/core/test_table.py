@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 import pytest
+from diagram import diagram
 from kit.invariants import check_invariants
 
 from deadpool_run.core import coordinator, timers
@@ -26,7 +27,6 @@ from deadpool_run.core.transitions import (
     JobPhase,
     MemberPhase,
     ReplacementAssigned,
-    diagram,
     trigger_of,
 )
 
