@@ -9,7 +9,6 @@ from deadpool_run.core.copies import buddies, holders, interval
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
-from deadpool_run.core.invariants import check_invariants
 from deadpool_run.core.leadership import takeover
 from deadpool_run.core.members import vacant_seats
 from deadpool_run.core.recovery import losses, repair, restart, shutdown, spare_pool
@@ -19,7 +18,7 @@ from deadpool_run.core.state import State
 from deadpool_run.core.timers import next_deadline
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 
-__all__ = ["check_invariants", "new_state", "next_deadline", "step"]
+__all__ = ["new_state", "next_deadline", "step"]
 
 HANDLERS: dict[type[Event], Handler] = {
     ev.JobSubmitted: restart.submitted,

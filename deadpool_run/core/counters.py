@@ -71,12 +71,6 @@ class MemberCounters:
         self.bound += by * (holds_rank or claims)
         self.claiming += by * claims
 
-    def counts(self) -> tuple[object, ...]:
-        """Return all that is counted, to be compared."""
-        longest = {phase: self.longest_waiting(phase) for phase in self.by_phase}
-        since = {phase: member.patience_from for phase, member in longest.items() if member is not None}
-        return self.by_phase, self.by_node, self.alive, self.stepped, self.bound, self.claiming, since
-
     def longest_waiting(self, phase: MemberPhase) -> Member | None:
         """Return the member whose time limit in this phase began first; of several, the oldest."""
         waits = self._waits.get(phase, ())
@@ -106,10 +100,6 @@ class SeatCounters:
         """Ranks of which it is not known what they hold."""
         for seat in seats:
             self.add(seat)
-
-    def counts(self) -> tuple[object, ...]:
-        """Return all that is counted, to be compared."""
-        return self.vacant, self.searched, self.by_node, self.done, self.unsealed, self.unknown
 
     def add(self, seat: Seat) -> None:
         """Count a seat that is new or has changed."""

@@ -1,10 +1,9 @@
 """The job's phases and a member's phases, and every transition between them, as data.
 
-The coordinator moves phases only along these tables, and the diagram in the documentation is drawn from them:
-`python -m deadpool_run.core.transitions` prints it.
+The coordinator moves phases only along these tables, and `tests/core/diagram.py` draws the documentation's diagram from them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -262,44 +261,3 @@ def trigger_of(moved_by: ev.Event | do.Effect) -> Trigger | None:
     if isinstance(moved_by, do.KillWorker) and moved_by.injected:
         return None
     return type(moved_by)
-
-
-def diagram() -> str:
-    """Return both machines as mermaid state diagrams, for the documentation."""
-    return "\n".join((*_job_diagram(), "", *_member_diagram()))
-
-
-def _name(phase: StrEnum) -> str:
-    return phase.value.replace(" ", "_")
-
-
-def _job_diagram() -> Iterator[str]:
-    yield "```mermaid"
-    yield "stateDiagram-v2"
-    yield f"    [*] --> {_name(_J.NEW)}"
-    for phase, targets in JOB_TRANSITIONS.items():
-        for target, why in targets.items():
-            yield f"    {_name(phase)} --> {_name(target)}: {why}"
-    yield f"    {_name(_J.STOPPED)} --> [*]"
-    yield "```"
-
-
-def _member_diagram() -> Iterator[str]:
-    """Show raising, being killed and exiting, which are possible in every phase, only in a few."""
-    anywhere = {ev.WorkerExited, ev.WorkerHung, ev.WorkerRaised, ev.JobRefused, do.KillWorker, do.TerminateWorker}
-    told_apart = {_M.RUNNING, _M.RELEASED, _M.DISMISSED, _M.RAISED, _M.ENDING}
-    yield "```mermaid"
-    yield "stateDiagram-v2"
-    yield f"    [*] --> {_name(_M.STARTING)}: StartWorker"
-    for phase, moves in MEMBER_TRANSITIONS.items():
-        for trigger, target in moves.items():
-            if target is not phase and (trigger not in anywhere or phase in told_apart):
-                label = "AssignRank as replacement" if trigger is ReplacementAssigned else trigger.__name__
-                yield f"    {_name(phase)} --> {_name(target)}: {label}"
-    yield f"    {_name(_M.ENDED)} --> [*]"
-    yield f"    note right of {_name(_M.RUNNING)}: what raises, ends or kills it here does so in every other phase too"
-    yield "```"
-
-
-if __name__ == "__main__":
-    print(diagram())  # noqa: T201 - this is its output

@@ -81,19 +81,11 @@ class _Protected:
             super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
 
 
-class _Loop(TrainerCallback):
+class _Loop(StepDriver, TrainerCallback):
     """Connects the Trainer's loop over epochs with the job's loop over steps."""
 
-    def __init__(self, trainer: Any, job: deadpool.Job) -> None:
-        self.job = job
-        self._trainer = trainer
-        self._driver: StepDriver | None = None
-        self._index: int | None = None  # of the running or next step
-        self._updates = 0  # in an epoch
-
-    @property
-    def is_discarded(self) -> bool:
-        return self._driver is not None and self._driver.is_discarded
+    _updates = 0
+    """The number of updates in an epoch."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Correct the epoch's fraction: after a repair, the Trainer counts only the rest of the epoch."""
@@ -112,9 +104,9 @@ class _Loop(TrainerCallback):
         loader, in_epoch = arguments.pop("train_dataloader"), arguments.pop("steps_in_epoch")
         self._updates = arguments.pop("num_update_steps_per_epoch")
         del arguments["epoch"]
-        if self._driver is None:
-            self._driver = self._begin(loader)
-        self._index = self._driver.next()
+        if self._steps is None:
+            self._begin(loader)
+        self.next()
         while self._index is not None:
             epoch, update = divmod(self._index, self._updates)
             skipped = update * self._trainer.args.gradient_accumulation_steps
@@ -133,23 +125,21 @@ class _Loop(TrainerCallback):
             at_end = self._trainer.state.global_step >= self._trainer.state.max_steps
             if not (at_end or self.job.interrupted):
                 return
-            self._index = self._driver.next()
+            self.next()
 
     def _batches(self, loader: SeekableLoader, epoch: int, skipped: int) -> Iterator[Any]:
         """Yield the micro-batches; ask for the next update before the first one of each update."""
-        assert self._driver is not None
         accumulated = self._trainer.args.gradient_accumulation_steps
         rest = loader.at(epoch, skipped)
         for number in count():
             if number and number % accumulated == 0:
                 assert self._index is not None
                 expected = self._index + 1
-                self._index = self._driver.next()
-                if self._index != expected:
+                if self.next() != expected:
                     raise _Moved
             yield from islice(rest, 1)  # loads the batch, if there is one, only in its step
 
-    def _begin(self, loader: SeekableLoader) -> StepDriver:
+    def _begin(self, loader: SeekableLoader) -> None:
         trainer, job = self._trainer, self.job
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         guard(optimizer)
@@ -158,7 +148,7 @@ class _Loop(TrainerCallback):
             job.protect(scheduler=trainer.lr_scheduler)
         if trainer.accelerator.scaler is not None:
             job.protect(scaler=trainer.accelerator.scaler)
-        return StepDriver(job, trainer.state.max_steps)
+        self._steps = job.steps(trainer.state.max_steps)
 
 
 class _Progress:

@@ -120,22 +120,19 @@ class _Fetcher:
         return self.fetched >= self.length
 
 
-class _Loop:
+class _Loop(StepDriver):
     """Connects Lightning's loops with the job's."""
 
     fetcher: _Fetcher
 
     def __init__(self, trainer: Any, job: deadpool.Job) -> None:
-        self.job = job
-        self._trainer = trainer
-        self._driver: StepDriver | None = None
-        self._index: int | None = None
+        super().__init__(trainer, job)
         self._asked = False  # the index is that of an update that has not started
         self._total = 0
 
     def begin(self) -> None:
         """Protect Lightning's objects, and replace its batches. Once."""
-        if self._driver is not None:
+        if self._steps is not None:
             return
         trainer = self._trainer
         loaders = trainer.fit_loop._combined_loader  # noqa: SLF001 - Lightning has no public name for what follows
@@ -153,15 +150,14 @@ class _Loop:
         self._total = epochs * self._updates
         if trainer.max_steps >= 0:
             self._total = min(self._total, trainer.max_steps)
-        self._driver = StepDriver(self.job, self._total)
+        self._steps = self.job.steps(self._total)
 
     def proceed(self) -> bool:
         """Before the first batch of an update, ask for its index, and move there. False if there is none."""
         ready = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if ready % self._accumulated == 0 or self._asked:
-            assert self._driver is not None
             if not self._asked:
-                self._index = self._driver.next()
+                self.next()
             self._asked = False
             if self._index is None:
                 return False
@@ -173,9 +169,7 @@ class _Loop:
         """After an epoch: return whether to repeat an update. Asks only after the last update or an interrupted one."""
         if self._index is None or not (self._index + 1 >= self._total or self.job.interrupted):
             return False
-        assert self._driver is not None
-        self._index = self._driver.next()
-        self._asked = self._index is not None
+        self._asked = self.next() is not None
         return self._asked
 
     @property
@@ -199,7 +193,7 @@ class _Loop:
 
         @functools.wraps(function)
         def unless_discarded(*args: Any, **kwargs: Any) -> Any:
-            if self._driver is None or not self._driver.is_discarded:
+            if not self.is_discarded:
                 return function(*args, **kwargs)
             return None
 

@@ -87,7 +87,6 @@ class RankEntry:
     issued = _Field(4)  # collectives issued in this epoch
     waited = _Field(5)  # those of them that have completed
     skipped = _Field(_SKIPPED)  # the newest version whose capture was skipped, or EMPTY
-    step_ended_ns = _Field(9)  # CLOCK_MONOTONIC at the end of the last step
     step_ns = _Field(10)  # duration of the last step
     capture_ns = _Field(11)  # duration of the last capture
     copying = _Field(_COPYING)  # a Copying: from the start of a capture until its version is held or skipped

@@ -59,7 +59,8 @@ class Job:
         self._names: set[str] = set()
         self._member: LoopMember | None = None
         self._looping = False
-        self._rebuilds = 0
+        self.rebuilds = 0
+        """How often this process has rebuilt its communicators. A replacement's first attach counts."""
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         if torch.cuda.is_available():
             self.device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
@@ -103,11 +104,6 @@ class Job:
     def protected(self) -> bool:
         """Whether a lost rank is replaced: true only under deadpool-run."""
         return self._member is not None
-
-    @property
-    def rebuilds(self) -> int:
-        """How often this process has rebuilt its communicators. A replacement's first attach counts."""
-        return self._rebuilds
 
     def protect(self, **objects: object) -> None:
         """Protect the objects whose state makes up a rank: modules, optimizers, anything with a state_dict.
@@ -205,7 +201,7 @@ class Job:
 
     def _rebuilt(self, member: LoopMember) -> None:
         member.learn_replicas()
-        self._rebuilds += 1
+        self.rebuilds += 1
         for callback in self._on_rebuild:
             callback()
 

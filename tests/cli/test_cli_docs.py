@@ -4,15 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
+from reference import options_reference
 from typer.main import get_command
 
 from deadpool_run.cli.app import app
 from deadpool_run.cli.options.option import PANELS
-from deadpool_run.cli.options.reference import options_reference
 from deadpool_run.cli.options.table import OPTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
-START, END = "<!-- options: made by `python -m deadpool_run.cli.options.reference` -->\n", "<!-- end of options -->"
+START, END = "<!-- options: made by `python tests/cli/reference.py` -->\n", "<!-- end of options -->"
 
 
 def section(name):

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kit.replay import replay
 
 from deadpool_run.coordinator import journal
 from deadpool_run.core import coordinator
@@ -49,7 +50,7 @@ def write(path):
 
 def test_a_journal_replays_to_the_same_state(tmp_path):
     state = write(tmp_path / "journal")
-    replayed = journal.replay(tmp_path / "journal")
+    replayed = replay(tmp_path / "journal")
     assert replayed.state == state
     assert replayed.settings == SETTINGS
     assert replayed.entries == len(TIMELINE)
@@ -83,7 +84,7 @@ def test_another_decision_is_reported_with_its_line(tmp_path):
     number = next(i for i, line in enumerate(lines) if '"ResumeFrom"' in line)
     lines[number] = lines[number].replace('"version":5', '"version":4')
     path.write_text("\n".join(lines) + "\n")
-    (divergence,) = journal.replay(path).divergences
+    (divergence,) = replay(path).divergences
     assert divergence.line == number + 1
     assert do.ResumeFrom(0, 2, 4) in divergence.entry.effects
     assert do.ResumeFrom(0, 2, 5) in divergence.decided
@@ -93,7 +94,7 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     path = tmp_path / "journal"
     write(path)
     path.write_bytes(path.read_bytes()[:-5])
-    replayed = journal.replay(path)
+    replayed = replay(path)
     assert replayed.torn
     assert replayed.entries == len(TIMELINE) - 1
 
@@ -103,7 +104,7 @@ def test_a_line_that_is_no_entry_is_refused_by_its_number(tmp_path):
     write(path)
     path.write_text(path.read_text().replace('"pid":100', '"pid":"100"'))
     with pytest.raises(ProtocolError, match=f"{path}, line 3: .*pid"):
-        journal.replay(path)
+        replay(path)
 
 
 def test_a_full_disk_ends_the_journal_and_not_the_job(tmp_path):
@@ -117,14 +118,14 @@ def test_a_full_disk_ends_the_journal_and_not_the_job(tmp_path):
     book.append(0.1, ev.TimeAdvanced(), ())
     book.close()
     book.close()
-    assert journal.replay(tmp_path / "whole").entries == 0
+    assert replay(tmp_path / "whole").entries == 0
 
 
 def test_another_format_is_refused_with_what_to_do(tmp_path):
     path = tmp_path / "journal"
     path.write_text('{"format":1,"settings":{"world_size":2,"leaf":"x"},"state":null}\n{"now":0.0}\n')
     with pytest.raises(ProtocolError) as refused:
-        journal.replay(path)
+        replay(path)
     what, advice = str(refused.value).splitlines()
     assert what == f"{path} is a journal of format 1, and this version of deadpool-run reads format 2 only."
     assert advice == "Replay it with the version of deadpool-run that wrote it."
@@ -141,7 +142,7 @@ def test_a_journal_that_begins_within_a_job_replays_from_there(tmp_path):
     book = journal.Journal(path, SETTINGS, state)
     book.append(100.0, ev.TimeAdvanced(), coordinator.step(SETTINGS, state, ev.TimeAdvanced(), 100.0))
     book.close()
-    replayed = journal.replay(path)
+    replayed = replay(path)
     assert replayed.state == state
     assert not replayed.divergences
 
@@ -150,7 +151,7 @@ def test_a_journal_that_begins_within_a_job_replays_from_there(tmp_path):
 def test_what_is_no_journal_is_refused(tmp_path, text):
     (tmp_path / "journal").write_text(text)
     with pytest.raises(ProtocolError, match=str(tmp_path / "journal")):
-        journal.replay(tmp_path / "journal")
+        replay(tmp_path / "journal")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from kit.invariants import check_invariants
 from msgspec.structs import asdict
 
 from deadpool_run.core import coordinator
@@ -169,7 +170,7 @@ class Run:
 
     def tell(self, event: ev.Event) -> list[str]:
         effects = coordinator.step(self.settings, self.state, event, self.now)
-        coordinator.check_invariants(self.settings, self.state)
+        check_invariants(self.settings, self.state)
         return list(_render(effects))
 
     def tick(self, seconds: float) -> list[str]:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import get_args
 
 import pytest
+from diagram import diagram
+from kit.invariants import check_invariants
 
 from deadpool_run.core import coordinator, timers
 from deadpool_run.core import effects as do
@@ -25,7 +27,6 @@ from deadpool_run.core.transitions import (
     JobPhase,
     MemberPhase,
     ReplacementAssigned,
-    diagram,
     trigger_of,
 )
 
@@ -184,7 +185,7 @@ def test_the_job_moves_along_its_table():
 def test_every_event_in_every_state_keeps_the_invariants():
     for one in decisions():
         if one.after != one.state:
-            coordinator.check_invariants(SETTINGS, one.after)
+            check_invariants(SETTINGS, one.after)
         check_orders(one.after, one.effects)
         assert one.after.epoch >= one.state.epoch
 
@@ -247,7 +248,7 @@ def test_a_deadline_that_is_reached_is_over():
             assert stepped(SETTINGS, state, ev.TimeAdvanced(), now)[0] == state or deadline <= now
             now = max(now, deadline)
             state, _ = stepped(SETTINGS, state, ev.TimeAdvanced(), now)  # noqa: PLW2901 - time goes on
-            coordinator.check_invariants(SETTINGS, state)
+            check_invariants(SETTINGS, state)
             after = coordinator.next_deadline(SETTINGS, state)
             assert after is None or after > now, "time stands still"
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from kit.invariants import check_invariants
 from msgspec.structs import replace
 from storage import kept
 from workers import Worker
@@ -314,7 +315,7 @@ class Agent:
         self.cluster.note(f"  {self.name} t{self.mind.term} {now:.3f} {event}")
         for effect in effects:
             self.cluster.note(f"             -> {effect}")
-        coordinator.check_invariants(self.cluster.settings, self.state)
+        check_invariants(self.cluster.settings, self.state)
         assert self.state.epoch >= epoch, "an epoch fell"
         self.cluster.check_epoch(self)
         self.write(now, event)

@@ -8,6 +8,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
+from kit.invariants import check_invariants
 from machine import Clock
 from storage import Storage, kept
 from workers import Gathering, Mode, Worker
@@ -156,7 +157,7 @@ class Simulation:
         effects = coordinator.step(self.settings, self.state, event, self.clock.now)
         self.log.append(f"{self.clock.now:8.3f} {event}")
         self.log += [f"             -> {effect}" for effect in effects]
-        coordinator.check_invariants(self.settings, self.state)
+        check_invariants(self.settings, self.state)
         assert self.state.epoch >= epoch, "an epoch fell"
         assert not refused or self.state.stop is not None, "the job goes on after a refusal"
         for effect in effects:

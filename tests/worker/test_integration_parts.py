@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
 
 from deadpool_run.errors import ScriptError, StepAborted
-from deadpool_run.integrations.driver import guard
+from deadpool_run.integrations.driver import StepDriver, guard
 from deadpool_run.integrations.seekable import SeekableLoader
 
 DATA = TensorDataset(torch.arange(22))
@@ -106,3 +106,31 @@ def test_a_guarded_optimizer_calls_its_closure_before_it_can_be_stopped():
     handle.remove()
     optimizer.step()
     assert weight.tolist() == pytest.approx([0.8, 0.8])
+
+
+class Book:
+    """A job whose steps note that they begin and end; the second is repeated."""
+
+    rehearsing, interrupted = False, True
+
+    def __init__(self):
+        self.noted = []
+
+    def steps(self):
+        for self.index in (0, 1, 1):
+            yield self
+
+    def __enter__(self):
+        self.noted.append(f"begin {self.index}")
+
+    def __exit__(self, *_):
+        self.noted.append(f"end {self.index}")
+
+
+def test_a_driver_ends_each_step_before_the_next_begins():
+    driver = StepDriver(None, book := Book())
+    assert not driver.is_discarded  # before its first step
+    driver._steps = book.steps()
+    assert [driver.next() for _ in range(4)] == [0, 1, 1, None]
+    assert book.noted == ["begin 0", "end 0", "begin 1", "end 1", "begin 1", "end 1"]
+    assert driver.is_discarded

@@ -1,8 +1,8 @@
 """A time limit around an authority, for storage and name servers that never answer."""
 
-import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from deadpool_run.agent.authority.claim import AuthorityRecord, ExternalAuthority, LeaderClaim, RunEnd
@@ -50,28 +50,25 @@ class BoundedAuthority:
                 f"{self.where}: {_MAX_PENDING} earlier requests have no answer yet\n"
                 "check that the storage or service answers on this machine"
             )
-        answers: queue.SimpleQueue[tuple[_Answer] | BaseException] = queue.SimpleQueue()
+        answer: Future[_Answer] = Future()
 
         def run() -> None:
             try:
-                answers.put((call(),))
+                answer.set_result(call())
             except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
-                answers.put(error)
+                answer.set_exception(error)
             finally:
                 self._free.release()
 
         thread = threading.Thread(target=run, name="deadpool-authority", daemon=True)
         thread.start()
-        try:
-            answer = answers.get(timeout=self._timeout_s)
-        except queue.Empty:
+        thread.join(self._timeout_s)
+        if not answer.done():
             raise AuthorityError(
                 f"{self.where} gave no answer within {self._timeout_s:g} s\n"
                 "check that the storage or service answers on this machine"
-            ) from None
-        thread.join()  # it has nothing left to do
-        if isinstance(answer, OSError | ValueError | KeyError):
-            raise AuthorityError(f"cannot {what} at {self.where}: {answer}\n{self._authority.advice}") from answer
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer[0]
+            )
+        try:
+            return answer.result()
+        except (OSError, ValueError, KeyError) as error:
+            raise AuthorityError(f"cannot {what} at {self.where}: {error}\n{self._authority.advice}") from error

@@ -8,12 +8,11 @@ import base64
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
 from deadpool_run.agent.authority.claim import AuthorityRecord, from_json, name_of, to_json
-from deadpool_run.agent.authority.json_http import HttpServer
+from deadpool_run.agent.authority.json_http import HttpServer, checked
 from deadpool_run.agent.authority.record_authority import RecordAuthority
 from deadpool_run.errors import UsageError
 
@@ -81,8 +80,8 @@ class EtcdAuthority(RecordAuthority[int]):
         headers = {}
         if self._login.user:
             name = {"name": self._login.user, "password": self._login.password}
-            headers["Authorization"] = str(_checked(server.ask("POST", "/v3/auth/authenticate", name, {}))["token"])
-        return _checked(server.ask("POST", path, body, headers))
+            headers["Authorization"] = str(checked(server.ask("POST", "/v3/auth/authenticate", name, {}))["token"])
+        return checked(server.ask("POST", path, body, headers))
 
 
 def parse(text: str, run_id: str, environment: Mapping[str, str], *, tls: bool) -> EtcdAuthority:
@@ -122,13 +121,6 @@ def _tls(environment: Mapping[str, str]) -> ssl.SSLContext:
             "set ETCDCTL_CACERT, ETCDCTL_CERT and ETCDCTL_KEY to PEM files, or unset them"
         ) from error
     return context
-
-
-def _checked(answer: tuple[int, dict[str, Any]]) -> dict[str, Any]:
-    status, content = answer
-    if status != HTTPStatus.OK:
-        raise ConnectionError(f"HTTP {status}, {content.get('message') or content.get('error') or 'no reason given'}")
-    return content
 
 
 def _encoded(text: str) -> str:

@@ -5,6 +5,7 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 REQUEST_TIMEOUT_S = 2.0
@@ -49,3 +50,11 @@ class HttpServer:
         if not isinstance(answer, dict):
             answer = {"message": text[:_MAX_SHOWN].decode(errors="replace").strip()}
         return response.status, answer
+
+
+def checked(answer: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return the content of a successful answer. Raises OSError for any other."""
+    status, content = answer
+    if status not in {HTTPStatus.OK, HTTPStatus.CREATED}:
+        raise ConnectionError(f"HTTP {status}, {content.get('message') or content.get('error') or 'no reason given'}")
+    return content

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent.authority.claim import AuthorityRecord, LeaderClaim, from_json, name_of, to_json
-from deadpool_run.agent.authority.json_http import HttpServer
+from deadpool_run.agent.authority.json_http import HttpServer, checked
 from deadpool_run.agent.authority.record_authority import RecordAuthority
 from deadpool_run.errors import UsageError
 
@@ -47,7 +47,7 @@ class LeaseAuthority(RecordAuthority["dict[str, Any] | None"]):
         status, lease = self._ask("GET", self._name, None)
         if status == HTTPStatus.NOT_FOUND:
             return AuthorityRecord(), None
-        self._check(status, lease)
+        checked((status, lease))
         text = (lease["metadata"].get("annotations") or {}).get(ANNOTATION)
         if text is None:
             raise ValueError(f"the Lease {self._name} has no annotation {ANNOTATION}: something else made it")
@@ -67,7 +67,7 @@ class LeaseAuthority(RecordAuthority["dict[str, Any] | None"]):
         gone = version is not None and status == HTTPStatus.NOT_FOUND
         if status == HTTPStatus.CONFLICT or gone:
             return False
-        self._check(status, answer)
+        checked((status, answer))
         return True
 
     def _ask(self, method: str, name: str, body: dict[str, Any] | None) -> tuple[int, dict[str, Any]]:
@@ -78,11 +78,6 @@ class LeaseAuthority(RecordAuthority["dict[str, Any] | None"]):
         path = f"/apis/{_GROUP}/namespaces/{namespace}/leases" + (f"/{name}" if name else "")
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         return HttpServer(self._host, self._port, tls).ask(method, path, body, headers)
-
-    @staticmethod
-    def _check(status: int, answer: dict[str, Any]) -> None:
-        if status not in {HTTPStatus.OK, HTTPStatus.CREATED}:
-            raise ConnectionError(f"HTTP {status}, {answer.get('message') or 'no reason given'}")
 
 
 def parse(text: str, run_id: str, environment: Mapping[str, str]) -> LeaseAuthority:

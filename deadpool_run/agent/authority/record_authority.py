@@ -1,10 +1,10 @@
 """A service with compare-and-swap as the authority: one record for each run, replaced as a whole."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from deadpool_run.agent.authority.claim import AuthorityRecord, LeaderClaim, RunEnd
+from deadpool_run.agent.authority.claim import AuthorityRecord, ExternalAuthority, LeaderClaim, RunEnd
 from deadpool_run.errors import AuthorityError
 
 _SWAPS = 100
@@ -14,13 +14,8 @@ Version = TypeVar("Version")
 """Whatever a service compares before it replaces the record."""
 
 
-class RecordAuthority(ABC, Generic[Version]):
+class RecordAuthority(ExternalAuthority, Generic[Version]):
     """The record of one run in a service. Methods raise OSError or ValueError if the service gives no useful answer."""
-
-    where: str
-    """The service, as `--authority` names it."""
-    advice: str
-    """What to do if the service gives no useful answer."""
 
     @abstractmethod
     def fetch(self) -> tuple[AuthorityRecord, Version]:

@@ -9,6 +9,7 @@ import asyncio
 import uuid
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,47 +37,40 @@ _WRITTEN_IN = frozenset({JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPED}
 _COMES_TO_RUN = frozenset({*_WRITTEN_IN, JobPhase.REPAIRING})
 
 
+@dataclass(eq=False)
 class CheckpointLeader:
     """Made in the running loop, one per coordinator. Does nothing without a `spec`."""
 
-    def __init__(  # noqa: PLR0913 - what it works for and with
-        self,
-        spec: DurableSpec | None,
-        *,
-        run: str,
-        checkpointers: Checkpointers,
-        vault: Vault,
-        job: CheckpointedJob,
-        known: peers.Durable | None,
-    ) -> None:
-        """Start, or continue from the newest checkpoint that is known."""
-        self._spec = spec
-        self._run = run
-        self._checkpointers = checkpointers
-        self._vault = vault
-        self._job = job
+    spec: DurableSpec | None
+    run: str
+    checkpointers: Checkpointers
+    vault: Vault
+    job: CheckpointedJob
+    newest: peers.Durable | None
+    """The newest checkpoint of the job, as far as it is known."""
+
+    def __post_init__(self) -> None:
+        """Start, or continue from the newest checkpoint."""
         self._loop = asyncio.get_running_loop()
         self._initial_load: InitialLoad | None = None
         self._attempt: Attempt | None = None
         self._over: asyncio.Future[None] | None = None  # of the attempt
         self._voided = 0
         self._wanted = self._leaving = self._left = self._finishing = self._closed = False
-        self._schedule = Schedule(spec, vault, self.check)
-        self.newest = known
-        """The newest checkpoint of the job."""
-        if known is not None:
-            self._schedule.written = Version(known.version)
-            age = datetime.now(UTC) - datetime.fromisoformat(known.written)
+        self._schedule = Schedule(self.spec, self.vault, self.check)
+        if self.newest is not None:
+            self._schedule.written = Version(self.newest.version)
+            age = datetime.now(UTC) - datetime.fromisoformat(self.newest.written)
             self._schedule.begin(max(0.0, age.total_seconds()))
         else:
             self._schedule.begin()
 
     def report(self) -> dict[str, Any] | None:
         """Return what `status` shows; None where nothing is durable."""
-        if self._spec is None:
+        if self.spec is None:
             return None
         newest = dict.fromkeys(peers.Durable.__struct_fields__) if self.newest is None else asdict(self.newest)
-        return {"place": self._spec.target, **newest}
+        return {"place": self.spec.target, **newest}
 
     # --- a world begins --------------------------------------------------------------------------------------------
 
@@ -85,12 +79,12 @@ class CheckpointLeader:
         self._void("the world begins again")
         if self._initial_load is not None:
             self._initial_load.stop()
-        spec, size, here = self._spec, self._vault.world_size, self._job.here
+        spec, size, here = self.spec, self.vault.world_size, self.job.here
         if spec is None:
             return
-        order = ChooseCheckpoint(spec.target, self._run, spec.resume, self._job.state.generation == 0, size, [])
-        homes = {Rank(rank): here for rank in range(size)} if self._job.alone else {}
-        self._initial_load = InitialLoad(order, self._job, self._checkpointers, homes, self._begun)
+        order = ChooseCheckpoint(spec.target, self.run, spec.resume, self.job.state.generation == 0, size, [])
+        homes = {Rank(rank): here for rank in range(size)} if self.job.alone else {}
+        self._initial_load = InitialLoad(order, self.job, self.checkpointers, homes, self._begun)
         self._initial_load.choose()
 
     def seat(self, node: NodeId, rank: Rank, call: Callable[[], None]) -> None:
@@ -110,22 +104,22 @@ class CheckpointLeader:
         self._schedule.written = Version(found.version)
         self._schedule.begin()
         if found.version >= 0:
-            self._job.say(f"resuming at step {found.version}, from {found.where}")
+            self.job.say(f"resuming at step {found.version}, from {found.where}")
             self._set_newest(peers.Durable(found.version, found.where, found.written))
-        elif self._job.state.generation > 0:
-            self._job.say("there is no durable checkpoint yet: the world begins at step 0")
+        elif self.job.state.generation > 0:
+            self.job.say("there is no durable checkpoint yet: the world begins at step 0")
 
     # --- while it runs ---------------------------------------------------------------------------------------------
 
     def preemption_notice(self) -> None:
         """Write a checkpoint, since the end of the job was announced (SIGUSR1). Then end the job, if so configured."""
-        if self._spec is None or not self._spec.target or self._leaving or self._left:
+        if self.spec is None or not self.spec.target or self._leaving or self._left:
             return
-        if self._job.state.phase in (JobPhase.STOPPING, JobPhase.STOPPED):
+        if self.job.state.phase in (JobPhase.STOPPING, JobPhase.STOPPED):
             return  # perhaps for this reason; a second request to stop would kill the workers
-        then = "then the job ends, to be queued again" if self._spec.exit_on_usr1 else "training continues"
-        self._job.say(f"SIGUSR1: writing a durable checkpoint; {then}")
-        self._wanted, self._leaving = True, self._spec.exit_on_usr1
+        then = "then the job ends, to be queued again" if self.spec.exit_on_usr1 else "training continues"
+        self.job.say(f"SIGUSR1: writing a durable checkpoint; {then}")
+        self._wanted, self._leaving = True, self.spec.exit_on_usr1
         self.check()
 
     def decided(self) -> None:
@@ -135,10 +129,10 @@ class CheckpointLeader:
 
     def check(self) -> None:
         """Write a checkpoint if one is wanted or due, and can be written."""
-        spec, state = self._spec, self._job.state
+        spec, state = self.spec, self.job.state
         if spec is None or not spec.target or self._attempt or self._initial_load or self._finishing or self._closed:
             return
-        committed = self._vault.status_page.committed()
+        committed = self.vault.status_page.committed()
         is_new = self._schedule.is_new(committed)
         if self._wanted and not self._may_come(state, committed):
             self._wanted = False
@@ -148,26 +142,26 @@ class CheckpointLeader:
 
     def _may_come(self, state: State, committed: Version | None) -> bool:
         """Return whether there is a version to write, or may be one soon: several nodes may learn late what is committed."""
-        if self._job.alone:
+        if self.job.alone:
             return self._schedule.is_new(committed)
         return state.phase in _COMES_TO_RUN and (committed is None or self._schedule.is_new(committed))
 
     def _is_whole(self, state: State) -> bool:
         """Return whether a living node has the slots of every rank, as on one machine."""
-        if self._job.alone:
+        if self.job.alone:
             return True
         homes_live = all(seat.node in state.nodes for seat in state.seats)
         return state.phase in _WRITTEN_IN and state.move is None and homes_live
 
     def _begin_attempt(self) -> asyncio.Future[None]:
         """Start an attempt; return its end."""
-        assert self._spec is not None
-        here, seats = self._job.here, self._job.state.seats
+        assert self.spec is not None
+        here, seats = self.job.here, self.job.state.seats
         ranks: dict[NodeId, list[Rank]] = defaultdict(list)
         for seat in seats:
-            ranks[here if self._job.alone or seat.node is None else seat.node].append(seat.rank)
+            ranks[here if self.job.alone or seat.node is None else seat.node].append(seat.rank)
         parts = {node: tuple(own) for node, own in ranks.items()}
-        self._attempt = Attempt(uuid.uuid4().hex[:8], parts, here, self._run, self._spec.target, self._spec.keep)
+        self._attempt = Attempt(uuid.uuid4().hex[:8], parts, here, self.run, self.spec.target, self.spec.keep)
         over = self._over = self._loop.create_future()
         self._order()
         return over
@@ -177,7 +171,7 @@ class CheckpointLeader:
         assert attempt is not None
         for node, order in list(attempt.orders()):
             if self._attempt is attempt:
-                self._job.tell_node(node, order)
+                self.job.tell_node(node, order)
 
     def saved(self, node: NodeId, answer: peers.Saved) -> None:
         """Handle a node's answer: it has finished a step, or cannot."""
@@ -188,7 +182,7 @@ class CheckpointLeader:
             case CheckpointFailed(why, again=True):
                 self._void(why)
             case CheckpointFailed(why):
-                self._fail(why if self._job.alone else f"node {node}: {why}")
+                self._fail(why if self.job.alone else f"node {node}: {why}")
             case StepTaken() as taken if attempt.taken(node, taken):
                 self._advance(attempt)
 
@@ -197,7 +191,7 @@ class CheckpointLeader:
             self._written(attempt)
             return
         if attempt.step is CheckpointStep.COPY:
-            committed = self._vault.status_page.committed()
+            committed = self.vault.status_page.committed()
             if committed is None or not self._schedule.is_new(committed):
                 self._void("nothing is committed any more")
                 return
@@ -211,7 +205,7 @@ class CheckpointLeader:
         self._schedule.written = attempt.version
         self._schedule.begin()
         self._set_newest(peers.Durable(attempt.version, attempt.where, datetime.now(UTC).isoformat(timespec="seconds")))
-        self._job.say(f"step {attempt.version} is durable: {attempt.where} ({attempt.nbytes / 1e6:.1f} MB)")
+        self.job.say(f"step {attempt.version} is durable: {attempt.where} ({attempt.nbytes / 1e6:.1f} MB)")
         self._end_job_if_leaving()
 
     def _fail(self, why: str) -> None:
@@ -220,7 +214,7 @@ class CheckpointLeader:
         self._voided = 0
         self._wanted = self._leaving = False
         self._schedule.begin()
-        self._job.say(f"no durable checkpoint could be written: {why}")
+        self.job.say(f"no durable checkpoint could be written: {why}")
 
     def _void(self, why: str) -> None:
         """End the attempt; another follows with a later version."""
@@ -239,24 +233,24 @@ class CheckpointLeader:
         assert self._over is not None
         if attempt.where == "":
             for node in attempt.nodes:
-                self._job.tell_node(node, peers.Void(attempt.name))
+                self.job.tell_node(node, peers.Void(attempt.name))
         self._over.set_result(None)
 
     def _set_newest(self, newest: peers.Durable) -> None:
         self.newest = newest
-        self._job.tell_all(newest)
+        self.job.tell_all(newest)
 
     def _end_job_if_leaving(self) -> None:
         if self._leaving and not self._left:
             self._left = True
-            self._job.leave()
+            self.job.leave()
 
     # --- what happens meanwhile ------------------------------------------------------------------------------------
 
     def node_lost(self, node: NodeId) -> None:
         """Void the attempt that the node took part in."""
         if self._attempt is not None and node in self._attempt.nodes:
-            self._job.say(f"the durable checkpoint that was being written is void: node {node} is lost")
+            self.job.say(f"the durable checkpoint that was being written is void: node {node} is lost")
             self._void(f"node {node} is lost")
 
     def new_timeline(self) -> None:
@@ -271,16 +265,16 @@ class CheckpointLeader:
         if exit_code == EXIT_QUEUE_AGAIN or (self._left and exit_code != 0):  # the last leader may have chosen the code
             step = max(self._schedule.written, 0)
             return EXIT_QUEUE_AGAIN, f"preempted: the job continues from step {step} when it is started again"
-        if self._spec is None or not self._spec.target or self._initial_load is not None:
+        if self.spec is None or not self.spec.target or self._initial_load is not None:
             return exit_code, reason
         self._finishing = True
         if self._over is not None:
             await self._over
-        if self._schedule.is_new(self._vault.status_page.committed()) and not self._closed:
-            if self._is_whole(self._job.state):
+        if self._schedule.is_new(self.vault.status_page.committed()) and not self._closed:
+            if self._is_whole(self.job.state):
                 await self._begin_attempt()
             else:
-                self._job.say("the last step could not be made durable: a node that has a part of it is lost")
+                self.job.say("the last step could not be made durable: a node that has a part of it is lost")
         return exit_code, reason
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """A node's part in durable checkpoints: it copies, writes and loads its ranks' state in steps, on the leader's orders."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointer, Checkpointers
 from deadpool_run.ids import Rank, Version
@@ -12,25 +13,21 @@ from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, Fi
 from deadpool_run.wire.messages import Message
 
 
+@dataclass(eq=False, slots=True)
 class CheckpointParticipant:
-    """In the running loop. `answer` goes to the leader; `on_held` takes the version that a rank starts with here."""
+    """In the running loop."""
 
-    def __init__(
-        self,
-        checkpointers: Checkpointers,
-        vault: Vault,
-        answer: Callable[[peers.Saved | peers.Loaded], None],
-        on_held: Callable[[Rank, Version], None],
-    ) -> None:
-        self._checkpointers = checkpointers
-        self._vault = vault
-        self._answer = answer
-        self._on_held = on_held
-        self._attempt = ""
-        self._last = False
-        self._checkpointer: Checkpointer | None = None
-        self.resume = NOTHING
-        """The version that the first slots of this node's ranks were loaded with."""
+    checkpointers: Checkpointers
+    vault: Vault
+    answer: Callable[[peers.Saved | peers.Loaded], None]
+    """Answers the leader."""
+    on_held: Callable[[Rank, Version], None]
+    """Takes the version that a rank starts with here."""
+    resume: Version = NOTHING
+    """The version that the first slots of this node's ranks were loaded with."""
+    _attempt: str = ""
+    _last: bool = False
+    _checkpointer: Checkpointer | None = None
 
     def begin(self) -> None:
         """Forget what was loaded: the world begins with a fresh vault."""
@@ -40,8 +37,8 @@ class CheckpointParticipant:
     def seated(self, rank: Rank) -> None:
         """Publish the loaded version of a rank that is about to be assigned."""
         if self.resume >= 0:
-            self._vault.status_page.rank_entries[rank].set_slot(0, self.resume)
-            self._on_held(rank, self.resume)
+            self.vault.status_page.rank_entries[rank].set_slot(0, self.resume)
+            self.on_held(rank, self.resume)
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -51,12 +48,12 @@ class CheckpointParticipant:
         if step is CheckpointStep.PREPARE:
             self._start(order.attempt, ranks, lambda answer: self._step_taken(order.attempt, answer))
         if self._checkpointer is None or order.attempt != self._attempt:
-            self._answer(peers.Saved(order.attempt, CheckpointFailed("this node has given it up", again=True)))
+            self.answer(peers.Saved(order.attempt, CheckpointFailed("this node has given it up", again=True)))
             return
         if step is CheckpointStep.COPY and ranks:
             # With several nodes, a rank learns of a newer committed version only after this, and has not overwritten this
             # one. On one machine a rank may have begun to overwrite it: then the copy fails, and another follows.
-            self._vault.status_page.kept = order.version
+            self.vault.status_page.kept = order.version
         self._last = step is (CheckpointStep.COMPLETE if order.leads else CheckpointStep.PARTS)
         self._checkpointer.ask(order)
 
@@ -64,7 +61,7 @@ class CheckpointParticipant:
         assert isinstance(answer, StepTaken | CheckpointFailed)
         if isinstance(answer, CheckpointFailed) or self._last:
             self._let_go()
-        self._answer(peers.Saved(attempt, answer))
+        self.answer(peers.Saved(attempt, answer))
 
     # --- loading --------------------------------------------------------------------------------------------------
 
@@ -73,17 +70,17 @@ class CheckpointParticipant:
         ranks = [Rank(rank) for rank in order.ranks]
         self.resume = NOTHING
         for rank in ranks:
-            self._vault.status_page.rank_entries[rank].set_slot(0, EMPTY)
+            self.vault.status_page.rank_entries[rank].set_slot(0, EMPTY)
         self._start(order.attempt, ranks, lambda answer: self._loaded(order, answer))
         assert self._checkpointer is not None
-        self._checkpointer.ask(FillSlots(order.where, self._vault.world_size))
+        self._checkpointer.ask(FillSlots(order.where, self.vault.world_size))
 
     def _loaded(self, order: peers.Load, answer: Message) -> None:
         self._let_go()
         failure = answer.why if isinstance(answer, CheckpointFailed) else ""
         if isinstance(answer, CheckpointLoaded):
             self.resume = Version(answer.version)
-        self._answer(peers.Loaded(order.attempt, failure))
+        self.answer(peers.Loaded(order.attempt, failure))
 
     # --- its checkpointer -----------------------------------------------------------------------------------------
 
@@ -92,12 +89,12 @@ class CheckpointParticipant:
         if self._checkpointer is not None and attempt in (None, self._attempt):
             self._checkpointer.kill()
             self._checkpointer = None
-            self._vault.status_page.kept = EMPTY
+            self.vault.status_page.kept = EMPTY
 
     def _start(self, attempt: str, ranks: Sequence[Rank], on_answer: Callable[[Message], None]) -> None:
         self.void()
         self._attempt, self._last = attempt, False
-        self._checkpointer = self._checkpointers.start(ranks, on_answer)
+        self._checkpointer = self.checkpointers.start(ranks, on_answer)
 
     def _let_go(self) -> None:
         if self._checkpointer is not None:

@@ -92,7 +92,7 @@ class Leader:
             checkpointers=node.checkpointers,
             vault=node.vault,
             job=self,
-            known=node.newest_durable,
+            newest=node.newest_durable,
         )
         self._hang_detector: HangDetector | None = None
         self._record = RunRecord(spec, output.root, term=term)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -129,37 +129,30 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+@dataclass(eq=False, slots=True)
 class HangDetector:
-    """Looks at the ranks a few times per timeout, and submits `WorkerHung` for the culprits.
+    """Looks at the ranks a few times per timeout, and submits `WorkerHung` for the culprits. Starts in the running loop.
 
-    `look` returns the present sights, `pid` the process of a living worker. `say` prints a hang without a culprit.
+    While the job is not `protected`, only stopped processes are culprits: the first steps may compile for long, and a rank
+    may do anything after its last step.
     """
 
-    def __init__(  # noqa: PLR0913 - what it looks at, and what it calls
-        self,
-        timeout_s: float,
-        *,
-        look: Callable[[], tuple[RankSight, ...]],
-        pid: Callable[[WorkerId], int | None],
-        submit: Callable[[Event], None],
-        say: Callable[[str], None],
-        protected: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """Start in the running loop. A `timeout_s` of 0 never looks.
+    timeout_s: float
+    """0: it never looks."""
+    look: Callable[[], tuple[RankSight, ...]]
+    """Returns the present sights."""
+    pid: Callable[[WorkerId], int | None]
+    """Returns the process of a living worker."""
+    submit: Callable[[Event], None]
+    say: Callable[[str], None]
+    """Prints a hang without a culprit."""
+    protected: Callable[[], bool] = lambda: True
+    _stillness: Stillness = field(default_factory=Stillness)
+    _timer: asyncio.TimerHandle | None = None
 
-        While the job is not `protected`, only stopped processes are culprits: the first steps may compile for long, and a rank
-        may do anything after its last step.
-        """
-        self._timeout_s = timeout_s
-        self._look = look
-        self._pid = pid
-        self._submit = submit
-        self._say = say
-        self._protected = protected
-        self._loop = asyncio.get_running_loop()
-        self._stillness = Stillness()
-        self._timer: asyncio.TimerHandle | None = None
-        if timeout_s > 0:
+    def __post_init__(self) -> None:
+        """Start, if there is a timeout."""
+        if self.timeout_s > 0:
             self._set_timer()
 
     def close(self) -> None:
@@ -168,23 +161,23 @@ class HangDetector:
             self._timer.cancel()
 
     def _set_timer(self) -> None:
-        self._timer = self._loop.call_later(self._timeout_s / LOOKS, self._look_again)
+        self._timer = asyncio.get_running_loop().call_later(self.timeout_s / LOOKS, self._look_again)
 
     def _look_again(self) -> None:
         self._set_timer()
-        self._stillness = looked(self._stillness, self._look())
+        self._stillness = looked(self._stillness, self.look())
         times = self._stillness.times
         if times == 0 or times % LOOKS != 0:
             return
         sights = self._stillness.sights
-        pids = {sight.rank: self._pid(sight.worker) for sight in sights}
+        pids = {sight.rank: self.pid(sight.worker) for sight in sights}
         stopped = {rank for rank, pid in pids.items() if pid is not None and is_stopped(pid)}
-        if not (stopped or self._protected()):
+        if not (stopped or self.protected()):
             return
-        verdict = judge(sights, stopped, self._timeout_s)
+        verdict = judge(sights, stopped, self.timeout_s)
         if verdict.culprits:
             self._stillness = Stillness()
         elif times == LOOKS:
-            self._say(f"the job hangs, but no rank can be blamed, and none is ended: {verdict.reason}")
+            self.say(f"the job hangs, but no rank can be blamed, and none is ended: {verdict.reason}")
         for culprit in verdict.culprits:
-            self._submit(WorkerHung(culprit.worker, verdict.reason))
+            self.submit(WorkerHung(culprit.worker, verdict.reason))

@@ -3,42 +3,34 @@
 import signal
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.worker_channel import WorkerChannel
 from deadpool_run.wire.messages import Message
 
 
+@dataclass(eq=False, slots=True)
 class ControlledProcess:
-    """A process for `ForkServer.fork`, which calls `make_fds`, then `unforked`, or `forked` and later `exited`."""
+    """A process for `ForkServer.fork`, which calls `make_fds`, then `unforked`, or `forked` and later `exited`.
 
-    def __init__(  # noqa: PLR0913 - one callback for each event
-        self,
-        kind: str,
-        *,
-        on_started: Callable[[], None],
-        on_message: Callable[[Message], None],
-        on_failed: Callable[[str], None],
-        on_ended: Callable[[Exit], None],
-        more_fds: Callable[[], Iterable[int]] = tuple,
-    ) -> None:
-        """Either `on_failed` is called, or `on_started` and, once the process was reaped, `on_ended`.
+    Either `on_failed` is called, or `on_started` and, once the process was reaped, `on_ended`.
+    """
 
-        `more_fds` opens the descriptors that the process gets besides its socket.
-        """
-        self.kind = kind
-        self._on_started = on_started
-        self._on_message = on_message
-        self._on_failed = on_failed
-        self._on_ended = on_ended
-        self._more_fds = more_fds
-        self._ours: socket.socket | None = None  # until there is a process
-        self.process: Process | None = None
-        self.channel: WorkerChannel | None = None
-        self.doomed = False
-        """It was killed, or will be as soon as it exists."""
-        self.recalled = False
-        """Its order was cancelled."""
+    kind: str
+    on_started: Callable[[], None]
+    on_message: Callable[[Message], None]
+    on_failed: Callable[[str], None]
+    on_ended: Callable[[Exit], None]
+    more_fds: Callable[[], Iterable[int]] = tuple
+    """Opens the descriptors that the process gets besides its socket."""
+    process: Process | None = None
+    channel: WorkerChannel | None = None
+    doomed: bool = False
+    """It was killed, or will be as soon as it exists."""
+    recalled: bool = False
+    """Its order was cancelled."""
+    _ours: socket.socket | None = None  # until there is a process
 
     def kill(self) -> None:
         """Kill the process with its group, as soon as it exists."""
@@ -51,28 +43,28 @@ class ControlledProcess:
         if self._ours is not None:
             self._ours.close()
         self._ours, theirs = socket.socketpair()
-        return [theirs.detach(), *self._more_fds()]
+        return [theirs.detach(), *self.more_fds()]
 
     def forked(self, process: Process) -> None:
         """Begin to use the process."""
         assert self._ours is not None
         self.process = process
         # One that breaks the protocol is killed: its end is handled like any other.
-        self.channel = WorkerChannel(self._ours, self._on_message, lambda _: self.kill())
+        self.channel = WorkerChannel(self._ours, self.on_message, lambda _: self.kill())
         self._ours = None
         if self.doomed:
             self.kill()
-        self._on_started()
+        self.on_started()
 
     def unforked(self, why: str) -> None:
         """Report that there will be no process."""
         if self._ours is not None:
             self._ours.close()
-        self._on_failed(why)
+        self.on_failed(why)
 
     def exited(self, end: Exit) -> None:
         """Report the end of the process, after its last messages."""
         assert self.channel is not None
         self.channel.read_rest()  # what it sent last comes before its end
         self.channel.close()
-        self._on_ended(end)
+        self.on_ended(end)

@@ -27,26 +27,18 @@ class _Worker:
     held: list[Message] = field(default_factory=list)  # for when it has its rank
 
 
+@dataclass(eq=False)
 class Workforce:
-    """The living workers by id. Submits what happens to them as events.
+    """The living workers by id. Submits what happens to them as events."""
 
-    `captured` returns what a dead worker's rank has captured. `on_captured` takes each new snapshot, where workers report
-    them (`DEADPOOL_REPLICATE=1`).
-    """
-
-    def __init__(
-        self,
-        forkserver: ForkServer,
-        submit: Callable[[Event], None],
-        captured: Callable[[Rank], tuple[Version, ...]],
-        on_captured: Callable[[Rank, Version], None],
-    ) -> None:
-        self._forkserver = forkserver
-        self._submit = submit
-        self._captured = captured
-        self._on_captured = on_captured
-        self._workers: dict[WorkerId, _Worker] = {}
-        self._suspended = False
+    forkserver: ForkServer
+    submit: Callable[[Event], None]
+    captured: Callable[[Rank], tuple[Version, ...]]
+    """Returns what a dead worker's rank has captured."""
+    on_captured: Callable[[Rank, Version], None]
+    """Takes each new snapshot, where workers report them (`DEADPOOL_REPLICATE=1`)."""
+    _workers: dict[WorkerId, _Worker] = field(default_factory=dict)
+    _suspended: bool = False
 
     def pid(self, worker: WorkerId) -> int | None:
         """Return the process of a living worker."""
@@ -72,7 +64,7 @@ class Workforce:
             on_ended=lambda end: self._ended(worker, end),
         )
         self._workers[worker] = _Worker(child)
-        self._forkserver.fork(child)
+        self.forkserver.fork(child)
 
     def expect_rank(self, worker: WorkerId) -> None:
         """Hold back messages to the worker until `assign`."""
@@ -164,23 +156,23 @@ class Workforce:
         assert process is not None
         if self._suspended:
             process.signal(SIGSTOP)
-        self._submit(WorkerStarted(worker, process.pid))
+        self.submit(WorkerStarted(worker, process.pid))
 
     def _handle(self, worker: WorkerId, message: Message) -> None:
         if isinstance(message, WorkerReport):
-            self._submit(replace(message, worker=worker))
+            self.submit(replace(message, worker=worker))
         elif not isinstance(message, Captured):
             raise ProtocolError(f"worker {worker} sent {type(message).__name__}, which no worker may send")
         elif (rank := self._workers[worker].rank) is not None:
-            self._on_captured(rank, Version(message.version))
+            self.on_captured(rank, Version(message.version))
 
     def _start_failed(self, worker: WorkerId, why: str) -> None:
         del self._workers[worker]
-        self._submit(WorkerStartFailed(worker, why))
+        self.submit(WorkerStartFailed(worker, why))
 
     def _ended(self, worker: WorkerId, end: Exit) -> None:
         found = self._workers.pop(worker, None)
         if found is None:
             return  # it was abandoned
-        captured = () if found.rank is None else self._captured(found.rank)
-        self._submit(WorkerExited(worker, end.code, end.signal, captured))
+        captured = () if found.rank is None else self.captured(found.rank)
+        self.submit(WorkerExited(worker, end.code, end.signal, captured))

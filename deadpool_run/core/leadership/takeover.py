@@ -4,6 +4,8 @@ The log may lack the last coordinator's last orders, so the workers that each ag
 has sent its inventory, or is lost, nothing is decided, and other events wait.
 """
 
+from itertools import chain
+
 from msgspec import structs
 
 from deadpool_run.core import effects as do
@@ -11,7 +13,6 @@ from deadpool_run.core import events as ev
 from deadpool_run.core.copies import buddies
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.leadership import reconcile
-from deadpool_run.core.members import Member
 from deadpool_run.core.recovery.losses import remove_nodes
 from deadpool_run.core.state import Move
 from deadpool_run.core.transitions import JobPhase, MemberPhase
@@ -108,11 +109,7 @@ def _finish(decision: Decision, move: Move) -> None:
     decision.state.move = None
     silent = f"it did not answer the new coordinator within {decision.settings.node_timeout_s:g} s"
     lost = {**dict.fromkeys(sorted(move.waiting), silent), **move.lost}
-    members: list[Member] = []
-    names = {node: _name(decision, node) for node in lost}
-    for node, fell in remove_nodes(decision, lost).items():
-        decision.announce(f"node {names[node]} is lost: {lost[node]}", f"{len(fell)} workers were on it")
-        members += fell
+    members = list(chain.from_iterable(remove_nodes(decision, lost).values()))
     ended = {event.worker: event for event in move.deferred if isinstance(event, ev.WorkerExited)}
     found = {
         node: tuple(

@@ -1,6 +1,6 @@
 """What the loss of a worker or of a node leads to, in each phase of the job."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from deadpool_run.core import effects as do
@@ -61,7 +61,6 @@ def nodes_lost(decision: Decision, losses: Sequence[ev.NodeLost]) -> None:
     names = {node: decision.state.nodes[node].place.name for node in reasons}
     fallen = []
     for node, members in remove_nodes(decision, reasons).items():
-        decision.announce(f"node {names[node]} is lost: {reasons[node]}", f"{len(members)} workers were on it")
         cause = f"was lost with node {names[node]}"
         fallen += [repair.LostRank(member, cause, None) for member in members if member.rank is not None]
     why = _describe_loss(list(names.values()), list(reasons.values()))
@@ -72,18 +71,23 @@ def nodes_lost(decision: Decision, losses: Sequence[ev.NodeLost]) -> None:
         repair.begin_epoch(decision, why)  # the version may have been chosen for what they held
 
 
-def remove_nodes(decision: Decision, lost: Collection[NodeId]) -> dict[NodeId, list[Member]]:
-    """Forget lost nodes with their workers, and return these. What the nodes held for other ranks is not forgotten here."""
+def remove_nodes(decision: Decision, lost: Mapping[NodeId, str]) -> dict[NodeId, list[Member]]:
+    """Forget nodes that were lost, for these reasons, with their workers, and return these.
+
+    What the nodes held for other ranks is not forgotten here.
+    """
     if not lost:
         return {}
     state = decision.state
+    names = {node: state.nodes[node].place.name for node in lost}
     if state.exposed_at is None and buddies.had_copies(state, lost):
         state.exposed_at = decision.now
     fallen = {node: state.on_node(node) for node in lost}
     decision.remove_nodes(lost)
-    for members in fallen.values():
+    for node, members in fallen.items():
         for member in members:
             decision.remove(member)
+        decision.announce(f"node {names[node]} is lost: {lost[node]}", f"{len(members)} workers were on it")
     return fallen
 
 

@@ -9,7 +9,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
@@ -18,64 +18,28 @@ from deadpool_run.vault import checkpoint_format
 from deadpool_run.worker.compat import checkpoints
 
 
-class Storage(Protocol):
-    """The checkpoints in one directory or URL. Paths are `name` or `name/file`. All methods raise OSError."""
+class Storage:
+    """The checkpoints in one directory. Paths are `name` or `name/file`. All methods raise OSError."""
 
-    def where(self, path: str = "") -> str:
-        """Return a path as shown in messages."""
-
-    def names(self) -> list[str]:
-        """Return the names in it; none if it does not exist."""
-
-    def prepare(self) -> None:
-        """Create the directory, so that a job fails before training if it cannot write there."""
-
-    def begin(self, name: str, attempt: str) -> None:
-        """Create a checkpoint's directory, under its temporary name. Removes leftovers of killed writers."""
-
-    def unfinished(self, name: str, attempt: str) -> str:
-        """Return the checkpoint's name until it is complete. `attempt` is unique."""
-
-    def writer(self, name: str) -> Any:
-        """Return torch's `StorageWriter` for this name."""
-
-    def put(self, path: str, data: bytes) -> None:
-        """Write a file, and sync it to disk."""
-
-    def complete(self, unfinished: str, name: str) -> None:
-        """Turn `unfinished` into the checkpoint `name`."""
-
-    def open(self, path: str) -> IO[bytes]:
-        """Open a file for reading, with seek."""
-
-    def discard(self, path: str) -> None:
-        """Remove a file."""
-
-    def remove(self, name: str) -> None:
-        """Remove a checkpoint."""
-
-
-def storage_at(target: str) -> Storage:
-    """Return the storage at a directory or URL. Raises `CheckpointError` if fsspec cannot open the URL."""
-    return _Remote(target) if "://" in target else _Directory(Path(target))
-
-
-class _Directory:
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def where(self, path: str = "") -> str:
+        """Return a path as shown in messages."""
         return str(self._root / path)
 
     def names(self) -> list[str]:
+        """Return the names in it; none if it does not exist."""
         return sorted(entry.name for entry in self._root.iterdir() if entry.is_dir()) if self._root.is_dir() else []
 
     def prepare(self) -> None:
+        """Create the directory, so that a job fails before training if it cannot write there."""
         self._root.mkdir(parents=True, exist_ok=True)
         if not os.access(self._root, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "no permission to write checkpoints", str(self._root))
 
     def begin(self, name: str, attempt: str) -> None:
+        """Create a checkpoint's directory, under its temporary name. Removes leftovers of killed writers."""
         self.prepare()
         for each in self.names():
             if checkpoint_format.leftover(each):
@@ -83,18 +47,22 @@ class _Directory:
         (self._root / self.unfinished(name, attempt)).mkdir()
 
     def unfinished(self, name: str, attempt: str) -> str:
+        """Return the checkpoint's name until it is complete. `attempt` is unique."""
         return f"{name}.{attempt}{checkpoint_format.UNFINISHED}"
 
     def writer(self, name: str) -> Any:
+        """Return torch's `StorageWriter` for this name."""
         return FileSystemWriter(self._root / name, per_thread_copy_ahead=0)
 
     def put(self, path: str, data: bytes) -> None:
+        """Write a file, and sync it to disk."""
         with (self._root / path).open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
 
     def complete(self, unfinished: str, name: str) -> None:
+        """Turn `unfinished` into the checkpoint `name`."""
         _sync(self._root / unfinished)
         final, former = self._root / name, self._root / (name + checkpoint_format.SUPERSEDED)
         if final.exists():  # rejected when the job started, and now written again
@@ -105,12 +73,15 @@ class _Directory:
             shutil.rmtree(former)
 
     def open(self, path: str) -> IO[bytes]:
+        """Open a file for reading, with seek."""
         return (self._root / path).open("rb")
 
     def discard(self, path: str) -> None:
+        """Remove a file."""
         (self._root / path).unlink()
 
     def remove(self, name: str) -> None:
+        """Remove a checkpoint."""
         # Renamed first, so that a half-removed directory is not mistaken for a checkpoint.
         doomed = self._root / (name + checkpoint_format.SUPERSEDED)
         (self._root / name).rename(doomed)
@@ -125,7 +96,9 @@ def _sync(directory: Path) -> None:
         os.close(fd)
 
 
-class _Remote:
+class _RemoteStorage(Storage):
+    """The checkpoints at a URL."""
+
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         try:
@@ -183,3 +156,8 @@ class _Remote:
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}"
+
+
+def storage_at(target: str) -> Storage:
+    """Return the storage at a directory or URL. Raises `CheckpointError` if fsspec cannot open the URL."""
+    return _RemoteStorage(target) if "://" in target else Storage(Path(target))

@@ -4,13 +4,11 @@ A replacement rehearses with these values where a fake result would make it fail
 orders). An entry is reserved when a collective is issued and filled when it completes: filling it at issue time would have
 to wait, and waiting there deadlocks pairs of sends and receives.
 
-Format: magic, BLAKE2b-256 of all that follows, length of the manifest (8 bytes, big-endian), the manifest (JSON), then the
-tensors as raw bytes in native byte order.
+Format: magic, BLAKE2b-256 of all that follows, then a MessagePack map in which a tensor is its bytes in native byte order.
 """
 
 import hashlib
 import json
-import struct
 import threading
 from collections.abc import Sequence
 from itertools import chain
@@ -28,8 +26,7 @@ MAX_FLOAT_BYTES = 4 << 10
 """Floating-point outputs up to this size are control values (a loss, a norm); larger ones are data."""
 MAX_BYTES = 64 << 20
 
-_MAGIC = b"DPTR\x00\x02"
-_LENGTH = struct.Struct(">Q")
+_MAGIC = b"DPTR\x00\x03"
 _DIGEST_BYTES = 32
 
 Shape = tuple[str, tuple[int, ...]]
@@ -41,10 +38,16 @@ class TranscriptEntry(msgspec.Struct):
 
     name: str
     shapes: tuple[Shape, ...]
-    values: list[Any] = msgspec.field(name="at", default_factory=list)
-    """One tensor per output, None if it was not kept. In the manifest: the position of its bytes."""
+    values: list[Any] = msgspec.field(default_factory=list)
+    """One tensor per output, None if it was not kept. In the stored form: its bytes."""
     source: int | None = None
     """The rank that a `recv_anysource` received from."""
+
+
+class _Stored(msgspec.Struct):
+    entries: dict[str, list[TranscriptEntry]]
+    facts: bytes
+    """JSON: a name may have lone surrogates, which MessagePack has not."""
 
 
 class Transcript:
@@ -135,15 +138,8 @@ class Transcript:
                 f"set-up and the first steps received more than {MAX_BYTES} bytes of control values, so that no spare can "
                 "rehearse this rank.\nBroadcast large integer tensors after the second step."
             )
-        values = bytearray()
-
-        def place(value: torch.Tensor) -> int:
-            values.extend(raw_bytes(value))
-            return len(values) - value.nbytes
-
         with self._lock:
-            head = typed.to_json({"groups": msgspec.to_builtins(self._entries, enc_hook=place), "facts": self.facts})
-        body = b"".join((_LENGTH.pack(len(head)), head, values))
+            body = msgspec.msgpack.encode(_Stored(self._entries, typed.to_json(self.facts)), enc_hook=raw_bytes)
         return _MAGIC + hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
 
     @classmethod
@@ -155,21 +151,18 @@ class Transcript:
             raise SnapshotError(
                 "a stored transcript is damaged or of another version, so that its rank cannot be rehearsed"
             )
-        (length,) = _LENGTH.unpack_from(body)
-        values = bytearray(body[_LENGTH.size + length :])
         transcript = cls()
         try:
-            manifest = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
-            transcript.facts = manifest["facts"]
-            transcript._entries = msgspec.convert(manifest["groups"], dict[str, list[TranscriptEntry]])
-            for entry in chain.from_iterable(transcript._entries.values()):
+            stored = msgspec.msgpack.decode(body, type=_Stored)
+            transcript.facts, transcript._entries = json.loads(stored.facts), stored.entries
+            for entry in chain.from_iterable(stored.entries.values()):
+                transcript.nbytes += sum(len(value) for value in entry.values if value is not None)
                 entry.values = [
-                    None if at is None else _tensor(*shape, values, at)
-                    for shape, at in zip(entry.shapes, entry.values, strict=False)
+                    None if value is None else _tensor(*shape, value)
+                    for shape, value in zip(entry.shapes, entry.values, strict=False)
                 ]
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise SnapshotError(f"a stored transcript does not fit its own manifest: {error}") from error
-        transcript.nbytes = len(values)
+        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise SnapshotError(f"a stored transcript is malformed: {error}") from error
         return transcript
 
 
@@ -187,13 +180,10 @@ def _is_control(tensor: torch.Tensor) -> bool:
     return tensor.nbytes <= MAX_FLOAT_BYTES or not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _tensor(dtype_name: str, sizes: tuple[int, ...], values: bytearray, offset: int) -> torch.Tensor:
-    dtype = getattr(torch, dtype_name.removeprefix("torch."))
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{dtype_name} is no dtype")
-    tensor = torch.empty(sizes, dtype=dtype)
-    if not 0 <= offset <= len(values) - tensor.nbytes:
-        raise ValueError(f"a value of {tensor.nbytes} bytes at {offset} of {len(values)}")
-    if tensor.nbytes:
-        tensor.copy_(torch.frombuffer(values, dtype=dtype, count=tensor.numel(), offset=offset).view(sizes))
+def _tensor(dtype_name: str, sizes: tuple[int, ...], value: bytes) -> torch.Tensor:
+    tensor = torch.empty(sizes, dtype=getattr(torch, dtype_name.removeprefix("torch.")))
+    if tensor.nbytes != len(value):
+        raise ValueError(f"{len(value)} bytes for {list(sizes)} {dtype_name}")
+    if value:
+        tensor.copy_(torch.frombuffer(bytearray(value), dtype=tensor.dtype).view(sizes))
     return tensor

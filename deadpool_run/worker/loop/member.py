@@ -239,7 +239,6 @@ class LoopMember(RepairParticipant):
         self.completed = self._live = Version(self.completed + 1)
         self._updates.complete_step()
         self._rank_entry.step_ns = now - self._step_began_ns
-        self._rank_entry.step_ended_ns = now
         if self._optimizers:
             self.snapshots.begin(self.completed)
         else:  # a script that changes weights by hand may do so at any moment: copy before it goes on

@@ -53,7 +53,7 @@ class Job:
             checkpointers=self.checkpointers,
             vault=vault,
             job=self,
-            known=known,
+            newest=known,
         )
 
     def tell_node(self, node, message):

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from kit.invariants import check_invariants
 from msgspec import structs
 from test_table import NOW, SETTINGS, states, stepped
 
@@ -24,7 +25,7 @@ def step(state: State, *events: ev.Event, now: float = AFTER) -> tuple[State, li
     for event in events:
         before = state
         state, effects = stepped(SETTINGS, before, event, now)
-        coordinator.check_invariants(SETTINGS, state)
+        check_invariants(SETTINGS, state)
         assert state.epoch >= before.epoch
         assert state.term >= before.term
         orders += effects

@@ -3,6 +3,8 @@
 import copy
 
 import pytest
+from kit.invariants import check_invariants
+from kit.replay import replay
 
 from deadpool_run.coordinator import journal
 from deadpool_run.core import coordinator
@@ -38,7 +40,7 @@ class Job:
     def tell(self, event):
         now = len(self.told) / 1000
         effects = coordinator.step(SETTINGS, self.state, event, now)
-        coordinator.check_invariants(SETTINGS, self.state)
+        check_invariants(SETTINGS, self.state)
         self.told.append((now, event, effects))
         return effects
 
@@ -160,7 +162,7 @@ def test_a_journal_of_it_replays_to_the_same_state(tmp_path):
     for now, event, effects in job.told:
         book.append(now, event, effects)
     book.close()
-    replayed = journal.replay(tmp_path / "journal")
+    replayed = replay(tmp_path / "journal")
     assert replayed.state == job.state
     assert not replayed.divergences
     assert any(isinstance(event, ev.NodesLost) for _, event, _ in job.told)

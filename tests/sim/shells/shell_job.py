@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from copies import Copies, LinkedGathering, Storages
+from kit.invariants import check_invariants
 from network import Machine, Network
 from pretended import SimForkServer, SimNode, SimStore, SimWorker
 from virtual_loop import Scheduler, VirtualLoop, World
@@ -24,7 +25,6 @@ from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.spec import LOGS_OFF, Cluster, LaunchSpec, Mode, Target
 from deadpool_run.coordinator import handshake
 from deadpool_run.coordinator.server import CoordinatorServer
-from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import Effect
@@ -51,7 +51,7 @@ class SimServer(CoordinatorServer):
         loop: Any = asyncio.get_running_loop()
         loop.agent.job.check_decision(loop.agent, event)
         super()._decide(event)
-        coordinator.check_invariants(self._settings, self.state)
+        check_invariants(self._settings, self.state)
         loop.agent.job.check_epoch(loop.agent, self.state)
 
 

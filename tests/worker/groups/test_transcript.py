@@ -1,10 +1,13 @@
 """The transcript as a file format and as a player; no processes."""
 
+import hashlib
+
+import msgspec
 import pytest
 import torch
 
 from deadpool_run.errors import SnapshotError
-from deadpool_run.worker.groups.transcript import MAX_FLOAT_BYTES, Transcript
+from deadpool_run.worker.groups.transcript import _MAGIC, MAX_FLOAT_BYTES, Transcript
 
 KINDS = [
     torch.tensor([1, -2, 3]),
@@ -113,3 +116,38 @@ def test_damage_anywhere_is_refused():
     for length in (0, 5, 40, len(data) - 1):
         with pytest.raises(SnapshotError):
             Transcript.from_bytes(data[:length])
+
+
+def test_facts_come_back_with_names_that_are_no_utf8():
+    transcript = recorded()
+    transcript.facts = {"optimizers": ["\udce9"], "buckets": [True]}
+    assert Transcript.from_bytes(transcript.to_bytes()).facts == transcript.facts
+
+
+SHAPE = ["torch.int64", [2]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"entries": {}},
+        {"entries": {}, "facts": b"{"},
+        {"entries": {"0": 1}, "facts": b"{}"},
+        *(
+            {"entries": {"0": [{"name": "recv", "shapes": [shape], "values": [value]}]}, "facts": b"{}"}
+            for shape, value in (
+                (SHAPE, b"short"),
+                (SHAPE, 16),
+                (SHAPE, "sixteen letters."),
+                (["torch.nonsense", [2]], bytes(16)),
+                (["torch.nn", [2]], bytes(16)),
+                (["torch.int64", [-2]], bytes(16)),
+            )
+        ),
+    ],
+)
+def test_malformed_content_is_refused_even_with_its_digest(content):
+    body = msgspec.msgpack.encode(content)
+    with pytest.raises(SnapshotError, match="is malformed"):
+        Transcript.from_bytes(_MAGIC + hashlib.blake2b(body, digest_size=32).digest() + body)

@@ -1,4 +1,4 @@
-"""Invariants of the state. Tests check them after every step; nothing in a job depends on them."""
+"""Invariants of the coordinator's state, which tests check after every step."""
 
 from collections.abc import Iterator
 
@@ -29,10 +29,20 @@ def _broken(settings: Settings, state: State) -> Iterator[str]:
 
 
 def _broken_counters(state: State) -> Iterator[str]:
-    if (kept := state.member_counters.counts()) != (counted := MemberCounters(state.members).counts()):
+    if (kept := _of_members(state.member_counters)) != (counted := _of_members(MemberCounters(state.members))):
         yield f"members are counted wrongly: {kept}, not {counted}"
-    if (seats := state.seat_counters.counts()) != (anew := SeatCounters(state.seats).counts()):
+    if (seats := _of_seats(state.seat_counters)) != (anew := _of_seats(SeatCounters(state.seats))):
         yield f"seats are counted wrongly: {seats}, not {anew}"
+
+
+def _of_members(kept: MemberCounters) -> tuple[object, ...]:
+    longest = {phase: kept.longest_waiting(phase) for phase in kept.by_phase}
+    since = {phase: member.patience_from for phase, member in longest.items() if member is not None}
+    return kept.by_phase, kept.by_node, kept.alive, kept.stepped, kept.bound, kept.claiming, since
+
+
+def _of_seats(kept: SeatCounters) -> tuple[object, ...]:
+    return kept.vacant, kept.searched, kept.by_node, kept.done, kept.unsealed, kept.unknown
 
 
 def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:

@@ -1,0 +1,84 @@
+"""Replays a journal: puts its events to this version of the coordinator, and compares the orders that follow."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from deadpool_run.coordinator.journal import FORMAT, Entry, Header
+from deadpool_run.core import coordinator
+from deadpool_run.core.effects import Effect
+from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import State
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.typed import Decoder
+
+
+class _Format(msgspec.Struct):
+    """What the first line of a journal has in every format."""
+
+    format: int
+
+
+_FORMAT_DECODER: Decoder[_Format] = Decoder(_Format, "the first line of a journal")
+_HEADER_DECODER: Decoder[Header] = Decoder(Header, "the first line of a journal")
+_ENTRY_DECODER: Decoder[Entry] = Decoder(Entry, "an entry of a journal")
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A line at which this version of the coordinator decides otherwise than the version that wrote the journal."""
+
+    line: int
+    entry: Entry
+    decided: tuple[Effect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The result of replaying a journal."""
+
+    settings: Settings
+    state: State
+    entries: int
+    divergences: tuple[Divergence, ...]
+    torn: bool
+    """The last line is incomplete: its writer died."""
+
+
+def replay(path: Path) -> Replay:
+    """Put every event of a journal to a new coordinator. Raises OSError, and `ProtocolError` for any other file."""
+    lines = path.read_bytes().split(b"\n")
+    torn = bool(lines.pop())
+    if not lines:
+        raise ProtocolError(f"{path} is not a journal: it has no complete line")
+    header = _header(path, lines[0])
+    settings, state = header.settings, header.state or coordinator.new_state(header.settings)
+    divergences = []
+    for number, entry in _entries(path, lines):
+        effects = coordinator.step(settings, state, entry.event, entry.now)
+        if effects != entry.effects:
+            divergences.append(Divergence(number, entry, effects))
+    return Replay(settings, state, len(lines) - 1, tuple(divergences), torn)
+
+
+def _header(path: Path, line: bytes) -> Header:
+    try:
+        found = _FORMAT_DECODER.decode(line).format
+        if found == FORMAT:
+            return _HEADER_DECODER.decode(line)
+    except ProtocolError as error:
+        raise ProtocolError(f"{path}, line 1: {error}") from error
+    raise ProtocolError(
+        f"{path} is a journal of format {found}, and this version of deadpool-run reads format {FORMAT} only.\n"
+        "Replay it with the version of deadpool-run that wrote it."
+    )
+
+
+def _entries(path: Path, lines: Sequence[bytes]) -> Iterator[tuple[int, Entry]]:
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            yield number, _ENTRY_DECODER.decode(line)
+        except ProtocolError as error:
+            raise ProtocolError(f"{path}, line {number}: {error}") from error
