@@ -125,6 +125,10 @@ class Ask(Tagged):
     request: dict[str, Any]
 
 
+class EndConfirmed(Tagged):
+    """Answers an `End` at once: the node does not need this leader any more."""
+
+
 # --- the leader's agent to a node's ----------------------------------------------------------------------------------
 
 
@@ -262,7 +266,7 @@ class Evict(Tagged):
 
 
 class End(Tagged):
-    """Tells that the job is over."""
+    """Tells that the job is over. Answered with an `EndConfirmed`."""
 
     exit_code: int
     reason: str
@@ -282,7 +286,7 @@ class LeadershipClaim(Tagged):
 
 NodeReport = Fact | Safe | Saved | Loaded | PreemptionNotice
 """What a node reports, also to the leader in its own process."""
-ToLeader = Join | Rejoin | ResumeLink | HeartbeatAck | NodeReport | Ask
+ToLeader = Join | Rejoin | ResumeLink | HeartbeatAck | NodeReport | Ask | EndConfirmed
 ToNode = (
     Joined
     | World

@@ -221,6 +221,8 @@ class Follower:
         if isinstance(message, peers.LinkResumed):
             self._resume(message.received)
             return
+        if isinstance(message, peers.End):
+            self._link.send(peers.EndConfirmed())
         if isinstance(message, peers.Heartbeat):
             self._session.confirmed(message.received)
         else:

@@ -102,6 +102,29 @@ def test_agents_found_a_job_train_end_well_and_leave_nothing():
         made.check_nothing_left()
 
 
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("machines", [3, 5])
+def test_a_node_whose_connection_breaks_as_the_job_ends_learns_how_it_ended(machines, both):
+    """It elected itself, and exited with 1."""
+    with job(machines) as made:
+        made.steps = max(worker.completed for worker in made.workers.values()) + 3
+        made.until(lambda: made.stopped is not None, BOUND_S, "the job ends")
+        for sock in open_between(made, "n0", "n1"):
+            made.network.reset(sock, both=both)
+        made.until(lambda: not made.living(), BOUND_S, "all agents end")
+        assert {agent.exit_code for agent in made.agents} == {0}
+        made.check_nothing_left()
+
+
+def test_an_end_does_not_wait_for_a_node_that_fails_with_it():
+    with job() as made:
+        made.steps = max(worker.completed for worker in made.workers.values()) + 3
+        made.until(lambda: made.stopped is not None, BOUND_S, "the job ends")
+        made.kill("n1", power=True)
+        made.until(lambda: not made.living(), 1.5 * T, "all agents end")
+        assert {agent.exit_code for agent in made.agents if agent.machine.name != "n1"} == {0}
+
+
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_lost_agent_is_replaced_and_comes_back_as_a_spare(rank, power):
