@@ -183,17 +183,22 @@ class Connections:
         if resume.term != self._owner.term:
             self._forget(connection)  # it will hear of the leader of this term
             return
-        rest = None if session is None else session.rest(resume.received)
+        self._go_on(connection, resume.node, session, resume.received)
+
+    def _go_on(self, connection: _Connection, node: NodeId, session: LinkSession | None, received: int) -> bool:
+        """Send what the node did not receive; return False if that is not possible."""
+        rest = None if session is None else session.rest(received)
         if session is None or rest is None:
-            connection.send(peers.Evict(f"node {resume.node} was lost, or away for too many messages"))
-            return
-        if last := self._by_node.get(resume.node):
+            connection.send(peers.Evict(f"node {node} was lost, or away for too many messages"))
+            return False
+        if last := self._by_node.get(node):
             self._forget(last)
-        connection.node = resume.node
-        self._by_node[resume.node] = connection
+        connection.node = node
+        self._by_node[node] = connection
         connection.send(peers.LinkResumed(session.received))
         for frame in rest:
             connection.send_frame(frame)
+        return True
 
     def _forget_session(self, node: NodeId | None) -> None:
         if node is not None:
@@ -206,27 +211,21 @@ class Connections:
             refused = peers.End(1, refusal) if isinstance(join, peers.Join) else peers.Evict(refusal)
             connection.send(refused)
         elif isinstance(join, peers.Rejoin):
-            if last := self._by_node.get(join.node):
-                self._forget(last)
-            connection.node = join.node
-            self._by_node[join.node] = connection
-            unheard = self._unheard(join.node)
-            self._sessions[join.node] = LinkSession()
-            self._rejoined[join.node] = self._owner.term
-            for frame in unheard:
-                self._send(join.node, frame)
-            self._owner.rejoined(join)
+            if self._go_on(connection, join.node, self._session_of(join), 0):
+                self._owner.rejoined(join)
         else:
             connection.node = self._new_id(join.place.name)
             self._waiting[connection.node] = connection
             self._owner.joins(connection.node, join)
 
-    def _unheard(self, node: NodeId) -> list[bytes]:
-        """Return what was sent to a node that rejoins again in this term: it does so only if it has heard nothing."""
-        session = self._sessions.get(node)
-        if session is None or self._rejoined.get(node) != self._owner.term:
-            return []
-        return session.rest(0) or []
+    def _session_of(self, rejoin: peers.Rejoin) -> LinkSession:
+        """Return the node's session of this term. A node that rejoins again has heard nothing, and may have been heard."""
+        session = self._sessions.get(rejoin.node)
+        if session is None or self._rejoined.get(rejoin.node) != self._owner.term:
+            session = self._sessions[rejoin.node] = LinkSession()
+            session.received = rejoin.reports
+            self._rejoined[rejoin.node] = self._owner.term
+        return session
 
     def _new_id(self, name: str) -> NodeId:
         """Return an id that no node has had."""

@@ -55,11 +55,15 @@ class Safe(Tagged):
 
 
 class Rejoin(Tagged):
-    """Asks a new leader to go on with this node, which a former leader took in."""
+    """Asks a new leader to go on with this node, which a former leader took in.
+
+    Before it found its inventory, the node has sent so many `reports` to this leader, by connections that broke at once.
+    """
 
     node: NodeId
     place: Place
     found: NodeResynced
+    reports: int = 0
 
 
 class ResumeLink(Tagged):
@@ -254,7 +258,7 @@ class Redirect(Tagged):
 
 
 class LinkResumed(Tagged):
-    """Answers a `ResumeLink`: so many messages of the node came."""
+    """Answers a `ResumeLink` or a `Rejoin`: so many messages of the node came, or are older than its inventory."""
 
     received: int
 

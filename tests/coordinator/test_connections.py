@@ -280,7 +280,7 @@ async def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known(house):
     assert house.owner.events == [found]
     assert await stranger.hears(1) == [peers.Evict("other is a stranger")]
     house.connections.broadcast(peers.Committed(1, 5, ()))
-    assert await known.hears(1) == [peers.Committed(1, 5, ())]
+    assert await known.hears(2) == [peers.LinkResumed(0), peers.Committed(1, 5, ())]
 
 
 @in_house
@@ -294,13 +294,26 @@ async def test_a_node_that_rejoins_again_has_heard_nothing_and_gets_what_it_was_
         if count == 1:
             house.connections.send("known", peers.Committed(1, 5, ()))
     house.connections.send("known", peers.Committed(1, 6, ()))
-    assert await known.hears(2) == [peers.Committed(1, 5, ()), peers.Committed(1, 6, ())]
+    assert await known.hears(3) == [peers.LinkResumed(0), peers.Committed(1, 5, ()), peers.Committed(1, 6, ())]
     house.owner.term = 2
     later = house.connect()
     later.send(rejoin)
     await house.owner.until(lambda: len(house.owner.events) == 3)
     house.connections.send("known", peers.Committed(1, 7, ()))
-    assert await later.hears(1) == [peers.Committed(1, 7, ())]
+    assert await later.hears(2) == [peers.LinkResumed(0), peers.Committed(1, 7, ())]
+
+
+@in_house
+async def test_a_node_that_rejoins_again_learns_which_of_its_reports_came(house):
+    """At first none of those that it made before its inventory are lacking; later the inventory does not count any more."""
+    place, found = ev.Place("known"), ev.NodeResynced("known", ())
+    first = house.connect()
+    first.send(peers.Rejoin("known", place, found, reports=2), peers.Fact(ev.WorkerStarted(3, 3)))
+    assert await first.hears(1) == [peers.LinkResumed(2)]
+    await house.owner.until(lambda: len(house.owner.events) == 2)
+    again = house.connect()
+    again.send(peers.Rejoin("known", place, found, reports=5))
+    assert await again.hears(1) == [peers.LinkResumed(3)]
 
 
 @pytest.mark.parametrize(

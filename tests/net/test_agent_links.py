@@ -12,7 +12,6 @@ from deadpool_run.core.events import WorkerStarted
 from deadpool_run.ids import WorkerId
 from deadpool_run.wire import peers
 
-SHORT_S = 0.3
 BIG = peers.Evict("x" * (1 << 20))
 
 

@@ -14,6 +14,7 @@ from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.spec import Cluster
+from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.events import NodeResynced, Place, StopRequested
 from deadpool_run.core.leadership import election
@@ -55,7 +56,7 @@ class Mine(Participation):
             False,
             Tasks(self._failed),
         )
-        self._timeout_s = T
+        self._timeout_s, self._session = T, LinkSession()
         self._replicator = SimpleNamespace(report_all=lambda: None)
         self.node = Node(self._no_leader)
         configurations = (Configuration(0, 1, "old", ("old", *addresses, "me")),)
@@ -119,7 +120,7 @@ def started(stack, name, greet):
 
 def test_one_that_leads_no_longer_names_who_does_and_that_one_is_followed():
     async def main(stack):
-        later = started(stack, "y", lambda end: end.send(agents(2, later, claimed)))
+        later = started(stack, "y", lambda end: end.send(peers.LinkResumed(0), agents(2, later, claimed)))
         claimed = started(stack, "x", lambda end: end.send(peers.Redirect(later.peer, agents(2, later, claimed))))
         mine = Mine({"x": claimed.peer, "y": later.peer})
         mine.hear_claim(agents(1, claimed, later))

@@ -57,10 +57,12 @@ class NoLeader:
 class Follower:
     """One leader of one term. Messages that come before `begin` are handled then, in order.
 
-    With `keep_connected` a connection that breaks, or is silent, is replaced by another, and no message is lost by that.
+    A node that rejoins, perhaps again and again, keeps its `session`: reports wait for the leader's word which it lacks. With `keep_connected` a connection that breaks, or is silent, is replaced by another, and no message is lost by that.
     """
 
-    def __init__(self, sock: socket.socket, first_word: peers.Join | peers.Rejoin) -> None:
+    def __init__(
+        self, sock: socket.socket, first_word: peers.Join | peers.Rejoin, session: LinkSession | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.asked_at = loop.time()
         """When the leader was asked to take the node in."""
@@ -72,9 +74,9 @@ class Follower:
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._on_message: Callable[[peers.Message], None] | None = None
         self._on_lost: Callable[[], None] | None = None
-        self._session = LinkSession()
+        self._session = session or LinkSession()
         self._closed = False
-        self._resumed = True
+        self._resumed = session is None
         """The leader has answered on the present connection, so that messages can be sent."""
         self._heard = asyncio.Event()
         """Something came, or the connection ended."""

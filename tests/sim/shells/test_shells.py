@@ -11,6 +11,7 @@ import pytest
 from stories import BOUND_S, KINDS, Story, T, settings, tell
 from surroundings import simulated
 
+from deadpool_run.coordinator.connections import Connections
 from deadpool_run.wire import peers
 
 SEEDS = 12
@@ -142,6 +143,28 @@ def test_a_lost_agent_is_replaced_and_comes_back_as_a_spare(rank, power):
         assert f"{whom}~2" in made.state.nodes
         made.finish()
         made.check_nothing_left()
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.03])
+def test_what_a_node_reports_between_two_rejoins_of_a_term_reaches_the_leader(late_s, monkeypatch):
+    """The leader had its inventory, so that the next one did not count, and nothing but that was sent again."""
+    honest, broken = Connections._take_in, []
+
+    def take_in(connections, connection, join):
+        honest(connections, connection, join)
+        if isinstance(join, peers.Rejoin) and join.node in made.homes.values() and not broken:
+            broken.append(join.node)
+            made.network.reset(connection._sock, both=True)
+
+    monkeypatch.setattr(Connections, "_take_in", take_in)
+    with job(5) as made:
+        made.only_calm = False
+        made.kill("n0")
+        made.until(lambda: broken, BOUND_S, "a node with a rank rejoins")
+        made.sleep(late_s)
+        worker = next(each for each in made.on(broken[0]) if each.alive and each.number in made.ranks)
+        worker.die(signal=9)
+        made.settle(BOUND_S)
 
 
 def test_probes_of_a_connection_that_breaks_again_and_again_leave_none_open():
