@@ -18,7 +18,7 @@ from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.events import NodeResynced, Place, StopRequested
 from deadpool_run.core.leadership import election
-from deadpool_run.core.leadership.electorate import Configuration
+from deadpool_run.core.leadership.electorate import Configuration, ElectionRole
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
 from deadpool_run.wire.peers import Peer
@@ -40,6 +40,9 @@ class Node:
 
     def resynced(self):
         return NodeResynced("me", ())
+
+    def end_workers(self):
+        pass
 
 
 class Mine(Participation):
@@ -149,6 +152,21 @@ def test_an_agents_outdated_word_is_not_followed():
         await claimed.until(lambda: len(claimed.came) > 2)  # it is asked again: it may lead soon
         assert not before.came
         assert mine._leadership.agent.term == 1
+        await mine.close()
+
+    run(main)
+
+
+def test_a_node_that_is_given_up_votes_no_more():
+    async def main(stack):
+        claimed = started(
+            stack, "x", lambda end: end.send(peers.LinkResumed(0), agents(1, claimed), peers.Evict("it is silent"))
+        )
+        mine = Mine({"x": claimed.peer})
+        mine.hear_claim(agents(1, claimed))
+        await asyncio.wait({mine.over})
+        assert str(mine.over.exception()) == "the leader declared this node lost: it is silent"
+        assert mine._leadership.agent.role is ElectionRole.FENCED
         await mine.close()
 
     run(main)

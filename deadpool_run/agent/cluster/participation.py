@@ -334,7 +334,8 @@ class Participation:
                 if (known := self._replica.take_in(message)) is not None:
                     self._leadership.know_log(known.index)
             case peers.Evict(reason):
-                self.fence(f"the leader declared this node lost: {reason}")
+                why = f"the leader declared this node lost: {reason}"
+                self._leadership.handle(electorate.Evicted(self._leadership.agent.term, why))
             case peers.End(exit_code, reason):
                 self._over(exit_code, reason)
             case peers.Answer(number, answer):
