@@ -12,6 +12,9 @@ from stories import BOUND_S, KINDS, Story, T, settings, tell
 from surroundings import simulated
 
 from deadpool_run.coordinator.connections import Connections
+from deadpool_run.coordinator.log_follower import LogFollower
+from deadpool_run.core import events as ev
+from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
 
 SEEDS = 12
@@ -165,6 +168,27 @@ def test_what_a_node_reports_between_two_rejoins_of_a_term_reaches_the_leader(la
         worker = next(each for each in made.on(broken[0]) if each.alive and each.number in made.ranks)
         worker.die(signal=9)
         made.settle(BOUND_S)
+
+
+def test_a_node_dials_a_leader_ever_more_rarely_whose_messages_break_the_connection(monkeypatch):
+    """Each message that waited cost a connection, one every 20 ms; and nobody said why."""
+    with job() as made:
+        follower = made.agent_on("n1").member._replica
+
+        def follow(replica, entry, honest=LogFollower.follow):
+            if replica is follower:
+                raise ProtocolError("it is of another version")
+            honest(replica, entry)
+
+        monkeypatch.setattr(LogFollower, "follow", follow)
+        leader = made.leader[0].member.leader
+        for _ in range(300):
+            made.agent_on("n0").loop.inside(leader.submit, ev.TimeAdvanced())
+        resumed, honest = [], Connections._resume
+        monkeypatch.setattr(Connections, "_resume", lambda *words: (resumed.append(words), honest(*words)))
+        made.sleep(0.8 * T)
+        assert len(resumed) < 20
+        assert sum("it is of another version" in line for line in made.log) == 1
 
 
 def test_probes_of_a_connection_that_breaks_again_and_again_leave_none_open():
