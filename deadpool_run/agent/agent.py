@@ -158,8 +158,7 @@ class _Agent:
                     cluster,
                     self._over,
                     may_found=first,
-                    timeout_s=timeout_s,
-                    node_timeout_s=self._spec.settings.node_timeout_s,
+                    settings=self._spec.settings,
                     base=self.base,
                     known=[(peer.address, peer.port) for peer in self._former_agents],
                 )

@@ -3,6 +3,8 @@
 Silent nodes are not found here, as that takes all nodes together (`core.leadership`).
 """
 
+import asyncio
+import contextlib
 import socket
 from collections.abc import Collection
 from typing import Protocol
@@ -12,9 +14,6 @@ from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
-
-_FLUSH_S = 2.0
-"""Limit for telling an agent that the job is over."""
 
 
 class ConnectionOwner(Protocol):
@@ -60,6 +59,9 @@ class Connections:
         """The term in which a node of a former leader was last taken in."""
         self._waiting: dict[NodeId, _Connection] = {}
         """Nodes that are not admitted yet."""
+        self._end: peers.End | None = None
+        """How the job ended."""
+        self._all_know_end = asyncio.Event()
         self._closed = False
 
     def accept(self, sock: socket.socket) -> None:
@@ -113,21 +115,28 @@ class Connections:
 
     def evict(self, node: NodeId, reason: str) -> None:
         """Tell a node that it counts as lost, and close its connection. Its agent ends its workers."""
-        self._sessions.pop(node, None)
+        self._forget_session(node)
         if found := self._by_node.pop(node, None):
             found.send(peers.Evict(reason))
             self._forget(found)
 
-    async def end(self, message: peers.End | None) -> None:
-        """Send every agent this message, if any, and close all connections."""
-        self._closed = True
+    async def end(self, message: peers.End | None, timeout_s: float = 0.0) -> None:
+        """Send every agent this message, if any, and close all connections.
+
+        Nodes can connect again until each that is admitted has confirmed the message, up to `timeout_s` seconds.
+        """
         if message is not None:
+            self._end = message
+            self._all_know_end.clear()
             for node in list(self._waiting):
                 self.admit(node)
             self.broadcast(message)
+            if self._sessions:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_s):
+                        await self._all_know_end.wait()
+        self._closed = True
         for connection in list(self._open):
-            if message is not None:
-                await connection.flush(_FLUSH_S)
             connection.close()
         self._open.clear()
         self._by_node.clear()
@@ -141,8 +150,12 @@ class Connections:
     def _handle(self, connection: _Connection, message: peers.Message) -> None:
         if connection not in self._open:
             pass  # it was evicted for a message of the same read
+        elif isinstance(message, peers.EndConfirmed) and self._end is not None:
+            self._forget_session(connection.node)
         elif connection.node is None:
             self._handle_first(connection, message)
+        elif self._end is not None:
+            pass  # nobody decides on it any more
         elif connection.node in self._waiting:
             raise ProtocolError(f"it sent {type(message).__name__} before it was admitted")
         elif isinstance(message, peers.HeartbeatAck):
@@ -154,7 +167,10 @@ class Connections:
             raise ProtocolError(f"a node does not send {type(message).__name__}")
 
     def _handle_first(self, connection: _Connection, message: peers.Message) -> None:
-        if isinstance(message, peers.Join | peers.Rejoin):
+        if self._end is not None and isinstance(message, peers.Join | peers.Rejoin | peers.ResumeLink):
+            connection.node = None if isinstance(message, peers.Join) else message.node
+            connection.send(self._end)
+        elif isinstance(message, peers.Join | peers.Rejoin):
             self._take_in(connection, message)
         elif isinstance(message, peers.ResumeLink):
             self._resume(connection, message)
@@ -167,45 +183,49 @@ class Connections:
         if resume.term != self._owner.term:
             self._forget(connection)  # it will hear of the leader of this term
             return
-        rest = None if session is None else session.rest(resume.received)
+        self._go_on(connection, resume.node, session, resume.received)
+
+    def _go_on(self, connection: _Connection, node: NodeId, session: LinkSession | None, received: int) -> bool:
+        """Send what the node did not receive; return False if that is not possible."""
+        rest = None if session is None else session.rest(received)
         if session is None or rest is None:
-            connection.send(peers.Evict(f"node {resume.node} was lost, or away for too many messages"))
-            return
-        if last := self._by_node.get(resume.node):
+            connection.send(peers.Evict(f"node {node} was lost, or away for too many messages"))
+            return False
+        if last := self._by_node.get(node):
             self._forget(last)
-        connection.node = resume.node
-        self._by_node[resume.node] = connection
+        connection.node = node
+        self._by_node[node] = connection
         connection.send(peers.LinkResumed(session.received))
         for frame in rest:
             connection.send_frame(frame)
+        return True
+
+    def _forget_session(self, node: NodeId | None) -> None:
+        if node is not None:
+            self._sessions.pop(node, None)
+        if not self._sessions:
+            self._all_know_end.set()
 
     def _take_in(self, connection: _Connection, join: peers.Join | peers.Rejoin) -> None:
         if refusal := self._owner.refusal(join):
             refused = peers.End(1, refusal) if isinstance(join, peers.Join) else peers.Evict(refusal)
             connection.send(refused)
-            return
-        if isinstance(join, peers.Rejoin):
-            if last := self._by_node.get(join.node):
-                self._forget(last)
-            connection.node = join.node
-            self._by_node[join.node] = connection
-            unheard = self._unheard(join.node)
-            self._sessions[join.node] = LinkSession()
-            self._rejoined[join.node] = self._owner.term
-            for frame in unheard:
-                self._send(join.node, frame)
-            self._owner.rejoined(join)
+        elif isinstance(join, peers.Rejoin):
+            if self._go_on(connection, join.node, self._session_of(join), 0):
+                self._owner.rejoined(join)
         else:
             connection.node = self._new_id(join.place.name)
             self._waiting[connection.node] = connection
             self._owner.joins(connection.node, join)
 
-    def _unheard(self, node: NodeId) -> list[bytes]:
-        """Return what was sent to a node that rejoins again in this term: it does so only if it has heard nothing."""
-        session = self._sessions.get(node)
-        if session is None or self._rejoined.get(node) != self._owner.term:
-            return []
-        return session.rest(0) or []
+    def _session_of(self, rejoin: peers.Rejoin) -> LinkSession:
+        """Return the node's session of this term. A node that rejoins again has heard nothing, and may have been heard."""
+        session = self._sessions.get(rejoin.node)
+        if session is None or self._rejoined.get(rejoin.node) != self._owner.term:
+            session = self._sessions[rejoin.node] = LinkSession()
+            session.received = rejoin.reports
+            self._rejoined[rejoin.node] = self._owner.term
+        return session
 
     def _new_id(self, name: str) -> NodeId:
         """Return an id that no node has had."""
@@ -225,7 +245,7 @@ class Connections:
             if self._by_node.get(node) is connection:
                 del self._by_node[node]
                 if isinstance(why, ProtocolError):  # another connection would bring the same message
-                    del self._sessions[node]
+                    self._forget_session(node)
                 self._owner.hung_up(node)
 
     def _forget(self, connection: _Connection) -> None:

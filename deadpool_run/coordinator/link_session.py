@@ -16,6 +16,11 @@ class LinkSession:
         self._dropped = 0
         self._bytes = 0
 
+    @property
+    def count(self) -> int:
+        """Return the number of messages that were sent, or are to be."""
+        return self._dropped + len(self._unreceived)
+
     def sent(self, frame: bytes) -> None:
         """Keep a message, which is sent now, or when there is a connection again."""
         self._unreceived.append(frame)

@@ -27,6 +27,14 @@ class LogFollower:
         self.known: FollowedLog | None = None
         self._parts: list[LogState] = []
 
+    def take_in(self, message: LogState | LogEntry) -> FollowedLog | None:
+        """Take in a message; return what is known then. Raises `ProtocolError`."""
+        if isinstance(message, LogState):
+            self.begin(message)
+        else:
+            self.follow(message)
+        return self.known
+
     def begin(self, log: LogState) -> None:
         """Take in a part of a whole state, and begin with it after the last part. Raises `ProtocolError` if it is none."""
         if self._parts and (self._parts[-1].term, self._parts[-1].entries) != (log.term, log.entries):

@@ -2,7 +2,6 @@
 
 import array
 import asyncio
-import contextlib
 import itertools
 import os
 import socket
@@ -47,7 +46,6 @@ class MessageStream(Generic[T]):
         self._unsent_bytes = 0
         self._scheduled = False
         self._waits_for_room = False
-        self._flushed: asyncio.Event | None = None
         self._closing = False
         self._loop.add_reader(sock, self._read)
 
@@ -79,13 +77,6 @@ class MessageStream(Generic[T]):
         """Write queued frames now, and not after this turn of the loop."""
         if self._scheduled:
             self._write()
-
-    async def flush(self, timeout_s: float) -> None:
-        """Wait until the kernel has every queued frame, up to `timeout_s` seconds."""
-        if self._unsent and self.open:
-            self._flushed = asyncio.Event()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._flushed.wait(), timeout_s)
 
     def read_rest(self) -> None:
         """Receive what the peer sent before it ended."""
@@ -174,8 +165,6 @@ class MessageStream(Generic[T]):
     def _drop_unsent(self) -> None:
         while self._unsent:
             _close_all(self._unsent.popleft()[1])
-        if self._flushed is not None:
-            self._flushed.set()
 
     def _end(self, why: Exception) -> None:
         if self.open:

@@ -55,11 +55,15 @@ class Safe(Tagged):
 
 
 class Rejoin(Tagged):
-    """Asks a new leader to go on with this node, which a former leader took in."""
+    """Asks a new leader to go on with this node, which a former leader took in.
+
+    Before it found its inventory, the node has sent so many `reports` to this leader, by connections that broke at once.
+    """
 
     node: NodeId
     place: Place
     found: NodeResynced
+    reports: int = 0
 
 
 class ResumeLink(Tagged):
@@ -123,6 +127,10 @@ class Ask(Tagged):
 
     number: int
     request: dict[str, Any]
+
+
+class EndConfirmed(Tagged):
+    """Answers an `End` at once: the node does not need this leader any more."""
 
 
 # --- the leader's agent to a node's ----------------------------------------------------------------------------------
@@ -250,7 +258,7 @@ class Redirect(Tagged):
 
 
 class LinkResumed(Tagged):
-    """Answers a `ResumeLink`: so many messages of the node came."""
+    """Answers a `ResumeLink` or a `Rejoin`: so many messages of the node came, or are older than its inventory."""
 
     received: int
 
@@ -262,7 +270,7 @@ class Evict(Tagged):
 
 
 class End(Tagged):
-    """Tells that the job is over."""
+    """Tells that the job is over. Answered with an `EndConfirmed`."""
 
     exit_code: int
     reason: str
@@ -282,7 +290,7 @@ class LeadershipClaim(Tagged):
 
 NodeReport = Fact | Safe | Saved | Loaded | PreemptionNotice
 """What a node reports, also to the leader in its own process."""
-ToLeader = Join | Rejoin | ResumeLink | HeartbeatAck | NodeReport | Ask
+ToLeader = Join | Rejoin | ResumeLink | HeartbeatAck | NodeReport | Ask | EndConfirmed
 ToNode = (
     Joined
     | World

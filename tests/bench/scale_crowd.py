@@ -91,7 +91,7 @@ class CrowdNode:
     def _hear(self, message: peers.Message) -> None:
         link = self._link
         assert link is not None
-        self._received += not isinstance(message, peers.Heartbeat)
+        self._received += not isinstance(message, peers.Heartbeat | peers.LinkResumed)
         match message:
             case peers.Joined(node):
                 self.workers.node = node

@@ -1,10 +1,11 @@
 """The coordinator's side of its connections: who joins and under which name, who is lost, and what all are told."""
 
+import asyncio
 import inspect
 import socket
 
 import pytest
-from kit.ends import Changes, End, within_bound
+from kit.ends import BOUND_S, Changes, NodeEnd, within_bound
 
 from deadpool_run.coordinator.connections import Connections
 from deadpool_run.core import events as ev
@@ -69,7 +70,7 @@ class House:
     def connect(self):
         ours, theirs = socket.socketpair()
         self.connections.accept(ours)
-        self.ends.append(End(theirs))
+        self.ends.append(NodeEnd(theirs))
         return self.ends[-1]
 
     async def join(self, name="n"):
@@ -279,7 +280,7 @@ async def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known(house):
     assert house.owner.events == [found]
     assert await stranger.hears(1) == [peers.Evict("other is a stranger")]
     house.connections.broadcast(peers.Committed(1, 5, ()))
-    assert await known.hears(1) == [peers.Committed(1, 5, ())]
+    assert await known.hears(2) == [peers.LinkResumed(0), peers.Committed(1, 5, ())]
 
 
 @in_house
@@ -293,13 +294,26 @@ async def test_a_node_that_rejoins_again_has_heard_nothing_and_gets_what_it_was_
         if count == 1:
             house.connections.send("known", peers.Committed(1, 5, ()))
     house.connections.send("known", peers.Committed(1, 6, ()))
-    assert await known.hears(2) == [peers.Committed(1, 5, ()), peers.Committed(1, 6, ())]
+    assert await known.hears(3) == [peers.LinkResumed(0), peers.Committed(1, 5, ()), peers.Committed(1, 6, ())]
     house.owner.term = 2
     later = house.connect()
     later.send(rejoin)
     await house.owner.until(lambda: len(house.owner.events) == 3)
     house.connections.send("known", peers.Committed(1, 7, ()))
-    assert await later.hears(1) == [peers.Committed(1, 7, ())]
+    assert await later.hears(2) == [peers.LinkResumed(0), peers.Committed(1, 7, ())]
+
+
+@in_house
+async def test_a_node_that_rejoins_again_learns_which_of_its_reports_came(house):
+    """At first none of those that it made before its inventory are lacking; later the inventory does not count any more."""
+    place, found = ev.Place("known"), ev.NodeResynced("known", ())
+    first = house.connect()
+    first.send(peers.Rejoin("known", place, found, reports=2), peers.Fact(ev.WorkerStarted(3, 3)))
+    assert await first.hears(1) == [peers.LinkResumed(2)]
+    await house.owner.until(lambda: len(house.owner.events) == 2)
+    again = house.connect()
+    again.send(peers.Rejoin("known", place, found, reports=5))
+    assert await again.hears(1) == [peers.LinkResumed(3)]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +353,7 @@ async def test_one_that_does_not_join_first_is_hung_up_on(house, word):
 async def test_the_end_is_told_to_everyone_and_nobody_is_lost_by_it(house):
     ends = [(await house.join("n"))[0] for _ in range(5)]
     house.connections.send("n", peers.Evict("x" * (4 << 20)))  # the end is behind it
-    await house.connections.end(peers.End(7, "over"))
+    await house.connections.end(peers.End(7, "over"), BOUND_S)
     for end in ends:
         assert (await end.is_lost())[1]
         assert end.heard[-1] == peers.End(7, "over")
@@ -367,8 +381,7 @@ async def test_after_the_end_nobody_is_taken_in(house):
 
 
 @in_house
-async def test_the_end_does_not_wait_for_one_that_does_not_read(house, monkeypatch):
-    monkeypatch.setattr("deadpool_run.coordinator.connections._FLUSH_S", 0.2)
+async def test_the_end_does_not_wait_long_for_one_that_does_not_read(house):
     ours, deaf = socket.socketpair()
     with deaf:
         house.connections.accept(ours)
@@ -376,6 +389,33 @@ async def test_the_end_does_not_wait_for_one_that_does_not_read(house, monkeypat
         await house.owner.until(lambda: house.owner.events)
         other, _ = await house.join("n")
         house.connections.send("deaf", peers.Evict("x" * (4 << 20)))
-        await house.connections.end(peers.End(0, "over"))
+        await house.connections.end(peers.End(0, "over"), 0.2)
         await other.is_lost()
         assert other.heard[-1] == peers.End(0, "over")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        peers.ResumeLink("n", 1, 2),
+        peers.ResumeLink("n", 0, 2),
+        peers.Rejoin("n", ev.Place("n"), ev.NodeResynced("n", ())),
+        peers.Join(ev.Place("n"), {}),
+    ],
+    ids=repr,
+)
+@in_house
+async def test_a_node_whose_connection_broke_learns_the_end_when_it_connects_again(house, word):
+    end, name = await house.join("n")
+    end.close()
+    assert await house.gone() == name
+    ending = asyncio.ensure_future(house.connections.end(peers.End(0, "over"), BOUND_S))
+    await asyncio.sleep(0)
+    again = house.connect()
+    again.send(word)
+    assert await again.hears(1) == [peers.End(0, "over")]
+    if isinstance(word, peers.Join):
+        last = house.connect()
+        assert not ending.done(), "that was not the node that is waited for"
+        last.send(peers.ResumeLink(name, 1, 2))
+    await ending

@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 from deadpool_run.coordinator.link import PeerLink
+from deadpool_run.wire import peers
 
 LOOPBACK = "127.0.0.1"
 BOUND_S = 10.0
@@ -64,6 +65,15 @@ class End(Changes):
 
     def close(self):
         self.link.close()
+
+
+class NodeEnd(End):
+    """A node's end: it confirms the end of the job."""
+
+    def _hear(self, message):
+        if isinstance(message, peers.End):
+            self.send(peers.EndConfirmed())
+        super()._hear(message)
 
 
 def pair():

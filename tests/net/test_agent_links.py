@@ -5,14 +5,13 @@ import socket
 import struct
 
 import pytest
-from kit.ends import BOUND_S, End, pair, tcp_pair, within_bound
+from kit.ends import End, pair, tcp_pair, within_bound
 
 from deadpool_run.coordinator import link as link_module
 from deadpool_run.core.events import WorkerStarted
 from deadpool_run.ids import WorkerId
 from deadpool_run.wire import peers
 
-SHORT_S = 0.3
 BIG = peers.Evict("x" * (1 << 20))
 
 
@@ -35,7 +34,6 @@ def test_what_is_larger_than_any_buffer_arrives_whole():
     async def main():
         one, other = pair()
         one.send(*[BIG] * 12)
-        await one.link.flush(BOUND_S)
         assert await other.hears(12) == [BIG] * 12
         one.close()
         other.close()
@@ -94,42 +92,6 @@ def test_one_that_does_not_read_is_given_up(monkeypatch):
                 break
         assert await end.is_lost() == (f"it does not read: {end.link._unsent_bytes} bytes wait for it", False)
         deaf.close()
-
-    within_bound(main())
-
-
-def test_flushing_ends_with_the_other_sides_reading_or_with_the_time():
-    async def main():
-        mine, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        end = End(mine)
-        loop = asyncio.get_running_loop()
-        await end.link.flush(BOUND_S)  # nothing is to be said
-        end.send(*[BIG] * 4)
-        await end.link.flush(SHORT_S)  # nobody reads
-        flushing = asyncio.ensure_future(end.link.flush(BOUND_S))
-        size = 4 * len(peers.encode(BIG))
-        while size:
-            size -= len(await loop.sock_recv(theirs, min(size, 1 << 20)))
-            assert not flushing.done() or size <= 1 << 20  # the kernel holds less
-        await flushing
-        assert not end.lost
-        end.close()
-        theirs.close()
-
-    within_bound(main())
-
-
-def test_flushing_ends_with_the_connection():
-    async def main():
-        mine, theirs = socket.socketpair()
-        end = End(mine)
-        end.send(*[BIG] * 4)
-        flushing = asyncio.ensure_future(end.link.flush(BOUND_S))
-        await asyncio.sleep(0)
-        theirs.close()
-        await asyncio.wait_for(flushing, BOUND_S / 2)
-        await end.is_lost()
 
     within_bound(main())
 

@@ -14,10 +14,11 @@ from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.spec import Cluster
+from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.events import NodeResynced, Place, StopRequested
 from deadpool_run.core.leadership import election
-from deadpool_run.core.leadership.electorate import Configuration
+from deadpool_run.core.leadership.electorate import Configuration, ElectionRole
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
 from deadpool_run.wire.peers import Peer
@@ -40,6 +41,9 @@ class Node:
     def resynced(self):
         return NodeResynced("me", ())
 
+    def end_workers(self):
+        pass
+
 
 class Mine(Participation):
     """A node that followed `old`, which is gone; only its connections are real."""
@@ -55,7 +59,7 @@ class Mine(Participation):
             False,
             Tasks(self._failed),
         )
-        self._timeout_s = T
+        self._timeout_s, self._session = T, LinkSession()
         self._replicator = SimpleNamespace(report_all=lambda: None)
         self.node = Node(self._no_leader)
         configurations = (Configuration(0, 1, "old", ("old", *addresses, "me")),)
@@ -119,7 +123,7 @@ def started(stack, name, greet):
 
 def test_one_that_leads_no_longer_names_who_does_and_that_one_is_followed():
     async def main(stack):
-        later = started(stack, "y", lambda end: end.send(agents(2, later, claimed)))
+        later = started(stack, "y", lambda end: end.send(peers.LinkResumed(0), agents(2, later, claimed)))
         claimed = started(stack, "x", lambda end: end.send(peers.Redirect(later.peer, agents(2, later, claimed))))
         mine = Mine({"x": claimed.peer, "y": later.peer})
         mine.hear_claim(agents(1, claimed, later))
@@ -148,6 +152,21 @@ def test_an_agents_outdated_word_is_not_followed():
         await claimed.until(lambda: len(claimed.came) > 2)  # it is asked again: it may lead soon
         assert not before.came
         assert mine._leadership.agent.term == 1
+        await mine.close()
+
+    run(main)
+
+
+def test_a_node_that_is_given_up_votes_no_more():
+    async def main(stack):
+        claimed = started(
+            stack, "x", lambda end: end.send(peers.LinkResumed(0), agents(1, claimed), peers.Evict("it is silent"))
+        )
+        mine = Mine({"x": claimed.peer})
+        mine.hear_claim(agents(1, claimed))
+        await asyncio.wait({mine.over})
+        assert str(mine.over.exception()) == "the leader declared this node lost: it is silent"
+        assert mine._leadership.agent.role is ElectionRole.FENCED
         await mine.close()
 
     run(main)

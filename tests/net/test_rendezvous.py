@@ -4,20 +4,28 @@ import asyncio
 import errno
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import pytest
 from kit.ends import Changes, within_bound
 
 from deadpool_run.agent.cluster.peer_server import PeerServer
-from deadpool_run.agent.cluster.rendezvous import Found, Founder, Over, dial, find
+from deadpool_run.agent.cluster.rendezvous import Found, Founder, Over, dial, find, redirect
 from deadpool_run.agent.spec import Cluster
+from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.auth import ConnectionRole
 
 LOOPBACK = "127.0.0.1"
 TOKEN = b"of the job"
-LONG_S = 60.0
+
+
+def settings(join_timeout_s=60.0, node_timeout_s=5.0):
+    return Settings(world_size=1, join_timeout_s=join_timeout_s, node_timeout_s=node_timeout_s)
+
+
+LONG = settings()
 
 
 def cluster(*ports, host=LOOPBACK, token=TOKEN):
@@ -55,13 +63,13 @@ class Led(Changes):
 def test_the_first_founds_the_job_and_the_others_find_it():
     async def main():
         port = free_port()
-        founder = await find(cluster(port), never(), may_found=True, timeout_s=LONG_S)
+        founder = await find(cluster(port), never(), may_found=True, settings=LONG)
         assert isinstance(founder, Founder)
         assert founder.address == LOOPBACK
         with closing(Led(founder)) as led:
             assert led.server.port == port
             for may_found in (True, False):
-                found = await find(cluster(port), never(), may_found=may_found, timeout_s=LONG_S)
+                found = await find(cluster(port), never(), may_found=may_found, settings=LONG)
                 assert isinstance(found, Found)
                 with found.sock, found.listener:
                     assert found.address == LOOPBACK
@@ -72,12 +80,34 @@ def test_the_first_founds_the_job_and_the_others_find_it():
     within_bound(main())
 
 
+class Threads(ThreadPoolExecutor):
+    """Counts what it is given."""
+
+    calls = 0
+
+    def submit(self, *call, **more):
+        self.calls += 1
+        return super().submit(*call, **more)
+
+
+def test_a_leader_that_another_agent_names_is_dialled_in_one_thread():
+    async def main():
+        port = free_port()
+        with closing(Led(await find(cluster(port), never(), may_found=True, settings=LONG))), Threads() as threads:
+            asyncio.get_running_loop().set_default_executor(threads)
+            found = await redirect(cluster(port), LOOPBACK, port)
+            with found.sock, found.listener:
+                assert found.sock.getpeername() == (LOOPBACK, port)
+            assert await redirect(cluster(port), LOOPBACK, free_port()) is None
+            assert threads.calls == 2
+
+    within_bound(main())
+
+
 def test_of_all_that_start_at_once_one_founds_it():
     async def main():
         port = free_port()
-        seeking = [
-            asyncio.ensure_future(find(cluster(port), never(), may_found=True, timeout_s=LONG_S)) for _ in range(6)
-        ]
+        seeking = [asyncio.ensure_future(find(cluster(port), never(), may_found=True, settings=LONG)) for _ in range(6)]
         done, _ = await asyncio.wait(seeking, return_when=asyncio.FIRST_COMPLETED)
         (founder,) = [each.result() for each in done]
         assert isinstance(founder, Founder)
@@ -95,9 +125,9 @@ def test_of_all_that_start_at_once_one_founds_it():
 def test_who_comes_before_the_first_waits_for_it():
     async def main():
         first, second = free_port(), free_port()
-        early = asyncio.ensure_future(find(cluster(first), never(), may_found=False, timeout_s=LONG_S))
-        other = asyncio.ensure_future(find(cluster(second, first), never(), may_found=False, timeout_s=LONG_S))
-        founder = await find(cluster(first), never(), may_found=True, timeout_s=LONG_S)
+        early = asyncio.ensure_future(find(cluster(first), never(), may_found=False, settings=LONG))
+        other = asyncio.ensure_future(find(cluster(second, first), never(), may_found=False, settings=LONG))
+        founder = await find(cluster(first), never(), may_found=True, settings=LONG)
         with closing(Led(founder)):
             for each in (early, other):
                 found = await each
@@ -114,7 +144,7 @@ def test_who_is_hung_up_on_asks_again():
     async def main():
         listener = socket.create_server((LOOPBACK, 0))
         seeks = cluster(listener.getsockname()[1])
-        early = asyncio.ensure_future(find(seeks, never(), may_found=False, timeout_s=LONG_S))
+        early = asyncio.ensure_future(find(seeks, never(), may_found=False, settings=LONG))
         sock, _ = await asyncio.to_thread(listener.accept)
         with sock:
             assert await asyncio.to_thread(sock.recv, 1 << 16)
@@ -130,9 +160,9 @@ def test_who_is_hung_up_on_asks_again():
 def test_another_token_is_told_to_the_user_with_advice():
     async def main():
         port = free_port()
-        with closing(Led(await find(cluster(port), never(), may_found=True, timeout_s=LONG_S))) as led:
+        with closing(Led(await find(cluster(port), never(), may_found=True, settings=LONG))) as led:
             with pytest.raises(UsageError) as caught:
-                await find(cluster(port, token=b"another"), never(), may_found=True, timeout_s=LONG_S)
+                await find(cluster(port, token=b"another"), never(), may_found=True, settings=LONG)
             first, last = str(caught.value).splitlines()
             assert f"{LOOPBACK}:{port} refused this node" in first
             assert "--token-file" in last
@@ -147,7 +177,7 @@ def test_another_token_is_told_to_the_user_with_advice():
 def test_a_vault_is_reached_through_the_same_port():
     async def main():
         port = free_port()
-        with closing(Led(await find(cluster(port), never(), may_found=True, timeout_s=LONG_S))) as led:
+        with closing(Led(await find(cluster(port), never(), may_found=True, settings=LONG))) as led:
             with await asyncio.to_thread(dial, ConnectionRole.VAULT, LOOPBACK, port, TOKEN):
                 await led.until(lambda: led.came)
             assert led.came[0][0] is ConnectionRole.VAULT
@@ -173,7 +203,7 @@ def test_another_program_on_the_port_is_told_to_the_user_with_advice():
 
 
 async def find_with_own_future(where):
-    return await find(where, never(), may_found=True, timeout_s=LONG_S)
+    return await find(where, never(), may_found=True, settings=LONG)
 
 
 @pytest.mark.parametrize("host", ["256.1.2.3.4.5", "x" * 70, "a..b"])
@@ -191,9 +221,7 @@ def test_a_stop_ends_the_wait():
             silent = held.enter_context(socket.socket())
             silent.bind((LOOPBACK, 0))  # somebody has the port, and nobody listens
             stop = never()
-            waiting = asyncio.ensure_future(
-                find(cluster(silent.getsockname()[1]), stop, may_found=True, timeout_s=LONG_S)
-            )
+            waiting = asyncio.ensure_future(find(cluster(silent.getsockname()[1]), stop, may_found=True, settings=LONG))
             for _ in range(3):
                 await asyncio.sleep(0)
             assert not waiting.done()
@@ -206,7 +234,7 @@ def test_a_stop_ends_the_wait():
 def test_one_that_was_in_the_job_before_does_not_found_a_second_one():
     async def main():
         port = free_port()
-        found = await find(cluster(port), never(), may_found=False, timeout_s=LONG_S)
+        found = await find(cluster(port), never(), may_found=False, settings=LONG)
         assert isinstance(found, Over)
         assert found.exit_code == 1
         assert "no leader is reachable" in found.reason
@@ -223,7 +251,7 @@ def test_only_the_first_endpoint_is_for_founding():
             stop = never()
             free = free_port()
             waiting = asyncio.ensure_future(
-                find(cluster(taken.getsockname()[1], free), stop, may_found=True, timeout_s=LONG_S)
+                find(cluster(taken.getsockname()[1], free), stop, may_found=True, settings=LONG)
             )
             with socket.socket() as sock:
                 while not waiting.done():

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import math
 import random
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from deadpool_run.agent.console import tell
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.core.events import StopRequested
@@ -18,7 +20,7 @@ from deadpool_run.wire.auth import GreetingRefusedError
 _ANSWER_S = 4.0
 """Less than a viewer waits, so that the viewer gets a reason instead of a timeout."""
 _RETRY_S, _MAX_RETRY_S = 0.02, 0.5
-"""Pause before a leader is dialled again; it doubles each time."""
+"""Pause before a leader is dialled again; it doubles each time, until a connection has lasted longer than the longest."""
 _UNREACHED = {"error": "the job's leader does not answer: try again in a few seconds"}
 
 
@@ -57,10 +59,12 @@ class NoLeader:
 class Follower:
     """One leader of one term. Messages that come before `begin` are handled then, in order.
 
-    With `keep_connected` a connection that breaks, or is silent, is replaced by another, and no message is lost by that.
+    A node that rejoins, perhaps again and again, keeps its `session`: reports wait for the leader's word which it lacks. With `keep_connected` a connection that breaks, or is silent, is replaced by another, and no message is lost by that.
     """
 
-    def __init__(self, sock: socket.socket, first_word: peers.Join | peers.Rejoin) -> None:
+    def __init__(
+        self, sock: socket.socket, first_word: peers.Join | peers.Rejoin, session: LinkSession | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.asked_at = loop.time()
         """When the leader was asked to take the node in."""
@@ -72,9 +76,9 @@ class Follower:
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._on_message: Callable[[peers.Message], None] | None = None
         self._on_lost: Callable[[], None] | None = None
-        self._session = LinkSession()
-        self._closed = False
-        self._resumed = True
+        self._session = session or LinkSession()
+        self._closed = self._complained = False
+        self._resumed = session is None
         """The leader has answered on the present connection, so that messages can be sent."""
         self._heard = asyncio.Event()
         """Something came, or the connection ended."""
@@ -116,7 +120,8 @@ class Follower:
         try:
             for message in early:
                 on_message(message)
-        except ProtocolError:
+        except ProtocolError as error:
+            self._complain(error)
             self._link.close()
         if not self._link.open:
             on_lost()
@@ -136,7 +141,8 @@ class Follower:
     async def _mend(
         self, node: NodeId, term: int, dial: Callable[[], Awaitable[socket.socket]], silence_s: float
     ) -> None:
-        pause_s = _RETRY_S
+        loop = asyncio.get_running_loop()
+        pause_s, connected_at = _RETRY_S, self.asked_at
         while True:
             self._heard.clear()
             with contextlib.suppress(TimeoutError):
@@ -144,15 +150,18 @@ class Follower:
                     # Not `wait_for`: before Python 3.12 it may not end when it is cancelled.
                     async with asyncio.timeout(silence_s):
                         await self._heard.wait()
-                    pause_s = _RETRY_S
                     if self._link.open:
                         continue
             self._link.close()
             self._resumed = False
+            if loop.time() > connected_at + _MAX_RETRY_S:
+                pause_s = _RETRY_S
+            connected_at = math.inf
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RETRY_S)
             with contextlib.suppress(OSError, GreetingRefusedError):
                 self._link = PeerLink(await dial(), self._handle, self._broken)
+                connected_at = loop.time()
                 self._link.send(peers.ResumeLink(node, term, self._session.received))
 
     async def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -221,6 +230,8 @@ class Follower:
         if isinstance(message, peers.LinkResumed):
             self._resume(message.received)
             return
+        if isinstance(message, peers.End):
+            self._link.send(peers.EndConfirmed())
         if isinstance(message, peers.Heartbeat):
             self._session.confirmed(message.received)
         else:
@@ -253,7 +264,14 @@ class Follower:
         for number in self._answers:
             self.take_answer(number, _UNREACHED)
 
+    def _complain(self, why: Exception) -> None:
+        """Say once that this leader's messages cannot be handled: other connections may bring more of them."""
+        if isinstance(why, ProtocolError) and not self._complained:
+            self._complained = True
+            tell(f"a message of the leader ended the connection: {why}; this node connects again, less and less often")
+
     def _broken(self, why: Exception) -> None:
+        self._complain(why)
         self._heard.set()
         self._fail_requests()
         if not self._answered.done():

@@ -147,10 +147,13 @@ class Followers:
         return self._leadership.agent.configuration.voters
 
     async def end(self, message: peers.End | None) -> None:
-        """Send a last message, if there is one, and close all connections."""
+        """Send a last message, if there is one, until each node has confirmed it; then close all connections.
+
+        A node that is silent for its timeout is not waited for: it may have failed just before.
+        """
         if self._timer is not None:
             self._timer.cancel()
-        await self.connections.end(message)
+        await self.connections.end(message, self._leadership.agent.timeout_s)
 
     def _heartbeat(self) -> None:
         agent = self._leadership.agent
@@ -245,7 +248,7 @@ class Followers:
                 self.seen[node] = Seen(self._loop.time(), message.traffic)
             case peers.Ask(number, request):
                 self.connections.send(node, peers.Answer(number, dict(self._leader.request_handler.answer(request))))
-            case peers.Join() | peers.Rejoin() | peers.ResumeLink():
+            case peers.Join() | peers.Rejoin() | peers.ResumeLink() | peers.EndConfirmed():
                 pass  # handled by the connections
             case _:
                 if self._timer is not None and self._loop.time() > self._timer.when():

@@ -25,6 +25,7 @@ from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator import handshake
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.link import PeerLink
+from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.coordinator.log_follower import LogFollower
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place
@@ -68,6 +69,8 @@ class Participation:
         self.leader: Leader | None = None
         self._follower: Follower | None = None
         self._no_leader = NoLeader()
+        self._session = LinkSession()
+        """With the leader of the newest term that this node has rejoined."""
         self._control = ControlServer(spec.run_dir, self._answer)
         self._preemption_notice = False
         self._replica = LogFollower(spec.settings)
@@ -140,7 +143,7 @@ class Participation:
 
     def request(self, event: Event) -> None:
         """Pass a user's request to the leader; keep it while it is uncertain who leads."""
-        unsure = self._follower is not None and not self._follower.was_answered
+        unsure = self.leader is None and (self._follower is None or not self._follower.was_answered)
         (self._no_leader if unsure else self.node.above).report(peers.Fact(event))
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -247,7 +250,7 @@ class Participation:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
-        self.node.above = self._no_leader
+        self.node.above, self._session = self._no_leader, LinkSession()
         self.node.participant.void()  # what the last leader ordered
         self._tasks.start(self._rejoin(leader, term))
 
@@ -269,7 +272,8 @@ class Participation:
         if not self._is_awaited(term):
             sock.close()
             return False
-        follower = Follower(sock, peers.Rejoin(self._here.node, self._place, self.node.resynced()))
+        rejoin = peers.Rejoin(self._here.node, self._place, self.node.resynced(), self._session.count)
+        follower = Follower(sock, rejoin, self._session)
         self._attach(follower)
         self._replicator.report_all()
         if await follower.answered():
@@ -277,8 +281,8 @@ class Participation:
             self._pass_on_requests(follower)
             return True
         follower.close()
-        if self._follower is follower:  # it does not lead yet, or no longer: it may live
-            self._follower, self.node.above = None, self._no_leader
+        if self._follower is follower:  # it does not lead yet, or no longer: it may live, and reports wait for it
+            self._follower = None
         return False
 
     def _keep_connected(self, follower: Follower, leader: Peer | None, term: int) -> None:
@@ -320,20 +324,18 @@ class Participation:
                 self._leadership.handle_heartbeat(message)
                 if not election.follows(self._leadership.agent, term):
                     return
-                known = self._leadership.agent.configuration.number
-                follower.answer(heartbeat_ack(self.node, message, known, follower.received))
+                number = self._leadership.agent.configuration.number
+                follower.answer(heartbeat_ack(self.node, message, number, follower.received))
             case peers.Agents():
                 self._leadership.handle_configurations(message)
             case peers.Redirect(agents=agents):
                 self._leadership.handle_configurations(agents)
-            case peers.LogState():
-                self._replica.begin(message)
-                self._log_followed()
-            case peers.LogEntry():
-                self._replica.follow(message)
-                self._log_followed()
+            case peers.LogState() | peers.LogEntry():
+                if (known := self._replica.take_in(message)) is not None:
+                    self._leadership.know_log(known.index)
             case peers.Evict(reason):
-                self.fence(f"the leader declared this node lost: {reason}")
+                why = f"the leader declared this node lost: {reason}"
+                self._leadership.handle(electorate.Evicted(self._leadership.agent.term, why))
             case peers.End(exit_code, reason):
                 self._over(exit_code, reason)
             case peers.Answer(number, answer):
@@ -346,10 +348,6 @@ class Participation:
                 self._control.notify()
             case _:
                 carry_out(self.node, message)
-
-    def _log_followed(self) -> None:
-        if (known := self._replica.known) is not None:
-            self._leadership.know_log(known.index)
 
     def _cut(self, follower: Follower) -> None:
         if follower is self._follower and follower.was_answered:

@@ -19,6 +19,7 @@ from deadpool_run.agent.console import tell
 from deadpool_run.agent.processes.store import family_of
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.coordinator import handshake
+from deadpool_run.core.settings import Settings
 from deadpool_run.errors import AuthorityError, UsageError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire.auth import WRONG_TOKEN, ConnectionRole, GreetingRefusedError
@@ -69,8 +70,7 @@ async def find(  # noqa: PLR0913 - where to look, and for how long
     stop: asyncio.Future[tuple[int, str]],
     *,
     may_found: bool,
-    timeout_s: float,
-    node_timeout_s: float = 5.0,
+    settings: Settings,
     base: Path | None = None,
     known: Sequence[tuple[str, int]] = (),
 ) -> Founder | Found | Over:
@@ -80,7 +80,8 @@ async def find(  # noqa: PLR0913 - where to look, and for how long
     in the job; each of them redirects to the leader. Raises `UsageError` if the tokens differ, or no endpoint can be
     resolved, and `AuthorityError` if the external authority cannot be asked.
     """
-    search = _Search(cluster, node_timeout_s, base, known, may_found=may_found)
+    search = _Search(cluster, settings.node_timeout_s, base, known, may_found=may_found)
+    timeout_s = settings.join_timeout_s
     began, pause, reported = time.monotonic(), _FIRST_PAUSE_S, False
     while True:
         try:
@@ -279,9 +280,12 @@ def _for_others(host: str, address: str) -> str:
 async def redirect(cluster: Cluster, address: str, port: int) -> Found | None:
     """Return a connection to the leader that another agent named; None if it does not answer."""
     with contextlib.suppress(OSError):
-        sock = await asyncio.to_thread(_dial_or_advise, address, port, cluster.token, handshake.TIMEOUT_S)
-        return await asyncio.to_thread(_found, sock, cluster)
+        return await asyncio.to_thread(_redirected, cluster, address, port)
     return None
+
+
+def _redirected(cluster: Cluster, address: str, port: int) -> Found:
+    return _found(_dial_or_advise(address, port, cluster.token, handshake.TIMEOUT_S), cluster)
 
 
 def _found(sock: socket.socket, cluster: Cluster) -> Found:

@@ -5,7 +5,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from kit.ends import Changes, End, within_bound
+from kit.ends import Changes, NodeEnd, within_bound
 
 from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.coordinator.journal import Journal
@@ -120,7 +120,7 @@ def test_a_change_of_the_voters_asks_them_at_once_who_knows_it():
         ends = {}
         for name in ("voter", "other"):
             ours, theirs = socket.socketpair()
-            ends[name] = End(theirs)
+            ends[name] = NodeEnd(theirs)
             ends[name].send(peers.Join(ev.Place(name), LAUNCH))
             followers.connections.accept(ours)
             await ends[name].hears(2)
@@ -145,7 +145,7 @@ def test_a_heartbeat_that_is_due_goes_before_the_next_fact_and_at_once():
         leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
         followers = Followers(leader, leadership, LAUNCH)
         ours, theirs = socket.socketpair()
-        end = End(theirs)
+        end = NodeEnd(theirs)
         end.send(peers.Join(ev.Place("n"), LAUNCH))
         followers.connections.accept(ours)
         await end.hears(2)
@@ -172,7 +172,7 @@ def test_nodes_that_come_in_one_turn_of_the_loop_are_taken_in_together():
         ends = []
         for name in ("a", "b"):
             ours, theirs = socket.socketpair()
-            ends.append(End(theirs))
+            ends.append(NodeEnd(theirs))
             ends[-1].send(peers.Join(ev.Place(name), LAUNCH))
             followers.connections.accept(ours)
         for name, end in zip(("a", "b"), ends, strict=True):

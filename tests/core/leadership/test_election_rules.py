@@ -39,6 +39,16 @@ def asked(candidate, term, known, promised, *, log=(0, 1), trial=True):
     return el.VoteAsked(term, candidate, known.index, el.LogIndex(*log), promised, trial)
 
 
+def test_a_node_whose_workers_are_stopped_notices_a_pause_whenever_it_ends():
+    """Without a vote its next deadline is the end of its patience: it left the job if a pause ended just after that."""
+    stopped, outputs = step(follower("c", configuration("h", "a", "b")), el.Tick(), now=100.0 + 0.9 * T)
+    assert outputs == [el.SuspendWorkers()]
+    for end in (2.0, 3.9, 4.0, 4.1, 4.24, 4.26, 9.0):
+        woken, outputs = step(stopped, el.Tick(), now=100.0 + end * T)
+        assert (woken.role, outputs) == (el.ElectionRole.FOLLOWER, [])
+        assert woken.woken_at == 100.0 + end * T
+
+
 def test_a_leader_that_was_paused_gives_up_no_node_whose_answer_comes_second():
     agent, now = leader("a", "b"), 100.0 + 1.1 * T
     agent, outputs = step(agent, answers(agent, "a", sent_at=now), now=now)

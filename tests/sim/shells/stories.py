@@ -127,6 +127,9 @@ class Story(Job):
     def finish(self) -> None:
         """Have the ranks come to their end; everybody ends well, and leaves nothing."""
         self.steps = max(worker.completed for worker in self.workers.values()) + 10
+        if self.rng.random() < 0.5:
+            self.until(lambda: self.stopped is not None or not self.living(), _OVER_S, "the job ends")
+            self.reset_some()
         self.until(lambda: not self.living(), _OVER_S, "all agents end")
         if self.stopped is not None and self.stopped.exit_code == 0:
             codes = {agent.name: agent.exit_code for agent in self.agents if not agent.loop.ended}

@@ -33,8 +33,7 @@ async def _find(
     stop: asyncio.Future[tuple[int, str]],
     *,
     may_found: bool,
-    timeout_s: float,
-    node_timeout_s: float,
+    settings: Settings,
     base: Path | None = None,  # there is no shared disk
     known: Any = (),
 ) -> Any:
@@ -42,7 +41,7 @@ async def _find(
     loop: Any = asyncio.get_running_loop()
     machine, job = loop.machine, loop.agent.job
     began, pause_s = loop.time(), 0.05
-    while loop.time() < began + timeout_s:
+    while loop.time() < began + settings.join_timeout_s:
         for address, port in dict.fromkeys([*cluster.endpoints, *known]):
             if address != machine.address and (found := await _reach(cluster, address, port)) is not None:
                 return found

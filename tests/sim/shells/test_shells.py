@@ -11,6 +11,10 @@ import pytest
 from stories import BOUND_S, KINDS, Story, T, settings, tell
 from surroundings import simulated
 
+from deadpool_run.coordinator.connections import Connections
+from deadpool_run.coordinator.log_follower import LogFollower
+from deadpool_run.core import events as ev
+from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
 
 SEEDS = 12
@@ -102,6 +106,29 @@ def test_agents_found_a_job_train_end_well_and_leave_nothing():
         made.check_nothing_left()
 
 
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("machines", [3, 5])
+def test_a_node_whose_connection_breaks_as_the_job_ends_learns_how_it_ended(machines, both):
+    """It elected itself, and exited with 1."""
+    with job(machines) as made:
+        made.steps = max(worker.completed for worker in made.workers.values()) + 3
+        made.until(lambda: made.stopped is not None, BOUND_S, "the job ends")
+        for sock in open_between(made, "n0", "n1"):
+            made.network.reset(sock, both=both)
+        made.until(lambda: not made.living(), BOUND_S, "all agents end")
+        assert {agent.exit_code for agent in made.agents} == {0}
+        made.check_nothing_left()
+
+
+def test_an_end_does_not_wait_for_a_node_that_fails_with_it():
+    with job() as made:
+        made.steps = max(worker.completed for worker in made.workers.values()) + 3
+        made.until(lambda: made.stopped is not None, BOUND_S, "the job ends")
+        made.kill("n1", power=True)
+        made.until(lambda: not made.living(), 1.5 * T, "all agents end")
+        assert {agent.exit_code for agent in made.agents if agent.machine.name != "n1"} == {0}
+
+
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_lost_agent_is_replaced_and_comes_back_as_a_spare(rank, power):
@@ -119,6 +146,49 @@ def test_a_lost_agent_is_replaced_and_comes_back_as_a_spare(rank, power):
         assert f"{whom}~2" in made.state.nodes
         made.finish()
         made.check_nothing_left()
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.03])
+def test_what_a_node_reports_between_two_rejoins_of_a_term_reaches_the_leader(late_s, monkeypatch):
+    """The leader had its inventory, so that the next one did not count, and nothing but that was sent again."""
+    honest, broken = Connections._take_in, []
+
+    def take_in(connections, connection, join):
+        honest(connections, connection, join)
+        if isinstance(join, peers.Rejoin) and join.node in made.homes.values() and not broken:
+            broken.append(join.node)
+            made.network.reset(connection._sock, both=True)
+
+    monkeypatch.setattr(Connections, "_take_in", take_in)
+    with job(5) as made:
+        made.only_calm = False
+        made.kill("n0")
+        made.until(lambda: broken, BOUND_S, "a node with a rank rejoins")
+        made.sleep(late_s)
+        worker = next(each for each in made.on(broken[0]) if each.alive and each.number in made.ranks)
+        worker.die(signal=9)
+        made.settle(BOUND_S)
+
+
+def test_a_node_dials_a_leader_ever_more_rarely_whose_messages_break_the_connection(monkeypatch):
+    """Each message that waited cost a connection, one every 20 ms; and nobody said why."""
+    with job() as made:
+        follower = made.agent_on("n1").member._replica
+
+        def follow(replica, entry, honest=LogFollower.follow):
+            if replica is follower:
+                raise ProtocolError("it is of another version")
+            honest(replica, entry)
+
+        monkeypatch.setattr(LogFollower, "follow", follow)
+        leader = made.leader[0].member.leader
+        for _ in range(300):
+            made.agent_on("n0").loop.inside(leader.submit, ev.TimeAdvanced())
+        resumed, honest = [], Connections._resume
+        monkeypatch.setattr(Connections, "_resume", lambda *words: (resumed.append(words), honest(*words)))
+        made.sleep(0.8 * T)
+        assert len(resumed) < 20
+        assert sum("it is of another version" in line for line in made.log) == 1
 
 
 def test_probes_of_a_connection_that_breaks_again_and_again_leave_none_open():
