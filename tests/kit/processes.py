@@ -26,20 +26,25 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
+def wait_dead(pid: int, timeout_s: float = 10.0) -> bool:
+    """Wait until a process has ended, at most so long; return whether it has."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], timeout_s)[0])
+    finally:
+        os.close(pidfd)
+
+
 def wait_gone(mark: str, timeout_s: float) -> dict[int, str]:
     """Wait until nothing runs under the mark, at most so long; return what still does."""
     deadline = time.monotonic() + timeout_s
     while left := marked(mark):
         for pid in left:
-            try:
-                pidfd = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue
-            try:
-                if not select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                    return marked(mark)
-            finally:
-                os.close(pidfd)
+            if not wait_dead(pid, max(0.0, deadline - time.monotonic())):
+                return marked(mark)
         if time.monotonic() > deadline:
             return left
     return {}

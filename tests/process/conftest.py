@@ -13,6 +13,18 @@ from kit.cluster import Cluster
 REFERENCE_STEPS = 40
 
 
+@pytest.fixture(scope="module")
+def unfailed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> States:
+    """Return every state of a run without a fault, of as many ranks and steps as the module says."""
+    steps, ranks = request.module.STEPS, request.module.RANKS
+    job = Cluster(tmp_path_factory.mktemp("unfailed"), "--steps", str(steps), nproc=ranks, spares=0)
+    try:
+        assert job.wait_exit() == 0, job.told()
+    finally:
+        job.close()
+    return job.account.states()
+
+
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], States]:
     """Return every state of an unfailed run of a layout up to a version. Each layout is run once a session.

@@ -4,9 +4,7 @@ import signal
 from itertools import product
 
 import pytest
-from kit.account import States
 from kit.choice import often
-from kit.cluster import Cluster
 
 RANKS = 3
 STEPS = 12
@@ -28,16 +26,6 @@ KINDS = {
 """By kind of fault: the place where `make test` has it, and what the launcher says. `make test-long` has all places."""
 USUAL = [(how, at) for how, (at, _) in KINDS.items()]
 PLACES = tuple(dict.fromkeys(at for _, at in USUAL))
-
-
-@pytest.fixture(scope="module")
-def unfailed(tmp_path_factory: pytest.TempPathFactory) -> States:
-    job = Cluster(tmp_path_factory.mktemp("unfailed"), "--steps", str(STEPS), nproc=RANKS, spares=0)
-    try:
-        assert job.wait_exit() == 0, job.told()
-    finally:
-        job.close()
-    return job.account.states()
 
 
 def train(cluster, *words):

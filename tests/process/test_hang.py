@@ -4,22 +4,10 @@ import json
 import re
 
 import pytest
-from kit.account import States
-from kit.cluster import Cluster
 
 RANKS = 3
 STEPS = 12
 TIMEOUT_S = 2
-
-
-@pytest.fixture(scope="module")
-def unfailed(tmp_path_factory: pytest.TempPathFactory) -> States:
-    job = Cluster(tmp_path_factory.mktemp("unfailed"), "--steps", str(STEPS), nproc=RANKS, spares=0)
-    try:
-        assert job.wait_exit() == 0, job.told()
-    finally:
-        job.close()
-    return job.account.states()
 
 
 def train(cluster, *faults, layout="ddp"):

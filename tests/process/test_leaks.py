@@ -1,26 +1,13 @@
 """However a job ends, nothing of it is left: no process, no socket, no temporary file."""
 
-import os
-import select
 import signal
 
 import pytest
 from kit.choice import often
-from kit.processes import wait_gone
+from kit.processes import wait_dead, wait_gone
 
 KEPT = {"script.py", "journal.jsonl", "run.json", "logs"}
 """What the user may want to read after the end."""
-
-
-def wait_dead(pid, timeout_s=5.0):
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([pidfd], [], [], timeout_s)[0])
-    finally:
-        os.close(pidfd)
 
 
 def test_an_unfailed_job_leaves_what_is_to_be_read(cluster):

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.processes import wait_gone
+from kit.processes import wait_dead, wait_gone
 
 from deadpool_run.agent.spec import LaunchSpec, Mode, Target
 from deadpool_run.agent.start import run
@@ -19,17 +18,6 @@ from deadpool_run.errors import UsageError
 
 NOTICED_S = 1.0
 """From a kill to its entry in the journal. Milliseconds on an idle machine; the bound allows for a busy one."""
-
-
-def wait_dead(pid, timeout_s=10.0):
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([pidfd], [], [], timeout_s)[0])
-    finally:
-        os.close(pidfd)
 
 
 def children(pid):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from snapshot_kit import given
-from test_snapshot_sharded import RANKS, Training, _join, _on_both
+from test_snapshot_sharded import RANKS, Training, _join, _on_both, _restored
 
 
 @pytest.fixture
@@ -45,15 +45,7 @@ def not_reduced_over_replicas(training):
 
 
 def _repeats(gift, rank, folder, kind, leave):
-    _join(rank, folder)
-    training = Training(kind, 1, rank)
-    _, snapshots = given(gift)
-    training.protected_by(snapshots)
-    training.step()
-    snapshots.capture_now(1)
-    training.step(snapshots)
-    wanted = training.digest()
-    snapshots.restore(1)
+    training, snapshots, wanted = _restored(gift, rank, folder, kind)
     found = []
     for repair in (snapshots.rewind, snapshots.restore):
         leave(training)

@@ -137,8 +137,8 @@ def test_two_others_go_on_bit_for_bit(slots, tmp_path, kind, rehearsal):
     assert found == [tuple(want) for _, *want in wanted]
 
 
-def _repairs(gift, rank, folder, kind):
-    """Between steps, after an evaluation, one rank keeps its weights and the other one is restored."""
+def _restored(gift, rank, folder, kind):
+    """Return a training that is back at version 1, its snapshots, and the digest of version 2."""
     _join(rank, folder)
     training = Training(kind, 1, rank)
     _, snapshots = given(gift)
@@ -148,6 +148,12 @@ def _repairs(gift, rank, folder, kind):
     training.step(snapshots)
     wanted = training.digest()
     snapshots.restore(1)
+    return training, snapshots, wanted
+
+
+def _repairs(gift, rank, folder, kind):
+    """Between steps, after an evaluation, one rank keeps its weights and the other one is restored."""
+    training, snapshots, wanted = _restored(gift, rank, folder, kind)
     training.evaluate()
     (snapshots.rewind, snapshots.restore)[rank](1)
     training.step(snapshots)
