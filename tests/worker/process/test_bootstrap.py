@@ -59,6 +59,7 @@ def assignment(argv, names, local_rank):
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "DEADPOOL_STORE": "127.0.0.1:1",
         "DEADPOOL_EPOCH": "1",
