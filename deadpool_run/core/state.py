@@ -36,9 +36,11 @@ class Repair:
     attempts: int = 0
     """Attempts that got a replacement or chose a version, and the first."""
     retries: int = 0
-    """Epochs that began because the network failed: communicators broke, and nobody was lost. They are no attempts."""
+    """Epochs that began because the network failed: communicators broke, or a copy did not come. They are no attempts."""
     retry_at: float | None = None
     """When the next of these begins; None if none is due."""
+    fetch_again_at: float | None = None
+    """When replacements fetch their states again, as the only node that has one could not send it; None if none waits."""
     replaced_for_network_at: float | None = None
     """When a worker was last ended because it could not build its communicators."""
     asked_at: float | None = None
