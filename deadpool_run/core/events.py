@@ -93,6 +93,8 @@ class WorkerFound(Untagged):
     """It was ordered to leave its loop."""
     dismissed: bool = False
     """It holds no rank, and was ordered to exit."""
+    interval: int = 0
+    """Steps between its snapshots, as the last order said that reached it."""
     code: int | None = None
     signal: int | None = None
 
