@@ -38,6 +38,8 @@ class JobSubmitted(Tagged):
 
     node: NodeId = ONLY_NODE
     place: Place = Place()
+    term: int = 0
+    """Larger than 0 if the run was founded before, and ended to be started again."""
 
 
 class NodeJoined(Tagged):

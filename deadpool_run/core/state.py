@@ -136,6 +136,8 @@ class State:
     """Never decreases. 0 before the first world."""
     term: int = 0
     """Increases each time the coordinator moves, by 1 or more. Epochs and numbers of workers begin at `term << 20`."""
+    founded: int = 0
+    """The term in which the job began. Part of the ids of its nodes."""
     move: Move | None = None
     generation: int = 0
     """Worlds begun from the top, counted from 0."""
