@@ -17,5 +17,14 @@ Version = NewType("Version", int)
 NodeId = NewType("NodeId", str)
 """A failure domain: one life of one agent. An agent that is cut off and joins again is another node."""
 
+
+def first_id(name: str, founded: int) -> NodeId:
+    """Return the id of the first life of the agent with this name, in a run that was founded in this term.
+
+    Agents of an earlier founding may be left somewhere, so none of their ids is given again.
+    """
+    return NodeId(f"{name}~r{founded}" if founded else name)
+
+
 ONLY_NODE = NodeId("node")
 """Name of the node of a job on one machine."""

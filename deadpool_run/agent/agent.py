@@ -37,7 +37,7 @@ from deadpool_run.agent.spec import Cluster, LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.core.events import Event, JobSubmitted, Place, StopRequested
 from deadpool_run.errors import DeadpoolError
-from deadpool_run.ids import ONLY_NODE, NodeId
+from deadpool_run.ids import ONLY_NODE, NodeId, first_id
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
 
@@ -196,7 +196,7 @@ class _Agent:
                 spec = self._spec
                 if found.term > 0:  # the run's directory still has the earlier files
                     spec = replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{found.term}"))
-                return await self._live(spec, NodeId(cluster.node_name), place, found.term)
+                return await self._live(spec, first_id(cluster.node_name, found.term), place, found.term)
             with closing(Follower(found.sock, peers.Join(place, identity_of(self._spec)))) as follower:
                 joined, agents = await follower.admitted(self._over, _ADMISSION * self._spec.settings.node_timeout_s)
                 return await self._live(self._spec_of(cluster, joined), joined.node, place, (follower, joined, agents))

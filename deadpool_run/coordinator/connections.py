@@ -12,7 +12,7 @@ from typing import Protocol
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import NodeId
+from deadpool_run.ids import NodeId, first_id
 from deadpool_run.wire import peers
 
 
@@ -22,6 +22,10 @@ class ConnectionOwner(Protocol):
     @property
     def term(self) -> int:
         """The leader's term."""
+
+    @property
+    def founded(self) -> int:
+        """The term in which the job began."""
 
     def refusal(self, join: peers.Join | peers.Rejoin) -> str:
         """Return the reason why the node cannot be taken in; empty if it can."""
@@ -229,10 +233,11 @@ class Connections:
 
     def _new_id(self, name: str) -> NodeId:
         """Return an id that no node has had."""
-        node, life = NodeId(name), 1
+        node = first = first_id(name, self._owner.founded)
+        life = 1
         while node in self._taken:
             life += 1
-            node = NodeId(f"{name}~{life}")
+            node = NodeId(f"{first}~{life}")
         self._taken.add(node)
         return node
 

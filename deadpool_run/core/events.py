@@ -38,6 +38,8 @@ class JobSubmitted(Tagged):
 
     node: NodeId = ONLY_NODE
     place: Place = Place()
+    term: int = 0
+    """Larger than 0 if the run was founded before, and ended to be started again."""
 
 
 class NodeJoined(Tagged):
@@ -93,6 +95,8 @@ class WorkerFound(Untagged):
     """It was ordered to leave its loop."""
     dismissed: bool = False
     """It holds no rank, and was ordered to exit."""
+    interval: int = 0
+    """Steps between its snapshots, as the last order said that reached it."""
     code: int | None = None
     signal: int | None = None
 

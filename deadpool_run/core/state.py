@@ -36,9 +36,11 @@ class Repair:
     attempts: int = 0
     """Attempts that got a replacement or chose a version, and the first."""
     retries: int = 0
-    """Epochs that began because the network failed: communicators broke, and nobody was lost. They are no attempts."""
+    """Epochs that began because the network failed: communicators broke, or a copy did not come. They are no attempts."""
     retry_at: float | None = None
     """When the next of these begins; None if none is due."""
+    fetch_again_at: float | None = None
+    """When replacements fetch their states again, as the only node that has one could not send it; None if none waits."""
     replaced_for_network_at: float | None = None
     """When a worker was last ended because it could not build its communicators."""
     asked_at: float | None = None
@@ -134,6 +136,8 @@ class State:
     """Never decreases. 0 before the first world."""
     term: int = 0
     """Increases each time the coordinator moves, by 1 or more. Epochs and numbers of workers begin at `term << 20`."""
+    founded: int = 0
+    """The term in which the job began. Part of the ids of its nodes."""
     move: Move | None = None
     generation: int = 0
     """Worlds begun from the top, counted from 0."""

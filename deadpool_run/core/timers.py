@@ -193,6 +193,8 @@ def _of_job(settings: Settings, state: State) -> Iterator[Deadline]:
 def _of_repair(settings: Settings, state: State, under_way: Repair) -> Iterator[Deadline]:
     if under_way.retry_at is not None:
         yield Deadline(under_way.retry_at, _connect_again)
+    if under_way.fetch_again_at is not None:
+        yield Deadline(under_way.fetch_again_at, repair.fetch_again)
     if under_way.asked_at is not None:
         yield Deadline(under_way.asked_at + settings.repair_timeout_s, holders.give_up)
     if spare_pool.is_exhausted(settings, state):

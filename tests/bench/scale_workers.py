@@ -68,7 +68,9 @@ class BenchWorkers:
         """Return what a new leader asks first."""
         nobody = (Rank(-1), Epoch(-1))
         found = [
-            ev.WorkerFound(worker, 1000 + worker, *self._ranks.get(worker, nobody), ready=True, initialized=True)
+            ev.WorkerFound(
+                worker, 1000 + worker, *self._ranks.get(worker, nobody), ready=True, initialized=True, interval=1
+            )
             for worker in self._started
         ]
         return ev.NodeResynced(self.node, tuple(found), holds=(*self.ranks(), *self._copies))

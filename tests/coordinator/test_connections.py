@@ -26,6 +26,7 @@ class Owner(Changes):
         self.connections = None
 
     term = 1
+    founded = 0
 
     def refusal(self, join):
         if isinstance(join, peers.Rejoin):
@@ -150,6 +151,13 @@ async def test_no_two_lives_of_nodes_have_one_name(house):
     assert await house.gone() == "n"
     found += [(await house.join("n"))[1], (await house.join("n~2"))[1]]
     assert found == ["n", "n~2", "n~3", f"{HERE}~2", "n~4", "n~2~2"]
+
+
+@in_house
+async def test_no_two_foundings_of_a_run_have_a_node_of_one_name(house):
+    """An agent that slept through the end of the first may wake up, and follow the leader of the second."""
+    house.owner.founded = 3
+    assert [(await house.join("n"))[1] for _ in range(2)] == ["n~r3", "n~r3~2"]
 
 
 @in_house

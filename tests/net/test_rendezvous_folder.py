@@ -79,7 +79,8 @@ def test_a_run_that_is_to_be_queued_again_is_founded_again(tmp_path):
         again = await look(tmp_path / "m")
         again.listener.close()
         assert again.term == 2
-        assert authority(tmp_path / "m").read().claim.term == 2
+        claim = authority(tmp_path / "m").read().claim
+        assert (claim.term, claim.node) == (2, "n~r2")
 
     within_bound(main())
 

@@ -16,7 +16,7 @@ from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodesLost, Pla
 from deadpool_run.core.leadership import electorate
 from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import NodeId
+from deadpool_run.ids import NodeId, first_id
 from deadpool_run.view.status_report import Seen
 from deadpool_run.wire import peers
 
@@ -142,6 +142,11 @@ class Followers:
         return self._leadership.agent.term
 
     @property
+    def founded(self) -> int:
+        """The term in which the job began."""
+        return self._leader.state.founded
+
+    @property
     def voters(self) -> tuple[NodeId, ...]:
         """The nodes that elect a leader."""
         return self._leadership.agent.configuration.voters
@@ -189,6 +194,9 @@ class Followers:
         """Return why a node is refused; empty if it is not."""
         if isinstance(join, peers.Rejoin):
             state = self._leader.state
+            first = first_id(join.place.name, state.founded)
+            if join.node != first and not join.node.startswith(f"{first}~"):
+                return f"node {join.node} was in this run before it was founded again"
             lost = join.node in self._lost or (join.node in state.leaves and join.node not in state.nodes)
             return f"node {join.node} was lost before the new leader took over" if lost else ""
         return launch_identity.difference(join.place.name, join.launch, self._launch)

@@ -100,7 +100,9 @@ class Participation:
         self._leadership = Leadership(agent, [self._here], self, self._cluster)
         leader = self._lead(term)
         leader.begin()
-        leader.submit(JobSubmitted(here, self._place))  # first: nodes may join while the next line waits for a disk
+        leader.submit(
+            JobSubmitted(here, self._place, term)
+        )  # first: nodes may join while the next line waits for a disk
         await self.advertisement.lead(leader, term)
         await self._control.start()
 

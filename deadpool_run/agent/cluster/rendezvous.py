@@ -21,7 +21,7 @@ from deadpool_run.agent.spec import Cluster
 from deadpool_run.coordinator import handshake
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import AuthorityError, UsageError
-from deadpool_run.ids import NodeId
+from deadpool_run.ids import first_id
 from deadpool_run.wire.auth import WRONG_TOKEN, ConnectionRole, GreetingRefusedError
 
 _FIRST_PAUSE_S = 0.05
@@ -237,7 +237,7 @@ class _Record:
     def claim(self, founder: Founder) -> Founder | OSError:
         """Found the run there, unless another node was faster."""
         term = 0 if self._last is None else self._last.term + 1
-        node, port = NodeId(self._cluster.node_name), founder.listener.getsockname()[1]
+        node, port = first_id(self._cluster.node_name, term), founder.listener.getsockname()[1]
         if self._authority.claim(LeaderClaim(term, node, founder.address, port, self._authority.run_id)):
             return replace(founder, term=term)
         founder.listener.close()

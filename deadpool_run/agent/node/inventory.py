@@ -16,8 +16,8 @@ class Inventory:
         self._found: dict[WorkerId, WorkerFound] = {}
         self._discarded = (Epoch(0), Version(-1))
 
-    def ordered(self, effect: Effect) -> None:
-        """Record an order that is carried out."""
+    def ordered(self, effect: Effect, capture_interval: int) -> None:
+        """Record an order that is carried out. Who is given a rank begins with this interval."""
         match effect:
             case do.BeginGeneration():
                 self._found = {worker: found for worker, found in self._found.items() if found.alive}
@@ -25,7 +25,9 @@ class Inventory:
             case do.DiscardAbove(epoch, version):
                 self._discarded = (epoch, version)
             case do.AssignRank(worker, rank, epoch):
-                self._change(worker, rank=rank, epoch=epoch)
+                self._change(worker, rank=rank, epoch=epoch, interval=capture_interval)
+            case do.SetCaptureInterval(worker, interval):
+                self._change(worker, interval=interval)
             case do.AbortStep(worker):
                 self._change(worker, finished=False)
             case do.ReEnter(worker):

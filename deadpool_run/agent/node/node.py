@@ -96,7 +96,7 @@ class LocalNode:
 
     def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901, PLR0912 - one case for each order
         """Carry out one order for this node. The leader's own orders never come here."""
-        self._inventory.ordered(effect)
+        self._inventory.ordered(effect, capture_interval)
         workers = self.workforce
         match effect:
             case do.BeginGeneration(generation):

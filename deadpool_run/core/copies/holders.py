@@ -65,6 +65,12 @@ def _of_the_last_stay(copies: Copies) -> Copies:
     }
 
 
+def is_only_source(state: State, rank: Rank, node: NodeId) -> bool:
+    """Return whether no other node may have copies of the rank, and this one lives."""
+    seat = state.seats[rank]
+    return node in state.nodes and {*seat.copies, *seat.asked} == {node}
+
+
 def forget(decision: Decision, rank: Rank, node: NodeId) -> bool:
     """Give up the node's copies of the rank; if there are no others, ask the other nodes. False: it held none."""
     seat = decision.state.seats[rank]

@@ -181,8 +181,10 @@ def _repair(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], 
     for seat in decision.state.seats:
         if seat.owner is None or decision.state.members[seat.owner].replacement:
             holders.ask(decision, seat.rank)
+    interval = decision.state.capture_interval
     for member in decision.state.owners():
-        decision.effects.append(do.SetCaptureInterval(member.worker, decision.state.capture_interval))
+        if truth.found[member.worker].interval != interval:
+            decision.effects.append(do.SetCaptureInterval(member.worker, interval))
 
 
 def _end_unrehearsed(decision: Decision, truth: Truth) -> None:

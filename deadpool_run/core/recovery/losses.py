@@ -97,7 +97,7 @@ def _describe_loss(names: Sequence[str], reasons: Sequence[str]) -> str:
 
 
 def fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
-    """Try another holder of the rank's state, if there is one."""
+    """Try another holder of the rank's state; if there is none, the same one later, because the network may work again."""
     member = decision.state.members.get(event.worker)
     if member is None or member.rank is None or not member.replacement or decision.state.repair is None:
         return
@@ -107,8 +107,12 @@ def fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
         decision.set_member(member.worker, blameless=True)
     elif event.epoch != decision.state.epoch:
         return
-    decision.repair.failed_sources |= {(member.rank, event.source)}
-    holders.forget(decision, member.rank, event.source)
+    patience_until = decision.repair.began_at + decision.settings.repair_timeout_s
+    if holders.is_only_source(decision.state, member.rank, event.source) and decision.now < patience_until:
+        repair.fetch_later(decision, member.rank)
+    else:
+        decision.repair.failed_sources |= {(member.rank, event.source)}
+        holders.forget(decision, member.rank, event.source)
     repair.begin_epoch(decision, why)
 
 

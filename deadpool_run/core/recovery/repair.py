@@ -19,7 +19,7 @@ from deadpool_run.ids import Rank, Version
 
 UNCONNECTED = "communicators could not be built, and nobody was lost"
 _LONGEST_WAIT_S = 30.0
-"""Between two tries to connect the same workers."""
+"""Between two tries to connect the same workers, or to fetch a state from the same node."""
 _M = MemberPhase
 _UNREPORTED = (_M.DRAINING, _M.RECALLED, _M.UNWINDING)
 """Phases of members that have yet to report what they hold."""
@@ -125,7 +125,7 @@ def attach_failed(decision: Decision, member: Member) -> None:
     """Connect the same workers again, after a pause that grows each time. If that does not help, replace this one."""
     repair, patience_s = decision.repair, decision.settings.repair_timeout_s
     if decision.now < (repair.replaced_for_network_at or repair.began_at) + patience_s:
-        wait_s = min(2.0**repair.retries, _LONGEST_WAIT_S)
+        wait_s = _pause_s(repair)
         repair.retry_at = decision.now + wait_s
         decision.announce(f"connecting the same workers again in {wait_s:g} s", UNCONNECTED)
         return
@@ -133,6 +133,25 @@ def attach_failed(decision: Decision, member: Member) -> None:
     decision.end(member, why)
     decision.set_member(member.worker, blameless=True)
     repair.replaced_for_network_at = decision.now
+
+
+def fetch_later(decision: Decision, rank: Rank) -> None:
+    """Have the rank's state fetched again from the same node, after a pause that grows each time."""
+    repair = decision.repair
+    wait_s = _pause_s(repair)
+    repair.retries += 1
+    repair.fetch_again_at = decision.now + wait_s
+    decision.announce(f"fetching the state of rank {rank} again in {wait_s:g} s", "no other node has it")
+
+
+def fetch_again(decision: Decision) -> None:
+    """Go on with the replacements that wait for their states."""
+    decision.repair.fetch_again_at = None
+    decision.changes.vacancies = True
+
+
+def _pause_s(repair: Repair) -> float:
+    return min(2.0**repair.retries, _LONGEST_WAIT_S)
 
 
 def begin_epoch(decision: Decision, reason: str) -> None:
@@ -264,7 +283,7 @@ def report(decision: Decision) -> None:
 
 def _fill_vacancies(decision: Decision) -> None:
     state = decision.state
-    if not state.seat_counters.vacant or _is_up_to_date(decision):
+    if not state.seat_counters.vacant or decision.repair.fetch_again_at is not None or _is_up_to_date(decision):
         return
     claimed = {member.claimed for member in state.members.values()} if state.member_counters.claiming else set()
     vacant = [seat for seat in state.vacant() if seat.rank not in claimed]
@@ -327,7 +346,7 @@ def _choose_version(decision: Decision) -> None:
 def _resume(decision: Decision) -> None:
     """Order the members that wait for the resume version to resume from it."""
     resume = decision.repair.resume
-    if resume is None:
+    if resume is None or decision.repair.fetch_again_at is not None:
         return
     for member in decision.state.in_phase(_M.DRAINED, _M.REHEARSED):
         seat = decision.state.seats[member.held_rank]

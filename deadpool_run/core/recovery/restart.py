@@ -22,6 +22,7 @@ _UNTIL_THEN = "until then a lost rank restarts the script from the beginning"
 def submitted(decision: Decision, event: ev.JobSubmitted) -> None:
     """Begin the first world, on the first node."""
     if decision.state.phase is JobPhase.NEW:
+        decision.state.founded = event.term
         decision.add_node(event.node, event.place)
         _begin(decision, "the job was submitted")
 

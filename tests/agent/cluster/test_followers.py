@@ -66,6 +66,21 @@ def test_a_node_that_was_started_otherwise_is_refused_with_both_values(theirs, w
     within_bound(main())
 
 
+@pytest.mark.parametrize(
+    ("founded", "node", "fits"),
+    [(0, "n", True), (0, "n~2", True), (3, "n", False), (3, "n~2", False), (3, "n~r3", True), (3, "n~r3~2", True)],
+)
+def test_a_node_of_an_earlier_founding_cannot_rejoin(founded, node, fits):
+    async def main():
+        leader, followers = lead()
+        coordinator.step(SETTINGS, leader.state, ev.JobSubmitted("leader", ev.Place("leader"), founded), 0.0)
+        refusal = followers.refusal(peers.Rejoin(node, ev.Place("n"), ev.NodeResynced(node, ())))
+        assert refusal == ("" if fits else f"node {node} was in this run before it was founded again")
+        await followers.end(peers.End(0, ""))
+
+    within_bound(main())
+
+
 def test_losses_of_one_turn_of_the_loop_are_one_fact():
     async def main():
         leader, followers = lead()

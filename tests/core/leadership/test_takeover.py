@@ -68,6 +68,20 @@ def test_a_move_to_what_was_known_keeps_every_survivor():
                 assert order.epoch > term << 20
 
 
+def test_only_workers_with_another_capture_interval_are_told():
+    """A new leader of ten thousand machines would send an order to each rank, of which none changes anything."""
+    told = 0
+    for state in moved_states():
+        known = [structs.replace(found, interval=state.capture_interval) for found in as_known(state)]
+        for index in (-1, 0):
+            found = [structs.replace(each, interval=9) if at == index else each for at, each in enumerate(known)]
+            _, orders = step(state, ev.CoordinatorMoved(1, NODE), ev.NodeResynced(NODE, tuple(found)))
+            orders = [order for order in orders if isinstance(order, do.SetCaptureInterval)]
+            assert {order.worker for order in orders} <= {each.worker for each in found if each.interval == 9}
+            told += len(orders)
+    assert told
+
+
 def test_nothing_is_decided_before_every_node_has_told():
     for state in moved_states():
         waiting, orders = step(state, ev.CoordinatorMoved(1, NODE))

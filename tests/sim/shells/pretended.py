@@ -119,7 +119,7 @@ class SimNode(LocalNode):
         if isinstance(effect, do.BeginGeneration | do.ReportReplicas | do.DiscardAbove):
             super().perform(effect, capture_interval, source)
             return
-        self._inventory.ordered(effect)
+        self._inventory.ordered(effect, capture_interval)
         job, name = self.job, self.here.node
         job.note(f"      {name} obeys {effect}")
         if isinstance(effect, do.StartWorker):
