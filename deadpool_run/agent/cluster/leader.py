@@ -20,7 +20,7 @@ from deadpool_run.agent.records.incident_line import incident_line
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.coordinator.journal import Journal, set_aside
+from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.log_follower import FollowedLog
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
@@ -75,9 +75,13 @@ class Leader:
         self._timeline = 0
         self._ranks_moved = False
         self._store = Store(forkserver, on_lost, node.here.address)
-        if known is not None:
-            set_aside(spec.run_dir / JOURNAL_NAME, term)
-        self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
+        self._journal = Journal(
+            spec.run_dir / JOURNAL_NAME,
+            spec.settings,
+            None if known is None else known.state,
+            term=term,
+            on_fault=lambda error: tell(f"the journal ends here: {error} (the job continues)"),
+        )
         self.request_handler = RequestHandler(spec.settings.world_size, self)
         self._on_news = on_news
         self.server = CoordinatorServer(
@@ -365,7 +369,7 @@ class Leader:
     async def resign(self) -> None:
         """Leave the lead to another agent, which this node follows."""
         await self.end(None)
-        self._journal.close()
+        self._journal.close(0.0)  # its thread writes what is left
 
     def close(self, exit_code: int, reason: str) -> None:
         """Complete the records; the last call."""
