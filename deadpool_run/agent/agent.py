@@ -22,7 +22,7 @@ from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.cluster.slurm_cancel import cancel_if_abandoned, cancel_if_srun_is_gone
-from deadpool_run.agent.console import announcement, tell
+from deadpool_run.agent.console import Console, announcement, in_background, tell
 from deadpool_run.agent.environment import omp_banner
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes import children
@@ -56,23 +56,31 @@ def run(spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServe
     children.become_subreaper()
     if spec.cluster is not None:
         raise_limits()
-    agent = _Agent(spec, forkserver_spec, forkserver)
-    exit_code = asyncio.run(agent.main())
-    if agent.living is not None or agent.found_nobody:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # scancel sends it to this process too
-        asyncio.run(
-            cancel_if_abandoned(spec.slurm, agent.base or spec.run_dir, tell)
-            if agent.living is None
-            else cancel_if_srun_is_gone(spec.slurm, agent.living, tell)
-        )
+    with in_background() as console:
+        agent = _Agent(spec, forkserver_spec, forkserver, console)
+        exit_code = asyncio.run(agent.main())
+        if agent.living is not None or agent.found_nobody:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # scancel sends it to this process too
+            asyncio.run(
+                cancel_if_abandoned(spec.slurm, agent.base or spec.run_dir, tell)
+                if agent.living is None
+                else cancel_if_srun_is_gone(spec.slurm, agent.living, tell)
+            )
     return exit_code
 
 
 class _Agent:
     """One launch. `main` makes its parts in the running loop, and closes them in reverse order."""
 
-    def __init__(self, spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServerProcess) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        forkserver_spec: ForkServerSpec,
+        forkserver: ForkServerProcess,
+        console: Console | None = None,
+    ) -> None:
         self._spec = spec
+        self._console = console
         self._forkserver_spec, self._first_forkserver = forkserver_spec, forkserver
         self._leader: Leader | None = None
         self._node: LocalNode | None = None
@@ -111,7 +119,7 @@ class _Agent:
         spec = self._spec
         here = peers.Peer(ONLY_NODE, LOOPBACK, 0)
         exit_code, reason = _FAILED
-        output = Logs(spec)
+        output = Logs(spec, self._console)
         control = ControlServer(spec.run_dir, self._answer)
         try:
             node = self._node = LocalNode(spec, here, forkserver=self._forkserver, output=output, above=NoLeader())
@@ -213,7 +221,7 @@ class _Agent:
         make_run_dir(spec.run_dir)
         script_copy.write(spec)
         self.base = spec.base_dir or spec.run_dir
-        output = Logs(spec)
+        output = Logs(spec, self._console)
         member = self._member = Participation(spec, node, place, forkserver=self._forkserver, output=output)
         self._node, self._was_member = member.node, True
         try:

@@ -64,7 +64,7 @@ class Leader:
         """
         self.node = node
         """The leader's own."""
-        self._spec = spec
+        self._spec, self._output = spec, output
         self.here = node.here.node
         self.alone = spec.cluster is None
         """Whether there is no other node."""
@@ -322,7 +322,9 @@ class Leader:
     def status(self) -> Mapping[str, Any]:
         """Return what viewers see."""
         run = self._record.parts
-        return status_object(self.state, self.node.vault.status_page, run, self.durable.report(), self._nodes())
+        output, durable = self._output, self.durable.report()
+        dropped = {"console": output.console.dropped, "logs": output.dropped, "journal": self._journal.dropped}
+        return status_object(self.state, self.node.vault.status_page, run, durable, self._nodes(), dropped=dropped)
 
     def _nodes(self) -> NodeReports | None:
         if self.followers is None:
@@ -370,6 +372,7 @@ class Leader:
         """Leave the lead to another agent, which this node follows."""
         await self.end(None)
         self._journal.close(0.0)  # its thread writes what is left
+        self._record.leave()
 
     def close(self, exit_code: int, reason: str) -> None:
         """Complete the records; the last call."""

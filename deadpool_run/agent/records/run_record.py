@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent import atomic_file
+from deadpool_run.agent.console import tell
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.address import SOCKET_NAME
+from deadpool_run.coordinator.sink import Sink
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.typed import read_object
 
 RECORD_NAME = "run.json"
 SCHEMA_VERSION = 1
+_GRACE_S = 10.0
+"""At the end: how long the disk may take."""
 _PLACES = (RECORD_NAME, f"*/{RECORD_NAME}", f"*/*/{RECORD_NAME}")
 """The run's directory, and its nodes' directories below it."""
 
@@ -42,7 +46,7 @@ def outcome(run_dir: Path) -> int | None:
 
 
 class RunRecord:
-    """The record of a live run; times are ISO-8601, UTC."""
+    """The record of a live run, written by a thread; times are ISO-8601, UTC."""
 
     def __init__(self, spec: LaunchSpec, log_dir: Path | None, *, leader: bool = True, term: int = 0) -> None:
         """`leader`: whether this agent leads, and since which term."""
@@ -69,15 +73,32 @@ class RunRecord:
             "term": term,
             "slurm_job": None if spec.slurm is None else spec.slurm.job_id,
         }
+        self._sink = Sink("deadpool-record")
+        self._failed = False
         self._write()
 
     def end(self, exit_code: int, reason: str) -> None:
-        """Mark the run as over."""
+        """Mark the run as over, and wait a while for the disk: srun's caller reads the exit code there."""
         self.parts |= {"ended": _now(), "exit_code": exit_code, "reason": reason}
         self._write()
+        if not self._sink.close(_GRACE_S):
+            tell(f"the run's end is not in {self._path}: its disk did not answer within {_GRACE_S:g} s")
+
+    def leave(self) -> None:
+        """Write no more: another record takes its place."""
+        self._sink.close(0.0)
 
     def _write(self) -> None:
-        atomic_file.replace(self._path, json.dumps(self.parts, indent=1) + "\n")
+        text = json.dumps(self.parts, indent=1) + "\n"
+        self._sink.put(lambda: self._replace(text))
+
+    def _replace(self, text: str) -> None:
+        try:
+            atomic_file.replace(self._path, text)
+        except OSError as error:
+            if not self._failed:
+                tell(f"cannot write this run's record: {error} (`deadpool-run status` may not find the run)")
+            self._failed = True
 
 
 def _now() -> str:
