@@ -24,6 +24,7 @@ from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.cluster.slurm_cancel import cancel_if_abandoned, cancel_if_srun_is_gone
 from deadpool_run.agent.console import Console, announcement, in_background, tell
 from deadpool_run.agent.environment import omp_banner
+from deadpool_run.agent.loop_watch import LoopWatch
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.forkserver import ForkServer
@@ -47,6 +48,8 @@ _RETRY_S = 0.2
 """Pause before the node asks again to be admitted."""
 _ADMISSION = 4.0
 """Node timeouts that a leader has to answer a node that joins. One without authority has regained it, or given up, by then."""
+_SLOW = 0.1
+"""Node timeouts that a loop may be blocked without a line in the log: half the time between two heartbeats."""
 _EXIT_LAUNCH_FAILED = 1
 _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 
@@ -105,11 +108,14 @@ class _Agent:
         if signal.SIGUSR1 not in spec.signals_to_handle:
             loop.add_signal_handler(signal.SIGUSR1, self._on_preemption_notice)
         loop.add_signal_handler(signal.SIGCHLD, self._forkserver.reap_strangers)
+        watch = None if spec.cluster is None else LoopWatch(_SLOW * spec.settings.node_timeout_s, tell)
         try:
             if banner := omp_banner(spec, os.environ):
                 tell(banner)
             return await (self._alone() if spec.cluster is None else self._among_others(spec.cluster))
         finally:
+            if watch is not None:
+                watch.close()
             await self._end()
 
     # --- one machine ------------------------------------------------------------------------------------------------
