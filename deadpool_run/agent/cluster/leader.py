@@ -20,6 +20,7 @@ from deadpool_run.agent.records.incident_line import incident_line
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.coordinator.address import JOURNAL_NAME
 from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.log_follower import FollowedLog
 from deadpool_run.coordinator.requests import RequestHandler
@@ -35,7 +36,6 @@ from deadpool_run.view.plan import outline
 from deadpool_run.view.status_report import NodeReports, Seen, status_object
 from deadpool_run.wire import peers
 
-JOURNAL_NAME = "journal.jsonl"
 _EXIT_LAUNCH_FAILED = 1
 _COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING})
 

@@ -10,7 +10,7 @@ from typing import Any
 from deadpool_run.agent import atomic_file
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.coordinator.address import SOCKET_NAME
+from deadpool_run.coordinator.address import JOURNALS, SOCKET_NAME
 from deadpool_run.coordinator.sink import Sink
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.typed import read_object
@@ -30,8 +30,18 @@ def make_run_dir(run_dir: Path) -> None:
         run_dir.chmod(0o700)
     except OSError as error:
         raise UsageError(f"run directory {run_dir}: {error.strerror}\nchoose another with --run-dir") from error
-    if (run_dir / RECORD_NAME).exists():
-        raise UsageError(f"{run_dir} holds another run\ngive this run another --run-id, or a --run-dir of its own")
+    if (run_dir / RECORD_NAME).exists() or any(run_dir.glob(JOURNALS)):
+        record = read_object(run_dir / RECORD_NAME)
+        named = f" ({record['run_id']}, started {record.get('started')})" if record.get("run_id") else ""
+        raise UsageError(
+            f"{run_dir} holds another run{named}\ngive this run another --run-id, or a --run-dir of its own; "
+            "or remove that directory, with its journal and logs"
+        )
+
+
+def records_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's agents that can be read."""
+    return [read_object(path) for place in _PLACES for path in run_dir.glob(place)]
 
 
 def outcome(run_dir: Path) -> int | None:
@@ -39,8 +49,9 @@ def outcome(run_dir: Path) -> int | None:
 
     Of several agents' records, that of the latest term counts: an agent that was cut off knows only its own end.
     """
-    records = [read_object(path) for place in _PLACES for path in run_dir.glob(place)]
-    ended = [record for record in records if record.get("ended") and isinstance(record.get("exit_code"), int)]
+    ended = [
+        record for record in records_of(run_dir) if record.get("ended") and isinstance(record.get("exit_code"), int)
+    ]
     last = max(ended, key=lambda record: (bool(record.get("leader", True)), record.get("term") or 0), default=None)
     return None if last is None else int(last["exit_code"])
 
