@@ -30,7 +30,7 @@ from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
 from deadpool_run.agent.processes.store import LOOPBACK
-from deadpool_run.agent.records import script_copy
+from deadpool_run.agent.records import old_runs, script_copy
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import make_run_dir
@@ -110,6 +110,8 @@ class _Agent:
         loop.add_signal_handler(signal.SIGCHLD, self._forkserver.reap_strangers)
         watch = None if spec.cluster is None else LoopWatch(_SLOW * spec.settings.node_timeout_s, tell)
         try:
+            if spec.keep_runs is not None:
+                old_runs.remove_in_background(spec.run_dir.parent, spec.keep_runs)
             if banner := omp_banner(spec, os.environ):
                 tell(banner)
             return await (self._alone() if spec.cluster is None else self._among_others(spec.cluster))
