@@ -23,7 +23,7 @@ from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.cluster.slurm_cancel import cancel_if_abandoned, cancel_if_srun_is_gone
 from deadpool_run.agent.console import Console, announcement, in_background, tell
-from deadpool_run.agent.environment import omp_banner
+from deadpool_run.agent.environment import omp_banner, without_ignored_hangup
 from deadpool_run.agent.loop_watch import LoopWatch
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes import children
@@ -103,7 +103,7 @@ class _Agent:
         self._over: asyncio.Future[tuple[int, str]] = loop.create_future()
         loop.set_exception_handler(self._on_bug)
         self._forkserver = ForkServer(self._forkserver_spec, self._on_lost, self._first_forkserver)
-        for number in spec.signals_to_handle:
+        for number in without_ignored_hangup(spec.signals_to_handle):
             loop.add_signal_handler(number, self._on_signal, number)
         if signal.SIGUSR1 not in spec.signals_to_handle:
             loop.add_signal_handler(signal.SIGUSR1, self._on_preemption_notice)

@@ -42,7 +42,7 @@ TORCHRUN_OPTIONS = group(
     Option(
         "signals_to_handle",
         "NAMES",
-        "Signals that end the job in order: each is passed on to every worker.",
+        "Signals that end the job in order: each is passed on to every worker. Under nohup SIGHUP has no effect.",
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     ),
     Option(
