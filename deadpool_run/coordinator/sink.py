@@ -219,7 +219,9 @@ class Stream:
             try:
                 return os.write(self._fd, data[:_WRITE_BYTES])
             except BlockingIOError:  # another holder of the descriptor has made it non-blocking
-                select.select([], [self._fd], [])
+                poll = select.poll()
+                poll.register(self._fd, select.POLLOUT)
+                poll.poll()
 
     def _close(self) -> None:
         if self._fd >= 0 and self._owned:
