@@ -102,7 +102,8 @@ class _Agent:
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[tuple[int, str]] = loop.create_future()
         loop.set_exception_handler(self._on_bug)
-        self._forkserver = ForkServer(self._forkserver_spec, self._on_lost, self._first_forkserver)
+        grace_s = spec.settings.shutdown_timeout_s
+        self._forkserver = ForkServer(self._forkserver_spec, self._on_lost, self._first_forkserver, grace_s)
         for number in without_ignored_hangup(spec.signals_to_handle):
             loop.add_signal_handler(number, self._on_signal, number)
         if signal.SIGUSR1 not in spec.signals_to_handle:
@@ -149,6 +150,7 @@ class _Agent:
             if self._leader is not None:
                 await self._leader.end(peers.End(exit_code, reason))
             await control.close()
+            self._forkserver.end_strangers()
             self._forkserver.close()
             await self._end_node(output)
             if self._leader is not None:
@@ -257,6 +259,7 @@ class _Agent:
         finally:
             await member.end(exit_code, reason, fenced=fenced or failed)
             if not fenced:
+                self._forkserver.end_strangers()
                 self._forkserver.close()
             await self._end_node(output)
             member.advertisement.close(exit_code, reason, fenced=fenced or failed)
