@@ -22,14 +22,15 @@ from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.cluster.slurm_cancel import cancel_if_abandoned, cancel_if_srun_is_gone
-from deadpool_run.agent.console import announcement, tell
-from deadpool_run.agent.environment import omp_banner
+from deadpool_run.agent.console import Console, announcement, in_background, tell
+from deadpool_run.agent.environment import omp_banner, without_ignored_hangup
+from deadpool_run.agent.loop_watch import LoopWatch
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
 from deadpool_run.agent.processes.store import LOOPBACK
-from deadpool_run.agent.records import script_copy
+from deadpool_run.agent.records import old_runs, script_copy
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import make_run_dir
@@ -47,6 +48,8 @@ _RETRY_S = 0.2
 """Pause before the node asks again to be admitted."""
 _ADMISSION = 4.0
 """Node timeouts that a leader has to answer a node that joins. One without authority has regained it, or given up, by then."""
+_SLOW = 0.1
+"""Node timeouts that a loop may be blocked without a line in the log: half the time between two heartbeats."""
 _EXIT_LAUNCH_FAILED = 1
 _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 
@@ -54,25 +57,33 @@ _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 def run(spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServerProcess) -> int:
     """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
     children.become_subreaper()
-    if spec.cluster is not None:
-        raise_limits()
-    agent = _Agent(spec, forkserver_spec, forkserver)
-    exit_code = asyncio.run(agent.main())
-    if agent.living is not None or agent.found_nobody:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # scancel sends it to this process too
-        asyncio.run(
-            cancel_if_abandoned(spec.slurm, agent.base or spec.run_dir, tell)
-            if agent.living is None
-            else cancel_if_srun_is_gone(spec.slurm, agent.living, tell)
-        )
+    with in_background() as console:
+        if too_few := raise_limits(spec.settings):
+            tell(too_few)
+        agent = _Agent(spec, forkserver_spec, forkserver, console)
+        exit_code = asyncio.run(agent.main())
+        if agent.living is not None or agent.found_nobody:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # scancel sends it to this process too
+            asyncio.run(
+                cancel_if_abandoned(spec.slurm, agent.base or spec.run_dir, tell)
+                if agent.living is None
+                else cancel_if_srun_is_gone(spec.slurm, agent.living, tell)
+            )
     return exit_code
 
 
 class _Agent:
     """One launch. `main` makes its parts in the running loop, and closes them in reverse order."""
 
-    def __init__(self, spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServerProcess) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        forkserver_spec: ForkServerSpec,
+        forkserver: ForkServerProcess,
+        console: Console | None = None,
+    ) -> None:
         self._spec = spec
+        self._console = console
         self._forkserver_spec, self._first_forkserver = forkserver_spec, forkserver
         self._leader: Leader | None = None
         self._node: LocalNode | None = None
@@ -91,17 +102,23 @@ class _Agent:
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[tuple[int, str]] = loop.create_future()
         loop.set_exception_handler(self._on_bug)
-        self._forkserver = ForkServer(self._forkserver_spec, self._on_lost, self._first_forkserver)
-        for number in spec.signals_to_handle:
+        grace_s = spec.settings.shutdown_timeout_s
+        self._forkserver = ForkServer(self._forkserver_spec, self._on_lost, self._first_forkserver, grace_s)
+        for number in without_ignored_hangup(spec.signals_to_handle):
             loop.add_signal_handler(number, self._on_signal, number)
         if signal.SIGUSR1 not in spec.signals_to_handle:
             loop.add_signal_handler(signal.SIGUSR1, self._on_preemption_notice)
         loop.add_signal_handler(signal.SIGCHLD, self._forkserver.reap_strangers)
+        watch = None if spec.cluster is None else LoopWatch(_SLOW * spec.settings.node_timeout_s, tell)
         try:
+            if spec.keep_runs is not None:
+                old_runs.remove_in_background(spec.run_dir.parent, spec.keep_runs)
             if banner := omp_banner(spec, os.environ):
                 tell(banner)
             return await (self._alone() if spec.cluster is None else self._among_others(spec.cluster))
         finally:
+            if watch is not None:
+                watch.close()
             await self._end()
 
     # --- one machine ------------------------------------------------------------------------------------------------
@@ -111,7 +128,7 @@ class _Agent:
         spec = self._spec
         here = peers.Peer(ONLY_NODE, LOOPBACK, 0)
         exit_code, reason = _FAILED
-        output = Logs(spec)
+        output = Logs(spec, self._console)
         control = ControlServer(spec.run_dir, self._answer)
         try:
             node = self._node = LocalNode(spec, here, forkserver=self._forkserver, output=output, above=NoLeader())
@@ -133,6 +150,7 @@ class _Agent:
             if self._leader is not None:
                 await self._leader.end(peers.End(exit_code, reason))
             await control.close()
+            self._forkserver.end_strangers()
             self._forkserver.close()
             await self._end_node(output)
             if self._leader is not None:
@@ -213,7 +231,7 @@ class _Agent:
         make_run_dir(spec.run_dir)
         script_copy.write(spec)
         self.base = spec.base_dir or spec.run_dir
-        output = Logs(spec)
+        output = Logs(spec, self._console)
         member = self._member = Participation(spec, node, place, forkserver=self._forkserver, output=output)
         self._node, self._was_member = member.node, True
         try:
@@ -241,6 +259,7 @@ class _Agent:
         finally:
             await member.end(exit_code, reason, fenced=fenced or failed)
             if not fenced:
+                self._forkserver.end_strangers()
                 self._forkserver.close()
             await self._end_node(output)
             member.advertisement.close(exit_code, reason, fenced=fenced or failed)

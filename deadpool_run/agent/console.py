@@ -1,19 +1,90 @@
-"""Lines for the user: on stderr, each with a prefix."""
+"""The launcher's own stdout and stderr, and its lines for the user: on stderr, each with a prefix."""
 
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from textwrap import indent
 
+from deadpool_run.coordinator.sink import Sink, Stream
+
 _STDERR = 2
+_PREFIX = "deadpool-run: "
+_GRACE_S = 10.0
+"""At the end: how long a terminal or pipe may take to accept the last lines."""
+_MAX_BYTES = 4 << 20
+
+
+class Console:
+    """Descriptors of terminals, pipes and files that others hold too, each written by a thread: a paused pager stalls nobody."""
+
+    def __init__(self) -> None:
+        self._sinks: dict[object, Sink] = {}
+        self._streams: dict[int, Stream] = {}
+
+    def stream(self, fd: int) -> Stream:
+        """Return the stream of a descriptor. Two descriptors of one file share a thread, so that lines stay whole."""
+        if fd not in self._streams:
+            sink = self._sinks.setdefault(_file_of(fd), Sink("deadpool-console", _MAX_BYTES))
+            self._streams[fd] = Stream(sink, lambda: fd, notice=_gap, owned=False)
+        return self._streams[fd]
+
+    @property
+    def dropped(self) -> int:
+        """The number of lines that were not written."""
+        return sum(stream.dropped for stream in self._streams.values())
+
+    def close(self, grace_s: float) -> bool:
+        """Wait for all that was written, up to `grace_s` for each file; return whether it is out."""
+        for stream in self._streams.values():
+            stream.close()
+        closed = [sink.close(grace_s) for sink in self._sinks.values()]
+        return all(closed)
+
+
+_console: Console | None = None
+"""Of this process, while it runs a job."""
+
+
+@contextlib.contextmanager
+def in_background() -> Iterator[Console]:
+    """Write lines from a thread within the block. At its end they are written, unless the console has stalled."""
+    global _console  # noqa: PLW0603 - a process has one stderr
+    _console = Console()
+    try:
+        yield _console
+    finally:
+        if _console.close(_GRACE_S):
+            _console = None  # else later lines would wait for ever
 
 
 def tell(text: str) -> None:
     """Print a line for the user. A failure is ignored: it must not end a job."""
+    line = f"{_PREFIX}{text}\n".encode(errors="replace")
+    if _console is not None:
+        _console.stream(_STDERR).put(line)
+        return
     with contextlib.suppress(OSError):  # the terminal is gone or blocked
-        os.write(_STDERR, f"deadpool-run: {text}\n".encode(errors="replace"))
+        os.write(_STDERR, line)
+
+
+def _file_of(fd: int) -> object:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return fd  # it is closed: writing fails, and is ignored
+    return status.st_dev, status.st_ino
+
+
+def _gap(lines: int) -> bytes:
+    return f"{_PREFIX}{dropped_lines(lines)}: the console did not accept them\n".encode()
+
+
+def dropped_lines(count: int) -> str:
+    """Return the text of this many lines."""
+    return f"{count} line{'' if count == 1 else 's'} dropped"
 
 
 def announcement(what: str, reason: str) -> str:

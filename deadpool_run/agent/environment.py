@@ -1,10 +1,13 @@
-"""Environment that all processes of a job share. Pure."""
+"""Environment that all processes of a job share, and the signals that the agent handles."""
 
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.wire import check
 
+_Number = TypeVar("_Number", bound=int)
 _OUTER_LAUNCHERS = ("PET_", "TORCHELASTIC_", "DEADPOOL_")
 """Prefixes of an outer launcher's variables, which would misconfigure an inner one."""
 
@@ -34,3 +37,9 @@ def omp_banner(spec: LaunchSpec, outer: Mapping[str, str]) -> str | None:
 def _limits_threads(spec: LaunchSpec, outer: Mapping[str, str]) -> bool:
     """Return whether OMP_NUM_THREADS is set to 1, as torchrun does."""
     return "OMP_NUM_THREADS" not in outer and spec.nproc_per_node > 1
+
+
+def without_ignored_hangup(numbers: Iterable[_Number]) -> list[_Number]:
+    """Return the signals to handle: no SIGHUP where it is ignored, so that a job under nohup outlives its terminal."""
+    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in numbers if not (under_nohup and number == signal.SIGHUP)]

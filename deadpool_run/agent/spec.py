@@ -133,6 +133,8 @@ class LaunchSpec:
     """Made by the agent, mode 0700. Its last component is the run's name, or this node's in the run's directory."""
     base_dir: Path | None = None
     """The run's directory where `run_dir` is this node's only."""
+    keep_runs: int | None = None
+    """Ended runs to keep in the directory above `run_dir`; older ones are removed. None: all, and always if the user named `run_dir`."""
     log_dir: Path | None = None
     """Base of torchrun's log tree. None: `run_dir / "logs"`. `LOGS_OFF`: no log files and no error files."""
     redirects: Mapping[int, Streams] = field(default_factory=dict)

@@ -12,6 +12,8 @@ from pathlib import Path
 SOCKET_NAME = "control.sock"
 POINTER_NAME = "leader.json"
 """Next to the socket or one folder above it: names the leader. See `agent.cluster.leader_file`."""
+JOURNAL_NAME, JOURNALS = "journal.jsonl", "journal*.jsonl"
+"""The journal of decisions, and the pattern of all journals of a run."""
 _MAX_PATH_BYTES = 107
 
 

@@ -19,7 +19,8 @@ The status object has the fields of `view.job_status.Status` (`phase`, `epoch`, 
 `schema_version`, `run` (the content of `run.json`) and `committed` (the newest snapshot that every rank has, or null). Each of
 `ranks` has the rank's entry on the status page: `activity` (a `vault.status_page.Phase`, in lower case), `step` (steps completed),
 `step_ms`, `capture_ms` and `snapshots` (the versions held). `durable` is null, or has the `place` of durable checkpoints and the
-`version`, path or URL (`where`) and time (`written`, ISO-8601, UTC) of the newest one, null if there is none.
+`version`, path or URL (`where`) and time (`written`, ISO-8601, UTC) of the newest one, null if there is none. `dropped_lines` has
+how many lines are missing in the leader's `console`, `logs` and `journal`, because what they are written to had stalled.
 `view.status_report` adds the fields of several nodes.
 """
 

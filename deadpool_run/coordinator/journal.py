@@ -1,12 +1,16 @@
 """The journal: every event with its time and the orders that followed, as JSON lines that replay to the same state.
 
 The first line names the format and holds the settings. A journal from the field is a test by itself.
+
+A thread writes it, so that no decision waits for a disk. If the disk stalls for so long that lines are dropped, one line names
+their number and holds the state after them.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from deadpool_run.coordinator.sink import PATIENCE_S, Sink, Stream
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
 from deadpool_run.core.settings import Settings
@@ -34,35 +38,91 @@ class Entry(Untagged):
     effects: tuple[Effect, ...]
 
 
+class Gap(Untagged):
+    """A line in place of others that were dropped."""
+
+    dropped: int
+    state: State
+    """The coordinator's after the last of them."""
+
+
+_MAX_BYTES = 32 << 20
+"""Lines that wait for the disk. The first line, with the state of tens of thousands of ranks, may be longer."""
+
+
 class Journal:
     """An append-only file that only its owner can read.
 
     A full disk never ends a job: after the first line that cannot be written, none is, and `failure` says why.
     """
 
-    def __init__(self, path: Path, settings: Settings, state: State | None = None) -> None:
-        """Create the file. Raises OSError (FileExistsError if it exists). `state` is what the coordinator begins with."""
-        self.failure: OSError | None = None
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._append(Header(FORMAT, settings, state))
+    def __init__(
+        self,
+        path: Path,
+        settings: Settings,
+        state: State | None = None,
+        *,
+        term: int = 0,
+        on_fault: Callable[[OSError], None] = lambda _: None,
+    ) -> None:
+        """Begin the journal. `state` is what the coordinator begins with; None: a new job.
 
-    def append(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
-        """Append one line."""
-        self._append(Entry(now, event, tuple(effects)))
+        The journal of a new job is created at once, and raises OSError: FileExistsError is the refusal of a second job in one
+        directory. A leader of a later `term` waits for no disk: its directory is its own, and an earlier journal is renamed.
+        """
 
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        def create() -> int:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def _append(self, line: Header | Entry) -> None:
-        rest = to_json(line) + b"\n"
-        try:
-            while rest and self.failure is None:
-                rest = rest[os.write(self._fd, rest) :]
-        except OSError as error:
-            self.failure = error
+        def create_anew() -> int:
+            set_aside(path, term)
+            return create()
+
+        self._sink = Sink("deadpool-journal", _MAX_BYTES)
+        fd = create() if state is None else -1
+        opener = create_anew if state is not None else lambda: fd
+        self._stream = Stream(self._sink, opener, on_fault=on_fault, ends_at_fault=True)
+        self._skipped = 0
+        self._gap = 0
+        """Lines dropped since the last one that was written."""
+        self._state: State | None = None
+        self._stream.put(to_json(Header(FORMAT, settings, state)) + b"\n")
+
+    @property
+    def failure(self) -> OSError | None:
+        """Why the journal has ended early."""
+        return self._stream.failure
+
+    @property
+    def dropped(self) -> int:
+        """The number of lines that are missing."""
+        return self._skipped + self._stream.dropped
+
+    def append(self, now: float, event: Event, effects: Sequence[Effect], state: State) -> None:
+        """Append one line. `state` is the coordinator's after the event."""
+        if self._gap or self.failure is not None:
+            self._skip(state)
+        elif not self._stream.put(to_json(Entry(now, event, tuple(effects))) + b"\n"):
+            self._gap, self._state = 1, state
+
+    def _skip(self, state: State) -> None:
+        """Leave a line out. Once the disk has taken all that waits, continue with the state."""
+        self._gap, self._state = self._gap + 1, state
+        self._skipped += 1
+        if self.failure is None and self._sink.is_empty:
+            self._end_gap()
+
+    def _end_gap(self, patience_s: float | None = None) -> None:
+        assert self._state is not None
+        self._stream.put(to_json(Gap(self._gap, self._state)) + b"\n", patience_s=patience_s)
+        self._gap = 0
+
+    def close(self, grace_s: float = 10.0) -> None:
+        """Close the file, and wait up to `grace_s` for its last line. A second call does nothing."""
+        if self._gap and self.failure is None:
+            self._end_gap(min(grace_s, PATIENCE_S))
+        self._stream.close()
+        self._sink.close(grace_s)
 
 
 def set_aside(path: Path, term: int) -> None:

@@ -96,7 +96,7 @@ class CoordinatorServer:
     def _decide(self, event: Event) -> None:
         now = self.now()
         effects = coordinator.step(self._settings, self.state, event, now)
-        self._journal.append(now, event, effects)
+        self._journal.append(now, event, effects, self.state)
         self.entries += 1
         if self.on_entry is not None:
             self.on_entry(now, event)

@@ -82,6 +82,9 @@ def _job_line(status: Status, now: datetime) -> Text:
         words.append(f"restarts {status['restarts']}")
     if status.get("capture_interval", 1) != 1:
         words.append(f"a snapshot every {status['capture_interval']} steps")
+    words += [
+        f"{count} lines of the {name} dropped" for name, count in status.get("dropped_lines", {}).items() if count
+    ]
     state = str(status.get("phase", "-"))
     how = health(status)
     if how.value not in {state, "healthy"}:

@@ -47,14 +47,16 @@ class NodeReports:
     """Now on the coordinator's clock."""
 
 
-def status_object(
+def status_object(  # noqa: PLR0913 - each is known to another part of the agent
     state: State,
     status_page: StatusPage,
     run: Mapping[str, Any],
     durable: Mapping[str, Any] | None,
     nodes: NodeReports | None = None,
+    *,
+    dropped: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Return the status object, ready for JSON. `nodes` is None on one machine."""
+    """Return the status object, ready for JSON. `dropped`: lines missing on the leader's machine. `nodes` is None on one machine."""
     summary = job_status.summary(state)
     ranks = [
         {**rank, **_rank_entry(rank_entry)}
@@ -68,6 +70,7 @@ def status_object(
         "ranks": ranks,
         "committed": status_page.committed(),
         "durable": None if durable is None else dict(durable),
+        "dropped_lines": dict(dropped),
         **several,
     }
 

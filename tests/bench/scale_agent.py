@@ -295,6 +295,7 @@ async def serve(options: argparse.Namespace) -> None:
     name = "leader" if options.join is None else "successor"
     spec = node_spec(options.folder, name, options)
     spec.run_dir.mkdir(mode=0o700)
+    raise_limits(spec.settings)
     agent = BenchAgent(spec)
     await (agent.found() if options.join is None else agent.join(options.join))
     tell({"port": agent.port})
@@ -318,7 +319,6 @@ def main() -> None:
     parser.add_argument("--join", type=int, help="the leader's port")
     parser.add_argument("--folder", type=Path, required=True, help="for records")
     options = parser.parse_args()
-    raise_limits()
     be_patient()
     participation.Leader = MeasuredLeader  # type: ignore[misc]
     participation.LocalNode = BenchNode  # type: ignore[misc]

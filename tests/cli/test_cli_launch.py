@@ -137,6 +137,14 @@ def test_the_runs_name_and_place():
     assert planned(run_dir="there").spec.run_dir == Path.cwd() / "there"
 
 
+def test_old_runs_are_removed_from_the_default_place_only():
+    assert planned().spec.keep_runs is None
+    assert planned(keep_runs="0").spec.keep_runs == 0
+    assert planned(keep_runs="20", run_dir="there").spec.keep_runs is None
+    with pytest.raises(UsageError, match="--keep-runs '-1': too small"):
+        planned(keep_runs="-1")
+
+
 @pytest.mark.parametrize("name", ["..", "/", "...a..", "a/../../b", "x" * 300, "-", "ö"])
 def test_a_runs_directory_stays_below_its_parent(name):
     directory = directory_name(name)

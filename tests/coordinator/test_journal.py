@@ -43,7 +43,7 @@ def write(path):
     state, book = coordinator.new_state(SETTINGS), journal.Journal(path, SETTINGS)
     for number, event in enumerate(TIMELINE):
         effects = coordinator.step(SETTINGS, state, event, number / 7)
-        book.append(number / 7, event, effects)
+        book.append(number / 7, event, effects, state)
     book.close()
     return state
 
@@ -107,18 +107,71 @@ def test_a_line_that_is_no_entry_is_refused_by_its_number(tmp_path):
         replay(path)
 
 
+def written(book):
+    """Wait until all lines are written."""
+    while not book._sink.is_empty:
+        os.sched_yield()
+
+
 def test_a_full_disk_ends_the_journal_and_not_the_job(tmp_path):
-    book = journal.Journal(tmp_path / "whole", SETTINGS)
+    faults, state = [], coordinator.new_state(SETTINGS)
+    book = journal.Journal(tmp_path / "whole", SETTINGS, on_fault=faults.append)
+    written(book)
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, book._fd)
+    os.dup2(full, book._stream._fd)
     os.close(full)
-    book.append(0.0, ev.JobSubmitted(), ())
-    assert book.failure is not None
-    assert book.failure.errno == errno.ENOSPC
-    book.append(0.1, ev.TimeAdvanced(), ())
+    for number in range(3):
+        book.append(float(number), ev.TimeAdvanced(), (), state)
+        written(book)
     book.close()
     book.close()
+    assert [fault.errno for fault in faults] == [errno.ENOSPC]
+    assert (book.failure, book.dropped) == (faults[0], 3)
     assert replay(tmp_path / "whole").entries == 0
+
+
+def test_a_disk_that_stalls_costs_lines_and_the_rest_replays(tmp_path, monkeypatch):
+    """The disk is a full pipe that nobody reads for a while."""
+    monkeypatch.setattr(journal, "_MAX_BYTES", 2000)
+    path, state = tmp_path / "journal", coordinator.new_state(SETTINGS)
+    book = journal.Journal(path, SETTINGS)
+    written(book)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    filler = os.write(writer, bytes(1 << 20))
+    os.set_blocking(writer, True)
+    os.dup2(writer, book._stream._fd)
+    os.close(writer)
+
+    def decide(number, event):
+        book.append(number / 7, event, coordinator.step(SETTINGS, state, event, number / 7), state)
+
+    for number, event in enumerate(TIMELINE[:-2]):
+        decide(number, event)
+    assert book.dropped > 0
+    while filler:
+        filler -= len(os.read(reader, filler))
+    written(book)
+    for number, event in enumerate(TIMELINE[-2:], len(TIMELINE) - 2):
+        decide(number, event)
+    book.close()
+    with path.open("ab") as file, os.fdopen(reader, "rb") as pipe:
+        file.write(pipe.read())
+    replayed = replay(path)
+    assert replayed.state == state
+    assert (replayed.entries + replayed.dropped, replayed.dropped) == (len(TIMELINE), book.dropped)
+    assert not replayed.divergences
+
+
+def test_a_later_leader_waits_for_no_disk(tmp_path):
+    """What the creation of its journal finds is reported later: here, that its folder is not there."""
+    folder = tmp_path / "gone"
+    book, state = journal.Journal(folder / "journal", SETTINGS, coordinator.new_state(SETTINGS), term=2), None
+    written(book)
+    assert isinstance(book.failure, FileNotFoundError)
+    book.append(0.0, ev.TimeAdvanced(), (), state)
+    book.close()
+    assert book.dropped == 2
 
 
 def test_another_format_is_refused_with_what_to_do(tmp_path):
@@ -140,7 +193,7 @@ def test_the_first_line_names_the_format(tmp_path):
 def test_a_journal_that_begins_within_a_job_replays_from_there(tmp_path):
     state, path = write(tmp_path / "whole"), tmp_path / "journal"
     book = journal.Journal(path, SETTINGS, state)
-    book.append(100.0, ev.TimeAdvanced(), coordinator.step(SETTINGS, state, ev.TimeAdvanced(), 100.0))
+    book.append(100.0, ev.TimeAdvanced(), coordinator.step(SETTINGS, state, ev.TimeAdvanced(), 100.0), state)
     book.close()
     replayed = replay(path)
     assert replayed.state == state

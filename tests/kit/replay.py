@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from deadpool_run.coordinator.journal import FORMAT, Entry, Header
+from deadpool_run.coordinator.journal import FORMAT, Entry, Gap, Header
 from deadpool_run.core import coordinator
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.settings import Settings
@@ -24,6 +24,8 @@ class _Format(msgspec.Struct):
 _FORMAT_DECODER: Decoder[_Format] = Decoder(_Format, "the first line of a journal")
 _HEADER_DECODER: Decoder[Header] = Decoder(Header, "the first line of a journal")
 _ENTRY_DECODER: Decoder[Entry] = Decoder(Entry, "an entry of a journal")
+_GAP_DECODER: Decoder[Gap] = Decoder(Gap, "a gap of a journal")
+_GAP = b'{"dropped":'
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Replay:
     divergences: tuple[Divergence, ...]
     torn: bool
     """The last line is incomplete: its writer died."""
+    dropped: int
+    """Entries that are missing."""
 
 
 def replay(path: Path) -> Replay:
@@ -55,12 +59,16 @@ def replay(path: Path) -> Replay:
         raise ProtocolError(f"{path} is not a journal: it has no complete line")
     header = _header(path, lines[0])
     settings, state = header.settings, header.state or coordinator.new_state(header.settings)
-    divergences = []
+    divergences, entries, dropped = [], 0, 0
     for number, entry in _entries(path, lines):
+        if isinstance(entry, Gap):
+            state, dropped = entry.state, dropped + entry.dropped
+            continue
+        entries += 1
         effects = coordinator.step(settings, state, entry.event, entry.now)
         if effects != entry.effects:
             divergences.append(Divergence(number, entry, effects))
-    return Replay(settings, state, len(lines) - 1, tuple(divergences), torn)
+    return Replay(settings, state, entries, tuple(divergences), torn, dropped)
 
 
 def _header(path: Path, line: bytes) -> Header:
@@ -76,9 +84,9 @@ def _header(path: Path, line: bytes) -> Header:
     )
 
 
-def _entries(path: Path, lines: Sequence[bytes]) -> Iterator[tuple[int, Entry]]:
+def _entries(path: Path, lines: Sequence[bytes]) -> Iterator[tuple[int, Entry | Gap]]:
     for number, line in enumerate(lines[1:], start=2):
         try:
-            yield number, _ENTRY_DECODER.decode(line)
+            yield number, (_GAP_DECODER if line.startswith(_GAP) else _ENTRY_DECODER).decode(line)
         except ProtocolError as error:
             raise ProtocolError(f"{path}, line {number}: {error}") from error

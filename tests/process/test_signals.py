@@ -1,25 +1,62 @@
 """What workers make of the signals that the agent passes on does not depend on who started the agent."""
 
 import os
+import pty
 import signal
+import sys
 
 import pytest
-from kit.choice import often
 from kit.processes import marked
 
 
-@pytest.mark.parametrize("number", often([signal.SIGINT, signal.SIGHUP], {signal.SIGINT}))
-def test_a_job_that_was_started_with_a_signal_ignored_is_ended_by_it(cluster, number):
-    """As in a shell's background job (SIGINT) or under nohup (SIGHUP): dispositions are inherited."""
-    before = signal.signal(number, signal.SIG_IGN)
+def test_a_background_job_of_a_shell_is_ended_by_sigint(cluster):
+    """The shell has it ignored, and dispositions are inherited."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         job = cluster("--steps", "40", "--hold", "5", nproc=2, spares=1)
     finally:
-        signal.signal(number, before)
+        signal.signal(signal.SIGINT, before)
     job.wait_event("held")
-    job.signal_agent(number)
+    job.signal_agent(signal.SIGINT)
     assert job.wait_exit(20) == 1
     job.check_nothing_left()
+
+
+@pytest.mark.parametrize("nohup", [True, False])
+def test_the_end_of_a_terminal_ends_a_job_unless_it_runs_under_nohup(tmp_path, nohup):
+    """The terminal is a real one. Its end sends SIGHUP, and writing to it fails from then on."""
+    news = os.open(fifo(tmp_path / "news"), os.O_RDWR | os.O_CLOEXEC)
+    release = os.open(fifo(tmp_path / "release"), os.O_RDWR | os.O_CLOEXEC)
+    script = f"echo up > {tmp_path}/news; read word < {tmp_path}/release; echo over > {tmp_path}/news"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        if nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        words = (
+            "-m",
+            "deadpool_run",
+            "--no-config",
+            "--run-dir",
+            str(tmp_path / "run"),
+            "--no-python",
+            "/bin/sh",
+            "-c",
+        )
+        os.execv(sys.executable, [sys.executable, *words, script])
+    assert os.read(news, 100) == b"up\n"
+    os.close(terminal)
+    if nohup:
+        os.write(release, b"go\n")
+        assert os.read(news, 100) == b"over\n"
+    _, ended = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(ended) == (0 if nohup else 1)
+    for fd in (news, release):
+        os.close(fd)
+
+
+def fifo(path):
+    os.mkfifo(path)
+    return path
 
 
 def test_a_job_goes_on_when_its_end_is_preemption_notice(cluster):

@@ -19,12 +19,15 @@ from deadpool_run.agent.console import tell
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.coordinator.sink import Sink
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.errors import AuthorityError, UsageError
 from deadpool_run.wire.peers import Peer
 
 _CLAIM_AGAIN_S = 2.0
 """Pause before a claim is repeated that the authority did not answer."""
+_GRACE_S = 2.0
+"""At the end: how long the disk may take for the leader file."""
 
 
 class Advertisement:
@@ -38,6 +41,7 @@ class Advertisement:
         self._leader: Leader | None = None
         self._on_superseded = on_superseded
         self._claiming = Tasks()
+        self._files = Sink("deadpool-leader-file")
         assert spec.cluster is not None
         self._cluster = spec.cluster
 
@@ -45,24 +49,21 @@ class Advertisement:
         """Publish this node as a follower."""
         self._leader = None
         self._claiming.cancel()
-        try:
-            self._record = RunRecord(self._spec, output.root, leader=False)
-        except OSError as error:
-            tell(f"cannot write this node's record: {error} (`deadpool-run status` will not work here)")
+        self._record = RunRecord(self._spec, output.root, leader=False)
 
-    async def lead(self, leader: Leader, term: int) -> None:
+    def lead(self, leader: Leader, term: int) -> None:
         """Publish this node as the leader of this term."""
+        if self._record is not None:
+            self._record.leave()
         self._record, self._leader = None, leader  # the leader keeps the record now
-        try:
-            await asyncio.to_thread(self._write_leader_file, term)
-        except OSError as error:
-            tell(f"cannot write the leader file: {error} (other nodes still find this one over the network)")
+        self._files.put(lambda: self._write_leader_file(term))
         if self._cluster.authority is not None:
             self._claiming.start(self._claim(self._cluster.authority, term))
 
     def close(self, exit_code: int, reason: str, *, fenced: bool) -> None:
         """Complete the records; the last call."""
         self._claiming.cancel()
+        self._files.close(_GRACE_S)
         if self._record is not None:
             self._record.end(exit_code, reason)
         if self._leader is None:
@@ -84,7 +85,10 @@ class Advertisement:
         base = self._spec.base_dir or self._spec.run_dir
         here = self._here
         found = LeaderFile(term, here.node, socket.gethostname(), here.address, here.port, str(self._spec.run_dir))
-        leader_file.write(base, found)
+        try:
+            leader_file.write(base, found)
+        except OSError as error:
+            tell(f"cannot write the leader file: {error} (other nodes still find this one over the network)")
 
     async def _claim(self, authority: BoundedAuthority, term: int) -> None:
         """Record that this node leads: for machines that come later, and so that no older leader is taken for this one."""

@@ -20,7 +20,8 @@ from deadpool_run.agent.records.incident_line import incident_line
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.coordinator.journal import Journal, set_aside
+from deadpool_run.coordinator.address import JOURNAL_NAME
+from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.log_follower import FollowedLog
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
@@ -35,7 +36,6 @@ from deadpool_run.view.plan import outline
 from deadpool_run.view.status_report import NodeReports, Seen, status_object
 from deadpool_run.wire import peers
 
-JOURNAL_NAME = "journal.jsonl"
 _EXIT_LAUNCH_FAILED = 1
 _COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING})
 
@@ -64,7 +64,7 @@ class Leader:
         """
         self.node = node
         """The leader's own."""
-        self._spec = spec
+        self._spec, self._output = spec, output
         self.here = node.here.node
         self.alone = spec.cluster is None
         """Whether there is no other node."""
@@ -75,9 +75,13 @@ class Leader:
         self._timeline = 0
         self._ranks_moved = False
         self._store = Store(forkserver, on_lost, node.here.address)
-        if known is not None:
-            set_aside(spec.run_dir / JOURNAL_NAME, term)
-        self._journal = Journal(spec.run_dir / JOURNAL_NAME, spec.settings, None if known is None else known.state)
+        self._journal = Journal(
+            spec.run_dir / JOURNAL_NAME,
+            spec.settings,
+            None if known is None else known.state,
+            term=term,
+            on_fault=lambda error: tell(f"the journal ends here: {error} (the job continues)"),
+        )
         self.request_handler = RequestHandler(spec.settings.world_size, self)
         self._on_news = on_news
         self.server = CoordinatorServer(
@@ -318,7 +322,9 @@ class Leader:
     def status(self) -> Mapping[str, Any]:
         """Return what viewers see."""
         run = self._record.parts
-        return status_object(self.state, self.node.vault.status_page, run, self.durable.report(), self._nodes())
+        output, durable = self._output, self.durable.report()
+        dropped = {"console": output.console.dropped, "logs": output.dropped, "journal": self._journal.dropped}
+        return status_object(self.state, self.node.vault.status_page, run, durable, self._nodes(), dropped=dropped)
 
     def _nodes(self) -> NodeReports | None:
         if self.followers is None:
@@ -365,7 +371,8 @@ class Leader:
     async def resign(self) -> None:
         """Leave the lead to another agent, which this node follows."""
         await self.end(None)
-        self._journal.close()
+        self._journal.close(0.0)  # its thread writes what is left
+        self._record.leave()
 
     def close(self, exit_code: int, reason: str) -> None:
         """Complete the records; the last call."""

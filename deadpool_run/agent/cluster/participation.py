@@ -100,10 +100,8 @@ class Participation:
         self._leadership = Leadership(agent, [self._here], self, self._cluster)
         leader = self._lead(term)
         leader.begin()
-        leader.submit(
-            JobSubmitted(here, self._place, term)
-        )  # first: nodes may join while the next line waits for a disk
-        await self.advertisement.lead(leader, term)
+        leader.submit(JobSubmitted(here, self._place, term))
+        self.advertisement.lead(leader, term)
         await self._control.start()
 
     async def join(self, follower: Follower, agents: peers.Agents) -> None:
@@ -186,7 +184,7 @@ class Participation:
             leader.submit(self.node.resynced())
             self._replicator.report_all()
             leader.begin()
-            self._tasks.start(self.advertisement.lead(leader, term))
+            self.advertisement.lead(leader, term)
         callers, self._callers = self._callers, []
         for sock in callers:
             self.accept(ConnectionRole.MEMBER, sock)
@@ -199,7 +197,7 @@ class Participation:
             leader.submit(self.node.resynced())
             self._replicator.report_all()
             self.share(self._leadership.agents())
-        self._tasks.start(self.advertisement.lead(leader, term))
+        self.advertisement.lead(leader, term)
 
     async def _lead_to_the_end(self, leader: Leader, term: int) -> None:
         """Lead only to end the job: the last leader may not have told every node that it is over."""
@@ -207,7 +205,7 @@ class Participation:
         assert stop is not None
         assert followers is not None
         leader.durable.close()  # the last leader was writing the last step: that attempt is void
-        await self.advertisement.lead(leader, term)
+        self.advertisement.lead(leader, term)
         until = self._loop.time() + self._timeout_s
         while not (followers.is_whole() or self.over.done()) and self._loop.time() < until:
             await asyncio.wait({self.over}, timeout=_RETRY_S)

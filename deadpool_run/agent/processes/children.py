@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,13 +27,15 @@ class Exit:
 class Process:
     """A child that leads its own process group.
 
-    When it ends, the rest of its group is killed while it is a zombie, since no other process can have its number then.
-    Then it is reaped, and `on_exit` is called once.
+    When it ends, the rest of its group is signalled while it is a zombie, since no other process can have its number then. If
+    it ended with code 0, or was asked to end, the rest gets SIGTERM and, after the grace, SIGKILL; else SIGKILL at once, as a
+    replacement needs its devices. Then it is reaped, and `on_exit` is called once.
     """
 
-    def __init__(self, pid: int, on_exit: Callable[[Exit], None]) -> None:
+    def __init__(self, pid: int, on_exit: Callable[[Exit], None], grace_s: float = 0.0) -> None:
         """Watch the child `pid`, in the running loop. Raises ProcessLookupError if there is none."""
         self.pid = pid
+        self._grace_s = grace_s
         self.gone = asyncio.Event()
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
@@ -70,9 +72,15 @@ class Process:
 
     def reap(self) -> None:
         """Reap the process if it has ended."""
-        if not self.alive or os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if not self.alive:
             return
-        self.signal_group(signal.SIGKILL)
+        ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return
+        if self._kill_timer is not None or (ended.si_code == os.CLD_EXITED and ended.si_status == 0):
+            self._end_rest()
+        else:
+            self.signal_group(signal.SIGKILL)
         result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         assert result is not None
         self._loop.remove_reader(self._pidfd)
@@ -83,6 +91,14 @@ class Process:
         self.gone.set()
         exited = result.si_code == os.CLD_EXITED
         self._on_exit(Exit(result.si_status, None) if exited else Exit(None, result.si_status))
+
+    def _end_rest(self) -> None:
+        """Ask the rest of the group to end. Later the group's number may be another's, so each process is held by a pidfd."""
+        rest = _pidfds(pid for pid in _descendants() if _group_of(pid) == self.pid and pid != self.pid)
+        self.signal_group(signal.SIGTERM)
+        if rest:
+            due = self._loop.time() + self._grace_s if self._kill_timer is None else self._kill_timer.when()
+            self._loop.call_at(due, _kill, rest)
 
 
 def become_subreaper() -> None:
@@ -107,36 +123,82 @@ def reap_strangers(known: Callable[[int], Process | None]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def kill_strangers(timeout_s: float, but: Collection[int] = ()) -> None:
-    """SIGKILL and reap all children except `but`, and the orphans that these leave, for up to `timeout_s`.
+def kill_strangers(timeout_s: float, but: Collection[int] = (), grace_s: float = 0.0) -> None:
+    """End and reap all children except `but`, and the orphans that these leave: SIGTERM, then SIGKILL, for up to `timeout_s`.
 
     For the end of the job, when all our own children were reaped. The others were adopted from workers.
     """
+    due = time.monotonic() + grace_s
+    asked: set[int] = set()
+    while (strangers := _children().difference(but)) and time.monotonic() < due:
+        for pid in strangers - asked:
+            _signal(pid, signal.SIGTERM)
+        asked |= strangers
+        _reap_any(strangers, due)
     due = time.monotonic() + timeout_s
     while (strangers := _children().difference(but)) and time.monotonic() < due:
         for pid in strangers:
-            with contextlib.suppress(*_OUT_OF_REACH):
-                os.kill(pid, signal.SIGKILL)
-        for pid in strangers:
-            _wait(pid, due)
+            _signal(pid, signal.SIGKILL)
+        _reap_any(strangers, due)
 
 
-def _wait(pid: int, due: float) -> None:
-    """Reap the child when it ends, but wait no longer than until `due`."""
-    pidfd = os.pidfd_open(pid)  # it exists: nothing else reaps this child
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(*_OUT_OF_REACH):
+        os.kill(pid, number)
+
+
+def _reap_any(pids: Collection[int], due: float) -> None:
+    """Reap those children that have ended, or the first that ends, but wait no longer than until `due`."""
     poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    if poll.poll(max(0.0, due - time.monotonic()) * 1000):
-        os.waitpid(pid, 0)
-    os.close(pidfd)
+    watched = {os.pidfd_open(pid): pid for pid in pids}  # they exist: nothing else reaps these children
+    for pidfd in watched:
+        poll.register(pidfd, select.POLLIN)
+    for pidfd, _ in poll.poll(max(0.0, due - time.monotonic()) * 1000):
+        os.waitpid(watched[pidfd], 0)
+    for pidfd in watched:
+        os.close(pidfd)
 
 
-def _children() -> set[int]:
-    """Return the children of this process. psutil would read every process, which a hidden /proc refuses."""
+def _pidfds(pids: Iterable[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            found.append(os.pidfd_open(pid))
+    return found
+
+
+def _kill(pidfds: Collection[int]) -> None:
+    for pidfd in pidfds:
+        with contextlib.suppress(*_OUT_OF_REACH):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return -1
+
+
+def _descendants() -> Iterator[int]:
+    """Yield the children of this process, and theirs."""
+    left = list(_children())
+    while left:
+        pid = left.pop()
+        yield pid
+        left += _children(pid)
+
+
+def _children(of: int | str = "self") -> set[int]:
+    """Return the children of a process. psutil would read every process, which a hidden /proc refuses."""
     found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the thread has ended, or the kernel lacks CONFIG_PROC_CHILDREN
-            found.update(map(int, (task / "children").read_text().split()))
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        for task in Path(f"/proc/{of}/task").iterdir():
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # the thread has ended, or the kernel lacks CONFIG_PROC_CHILDREN
+                found.update(map(int, (task / "children").read_text().split()))
     return found
 
 

@@ -32,8 +32,10 @@ class ForkServer:
         spec: ForkServerSpec,
         on_lost: Callable[[str], None],
         first: ForkServerProcess | None = None,
+        grace_s: float = 0.0,
     ) -> None:
-        self._spec = spec
+        """`grace_s`: from SIGTERM to SIGKILL, for what processes leave behind that ended in order."""
+        self._spec, self._grace_s = spec, grace_s
         self.environment = spec.environment
         """Environment of its processes, which workers extend. It has the mark that finds their descendants."""
         self._on_lost = on_lost
@@ -62,6 +64,14 @@ class ForkServer:
         """Reap processes adopted from workers, unless a forked one may be unknown. For SIGCHLD's handler."""
         if not self._orders:
             processes.reap_strangers({process.pid: process for process in self.processes()}.get)
+
+    def end_strangers(self) -> None:
+        """Ask processes adopted from workers to end, and wait up to the grace, unless a forked one may be unknown.
+
+        Before `close`: a fork server that ends kills all that is left of the job.
+        """
+        if not self._orders:
+            processes.kill_strangers(0.0, but=[process.pid for process in self.processes()], grace_s=self._grace_s)
 
     def kill_strangers(self, timeout_s: float) -> None:
         """SIGKILL and reap processes adopted from workers, for up to `timeout_s`."""
@@ -150,7 +160,7 @@ class ForkServer:
                     self._send_order(number)
             case {"id": number, "pid": pid}:
                 child = self._orders.pop(number)
-                process = self._children[pid] = Process(pid, partial(self._child_ended, pid, child))
+                process = self._children[pid] = Process(pid, partial(self._child_ended, pid, child), self._grace_s)
                 child.forked(process)
             case {"id": number, "failed": why}:
                 self._orders.pop(number).unforked(why)

@@ -21,9 +21,8 @@ _MAX_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    error: Mapping[str, Any] | None
     exit_code: int
-    at: float
+    seen_at: float
 
 
 class RootCause:
@@ -49,21 +48,23 @@ class RootCause:
         file = self._files.pop(worker, None)
         exit_code = -signal if signal is not None else code
         if self._own and file is not None and exit_code:
-            error = _read(file)
-            self._failures[file] = _Failure(error, exit_code, _time_of(error))
+            self._failures[file] = _Failure(exit_code, float(int(time.time())))
 
     def publish(self) -> None:
         """Copy the first failure's error file to our own, if there is one."""
-        first = min(self._failures.values(), key=lambda failure: failure.at, default=None)
-        if first is None or first.error is None:
+        found = [(failure, _read(file)) for file, failure in self._failures.items()]  # not before: a disk may stall
+        if not found:
             return
-        body, message = dict(first.error), first.error["message"]
+        failure, error = min(found, key=lambda each: _time_of(each[1], each[0].seen_at))
+        if error is None:
+            return
+        body, message = dict(error), error["message"]
         if isinstance(message, dict):
-            body["message"] = {**message, "errorCode": first.exit_code}
+            body["message"] = {**message, "errorCode": failure.exit_code}
         try:
             atomic_file.replace(Path(self._own), json.dumps(body), atomic_file.PUBLIC)
-        except OSError as error:
-            tell(f"the error file {self._own} cannot be written: {error.strerror}")
+        except OSError as unwritable:
+            tell(f"the error file {self._own} cannot be written: {unwritable.strerror}")
 
 
 def _read(file: str) -> Mapping[str, Any] | None:
@@ -78,8 +79,8 @@ def _read(file: str) -> Mapping[str, Any] | None:
     return content if isinstance(content, dict) and "message" in content else None
 
 
-def _time_of(error: Mapping[str, Any] | None) -> float:
-    """Return the time of the failure in whole seconds: that of its error file, else now."""
+def _time_of(error: Mapping[str, Any] | None, seen_at: float) -> float:
+    """Return the time of the failure in whole seconds: that of its error file, else when it was seen."""
     message = {} if error is None else error["message"]
     timestamp = (
         message.get("extraInfo", {}).get("timestamp") if isinstance(message, dict) else (error or {}).get("timestamp")
@@ -87,4 +88,4 @@ def _time_of(error: Mapping[str, Any] | None) -> float:
     try:
         return float(int(timestamp or ""))
     except (TypeError, ValueError):
-        return float(int(time.time()))
+        return seen_at

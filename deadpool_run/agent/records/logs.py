@@ -4,17 +4,21 @@
 <log dir>/<run id>_<random>/attempt_<generation>/filtered_{stdout,stderr}.log
 """
 
+import contextlib
 import os
-import select
 import socket
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from deadpool_run.agent.console import Console, dropped_lines, tell
 from deadpool_run.agent.records.error_file import RootCause
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Streams
+from deadpool_run.coordinator.sink import PATIENCE_S, Sink, Stream
 from deadpool_run.errors import UsageError
 
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -22,7 +26,11 @@ _READ_BYTES = 64 << 10
 MAX_LINE_BYTES = 1 << 20
 """A longer line is shown in pieces."""
 _DRAIN_TIMEOUT_S = 30.0
-"""At the end: how long the console may take to accept what workers have written."""
+"""At the end: how long the console and the disk may take to accept what workers have written."""
+_OPEN_TIMEOUT_S = 1.0
+"""How long a log file may take to be opened. After that the output goes to the console."""
+_MAX_BYTES = 32 << 20
+"""Output of all workers that waits for the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +46,11 @@ _STREAMS = (_Stream("stdout", Streams.OUT, 1), _Stream("stderr", Streams.ERR, 2)
 class Logs:
     """The log tree of one run, and the threads that copy tee'd streams."""
 
-    def __init__(self, spec: LaunchSpec) -> None:
-        """Make the tree's root, unless logs are off. Raises `UsageError` if that fails."""
+    def __init__(self, spec: LaunchSpec, console: Console | None = None) -> None:
+        """Make the tree's root, unless logs are off. Raises `UsageError` if that fails. By default it has a console of its own."""
         self._spec = spec
+        self.console = console or Console()
+        self._owns_console = console is None
         self._prefix_template = spec.log_line_prefix_template or os.environ.get(_TEMPLATE_VARIABLE, "")
         self._needles = {"stdout": spec.duplicate_stdout_filters, "stderr": spec.duplicate_stderr_filters}
         self.root: Path | None = None
@@ -56,7 +66,9 @@ class Logs:
                 ) from error
         self._attempt: Path | None = None
         self._tees: list[_Tee] = []
-        self._console = threading.Lock()
+        self._dropped = 0
+        self._files = Sink("deadpool-logs", _MAX_BYTES)
+        self._opener = _Opener()
         self.root_cause = RootCause(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
         """The failure that an outer launcher learns of."""
 
@@ -65,12 +77,15 @@ class Logs:
         self.root_cause.begin()
         if self.root is None:
             return
-        self._attempt = self.root / f"attempt_{generation}"
+        attempt = self._attempt = self.root / f"attempt_{generation}"
+        self._opener.do(lambda: self._make_folders(attempt))
+
+    def _make_folders(self, attempt: Path) -> None:
         for local_rank in range(self._spec.nproc_per_node):
-            (self._attempt / str(local_rank)).mkdir(parents=True, exist_ok=True)
+            (attempt / str(local_rank)).mkdir(parents=True, exist_ok=True)
         for stream in _STREAMS:
             if self._needles[stream.name]:  # torchrun makes the file even if no line goes to it
-                os.close(_append(self._attempt / f"filtered_{stream.name}.log"))
+                os.close(_append(attempt / f"filtered_{stream.name}.log"))
 
     def error_file(self, local_rank: int) -> str:
         """Return the path of the rank's error file; empty if logs are off."""
@@ -80,12 +95,27 @@ class Logs:
         """Open the streams that do not go to the console as they are. The caller closes the descriptors."""
         return {stream.name: fd for stream in _STREAMS if (fd := self._open(stream, local_rank, rank)) is not None}
 
+    @property
+    def dropped(self) -> int:
+        """The number of lines that are missing in log files."""
+        return self._dropped + sum(tee.dropped for tee in self._tees)
+
     def close(self) -> None:
         """Publish the first failure, and wait until all output is copied, for a bounded time."""
         self.root_cause.publish()
+        deadline = time.monotonic() + _DRAIN_TIMEOUT_S
         for tee in self._tees:
-            tee.join(_DRAIN_TIMEOUT_S)
-        self._tees.clear()
+            tee.join(max(0.0, deadline - time.monotonic()))
+        self._forget_ended()
+        self._opener.close(max(0.0, deadline - time.monotonic()))
+        if not self._files.close(max(0.0, deadline - time.monotonic())):
+            tell(f"log files in {self.root} are not complete: their disk did not answer within {_DRAIN_TIMEOUT_S:g} s")
+        if self._owns_console:
+            self.console.close(max(0.0, deadline - time.monotonic()))
+
+    def _forget_ended(self) -> None:
+        self._dropped += sum(tee.dropped for tee in self._tees if not tee.is_alive())
+        self._tees = [tee for tee in self._tees if tee.is_alive()]
 
     def _open(self, stream: _Stream, local_rank: int, rank: int) -> int | None:
         shown = self._spec.local_ranks_filter is None or local_rank in self._spec.local_ranks_filter
@@ -96,16 +126,38 @@ class Logs:
                 prefix = line_prefix(self._prefix_template, self._spec.role, local_rank, rank)
                 return self._start_tee(stream, path, self._attempt / f"filtered_{stream.name}.log", prefix)
             if tee or stream.flag in self._spec.redirects.get(local_rank, Streams.NONE):
-                return _append(path)
+                fd = self._opener.open(path)
+                if fd is not None:
+                    return fd
+                tell(f"{path} cannot be opened within {_OPEN_TIMEOUT_S:g} s: {stream.name} of rank {rank} is not in it")
         return None if shown else os.open(os.devnull, os.O_WRONLY)
 
     def _start_tee(self, stream: _Stream, path: Path, filtered: Path, prefix: bytes) -> int:
         reader, writer = os.pipe()
         needles = tuple(needle.encode() for needle in self._needles[stream.name])
-        tee = _Tee(reader, path, filtered, stream.console_fd, prefix=prefix, needles=needles, console=self._console)
+        tee = _Tee(
+            reader,
+            prefix=prefix,
+            needles=needles,
+            console=self.console.stream(stream.console_fd),
+            file=self._log(path),
+            filtered=self._log(filtered) if needles else None,
+        )
         tee.start()
-        self._tees = [other for other in self._tees if other.is_alive()] + [tee]
+        self._forget_ended()
+        self._tees.append(tee)
         return writer
+
+    def _log(self, path: Path) -> Stream:
+        """Return a log file, which the writing thread opens at once, after its folder was made."""
+        log = Stream(
+            self._files,
+            lambda: _append(path),
+            on_fault=lambda error: tell(f"log file {path}: {error.strerror}; lines are missing in it"),
+            notice=lambda count: f"\n[deadpool-run: {dropped_lines(count)}]\n".encode(),
+        )
+        log.put(b"")
+        return log
 
 
 def line_prefix(template: str, role: str, local_rank: int, rank: int) -> bytes:
@@ -117,64 +169,103 @@ def line_prefix(template: str, role: str, local_rank: int, rank: int) -> bytes:
 class _Tee(threading.Thread):
     """Copies one stream of one worker until its last holder has closed it.
 
-    It is a thread, so that a blocked console, such as a pager, blocks the worker and never the agent.
+    A file or console that is slow slows the worker down. One that has stalled, such as a pager's, costs lines.
     """
 
     def __init__(  # noqa: PLR0913 - where a line comes from, where it goes, and how it looks there
         self,
         reader: int,
-        path: Path,
-        filtered: Path,
-        console_fd: int,
         *,
         prefix: bytes,
         needles: tuple[bytes, ...],
-        console: threading.Lock,
+        console: Stream,
+        file: Stream,
+        filtered: Stream | None,
     ) -> None:
-        super().__init__(name=f"deadpool-tee-{path.parent.name}", daemon=True)
+        super().__init__(name="deadpool-tee", daemon=True)
         self._reader = reader
         self._prefix = prefix
         self._needles = needles
-        self._console = console
-        self._file: int | None = _append(path)
-        self._filtered: int | None = _append(filtered) if needles else None
-        self._console_fd: int | None = console_fd
+        self._console, self._file, self._filtered = console, file, filtered
+
+    @property
+    def dropped(self) -> int:
+        """The number of lines that are missing in its files."""
+        return self._file.dropped + (0 if self._filtered is None else self._filtered.dropped)
 
     def run(self) -> None:
         rest = b""
         while data := os.read(self._reader, _READ_BYTES):
-            self._file = _write(self._file, data)
+            self._file.put(data, patience_s=PATIENCE_S)
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > MAX_LINE_BYTES:
                 lines, rest = [*lines, rest], b""
             self._show(lines)
         if rest:
             self._show([rest])
-        for fd in (self._reader, self._file, self._filtered):
-            if fd is not None:
-                os.close(fd)
+        os.close(self._reader)
+        self._file.close()
+        if self._filtered is not None:
+            self._filtered.close()
 
     def _show(self, lines: list[bytes]) -> None:
         if not lines:
             return
-        with self._console:
-            self._console_fd = _write(self._console_fd, b"".join(b"%b%b\n" % (self._prefix, line) for line in lines))
-            chosen = [line for line in lines if any(needle in line for needle in self._needles)]
-            self._filtered = _write(self._filtered, b"".join(b"%b%b\n" % (self._prefix, line) for line in chosen))
+        self._console.put(b"".join(b"%b%b\n" % (self._prefix, line) for line in lines), patience_s=PATIENCE_S)
+        chosen = [line for line in lines if any(needle in line for needle in self._needles)]
+        if chosen and self._filtered is not None:
+            self._filtered.put(b"".join(b"%b%b\n" % (self._prefix, line) for line in chosen), patience_s=PATIENCE_S)
+
+
+class _Opener:
+    """Makes folders and opens files in a thread, which a file system that stalls may keep."""
+
+    def __init__(self) -> None:
+        self._sink = Sink("deadpool-log-opener")
+        self._late: threading.Event | None = None
+        """Set when the call has ended that took too long."""
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Have something done before the next file is opened. An error is printed."""
+
+        def run() -> None:
+            try:
+                action()
+            except OSError as error:
+                tell(f"logs: {error}")
+
+        self._sink.put(run)
+
+    def open(self, path: Path) -> int | None:
+        """Open a log file; None if that fails, or takes too long. Not tried again while an earlier call has no end."""
+        if self._late is not None and not self._late.is_set():
+            return None
+        done, lock, found, late = threading.Event(), threading.Lock(), [], False
+
+        def run() -> None:
+            fd = -1
+            with contextlib.suppress(OSError):
+                fd = _append(path)
+            with lock:
+                if late and fd >= 0:
+                    os.close(fd)
+                else:
+                    found.append(fd)
+            done.set()
+
+        self._sink.put(run)
+        if not done.wait(_OPEN_TIMEOUT_S):
+            with lock:
+                late = not found
+            self._late = done
+        return found[0] if found and found[0] >= 0 else None
+
+    def close(self, grace_s: float) -> None:
+        """End the thread, or leave it to its file system."""
+        self._sink.close(grace_s)
 
 
 def _append(path: Path) -> int:
+    """Open a log file; its folder may be made by another thread."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-
-def _write(fd: int | None, data: bytes) -> int | None:
-    """Write all data; return the descriptor, or None if that fails. Then the rest of the stream is dropped."""
-    view = memoryview(data)
-    while fd is not None and view:
-        try:
-            view = view[os.write(fd, view) :]
-        except BlockingIOError:  # another holder of the console has made it non-blocking
-            select.select([], [fd], [])
-        except OSError:  # the reader is gone or the disk is full; the other copy of the stream continues
-            return None
-    return fd

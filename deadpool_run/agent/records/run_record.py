@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent import atomic_file
+from deadpool_run.agent.console import tell
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.coordinator.address import SOCKET_NAME
+from deadpool_run.coordinator.address import JOURNALS, SOCKET_NAME
+from deadpool_run.coordinator.sink import Sink
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.typed import read_object
 
 RECORD_NAME = "run.json"
 SCHEMA_VERSION = 1
+_GRACE_S = 10.0
+"""At the end: how long the disk may take."""
 _PLACES = (RECORD_NAME, f"*/{RECORD_NAME}", f"*/*/{RECORD_NAME}")
 """The run's directory, and its nodes' directories below it."""
 
@@ -26,8 +30,18 @@ def make_run_dir(run_dir: Path) -> None:
         run_dir.chmod(0o700)
     except OSError as error:
         raise UsageError(f"run directory {run_dir}: {error.strerror}\nchoose another with --run-dir") from error
-    if (run_dir / RECORD_NAME).exists():
-        raise UsageError(f"{run_dir} holds another run\ngive this run another --run-id, or a --run-dir of its own")
+    if (run_dir / RECORD_NAME).exists() or any(run_dir.glob(JOURNALS)):
+        record = read_object(run_dir / RECORD_NAME)
+        named = f" ({record['run_id']}, started {record.get('started')})" if record.get("run_id") else ""
+        raise UsageError(
+            f"{run_dir} holds another run{named}\ngive this run another --run-id, or a --run-dir of its own; "
+            "or remove that directory, with its journal and logs"
+        )
+
+
+def records_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's agents that can be read."""
+    return [read_object(path) for place in _PLACES for path in run_dir.glob(place)]
 
 
 def outcome(run_dir: Path) -> int | None:
@@ -35,14 +49,15 @@ def outcome(run_dir: Path) -> int | None:
 
     Of several agents' records, that of the latest term counts: an agent that was cut off knows only its own end.
     """
-    records = [read_object(path) for place in _PLACES for path in run_dir.glob(place)]
-    ended = [record for record in records if record.get("ended") and isinstance(record.get("exit_code"), int)]
+    ended = [
+        record for record in records_of(run_dir) if record.get("ended") and isinstance(record.get("exit_code"), int)
+    ]
     last = max(ended, key=lambda record: (bool(record.get("leader", True)), record.get("term") or 0), default=None)
     return None if last is None else int(last["exit_code"])
 
 
 class RunRecord:
-    """The record of a live run; times are ISO-8601, UTC."""
+    """The record of a live run, written by a thread; times are ISO-8601, UTC."""
 
     def __init__(self, spec: LaunchSpec, log_dir: Path | None, *, leader: bool = True, term: int = 0) -> None:
         """`leader`: whether this agent leads, and since which term."""
@@ -69,15 +84,32 @@ class RunRecord:
             "term": term,
             "slurm_job": None if spec.slurm is None else spec.slurm.job_id,
         }
+        self._sink = Sink("deadpool-record")
+        self._failed = False
         self._write()
 
     def end(self, exit_code: int, reason: str) -> None:
-        """Mark the run as over."""
+        """Mark the run as over, and wait a while for the disk: srun's caller reads the exit code there."""
         self.parts |= {"ended": _now(), "exit_code": exit_code, "reason": reason}
         self._write()
+        if not self._sink.close(_GRACE_S):
+            tell(f"the run's end is not in {self._path}: its disk did not answer within {_GRACE_S:g} s")
+
+    def leave(self) -> None:
+        """Write no more: another record takes its place."""
+        self._sink.close(0.0)
 
     def _write(self) -> None:
-        atomic_file.replace(self._path, json.dumps(self.parts, indent=1) + "\n")
+        text = json.dumps(self.parts, indent=1) + "\n"
+        self._sink.put(lambda: self._replace(text))
+
+    def _replace(self, text: str) -> None:
+        try:
+            atomic_file.replace(self._path, text)
+        except OSError as error:
+            if not self._failed:
+                tell(f"cannot write this run's record: {error} (`deadpool-run status` may not find the run)")
+            self._failed = True
 
 
 def _now() -> str:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from deadpool_run.agent.console import tell
+from deadpool_run.agent.environment import without_ignored_hangup
 from deadpool_run.agent.records.run_record import outcome
 from deadpool_run.agent.slurm.command import run_command
 from deadpool_run.agent.slurm.discovery import Discovery
@@ -80,7 +81,7 @@ class _Front:
         srun = await self._start(command, environment)
         for number in _FORWARDED_BY_SRUN:
             loop.add_signal_handler(number, _forward, srun, number)
-        for number in _SENT_BY_SCANCEL:
+        for number in without_ignored_hangup(_SENT_BY_SCANCEL):
             loop.add_signal_handler(number, self._begin_to_send, number)
         code = await srun.wait()
         await asyncio.gather(*self._sending)

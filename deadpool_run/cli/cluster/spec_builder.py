@@ -38,6 +38,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
     wanted = shape(values)
     interval = values.count("capture_interval", 1)
     durable = _durable(values)
+    keep_runs = values.optional_count("keep_runs", 0)
     start_method = _start_method(values, here.environment)
     settings = Settings(
         world_size=ranks * wanted.nodes,
@@ -66,6 +67,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         run_id=run_id,
         named=run_id != here.fresh_run_id,
         run_dir=Path(values.text("run_dir") or here.state_dir / directory).absolute(),
+        keep_runs=keep_runs if not values.text("run_dir") else None,
         log_dir=Path(values.text("log_dir")).absolute() if values.text("log_dir") else None,
         redirects=_streams(values, "redirects", ranks),
         tee=_streams(values, "tee", ranks),

@@ -168,6 +168,11 @@ _RUN = group(
         "Directory for this run's control socket and records. Default: a directory named after the run in $XDG_STATE_HOME/deadpool-run, by default below ~/.local/state.",
     ),
     Option(
+        "keep_runs",
+        "N",
+        "Ended runs whose directories are kept in the default place; at the start of a run older ones are removed, with their logs. Default: all. No effect with --run-dir.",
+    ),
+    Option(
         "config",
         "FILE",
         "YAML file of options. Default: ./deadpool.yaml, else $XDG_CONFIG_HOME/deadpool/config.yaml, if there is one.",

@@ -35,14 +35,14 @@ TORCHRUN_OPTIONS = group(
     Option(
         "shutdown_timeout",
         "SECONDS",
-        "How long workers may take to end after SIGTERM before SIGKILL. TORCH_ELASTIC_SHUTDOWN_TIMEOUT sets it too.",
+        "How long workers, and background processes that they leave at the end, may take to end after SIGTERM before SIGKILL. TORCH_ELASTIC_SHUTDOWN_TIMEOUT sets it too.",
         default="30",
         also_read=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
     ),
     Option(
         "signals_to_handle",
         "NAMES",
-        "Signals that end the job in order: each is passed on to every worker.",
+        "Signals that end the job in order: each is passed on to every worker. Under nohup SIGHUP has no effect.",
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     ),
     Option(

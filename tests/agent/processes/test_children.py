@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from kit.processes import wait_dead, wait_gone
 
+from deadpool_run.agent.records.run_record import make_run_dir
 from deadpool_run.agent.spec import LaunchSpec, Mode, Target
 from deadpool_run.agent.start import run
 from deadpool_run.core.settings import Settings
@@ -139,14 +140,21 @@ def test_each_generation_has_an_empty_store_at_the_same_address(cluster):
     assert len({event["port"] for event in before}) == 1
 
 
-def test_a_run_directory_is_used_once(tmp_path):
-    (tmp_path / "run.json").touch()
+@pytest.mark.parametrize("left", ["run.json", "journal.jsonl", "journal-before-term-2.jsonl"])
+def test_a_run_directory_is_used_once(tmp_path, left):
+    (tmp_path / left).touch()
     target = Target(Mode.EXEC, ("/bin/true",))
     spec = LaunchSpec(
         settings=Settings(world_size=1), target=target, nproc_per_node=1, run_id="second", run_dir=tmp_path
     )
     with pytest.raises(UsageError, match="holds another run\ngive this run another --run-id, or a --run-dir"):
         run(spec)
+
+
+def test_a_directory_in_use_is_refused_with_the_name_of_its_run(tmp_path):
+    (tmp_path / "run.json").write_text('{"run_id": "first", "started": "2026-01-02T03:04:05Z"}')
+    with pytest.raises(UsageError, match=r"holds another run \(first, started 2026-01-02T03:04:05Z\)\n"):
+        make_run_dir(tmp_path)
 
 
 SIGNALS_ANOTHER_USER = """

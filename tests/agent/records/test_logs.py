@@ -69,6 +69,7 @@ def test_by_default_nothing_is_touched(spec):
     assert out.error_file(1) == str(out.root / "attempt_0" / "1" / "error.json")
     assert out.root.parent == out._spec.run_dir / "logs"
     assert out.root.name.startswith("job_")
+    out.close()
 
 
 def test_redirected_streams_are_in_torchruns_tree(spec, tmp_path):
@@ -78,6 +79,7 @@ def test_redirected_streams_are_in_torchruns_tree(spec, tmp_path):
         write(out.open(0, 0), stdout=b"a\n", stderr=b"b\n")
         write(out.open(1, 1), stderr=b"c\n")
     write(out.open(0, 0), stdout=b"promoted\n")  # a spare in the rank's place goes on in its file
+    out.close()
     attempt = {"0/stdout.log": b"a\n", "0/stderr.log": b"b\n", "1/stderr.log": b"c\n"}
     expected = {f"attempt_{generation}/{name}": text for generation in (0, 1) for name, text in attempt.items()}
     assert tree(out.root) == expected | {"attempt_1/0/stdout.log": b"a\npromoted\n"}
@@ -170,6 +172,46 @@ def test_a_console_that_does_not_block_loses_nothing(spec, monkeypatch, tmp_path
     for fd in (reader, writer):
         os.close(fd)
     assert got.splitlines() == [b"[default0]:" + line for line in lines]
+
+
+def test_a_pager_that_reads_nothing_stalls_no_worker_and_costs_no_file(spec, monkeypatch, tmp_path):
+    reader, writer = os.pipe()
+    monkeypatch.setattr(output, "_STREAMS", (output._Stream("stdout", Streams.OUT, writer),))
+    out = Logs(spec(log_dir=tmp_path, tee={0: Streams.OUT}))
+    out.begin(0)
+    text = b"".join(b"%07d\n" % number for number in range(1_000_000))
+    write(out.open(0, 0), stdout=text)  # by this thread: it would wait for ever
+    while len(tree(out.root).get("attempt_0/0/stdout.log", b"")) < len(text):
+        os.sched_yield()
+    assert out.dropped == 0
+    assert out.console.dropped > 0
+    feeder = threading.Thread(target=lambda: (out.close(), os.close(writer)))
+    feeder.start()
+    with os.fdopen(reader, "rb") as pipe:
+        shown = pipe.read().splitlines()
+    feeder.join(20)
+    lines = [int(line.removeprefix(b"[default0]:")) for line in shown if line.startswith(b"[")]
+    dropped = [int(line.split()[1]) for line in shown if line.endswith(b"the console did not accept them")]
+    assert lines == sorted(lines)
+    assert len(lines) + len(dropped) == len(shown)
+    assert len(lines) + sum(dropped) == 1_000_000
+
+
+def test_a_log_file_that_cannot_be_opened_in_time_delays_nobody(spec, monkeypatch, tmp_path):
+    """A FIFO without a reader is in its place. The worker's output goes to the console, and nobody waits a second time."""
+    monkeypatch.setattr(output, "_OPEN_TIMEOUT_S", 0.2)
+    out = Logs(spec(log_dir=tmp_path, redirects={0: Streams.BOTH}))
+    out.begin(0)
+    folder = out.root / "attempt_0" / "0"
+    os.close(out._opener.open(out.root / "until the folders are made"))
+    for name in ("stdout.log", "stderr.log"):
+        os.mkfifo(folder / name)
+    assert out.open(0, 0) == {}
+    monkeypatch.setattr(output, "_OPEN_TIMEOUT_S", 3600.0)
+    assert out.open(0, 0) == {}
+    with (folder / "stdout.log").open("rb") as first:
+        assert first.read() == b""
+    out.close()
 
 
 def test_the_prefix_follows_torchruns_template():

@@ -160,7 +160,7 @@ def test_a_journal_of_it_replays_to_the_same_state(tmp_path):
     job = check_one_repair()
     book = journal.Journal(tmp_path / "journal", SETTINGS)
     for now, event, effects in job.told:
-        book.append(now, event, effects)
+        book.append(now, event, effects, job.state)
     book.close()
     replayed = replay(tmp_path / "journal")
     assert replayed.state == job.state

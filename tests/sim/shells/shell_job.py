@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -383,3 +384,6 @@ class Job:
         for agent in self.agents:
             if agent.agent._member is not None and agent.agent._member.leader is not None:
                 agent.agent._member.leader._journal.close()
+        for thread in threading.enumerate():
+            if thread.name == "deadpool-journal":  # of a leader that has resigned
+                thread.join()
