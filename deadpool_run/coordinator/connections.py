@@ -101,6 +101,16 @@ class Connections:
         if found := self._sessions.get(node):
             found.confirmed(count)
 
+    def sent(self, node: NodeId) -> int:
+        """Return how many messages a node was sent, received or not."""
+        found = self._sessions.get(node)
+        return 0 if found is None else found.count
+
+    def has_received(self, node: NodeId, count: int) -> bool:
+        """Return whether a node that is admitted is known to have received so many messages."""
+        found = self._sessions.get(node)
+        return found is not None and found.acknowledged >= count
+
     def send(self, node: NodeId, message: peers.ToNode) -> None:
         """Send a message to a node, now or when it has connected again; unless it is lost."""
         self._send(node, peers.encode(message))

@@ -12,6 +12,8 @@ class LinkSession:
     def __init__(self) -> None:
         self.received = 0
         """The number of the peer's messages that came."""
+        self.acknowledged = 0
+        """The number of messages that the peer is known to have."""
         self._unreceived: deque[bytes] = deque()
         self._dropped = 0
         self._bytes = 0
@@ -30,6 +32,7 @@ class LinkSession:
 
     def confirmed(self, count: int) -> None:
         """Note that the peer has received so many messages."""
+        self.acknowledged = max(count, self.acknowledged)
         while self._unreceived and self._dropped < count:
             self._drop()
 

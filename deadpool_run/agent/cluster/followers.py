@@ -1,7 +1,7 @@
 """The leader's followers: connections, heartbeats, admission, and the log for the other voters."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from msgspec import structs
@@ -13,7 +13,7 @@ from deadpool_run.coordinator.connections import Connections
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodesLost, Place
-from deadpool_run.core.leadership import electorate
+from deadpool_run.core.leadership import electorate, quorum
 from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId, first_id
@@ -78,6 +78,9 @@ class Followers:
         """Nodes that were given up. The coordinator may not know yet."""
         self._losses: list[NodeLost] = []
         """Found in this turn of the loop, and not submitted yet."""
+        self._when_known: Callable[[], None] | None = None
+        self._log_at: dict[NodeId, int] = {}
+        """After so many messages each log follower has the log as it was when `when_known` asked."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         for node, member in leader.state.nodes.items():  # the last leader knew them, and most are no voters
@@ -90,13 +93,34 @@ class Followers:
     def share(self, agents: peers.Agents) -> None:
         """Send every node the configurations, and ask the voters at once who knows them: the next change waits for that."""
         self.connections.broadcast(agents)
+        self._ask({voter for each in agents.configurations for voter in each.voters})
+        self._loop.call_soon(self.decided)  # there may be a new voter, and the caller is still at work
+
+    def _ask(self, voters: Collection[NodeId]) -> None:
+        """Send these nodes a heartbeat now."""
         heartbeat = self._leadership.heartbeat()
         if heartbeat is not None:
-            connected = self.connections.nodes()
-            voters = {voter for each in agents.configurations for voter in each.voters}
-            for node in sorted(voters.intersection(connected)):
+            for node in sorted({*voters}.intersection(self.connections.nodes())):
                 self._send_heartbeat(node, heartbeat, confirms=self._leadership.has_authority())
-        self._loop.call_soon(self.decided)  # there may be a new voter, and the caller is still at work
+
+    def when_known(self, call: Callable[[], None]) -> None:
+        """Call this once a majority of the voters has the log as it is now, so that no later leader decides otherwise."""
+        self._when_known = call
+        self._log_at.clear()
+        self._loop.call_soon(self._see_who_knows)
+        self._loop.call_soon(self._ask, self.voters)
+
+    def _see_who_knows(self) -> None:
+        call = self._when_known
+        if call is None:
+            return
+        for node in self._log_followers:
+            self._log_at.setdefault(node, self.connections.sent(node))
+        agent = self._leadership.agent
+        known = {node for node, count in self._log_at.items() if self.connections.has_received(node, count)}
+        if agent.role is electorate.ElectionRole.LEADER and quorum.have_majorities(agent, {agent.me, *known}):
+            self._when_known = None
+            call()
 
     def lose(self, node: NodeId, reason: str) -> None:
         """Close a node's connection and submit its loss, together with all losses of this turn of the loop.
@@ -158,6 +182,7 @@ class Followers:
         """
         if self._timer is not None:
             self._timer.cancel()
+        self._when_known = None
         await self.connections.end(message, self._leadership.agent.timeout_s)
 
     def _heartbeat(self) -> None:
@@ -176,6 +201,7 @@ class Followers:
             self._leadership.claim(node for node in self._leader.state.nodes if node not in nodes)
         if self._joining:
             self._admit_joining()
+        self._see_who_knows()
 
     def _send_heartbeat(self, node: NodeId, heartbeat: peers.Heartbeat, *, confirms: bool) -> None:
         """Send the heartbeat. It `confirms` the node's newest answer, unless another leader may be elected."""
@@ -251,6 +277,7 @@ class Followers:
             case peers.HeartbeatAck(term, sent_at, configuration):
                 self._leadership.answered(electorate.HeardFromAgent(node, term, sent_at, configuration))
                 self.connections.confirmed(node, message.received)
+                self._see_who_knows()
                 self._confirm(node, sent_at)
                 self._leader.mirror(node, message.rank_entries)
                 self.seen[node] = Seen(self._loop.time(), message.traffic)

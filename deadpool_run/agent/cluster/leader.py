@@ -233,8 +233,7 @@ class Leader:
                 if ours:
                     tell(report_request(self._spec.run_dir / JOURNAL_NAME))
             case do.StopJob(exit_code, reason):
-                self._over = True
-                self._on_over(exit_code, reason)
+                self._stop(exit_code, reason)
             case do.BeginGeneration():
                 self._begin(effect)
             case do.DiscardAbove(epoch, version):
@@ -252,6 +251,14 @@ class Leader:
                 self._to_worker(effect, source)
             case _:
                 self._to_worker(effect)
+
+    def _stop(self, exit_code: int, reason: str) -> None:
+        """End the job, as soon as a later leader would not decide otherwise."""
+        self._over = True
+        if self.followers is None:
+            self._on_over(exit_code, reason)
+        else:
+            self.followers.when_known(lambda: self._on_over(exit_code, reason))
 
     def _begin(self, order: do.BeginGeneration) -> None:
         if order.generation > 0:

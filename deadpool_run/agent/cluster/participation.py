@@ -209,7 +209,7 @@ class Participation:
         until = self._loop.time() + self._timeout_s
         while not (followers.is_whole() or self.over.done()) and self._loop.time() < until:
             await asyncio.wait({self.over}, timeout=_RETRY_S)
-        self._over(stop.exit_code, stop.reason)
+        followers.when_known(lambda: self._over(stop.exit_code, stop.reason))
 
     def share(self, agents: peers.Agents) -> None:
         """Send every node the configuration."""

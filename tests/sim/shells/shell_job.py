@@ -70,6 +70,16 @@ class SimLeader(Leader):
         return super().welcome(node)
 
 
+class SimParticipation(Participation):
+    """Notes what its node is told of the end of the job."""
+
+    def _over(self, exit_code: int, reason: str) -> None:
+        loop: Any = asyncio.get_running_loop()
+        if not self.over.done():
+            loop.agent.job.check_end(loop.agent, exit_code)
+        super()._over(exit_code, reason)
+
+
 class SimAgent:
     """One agent process."""
 
@@ -162,6 +172,8 @@ class Job:
         self.leader: tuple[SimAgent, State] | None = None
         """Who decided last."""
         self.stopped: do.StopJob | None = None
+        self.known_end: tuple[str, int] | None = None
+        """Who was the first to know how the job ended, and its exit code."""
         self.log: list[str] = []
 
     # --- machines and agents -------------------------------------------------------------------------------------
@@ -296,10 +308,18 @@ class Job:
         self.leader = agent, state
         if state.phase is JobPhase.STOPPED:
             return
+        assert self.known_end is None, (
+            f"{agent.name} decides {event} after {self.known_end} knew that the job had ended"
+        )
         assert agent.has_authority(), f"{agent.name} decides {event} without authority"
         for other in self.living():
             if other is not agent and other.loop.runs:
                 assert not other.has_authority(), f"{other.name} and {agent.name} have authority"
+
+    def check_end(self, agent: SimAgent, exit_code: int) -> None:
+        """All know of one end."""
+        self.known_end = self.known_end or (agent.name, exit_code)
+        assert self.known_end[1] == exit_code, f"{agent.name} knows of an end with {exit_code}, not {self.known_end}"
 
     def check_epoch(self, agent: SimAgent, state: State) -> None:
         owner = self.epochs.setdefault(state.epoch, agent.name)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from network import Machine, SimSocket, Sockets
 from pretended import SimControl, SimNode, SimStore
-from shell_job import PORT, Job, SimLeader, SimServer
+from shell_job import PORT, Job, SimLeader, SimParticipation, SimServer
 
 from deadpool_run.agent import agent as agent_module
 from deadpool_run.agent import console
@@ -96,6 +96,7 @@ def simulated(seed: int, machines: int, settings: Settings, kind: type[Job] = Jo
         patch.setattr(MessageStream, "__hash__", lambda stream: stream._sock.number)
         patch.setattr(handshake, "socket", Sockets(job.network))
         patch.setattr(console, "os", SimpleNamespace(write=write))
+        patch.setattr(agent_module, "Participation", SimParticipation)
         patch.setattr(participation, "LocalNode", SimNode)
         patch.setattr(participation, "Leader", SimLeader)
         patch.setattr(participation, "ControlServer", SimControl)

@@ -125,6 +125,21 @@ def test_a_node_whose_connection_breaks_as_the_job_ends_learns_how_it_ended(mach
         made.check_nothing_left()
 
 
+def test_nobody_learns_of_an_end_that_a_later_leader_may_not_know():
+    """The leader told its exit code to a node on its side of the cut, and the others chose another one, which went on."""
+    with job(4) as made:
+        made.only_calm = False
+        made.steps = max(worker.completed for worker in made.workers.values()) + 3
+        made.until(lambda: made.stopped is not None, BOUND_S, "the leader decides that the job has ended")
+        voters = made.leader[0].election.configuration.voters
+        others = [name for name in made.network.machines if name not in voters]
+        leader = made.leader[0].machine.name
+        cut = apart(made, (leader, *others), tuple(voter for voter in voters if voter != leader))
+        made.sleep(6 * T)
+        made.network.heal(cut)
+        made.until(lambda: not made.living(), 36 * T, "all agents end")
+
+
 def test_an_end_does_not_wait_for_a_node_that_fails_with_it():
     with job() as made:
         made.steps = max(worker.completed for worker in made.workers.values()) + 3
