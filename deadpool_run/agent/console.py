@@ -53,6 +53,7 @@ def in_background() -> Iterator[Console]:
     """Write lines from a thread within the block. At its end they are written, unless the console has stalled."""
     global _console  # noqa: PLW0603 - a process has one stderr
     _console = Console()
+    _console.stream(_STDERR)  # made here, as several threads use it
     try:
         yield _console
     finally:

@@ -47,14 +47,11 @@ class Sink:
         With a patience, wait for room in the half of the queue that such callers may fill, as long as there is progress.
         """
         with self._room:
-            if self._closing or not self._has_room(size, patience_s):
+            if self._closing or not self._has_room(size, patience_s) or not self._has_thread():
                 return False
             self._queue.append((size, action))
             self._bytes += size
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            elif self._idle:
+            if self._idle:
                 self._idle = False
                 self._work.notify()
         return True
@@ -75,6 +72,17 @@ class Sink:
         if self._thread is not None:
             self._thread.join(max(0.0, grace_s))
         return self._thread is None or not self._thread.is_alive()
+
+    def _has_thread(self) -> bool:
+        """Start the thread if there is none. Its start does not wait for the lock that the caller holds."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # this machine or control group has no process left; the next caller tries again
+                return False
+            self._thread = thread
+        return True
 
     def _has_room(self, size: int, patience_s: float | None) -> bool:
         if not size:

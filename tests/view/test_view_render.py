@@ -142,6 +142,13 @@ def test_a_young_job_is_starting():
     assert not second
 
 
+def test_only_logs_with_dropped_lines_are_named():
+    dropped = {"console": 12, "logs": 0, "journal": 3}
+    first, *_ = to_plain(status(dropped_lines=dropped), NOW).splitlines()
+    assert first.endswith("12 lines of the console dropped  3 lines of the journal dropped")
+    assert "dropped" not in to_plain(status(), NOW)
+
+
 def test_a_vacant_rank_and_a_young_run_are_shown():
     ranks = [{"rank": 0, "worker": None, "pid": None, "phase": "vacant", "snapshots": []}]
     text = to_plain(status(ranks=ranks, spares=[], capture_interval=4, restarts=2), NOW)

@@ -63,23 +63,32 @@ class Advertisement:
     def close(self, exit_code: int, reason: str, *, fenced: bool) -> None:
         """Complete the records; the last call."""
         self._claiming.cancel()
-        self._files.close(_GRACE_S)
         if self._record is not None:
             self._record.end(exit_code, reason)
-        if self._leader is None:
-            return
-        self._leader.close(exit_code, reason)
-        if fenced:
-            return
+        if self._leader is not None:
+            self._leader.close(exit_code, reason)
+            if not fenced:
+                self._publish_end(exit_code, reason)
+        self._files.close(_GRACE_S)
+
+    def _publish_end(self, exit_code: int, reason: str) -> None:
         try:
             if self._cluster.authority is not None and exit_code == EXIT_QUEUE_AGAIN:
                 self._leave(self._cluster.authority)
             elif self._cluster.authority is not None:
                 self._cluster.authority.close_run(RunEnd(exit_code, reason))
-            if self._cluster.meeting is not None and exit_code != EXIT_QUEUE_AGAIN:
-                SharedFolder(self._cluster.meeting).remove_token()
         except (AuthorityError, UsageError) as error:
             tell(f"cannot record the end of the job: {error} (a node that comes later would start it again)")
+            return
+        if exit_code != EXIT_QUEUE_AGAIN:
+            self._files.put(self._remove_token)
+
+    def _remove_token(self) -> None:
+        if self._cluster.meeting is not None:
+            try:
+                SharedFolder(self._cluster.meeting).remove_token()
+            except UsageError as error:
+                tell(f"cannot record the end of the job: {error} (a node that comes later would start it again)")
 
     def _write_leader_file(self, term: int) -> None:
         base = self._spec.base_dir or self._spec.run_dir

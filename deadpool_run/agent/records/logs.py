@@ -102,7 +102,7 @@ class Logs:
 
     def close(self) -> None:
         """Publish the first failure, and wait until all output is copied, for a bounded time."""
-        self.root_cause.publish()
+        self._opener.do(self.root_cause.publish)
         deadline = time.monotonic() + _DRAIN_TIMEOUT_S
         for tee in self._tees:
             tee.join(max(0.0, deadline - time.monotonic()))
