@@ -35,8 +35,10 @@ class Settings:
     capture_interval: int = 1
     """Steps between snapshots; the coordinator doubles it while captures are skipped, up to `max_capture_interval`."""
     max_capture_interval: int = 16
-    calm_s: float = 30.0
+    calm_s: float = 2.0
     """After this time without a skipped capture, the interval is halved again, down to `capture_interval`."""
+    max_calm_s: float = 120.0
+    """That time is doubled, up to this one, each time that captures are skipped soon after the interval was halved."""
 
     def __post_init__(self) -> None:
         """Check the settings. Raises ValueError."""

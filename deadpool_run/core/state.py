@@ -183,6 +183,10 @@ class State:
     raises: tuple[Raise, ...] = ()
     skipped_at: float | None = None
     """When a capture was last skipped, or the interval last changed; None if captures are at their shortest interval."""
+    calm_s: float = 0.0
+    """For how long no capture must be skipped before the interval is halved; 0: the setting's."""
+    halved: bool = False
+    """The interval's last change made it shorter."""
     raised_to: Version = NO_VERSION
     """Skips of versions up to this one do not count: the interval has been lengthened since they were due."""
     failures: dict[NodeId, dict[int, int]] = field(default_factory=dict)

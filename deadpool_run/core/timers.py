@@ -174,7 +174,7 @@ def _of_job(settings: Settings, state: State) -> Iterator[Deadline]:
         yield Deadline(state.suspicion.at + SUSPICION_S, _suspicion)
     is_longer = state.capture_interval > settings.capture_interval
     if is_longer and state.skipped_at is not None and state.phase is JobPhase.RUNNING:
-        yield Deadline(state.skipped_at + settings.calm_s, interval.calm)
+        yield Deadline(state.skipped_at + interval.calm_s(settings, state), interval.calm)
     heal_at = spare_pool.heal_deadline(settings, state)
     if heal_at is not None:
         yield Deadline(heal_at, spare_pool.heal)

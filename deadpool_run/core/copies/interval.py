@@ -4,6 +4,8 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import NO_VERSION, Member
+from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import State
 from deadpool_run.core.transitions import HOLDS_RANK, MemberPhase
 from deadpool_run.ids import Version
 
@@ -19,10 +21,16 @@ def skipped(decision: Decision, member: Member, event: ev.CaptureSkipped) -> Non
     if event.no_memory:
         _note_no_memory(decision, member, event)
         return
+    quiet_s = None if state.skipped_at is None else decision.now - state.skipped_at
     state.skipped_at = decision.now
     longer = min(state.capture_interval * 2, decision.settings.max_capture_interval)
     if event.version <= state.raised_to or longer <= state.capture_interval:
         return
+    if state.halved:  # if that was in vain, wait longer until the next try
+        settings, waited_s = decision.settings, calm_s(decision.settings, state)
+        in_vain = quiet_s is not None and quiet_s <= waited_s
+        state.calm_s = min(waited_s * 2, settings.max_calm_s) if in_vain else settings.calm_s
+        state.halved = False
     state.raised_to = Version(event.version + longer)
     _set_interval(decision, longer, "captures are skipped: they take longer than the steps between them")
 
@@ -38,12 +46,18 @@ def _note_no_memory(decision: Decision, member: Member, event: ev.CaptureSkipped
     )
 
 
+def calm_s(settings: Settings, state: State) -> float:
+    """Return for how long no capture must be skipped before the interval is halved."""
+    return state.calm_s or settings.calm_s
+
+
 def calm(decision: Decision) -> None:
-    """Shorten the interval after a stretch without a skip."""
+    """Halve the interval after a stretch without a skip."""
     state = decision.state
     shorter = max(state.capture_interval // 2, decision.settings.capture_interval)
-    state.skipped_at, state.raised_to = decision.now, NO_VERSION
-    _set_interval(decision, shorter, f"no capture was skipped for {decision.settings.calm_s:g} s")
+    reason = f"no capture was skipped for {calm_s(decision.settings, state):g} s"
+    state.skipped_at, state.raised_to, state.halved = decision.now, NO_VERSION, True
+    _set_interval(decision, shorter, reason)
 
 
 def _set_interval(decision: Decision, interval: int, reason: str) -> None:

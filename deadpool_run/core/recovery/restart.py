@@ -135,7 +135,7 @@ def _begin(decision: Decision, reason: str) -> None:
     decision.vacate_all()
     state = decision.state
     state.capture_interval = decision.settings.capture_interval
-    state.skipped_at, state.raised_to = None, NO_VERSION
+    state.skipped_at, state.raised_to, state.calm_s, state.halved = None, NO_VERSION, 0.0, False
     state.buddies = state.former_buddies = ()
     state.warn_at = state.exposed_at = None
     state.committed = state.unprotected = state.entered = state.bypassed = False
