@@ -305,22 +305,22 @@ async def test_a_replicator_closes_whatever_it_does(busy):
         a.seal(0)
         match busy:
             case "serving":
-                sock = await off(connect, *a.listener.getsockname())
-                sock.sendall(b"\0\0\0")
+                peer = await off(connect, *a.listener.getsockname())
+                peer.sock.sendall(b"\0\0\0")
                 await a.until_serving()
             case "sending" | "fetching":
-                sock = FakeBuddy()
+                peer = FakeBuddy()
                 if busy == "sending":
-                    a.replicator.set_buddies({Rank(0): (sock.peer,)})
+                    a.replicator.set_buddies({Rank(0): (peer.peer,)})
                 else:
-                    a.replicator.fetch(Rank(0), Version(3), sock.peer, lambda _: None)
-                await off(sock.accept)
-                await off(sock.offered)
+                    a.replicator.fetch(Rank(0), Version(3), peer.peer, lambda _: None)
+                await off(peer.accept)
+                await off(peer.offered)
             case _:
-                sock = FakeBuddy()
-                sock.listener.close()
-                a.replicator.set_buddies({Rank(0): (sock.peer,)})
+                peer = FakeBuddy()
+                peer.listener.close()
+                a.replicator.set_buddies({Rank(0): (peer.peer,)})
         began = a.loop.time()
         await a.close()
         assert a.loop.time() - began < 2
-        sock.close()
+        peer.close()
