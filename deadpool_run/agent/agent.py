@@ -56,6 +56,7 @@ def run(spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServe
     children.become_subreaper()
     if spec.cluster is not None:
         raise_limits()
+        children.hide_memory()  # it holds the token
     agent = _Agent(spec, forkserver_spec, forkserver)
     exit_code = asyncio.run(agent.main())
     if agent.living is not None or agent.found_nobody:
