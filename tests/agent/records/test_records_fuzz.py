@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kit.garbage import HARD, JSON, changed, texts
+from kit.replay import replay
 
 from deadpool_run.agent.authority import claim
 from deadpool_run.agent.authority.claim import AuthorityRecord, LeaderClaim, RunEnd
@@ -13,7 +14,7 @@ from deadpool_run.agent.cluster import leader_file
 from deadpool_run.agent.cluster.leader_file import LeaderFile
 from deadpool_run.agent.records import error_file
 from deadpool_run.coordinator.address import POINTER_NAME
-from deadpool_run.coordinator.journal import Journal, replay
+from deadpool_run.coordinator.journal import Journal
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
